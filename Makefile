@@ -1,0 +1,42 @@
+# Each target sets up .venv by itself (scripts/setup.sh); a second call reuses it.
+# PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command that the target runs.
+
+VENV := .venv
+BENCHMARKS := $(wildcard benchmarks/bench_*.py)
+export PYTHON
+
+.PHONY: help demo test lint format bench lock clean
+.NOTPARALLEL:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## the same text, bit for bit, alone and in a batch: a real model (ARGS="--quick")
+	@sh scripts/setup.sh $(VENV) demo
+	$(VENV)/bin/python -m bijax demo $(ARGS)
+
+test: ## run the tests (ARGS="-k matmul", ARGS="-m gpu")
+	@sh scripts/setup.sh $(VENV) demo test
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: ## ruff and mypy
+	@sh scripts/setup.sh $(VENV) demo test dev
+	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/python -m ruff format --check .
+	$(VENV)/bin/python -m mypy
+
+format: ## let ruff rewrite the sources
+	@sh scripts/setup.sh $(VENV) demo test dev
+	$(VENV)/bin/python -m ruff check --fix-only .
+	$(VENV)/bin/python -m ruff format .
+
+bench: ## run the benchmarks (BENCHMARKS=benchmarks/bench_matmul.py for one)
+	@sh scripts/setup.sh $(VENV) demo bench
+	@set -e; for file in $(BENCHMARKS); do echo "$$file"; $(VENV)/bin/python $$file $(ARGS); done
+
+lock: ## resolve the newest versions of all dependencies into constraints.txt
+	@python=$$(sh scripts/find_python.sh) && "$$python" scripts/lock.py
+
+clean: ## remove the environment and the caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,82 @@
+"""Checks of what users pass in, with messages that say what was expected, what came and what to do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def describe(x: Any) -> str:
+    """Returns dtype and shape as they stand in messages, for example 'float32[2,3]'."""
+    return f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]"
+
+
+def float_array(op: str, name: str, x: Any) -> jax.Array:
+    """Returns `x` as an array.
+
+    Raises:
+        TypeError: If `x` is not an array of a supported floating type.
+    """
+    try:
+        array = jnp.asarray(x)
+    except TypeError as error:
+        raise TypeError(f"{op}: {name} must be an array of {' or '.join(FLOATS)}, got {type(x).__name__}.") from error
+    if array.dtype.name not in FLOATS:
+        raise TypeError(
+            f"{op}: {name} must have one of the dtypes {', '.join(FLOATS)}, got {describe(array)};"
+            f" convert it first, for example with {name}.astype(jnp.float32)."
+        )
+    return array
+
+
+def same_dtype(op: str, **arrays: jax.Array | None) -> None:
+    """Checks that the arrays that are given share one dtype.
+
+    Raises:
+        TypeError: If they do not.
+    """
+    given = {n: a for n, a in arrays.items() if a is not None}
+    if len({a.dtype for a in given.values()}) > 1:
+        came = ", ".join(f"{n} {describe(a)}" for n, a in given.items())
+        raise TypeError(f"{op}: the arguments must share one dtype, got {came}; convert them to a common one first.")
+
+
+def float_dtype(op: str, name: str, dtype: Any) -> jnp.dtype:
+    """Returns `dtype` if it is a supported floating type.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    found = jnp.dtype(dtype)
+    if found.name not in FLOATS:
+        raise TypeError(f"{op}: {name} must be one of {', '.join(FLOATS)}, got {found.name}.")
+    return found
+
+
+def axis_index(op: str, axis: int, ndim: int) -> int:
+    """Returns `axis` counted from the front.
+
+    Raises:
+        ValueError: If an array of `ndim` dimensions has no such axis.
+    """
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"{op}: axis must be in [{-ndim}, {ndim}) for an array of {ndim} dimensions, got {axis}.")
+    return axis % ndim
+
+
+def axis_indices(op: str, axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Returns a set of axes counted from the front, in ascending order; None means all of them.
+
+    Raises:
+        ValueError: If an axis does not exist or is named twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    named = (axis,) if isinstance(axis, int) else tuple(axis)
+    found = sorted(axis_index(op, a, ndim) for a in named)
+    if len(set(found)) != len(found):
+        raise ValueError(f"{op}: an axis is named twice in {tuple(named)} for an array of {ndim} dimensions.")
+    return tuple(found)

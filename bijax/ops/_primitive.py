@@ -1,0 +1,113 @@
+"""Kernels as JAX primitives.
+
+A kernel loops over tiles of fixed shape. If that loop were visible to `vmap`, the mapped axis would be merged into
+the tile and its shape would follow the batch again. As a primitive the kernel stays whole until it is lowered: `vmap`
+folds the mapped axis into the rows (or repeats the kernel for each of its entries), and the backend is chosen for the
+platform that is lowered for.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from pallas_kernels.errors import UnsupportedError
+
+Arrays = tuple[jax.Array, ...]
+Kernel = Callable[..., Arrays]
+FoldRule = Callable[[int, Arrays, Sequence[int | None], dict[str, Any]], Arrays | None]
+
+
+def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None = None) -> Callable[..., Arrays]:
+    """Makes a primitive of a kernel.
+
+    Args:
+        name: Name of the primitive; it gets the prefix `bijax_`.
+        backends: The kernel for each platform of JAX ("cpu", "cuda", ...). A kernel maps arrays and hashable keyword
+            parameters to a tuple of arrays; all backends return the same shapes and dtypes.
+        fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
+            in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
+            repeated for every entry of the axis.
+
+    Returns:
+        A function of arrays and keyword parameters that returns a tuple of arrays.
+    """
+    primitive = Primitive(f"bijax_{name}")
+    primitive.multiple_results = True
+
+    def call(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        return tuple(primitive.bind(*arrays, **parameters))
+
+    @functools.lru_cache(maxsize=None)
+    def compiled(parameters: tuple[tuple[str, Hashable], ...]) -> Kernel:
+        return jax.jit(functools.partial(call, **dict(parameters)))
+
+    def evaluate(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        return compiled(tuple(sorted(parameters.items())))(*arrays)
+
+    @functools.lru_cache(maxsize=None)
+    def shapes(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
+        kernel = next(iter(backends.values()))
+        return tuple(jax.eval_shape(functools.partial(kernel, **dict(parameters)), *avals))
+
+    def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
+        arguments = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+        return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes(arguments, tuple(sorted(parameters.items())))]
+
+    def batch(arrays: Arrays, axes: Sequence[int | None], **parameters: Hashable) -> tuple[Arrays, tuple[int, ...]]:
+        size = next(a.shape[d] for a, d in zip(arrays, axes, strict=True) if d is not None)
+        results = fold(size, arrays, axes, parameters) if fold else None
+        if results is None:
+            results = _repeat(functools.partial(call, **parameters), arrays, axes)
+        return results, (0,) * len(results)
+
+    def no_derivative(*_: Any, **__: Any) -> None:
+        raise UnsupportedError(
+            f"The kernel {primitive.name} has no derivative of its own: expected reverse-mode differentiation of a"
+            " bijax operation, once. Forward mode (jax.jvp, jax.linearize, jax.jacfwd) and differentiating twice"
+            " through this operation are not supported; use jax.grad, jax.vjp or jax.jacrev."
+        )
+
+    primitive.def_impl(evaluate)
+    primitive.def_abstract_eval(abstract)
+    batching.primitive_batchers[primitive] = batch
+    ad.primitive_jvps[primitive] = no_derivative
+    for platform, kernel in backends.items():
+        mlir.register_lowering(primitive, mlir.lower_fun(kernel, multiple_results=True), platform=platform)
+    return call
+
+
+def fold_rows(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
+    """Returns the arrays with the mapped axis merged into their rows: (size * M, ...) each.
+
+    Args:
+        size: Length of the mapped axis.
+        arrays: Arrays with M rows in front when the mapped axis is left out.
+        axes: Position of the mapped axis in each, None where an array does not carry it.
+    """
+    moved = (
+        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+        for a, d in zip(arrays, axes, strict=True)
+    )
+    return tuple(a.reshape(size * a.shape[1], *a.shape[2:]) for a in moved)
+
+
+def unfold_rows(size: int, arrays: Arrays) -> Arrays:
+    """Returns arrays of (size * M, ...) as (size, M, ...)."""
+    return tuple(a.reshape(size, a.shape[0] // size if size else 0, *a.shape[1:]) for a in arrays)
+
+
+def _repeat(call: Kernel, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
+    """Calls the kernel once for every entry of the mapped axis."""
+    mapped = [jnp.moveaxis(a, d, 0) for a, d in zip(arrays, axes, strict=True) if d is not None]
+
+    def one(entries: list[jax.Array]) -> Arrays:
+        left = iter(entries)
+        return call(*(a if d is None else next(left) for a, d in zip(arrays, axes, strict=True)))
+
+    return tuple(lax.map(one, mapped))

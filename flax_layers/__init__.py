@@ -1,0 +1,1 @@
+"""Flax layers and models built from batch-invariant operations."""

@@ -1,0 +1,9 @@
+"""Checkpoints from disk: GGUF files and Hugging Face folders, read into numpy arrays."""
+
+from .config import LlamaConfig as LlamaConfig
+from .errors import CheckpointError as CheckpointError
+from .load import Checkpoint as Checkpoint
+from .load import load_checkpoint as load_checkpoint
+from .smollm2 import smollm2_path as smollm2_path
+from .tokenizer import Tokenizer as Tokenizer
+from .weights import Weights as Weights

@@ -1,0 +1,117 @@
+"""The numbers that define a Llama model, whichever file they came from."""
+
+import dataclasses
+import math
+
+from .errors import CheckpointError
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig:
+    """Everything about a Llama model but its weights.
+
+    The model is the plain Llama block: RMSNorm before attention and before a SwiGLU MLP (`silu`), no biases, rotary
+    embedding over the whole head with unscaled frequencies. Readers refuse checkpoints that need anything else.
+
+    Attributes:
+        vocab_size: Rows of the embedding.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width inside the MLP.
+        num_layers: Number of blocks.
+        num_heads: Query heads.
+        num_kv_heads: Key/value heads; divides `num_heads`.
+        head_dim: Width of one head; even.
+        rope_theta: Base of the rotary frequencies.
+        rms_norm_eps: Added to the mean square in every RMSNorm.
+        tie_word_embeddings: Whether the embedding is also the output projection; then there is no `lm_head.weight`.
+        max_position_embeddings: Longest sequence, in tokens, that the model was made for.
+        bos_token_id: Token that starts a sequence, or None.
+        eos_token_ids: Tokens that end generation.
+
+    Raises:
+        CheckpointError: If a value has the wrong type or range, or if two values contradict each other.
+
+    Example:
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> config.num_heads // config.num_kv_heads
+        2
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            value = getattr(self, name)
+            if not _is_int(value) or value <= 0:
+                raise CheckpointError(f"{name} must be a positive integer, got {value!r}; the configuration is damaged")
+        for name in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, name)
+            if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
+                raise CheckpointError(
+                    f"{name} must be a positive finite float, got {value!r}; the configuration is damaged"
+                )
+        if not isinstance(self.tie_word_embeddings, bool):
+            raise CheckpointError(f"tie_word_embeddings must be True or False, got {self.tie_word_embeddings!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads=} and {self.num_kv_heads=}"
+            )
+        if self.head_dim % 2:
+            raise CheckpointError(f"head_dim must be even for a rotary embedding, got {self.head_dim=}")
+        if not isinstance(self.eos_token_ids, tuple):
+            raise CheckpointError(f"eos_token_ids must be a tuple of token ids, got {self.eos_token_ids!r}")
+        for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
+            if not _is_int(token_id) or not 0 <= token_id < self.vocab_size:
+                raise CheckpointError(
+                    f"bos and eos ids must be integers from 0 to {self.vocab_size - 1}, "
+                    f"got {self.bos_token_id=} and {self.eos_token_ids=}"
+                )
+
+
+def default_head_dim(hidden_size: int, num_heads: int) -> int:
+    """Returns the head size of a checkpoint that does not state it: hidden_size / num_heads, which must be whole.
+
+    Raises:
+        CheckpointError: If it is not whole.
+
+    Example:
+        >>> default_head_dim(576, 9)
+        64
+    """
+    if num_heads <= 0 or hidden_size % num_heads:
+        raise CheckpointError(
+            f"the head size is not stated, so the hidden size must be a multiple of the number of heads, "
+            f"got {hidden_size} and {num_heads}; the configuration is damaged or incomplete"
+        )
+    return hidden_size // num_heads
+
+
+def _is_int(value: object) -> bool:
+    # bool is a subclass of int, and a true/false where a count belongs is a damaged file.
+    return isinstance(value, int) and not isinstance(value, bool)

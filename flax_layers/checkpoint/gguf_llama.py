@@ -1,0 +1,179 @@
+"""A Llama model in a GGUF file: its configuration and its weights."""
+
+import re
+
+import numpy as np
+
+from .config import LlamaConfig, default_head_dim
+from .errors import CheckpointError
+from .gguf_file import GGUFFile
+from .weights import Shape, Weights, match_shapes
+
+_ARCHITECTURES = ("llama",)
+
+_USED_KEYS = frozenset({
+    "llama.attention.head_count",
+    "llama.attention.head_count_kv",
+    "llama.attention.key_length",
+    "llama.attention.layer_norm_rms_epsilon",
+    "llama.attention.value_length",
+    "llama.block_count",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "llama.rope.dimension_count",
+    "llama.rope.freq_base",
+    "llama.vocab_size",
+})  # fmt: skip
+
+# Values under which a feature that this model does not have changes nothing.
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "llama.attention.causal": (True,),
+    "llama.attention.sliding_window": (0,),
+    "llama.expert_count": (0,),
+    "llama.expert_used_count": (0,),
+    "llama.logit_scale": (1.0,),
+    "llama.residual_scale": (1.0,),
+    "llama.embedding_scale": (1.0,),
+    "llama.rope.scale_linear": (1.0,),
+    "llama.rope.scaling.factor": (1.0,),
+    "llama.rope.scaling.finetuned": (False,),
+    "llama.rope.scaling.type": ("none",),
+    "llama.tensor_data_layout": ("Meta AI original pth",),
+}
+
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+
+
+def gguf_config(file: GGUFFile) -> LlamaConfig:
+    """Reads the configuration of a Llama model from the metadata.
+
+    The format's own defaults fill what may be left out: as many key/value heads as query heads, heads of
+    hidden_size / num_heads, a rope base of 10000, a vocabulary as long as the token list. Every other key of the
+    `llama.` family must be known here, because an unknown one may change the numbers.
+
+    Raises:
+        CheckpointError: If the architecture is not `llama`, or if a key is missing, unknown or asks for a feature that
+            the model does not have (scaled rotary frequencies, experts, a sliding window, partial rotation).
+    """
+    architecture = file.get("general.architecture", str)
+    if architecture not in _ARCHITECTURES:
+        raise CheckpointError(
+            f"{file.path}: expected one of the architectures {list(_ARCHITECTURES)}, got {architecture!r}; "
+            "use a checkpoint of a supported model"
+        )
+    kind = file.get("general.type", str, "model")
+    if kind != "model":
+        raise CheckpointError(
+            f"{file.path}: expected a whole model, got general.type {kind!r}; merge it into its base model"
+        )
+    for key, value in file.metadata.items():
+        if key.startswith("llama.") and key not in _USED_KEYS and value not in _NEUTRAL_VALUES.get(key, ()):
+            raise CheckpointError(
+                f"{file.path}: the metadata {key!r} = {value!r} asks for something that a plain Llama model does not "
+                "have; use a checkpoint without it"
+            )
+    hidden_size = file.get("llama.embedding_length", int)
+    num_heads = file.get("llama.attention.head_count", int)
+    head_dim = file.find("llama.attention.key_length", int)
+    if head_dim is None:
+        head_dim = default_head_dim(hidden_size, num_heads)
+    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+        if file.get(key, int, head_dim) != head_dim:
+            raise CheckpointError(
+                f"{file.path}: {key!r} must equal the head size {head_dim}, got {file.metadata[key]}; "
+                "partial rotation and value heads of another size are not supported"
+            )
+    # The ends of a text, of a turn and of a message: some models have several.
+    end_ids = [file.find(f"tokenizer.ggml.{end}_token_id", int) for end in ("eos", "eot", "eom")]
+    return LlamaConfig(
+        vocab_size=file.get("llama.vocab_size", int, len(file.get("tokenizer.ggml.tokens", list))),
+        hidden_size=hidden_size,
+        intermediate_size=file.get("llama.feed_forward_length", int),
+        num_layers=file.get("llama.block_count", int),
+        num_heads=num_heads,
+        num_kv_heads=file.get("llama.attention.head_count_kv", int, num_heads),
+        head_dim=head_dim,
+        rope_theta=_from_float32(file.get("llama.rope.freq_base", float, 10000.0)),
+        rms_norm_eps=_from_float32(file.get("llama.attention.layer_norm_rms_epsilon", float)),
+        tie_word_embeddings="output.weight" not in file.tensors,
+        max_position_embeddings=file.get("llama.context_length", int),
+        bos_token_id=file.find("tokenizer.ggml.bos_token_id", int),
+        eos_token_ids=tuple(dict.fromkeys(end_id for end_id in end_ids if end_id is not None)),
+    )
+
+
+def gguf_weights(file: GGUFFile, config: LlamaConfig) -> Weights:
+    """Maps the tensors of a Llama model to their Hugging Face names, shapes and row order.
+
+    Raises:
+        CheckpointError: If tensors are missing, surplus or of the wrong shape.
+    """
+    gguf_names = {_huggingface_name(name): name for name in file.tensors}
+    found: dict[str, Shape] = {name: file.tensors[gguf_name].shape for name, gguf_name in gguf_names.items()}
+
+    def read(name: str) -> np.ndarray:
+        weight = file.tensors[gguf_names[name]].to_float32()
+        if name.endswith("q_proj.weight"):
+            return halves_from_pairs(weight, config.num_heads)
+        if name.endswith("k_proj.weight"):
+            return halves_from_pairs(weight, config.num_kv_heads)
+        return weight
+
+    return Weights(match_shapes(found, config, file.path), read)
+
+
+def halves_from_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Reorders the rows of a query or key projection from GGUF's rotary layout to Hugging Face's.
+
+    Rotary embedding turns head_dim / 2 pairs of channels. GGUF files of the `llama` architecture keep the two channels
+    of a pair next to each other (0 with 1, 2 with 3, ...), Hugging Face keeps them half a head apart (0 with head_dim /
+    2, ...). The two models are the same; only the rows of the projections differ.
+
+    Args:
+        weight: Shape (num_heads * head_dim, in).
+        num_heads: Heads among the rows.
+
+    Returns:
+        An array of the same shape and dtype: within each head first the first channels of all pairs, then the second.
+
+    Example:
+        >>> import numpy as np
+        >>> halves_from_pairs(np.arange(8).reshape(8, 1), num_heads=1)[:, 0].tolist()
+        [0, 2, 4, 6, 1, 3, 5, 7]
+    """
+    rows, columns = weight.shape
+    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _huggingface_name(name: str) -> str:
+    match = _BLOCK_NAME.fullmatch(name)
+    if match and match[2] in _BLOCK_NAMES:
+        return f"model.layers.{match[1]}.{_BLOCK_NAMES[match[2]]}.weight"
+    # An unknown tensor keeps a name that no weight has, so that the check for surplus tensors finds it.
+    return _TOP_NAMES.get(name, f"{name} (GGUF)")
+
+
+def _from_float32(value: float) -> float:
+    # GGUF stores these as float32. The shortest decimal with the same float32 is what the model's author wrote (1e-05,
+    # not 9.999999747378752e-06), so both formats give equal configurations and the float32 in the model is unchanged.
+    return float(str(np.float32(value)))

@@ -1,0 +1,124 @@
+"""Which weights a Llama model has, and a mapping that reads them one at a time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from .config import LlamaConfig
+from .errors import CheckpointError
+
+type Shape = tuple[int, ...]
+
+_SHOWN = 4
+
+
+class Weights(Mapping[str, np.ndarray]):
+    """The weights of a model under their Hugging Face names, read from the file at each access.
+
+    A weight is a float32 array of shape (out, in), or (size,) for a norm, newly made at each access and owned by the
+    caller. Nothing is kept: looping over the mapping holds one weight in memory at a time. f16 and bf16 are widened,
+    which is exact; quantised weights are dequantised. The file must stay in place while the mapping is in use.
+
+    Attributes:
+        shapes: Shape of every weight, known without reading it.
+
+    Raises:
+        KeyError: On access to a name that the model does not have.
+
+    Example:
+        >>> import numpy as np
+        >>> weights = Weights({"model.norm.weight": (3,)}, lambda name: np.ones(3, np.float32))
+        >>> weights.shapes
+        {'model.norm.weight': (3,)}
+        >>> weights["model.norm.weight"]
+        array([1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(self, shapes: dict[str, Shape], read: Callable[[str], np.ndarray]) -> None:
+        self.shapes = shapes
+        self._read = read
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        # Mapping's own test would read the weight.
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
+    """Yields the Hugging Face name and the shape of every weight of the model, in the model's order.
+
+    Example:
+        >>> from flax_layers.checkpoint import LlamaConfig
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> dict(expected_shapes(config))["model.layers.0.self_attn.k_proj.weight"]
+        (4, 8)
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield "model.embed_tokens.weight", (config.vocab_size, width)
+    # A generator, because a damaged file may claim billions of layers.
+    for layer in range(config.num_layers):
+        block = f"model.layers.{layer}"
+        yield f"{block}.input_layernorm.weight", (width,)
+        yield f"{block}.self_attn.q_proj.weight", (query, width)
+        yield f"{block}.self_attn.k_proj.weight", (key, width)
+        yield f"{block}.self_attn.v_proj.weight", (key, width)
+        yield f"{block}.self_attn.o_proj.weight", (width, query)
+        yield f"{block}.post_attention_layernorm.weight", (width,)
+        yield f"{block}.mlp.gate_proj.weight", (inner, width)
+        yield f"{block}.mlp.up_proj.weight", (inner, width)
+        yield f"{block}.mlp.down_proj.weight", (width, inner)
+    yield "model.norm.weight", (width,)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, width)
+
+
+def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) -> dict[str, Shape]:
+    """Compares the tensors of a file with what the configuration asks for; returns them in the model's order.
+
+    Raises:
+        CheckpointError: If a tensor is missing, has another shape, or is one that the model would not use.
+    """
+    shapes: dict[str, Shape] = {}
+    missing: list[str] = []
+    for name, shape in expected_shapes(config):
+        if name not in found:
+            missing.append(name)
+            if len(missing) == _SHOWN:
+                break
+        elif found[name] != shape:
+            raise CheckpointError(
+                f"{source}: {name} must have shape {shape} according to the configuration, got {found[name]}; "
+                "configuration and weights do not belong together, or one of them is damaged"
+            )
+        else:
+            shapes[name] = shape
+    if missing:
+        raise CheckpointError(
+            f"{source}: weights are missing for a Llama model of {config.num_layers} layers with "
+            f"{config.tie_word_embeddings=}, the first of them {', '.join(missing)}; the checkpoint holds {len(found)} "
+            "tensors: get the complete one"
+        )
+    surplus = sorted(set(found) - set(shapes))
+    if surplus:
+        more = f" and {len(surplus) - _SHOWN} more" if len(surplus) > _SHOWN else ""
+        raise CheckpointError(
+            f"{source}: holds tensors that a plain Llama model does not use: {', '.join(surplus[:_SHOWN])}{more}; "
+            "biases, scaled rotary frequencies (rope_freqs) and other additions are not supported: use a checkpoint "
+            "without them"
+        )
+    return shapes

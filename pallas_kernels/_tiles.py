@@ -1,0 +1,118 @@
+"""Running a program of one fixed shape over the rows of an array, whatever their number.
+
+XLA:CPU compiles element-wise code, reductions and dots differently for different shapes, and the differences reach
+the bits (vector loop against scalar remainder, library call against own code). A program whose shape never changes
+cannot differ, so a batch is cut into tiles of rows and the last tile is padded. The optimization barriers keep XLA
+from fusing the program with what stands around it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Program = Callable[..., tuple[jax.Array, ...]]
+
+
+def isolate(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the arrays behind a barrier that no fusion or rewrite crosses."""
+    return tuple(lax.optimization_barrier(arrays))
+
+
+def next_power_of_two(n: int) -> int:
+    """Returns the smallest power of two that is at least `n`, 1 for `n` below 1."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def pad_rows(x: jax.Array, rows: int) -> jax.Array:
+    """Returns `x` with zero rows appended up to `rows`."""
+    if x.shape[0] == rows:
+        return x
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, rows - x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
+
+
+def pad_columns(x: jax.Array, columns: int, value: float = 0.0) -> jax.Array:
+    """Returns the (rows, C) array `x` with columns of `value` appended up to `columns`."""
+    if x.shape[1] == columns:
+        return x
+    return lax.pad(x, jnp.asarray(value, x.dtype), [(0, 0, 0), (0, columns - x.shape[1], 0)])
+
+
+def run_isolated(program: Program, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Runs `program` between two barriers, so that it compiles as if it were alone."""
+    return isolate(*program(*isolate(*arrays)))
+
+
+def map_row_tiles(
+    program_for: Callable[[int], Program],
+    tile_for: Callable[[int], int],
+    rows: Sequence[jax.Array],
+    out: Sequence[jax.ShapeDtypeStruct],
+) -> tuple[jax.Array, ...]:
+    """Runs fixed-shape programs over tiles of rows.
+
+    Args:
+        program_for: Returns the program for tiles of the given number of rows. It maps one array of that many rows
+            for each element of `rows` to one for each element of `out`.
+        tile_for: Returns the rows of the tile with which to run the given number of remaining rows; it must be at
+            least that number or a tile that may be repeated.
+        rows: Arrays with the same leading dimension M >= 1.
+        out: Shapes (without the row dimension) and dtypes of the results.
+
+    Returns:
+        One array of M rows for each element of `out`.
+    """
+    m = rows[0].shape[0]
+    tile = tile_for(m)
+    if m <= tile:
+        padded = run_isolated(program_for(tile), *(pad_rows(r, tile) for r in rows))
+        return tuple(lax.slice_in_dim(p, 0, m) for p in padded)
+
+    program = program_for(tile)
+    results = tuple(jnp.zeros((m, *o.shape), o.dtype) for o in out)
+
+    def body(i: jax.Array, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        start = i * tile
+        tiles = run_isolated(program, *(lax.dynamic_slice_in_dim(r, start, tile) for r in rows))
+        return tuple(lax.dynamic_update_slice_in_dim(r, t, start, 0) for r, t in zip(results, tiles, strict=True))
+
+    whole = m // tile
+    results = lax.fori_loop(jnp.int32(0), jnp.int32(whole), body, results)
+    rest = m - whole * tile
+    if rest:
+        tails = map_row_tiles(program_for, tile_for, [lax.slice_in_dim(r, whole * tile, m) for r in rows], out)
+        results = tuple(
+            lax.dynamic_update_slice_in_dim(r, t, whole * tile, 0) for r, t in zip(results, tails, strict=True)
+        )
+    return results
+
+
+def fold_row_chunks(
+    chunk_sum: Callable[..., jax.Array], arrays: Sequence[jax.Array], rows: int, total: jax.Array
+) -> jax.Array:
+    """Adds a value of every chunk of rows to `total`, chunks upwards; the last chunk is padded with zero rows.
+
+    Args:
+        chunk_sum: Maps arrays of `rows` rows to a value of the shape of `total`. It sees that one shape alone.
+        arrays: Arrays with the same leading dimension, 0 allowed.
+        rows: Rows of a chunk.
+        total: Where the sum starts.
+    """
+
+    def program(total: jax.Array, *chunk: jax.Array) -> tuple[jax.Array]:
+        (partial,) = isolate(chunk_sum(*chunk))
+        return (total + partial,)
+
+    def body(i: jax.Array, total: jax.Array) -> jax.Array:
+        chunk = (lax.dynamic_slice_in_dim(a, i * rows, rows) for a in arrays)
+        return run_isolated(program, total, *chunk)[0]
+
+    m = arrays[0].shape[0]
+    whole = m // rows
+    if whole:
+        total = lax.fori_loop(jnp.int32(0), jnp.int32(whole), body, total)
+    if whole * rows < m:
+        tails = (pad_rows(lax.slice_in_dim(a, whole * rows, m), rows) for a in arrays)
+        (total,) = run_isolated(program, total, *tails)
+    return total

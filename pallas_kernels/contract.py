@@ -1,0 +1,173 @@
+"""Contracts: everything that can move a bit of a result, stated as data.
+
+A contract is chosen from what belongs to the weights and the operation (row length, number of columns, storage order)
+and never from what belongs to the batch: the functions below do not receive the number of rows, sequences or queries,
+so no choice of theirs can depend on it. Whatever else makes a program fast is a schedule (`pallas_kernels.schedule`).
+
+Source: "contract and schedule" in the project's design.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+LANES: Final = 128
+"""Columns that a row reduction adds side by side before its final tree."""
+
+ROW_CHUNK: Final = 128
+"""Rows in one chunk of a sum over the batch (weight gradients)."""
+
+KEY_BLOCK: Final = 128
+"""Keys in one block of attention; blocks start at the absolute positions 0, 128, 256, ..."""
+
+QUERY_BLOCK: Final = 16
+"""Queries in one block of attention's sums over queries; blocks start at the absolute positions 0, 16, 32, ..."""
+
+_LONG_CHAIN: Final = 512
+_SHORT_CHAIN: Final = 192
+_LONG_ROWS: Final = 964
+
+
+@dataclass(frozen=True)
+class MatmulContract:
+    """How one element of `x @ w` is summed.
+
+    K is cut into blocks of `k_block`. Inside a block the products are added upwards by fused multiply-add into one
+    float32 accumulator that starts at zero; the block sums are then added upwards in float32.
+
+    Attributes:
+        k_block: Elements of K in one fused chain; the last block may be shorter.
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> MatmulContract(k_block=512).id
+        'matmul/v1/f32-chain512-fold'
+    """
+
+    k_block: int
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.k_block < 1:
+            raise ValueError(f"k_block must be at least 1, got {self.k_block}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-chain{self.k_block}-fold"
+
+
+@dataclass(frozen=True)
+class RowContract:
+    """How a row is reduced.
+
+    The row is padded to whole blocks of `lanes` columns. Lane i adds the i-th column of every block, blocks upwards,
+    in float32; a halving tree (lane i plus lane i + lanes/2, and so on) then adds the lanes.
+
+    Attributes:
+        lanes: Columns of one block; a power of two.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    lanes: int = LANES
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1 or self.lanes & (self.lanes - 1):
+            raise ValueError(f"lanes must be a power of two, got {self.lanes}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"rows/v{self.version}/f32-lanes{self.lanes}-tree"
+
+
+@dataclass(frozen=True)
+class ChunkContract:
+    """How a sum over the rows of a batch (a weight gradient) is taken.
+
+    Rows are cut into chunks of `rows` at 0, rows, 2*rows, ...; each chunk is summed by a program of that one shape,
+    missing rows of the last chunk counting as zeros, and the chunk sums are added upwards in float32.
+
+    Attributes:
+        rows: Rows of one chunk.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    rows: int = ROW_CHUNK
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"rows must be at least 1, got {self.rows}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"chunks/v{self.version}/f32-rows{self.rows}-fold"
+
+
+@dataclass(frozen=True)
+class AttentionContract:
+    """How one query attends to its keys.
+
+    Keys are walked in blocks of `key_block` at the absolute positions 0, key_block, 2*key_block, ...; after each block
+    that holds a visible key the running maximum, sum and weighted values are rescaled (the usual online softmax).
+    Scores are one fused chain over the head's width, weighted values one fused chain over a block's keys, the sum of
+    a block's exponentials follows `RowContract`. Sums over queries (the gradients of keys and values) walk blocks of
+    `query_block` queries at absolute positions.
+
+    Attributes:
+        key_block: Keys of one block.
+        query_block: Queries of one block in the backward pass.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    key_block: int = KEY_BLOCK
+    query_block: int = QUERY_BLOCK
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"attention/v{self.version}/f32-keys{self.key_block}-online"
+
+
+def matmul_contract(k: int, *, transpose_w: bool) -> MatmulContract:
+    """Returns the contract of a matmul whose rows have `k` elements.
+
+    The block of K is the longest that every CPU engine runs as one fused chain at every number of rows: 512 for
+    weights stored as (N, K) and for long rows; for short rows of (K, N) weights the largest divisor of K up to 192,
+    because there the library behind XLA's dot cuts K by the number of rows (benchmarks/NOTES.md).
+
+    Args:
+        k: Length of the contracted dimension; 0 is allowed.
+        transpose_w: True when the weights are stored as (N, K).
+
+    Raises:
+        ValueError: If `k` is negative.
+
+    Example:
+        >>> matmul_contract(2048, transpose_w=False).k_block, matmul_contract(576, transpose_w=False).k_block
+        (512, 192)
+    """
+    if k < 0:
+        raise ValueError(f"K must not be negative, got {k}.")
+    if transpose_w or k >= _LONG_ROWS:
+        return MatmulContract(_LONG_CHAIN)
+    divisors = [b for b in range(_SHORT_CHAIN // 3, _SHORT_CHAIN + 1) if k % b == 0]
+    return MatmulContract(max(divisors, default=_SHORT_CHAIN))
+
+
+def row_contract() -> RowContract:
+    """Returns the contract of every reduction over a row (norms, softmax family, sum, mean)."""
+    return RowContract()
+
+
+def chunk_contract() -> ChunkContract:
+    """Returns the contract of every sum over the rows of a batch (weight gradients)."""
+    return ChunkContract()
+
+
+def attention_contract() -> AttentionContract:
+    """Returns the contract of attention, the same for every head size and cache layout."""
+    return AttentionContract()

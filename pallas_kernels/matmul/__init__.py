@@ -1,0 +1,1 @@
+"""Matmul with a fixed order over K."""

@@ -1,0 +1,1 @@
+"""Sums over rows and over the rows of a batch."""

@@ -1,0 +1,164 @@
+"""Hugging Face folders that cannot be read exactly: each is an error that says what is wrong."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from flax_layers.checkpoint import CheckpointError, load_checkpoint
+from tests.layers import checkpoint_files as files
+
+
+def refuse(folder: Path, message: str, error: type[Exception] = CheckpointError) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("config.json", "has no config.json; give a GGUF file or a folder"),
+        ("tokenizer.json", "has no tokenizer.json; save the tokenizer there"),
+        ("model.safetensors", "has neither model.safetensors nor model.safetensors.index.json"),
+    ],
+)
+def test_missing_file(tmp_path: Path, name: str, message: str) -> None:
+    folder = files.write_folder(tmp_path)
+    (folder / name).unlink()
+    refuse(folder, message, FileNotFoundError)
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    folder = files.write_folder(tmp_path, shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    refuse(folder, "lacks the shard model-00002-of-00003.safetensors", FileNotFoundError)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "cut", [lambda content: b"", lambda content: content[: len(content) // 2], lambda content: b"\xff\xfe"]
+)
+def test_damaged_file(tmp_path: Path, name: str, cut: Callable[[bytes], bytes]) -> None:
+    path = files.write_folder(tmp_path) / name
+    path.write_bytes(cut(path.read_bytes()))
+    refuse(tmp_path, str(path))
+
+
+def test_damaged_generation_config_and_template(tmp_path: Path) -> None:
+    folder = files.write_folder(tmp_path)
+    (folder / "generation_config.json").write_text("[]")
+    refuse(folder, "generation_config.json: expected a JSON object, got list")
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    refuse(folder, "eos_token_id must be a token id or a list of them, got '</s>'")
+    (folder / "generation_config.json").unlink()
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    refuse(folder, "chat_template.jinja: expected UTF-8 text")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}")
+    refuse(folder, "the chat template of this checkpoint does not compile")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "gpt2"}, "expected one of the model types ['llama'], got 'gpt2'"),
+        ({"model_type": None}, "expected one of the model types ['llama'], got None"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu' or 'swish' or absent, got 'gelu'"),
+        ({"attention_bias": True}, "attention_bias must be False or None or absent, got True"),
+        ({"mlp_bias": True}, "mlp_bias must be False"),
+        ({"pretraining_tp": 2}, "pretraining_tp must be 1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0"),
+        ({"rope_interleaved": True}, "rope_interleaved must be False"),
+        ({"sliding_window": 4096}, "sliding_window must be None"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config must be None"),
+        ({"auto_map": {"AutoModel": "own.Model"}}, "auto_map must be None"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling must be absent or of"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling must be absent"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be absent"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters must be absent"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "states the rope base more than once"),
+        ({"rope_theta": "10000"}, "rope_theta must be a number, got '10000'"),
+        ({"rope_theta": -1.0}, "rope_theta must be a positive finite float, got -1.0"),
+        ({"vocab_size": None}, "vocab_size must be an integer, got None"),
+        ({"hidden_size": 24.0}, "hidden_size must be an integer, got 24.0"),
+        ({"num_hidden_layers": -1}, "num_layers must be a positive integer, got -1"),
+        ({"num_attention_heads": 0, "head_dim": None}, "the head size is not stated"),
+        ({"num_attention_heads": 5, "head_dim": None}, "got 24 and 5"),
+        ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be True or False, got 'yes'"),
+        ({"eos_token_id": -1}, "bos and eos ids must be integers from 0 to"),
+        ({"bos_token_id": True}, "bos_token_id must be a token id"),
+    ],
+)  # fmt: skip
+def test_bad_field(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    refuse(files.write_folder(tmp_path, files.hf_fields() | fields), message)
+
+
+def test_missing_surplus_and_wrong_weights(tmp_path: Path) -> None:
+    weights = files.random_weights()
+    without = {name: weight for name, weight in weights.items() if name != "lm_head.weight"}
+    refuse(files.write_folder(tmp_path, weights=without), "the first of them lm_head.weight")
+    more = weights | {"model.layers.0.self_attn.q_proj.bias": np.ones(32, np.float32)}
+    refuse(files.write_folder(tmp_path, weights=more), "does not use: model.layers.0.self_attn.q_proj.bias")
+    wrong = weights | {"model.norm.weight": np.ones((1, files.WIDTH), np.float32)}
+    refuse(files.write_folder(tmp_path, weights=wrong), "model.norm.weight must have shape (24,) according")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, ml_dtypes.float8_e4m3fn])
+def test_unsupported_dtype(tmp_path: Path, dtype: Any) -> None:
+    weights = files.random_weights()
+    weights["model.norm.weight"] = weights["model.norm.weight"].astype(dtype)
+    refuse(
+        files.write_folder(tmp_path, weights=weights), "model.norm.weight must be stored as one of F32, F16, BF16, got"
+    )
+
+
+def test_index_and_shards_disagree(tmp_path: Path) -> None:
+    folder = files.write_folder(tmp_path, shards=2)
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+
+    def with_map(places: Any) -> None:
+        index.write_text(json.dumps(content | {"weight_map": places}))
+
+    places = content["weight_map"]
+    other = {"model-00001-of-00002.safetensors": "model-00002-of-00002.safetensors"}
+    with_map(places | {"model.norm.weight": other.get(places["model.norm.weight"], next(iter(other)))})
+    refuse(folder, "which model.safetensors.index.json places elsewhere")
+    with_map(places | {"model.extra.weight": next(iter(other))})
+    refuse(folder, "places model.extra.weight here, but it is not")
+    for outside in ("../model.safetensors", "/etc/passwd", 7, ["a"]):
+        with_map(places | {"model.norm.weight": outside})
+        refuse(folder, "shards must be plain file names")
+    for empty in ({}, None, []):
+        with_map(empty)
+        refuse(folder, "weight_map must map tensor names to files")
+
+
+def test_the_same_weight_in_two_shards(tmp_path: Path) -> None:
+    folder = files.write_folder(tmp_path, shards=2)
+    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    weights = files.random_weights()
+    first = {name for name, file in places.items() if file.startswith("model-00001")}
+    part = {
+        name: weight for name, weight in weights.items() if name not in first or name == "model.embed_tokens.weight"
+    }
+    assert "model.embed_tokens.weight" in first
+    save_file(part, folder / "model-00002-of-00002.safetensors")
+    refuse(folder, "holds model.embed_tokens.weight, which model.safetensors.index.json places elsewhere")
+
+
+def test_tokenizer_of_another_model(tmp_path: Path) -> None:
+    smaller = files.VOCAB - 1
+    weights = {
+        name: weight[:smaller] if weight.shape[0] == files.VOCAB else weight
+        for name, weight in files.random_weights().items()
+    }
+    folder = files.write_folder(tmp_path, files.hf_fields() | {"vocab_size": smaller}, weights)
+    refuse(folder, f"the tokenizer has {files.VOCAB} token ids, but the model only {smaller}")
