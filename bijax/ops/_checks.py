@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -44,13 +45,13 @@ def same_dtype(op: str, **arrays: jax.Array | None) -> None:
         raise TypeError(f"{op}: the arguments must share one dtype, got {came}; convert them to a common one first.")
 
 
-def float_dtype(op: str, name: str, dtype: Any) -> jnp.dtype:
+def float_dtype(op: str, name: str, dtype: Any) -> np.dtype[Any]:
     """Returns `dtype` if it is a supported floating type.
 
     Raises:
         TypeError: If it is not.
     """
-    found = jnp.dtype(dtype)
+    found: np.dtype[Any] = np.dtype(dtype)
     if found.name not in FLOATS:
         raise TypeError(f"{op}: {name} must be one of {', '.join(FLOATS)}, got {found.name}.")
     return found

@@ -43,14 +43,14 @@ def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None 
     def call(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
         return tuple(primitive.bind(*arrays, **parameters))
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def compiled(parameters: tuple[tuple[str, Hashable], ...]) -> Kernel:
         return jax.jit(functools.partial(call, **dict(parameters)))
 
     def evaluate(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
         return compiled(tuple(sorted(parameters.items())))(*arrays)
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def shapes(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
         kernel = next(iter(backends.values()))
         return tuple(jax.eval_shape(functools.partial(kernel, **dict(parameters)), *avals))

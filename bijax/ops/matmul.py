@@ -179,9 +179,7 @@ def _add_bias_backward(bias: jax.Array, g: jax.Array) -> Arrays:
 _add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
-def _fold_x(
-    size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]
-) -> Arrays | None:
+def _fold_x(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
     """Rows of a mapped x are more rows; mapped weights are separate products."""
     if axes[1] is not None:
         return None

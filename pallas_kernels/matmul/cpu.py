@@ -83,7 +83,9 @@ def _blocks(stack: _Matmul, x: jax.Array, w: jax.Array, k_block: int) -> jax.Arr
     partials = []
     if whole:
         # (K, N) weights are a stack of blocks without being copied.
-        stacked = stack(x[:, : whole * k_block].reshape(-1, whole, k_block), w[: whole * k_block].reshape(whole, k_block, -1))
+        stacked = stack(
+            x[:, : whole * k_block].reshape(-1, whole, k_block), w[: whole * k_block].reshape(whole, k_block, -1)
+        )
         partials = list(isolate(stacked)[0])
     if whole * k_block < k:
         tail = stack(x[:, None, whole * k_block :], w[None, whole * k_block :])
@@ -103,7 +105,7 @@ def _stack_columns(x: jax.Array, w: jax.Array) -> jax.Array:
     return lax.dot_general(x, w, (((1,), (1,)), ((0,), (0,))))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> bool:
     """Returns whether a step gives the reference's bits on this machine, at every position of its tile.
 

@@ -40,7 +40,7 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
     x, w = isolate(x, w)
 
     def program(tile: jax.Array) -> tuple[jax.Array]:
-        total = None
+        total = jnp.zeros((tile.shape[0], n), jnp.float32)
         for start in range(0, k, contract.k_block):
             stop = min(k, start + contract.k_block)
             block = lax.slice_in_dim(w, start, stop, axis=1 if transpose_w else 0)
@@ -54,7 +54,7 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
                     preferred_element_type=jnp.float32,
                 )
             )
-            total = partial if total is None else total + partial
+            total = total + partial if start else partial
         return (total,)
 
     out = jax.ShapeDtypeStruct((n,), jnp.float32)

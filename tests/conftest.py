@@ -1,0 +1,12 @@
+"""GPU tests are skipped, with the reason, where there is no GPU."""
+
+import jax
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("gpu") for item in items) and jax.default_backend() != "gpu":
+        skip = pytest.mark.skip(reason=f"needs an NVIDIA GPU, this process runs on {jax.default_backend()}")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
