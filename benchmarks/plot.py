@@ -1,0 +1,56 @@
+"""Draws the results of a benchmark: ratio of XLA's time to ours over the number of rows, one line per shape.
+
+    python benchmarks/plot.py benchmarks/results/matmul_f32_cpu.json
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+FIGURES = ("ours_us", "xla_us", "ratio")
+INK, GRID = "#22303c", "#d8dee4"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Writes a PNG; the first column of the cells is the horizontal axis, the other ones name the lines."""
+    across = next(iter(result["cells"][0]))
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    varying = [c for c in result["cells"][0] if c not in (*FIGURES, across) and len({str(r[c]) for r in result["cells"]}) > 1]
+    for row in result["cells"]:
+        label = ", ".join(f"{c}={row[c]}" for c in varying) or result["benchmark"]
+        lines[label].append((row[across], row["ratio"]))
+    figure = Figure(figsize=(8, 4.5), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    for label, points in lines.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, linewidth=1.6, label=label)
+    ticks = sorted({row[across] for row in result["cells"]})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(t) for t in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(across)
+    axes.set_ylabel("XLA's time / ours (above 1: ours is faster)")
+    axes.set_title(f"{result['benchmark']} on {result['device']}, jax {result['jax']}, {result['date']}", color=INK)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, nargs="+")
+    for path in parser.parse_args().results:
+        draw(json.loads(path.read_text()), path.with_suffix(".png"))
+        print(f"drawn to {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()
