@@ -1,5 +1,16 @@
 """Batch-invariant JAX: a row gets the same bits whatever else is in the batch."""
 
 from bijax import ops as ops
+from bijax.ops.attention import dot_product_attention as dot_product_attention
+from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
+from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.matmul import matmul as matmul
+from bijax.ops.norm import layer_norm as layer_norm
+from bijax.ops.norm import rms_norm as rms_norm
+from bijax.ops.paged_attention import paged_attention as paged_attention
+from bijax.ops.reductions import mean as mean
+from bijax.ops.reductions import sum as sum
+from bijax.ops.softmax import log_softmax as log_softmax
+from bijax.ops.softmax import logsumexp as logsumexp
+from bijax.ops.softmax import softmax as softmax
 from pallas_kernels.errors import UnsupportedError as UnsupportedError

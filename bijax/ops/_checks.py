@@ -1,5 +1,6 @@
 """Checks of what users pass in, with messages that say what was expected, what came and what to do."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,8 +62,13 @@ def axis_index(op: str, axis: int, ndim: int) -> int:
     """Returns `axis` counted from the front.
 
     Raises:
+        TypeError: If `axis` is not an integer.
         ValueError: If an array of `ndim` dimensions has no such axis.
     """
+    try:
+        axis = operator.index(axis)
+    except TypeError as error:
+        raise TypeError(f"{op}: an axis must be an integer, got {axis!r} of type {type(axis).__name__}.") from error
     if not -ndim <= axis < ndim:
         raise ValueError(f"{op}: axis must be in [{-ndim}, {ndim}) for an array of {ndim} dimensions, got {axis}.")
     return axis % ndim
@@ -72,11 +78,12 @@ def axis_indices(op: str, axis: int | Sequence[int] | None, ndim: int) -> tuple[
     """Returns a set of axes counted from the front, in ascending order; None means all of them.
 
     Raises:
+        TypeError: If an axis is not an integer.
         ValueError: If an axis does not exist or is named twice.
     """
     if axis is None:
         return tuple(range(ndim))
-    named = (axis,) if isinstance(axis, int) else tuple(axis)
+    named = tuple(axis) if isinstance(axis, Sequence) else (axis,)
     found = sorted(axis_index(op, a, ndim) for a in named)
     if len(set(found)) != len(found):
         raise ValueError(f"{op}: an axis is named twice in {tuple(named)} for an array of {ndim} dimensions.")

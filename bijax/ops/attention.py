@@ -1,0 +1,243 @@
+"""Attention: the same bits for a query in any batch, at any place in it and in any chunk of its sequence."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import jax
+from jax import lax
+
+from bijax.ops._attention_arguments import (
+    LAST_POSITION,
+    both,
+    check_heads,
+    per_sequence,
+    poison,
+    refuse_bias,
+    scale_factor,
+    window_sizes,
+)
+from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from pallas_kernels.attention import AttentionSpec, cpu, tiled
+from pallas_kernels.contract import attention_contract
+
+_OP = "bijax.dot_product_attention"
+
+
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: None = None,
+    mask: None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    query_offset: Any = None,
+    return_residual: Literal[False] = False,
+) -> jax.Array: ...
+
+
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: None = None,
+    mask: None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    query_offset: Any = None,
+    return_residual: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: None = None,
+    mask: None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    query_offset: Any = None,
+    return_residual: bool,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: None = None,
+    mask: None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    query_offset: Any = None,
+    return_residual: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Computes softmax(scale * query @ key^T) @ value for each head, as `jax.nn.dot_product_attention` does.
+
+    With B sequences, T queries, S keys, N query heads, K key heads and heads of width H. Keys are walked in blocks of
+    128 at absolute positions. What the arrays hold beyond a length, or where a query does not look, leaves no trace,
+    nan and infinities included; so a cache may be longer than its sequences.
+
+    Args:
+        query: (B, T, N, H) or (T, N, H) float32, bfloat16 or float16.
+        key: (B, S, K, H) or (S, K, H) of the same dtype; K divides N.
+        value: Of the shape and dtype of `key`.
+        bias: Must be None.
+        mask: Must be None.
+        scale: Factor of the scores, a Python number; 1 / sqrt(H) by default.
+        is_causal: Whether a query sees no key after its own position.
+        query_seq_lengths: (B,) ints in [0, T]; later queries see nothing. T by default.
+        key_value_seq_lengths: (B,) ints in [0, S]; later keys are seen by no query. S by default.
+        local_window_size: Keys (before, after) its own position that a query sees at most; an int means both.
+        query_offset: int or (B,) ints, absolute position of the first query; query i sits at `query_offset + i`, key
+            j at j. 0 by default.
+        return_residual: Whether to return the log-sum-exp of the scores too. No gradient flows through it.
+
+    Returns:
+        The outputs, of the shape and dtype of `query`; with `return_residual` also the log-sum-exp (B, T, N) or
+        (T, N), in float32 (`jax.nn` rounds it to the dtype of the keys). A query that sees no key, also one beyond
+        its `query_seq_lengths`, has zeros and -inf (`jax.nn` gives the mean of all values where only the keys are
+        missing). Where lengths or offsets are traced and out of range, the sequence's results are nan.
+
+    Raises:
+        TypeError: If dtypes are unsupported or differ, or `scale` is traced.
+        ValueError: If shapes do not fit, or lengths or offsets are out of range.
+        UnsupportedError: If a bias or a mask is given; in forward-mode differentiation.
+
+    Guarantee: row-invariant; a row is a query with the keys that it sees. Its bits do not depend on the other
+    sequences, the number of queries in the call, S, or whether the keys lie in one piece or in pages
+    (`bijax.paged_attention`). So is the gradient of the queries; the gradients of keys and values depend on their own
+    sequence alone.
+
+    Source: online softmax over fixed blocks of keys, arXiv:2205.14135; its backward pass, arXiv:2307.08691.
+
+    Example:
+        >>> q, k, v = (jax.random.normal(jax.random.key(i), (2, 5, 4, 8)) for i in range(3))
+        >>> whole = dot_product_attention(q, k, v, is_causal=True)
+        >>> last = dot_product_attention(q[:1, 4:], k[:1], v[:1], is_causal=True, query_offset=4)
+        >>> bool((whole[:1, 4:] == last).all())
+        True
+    """
+    refuse_bias(_OP, bias, mask)
+    query, key, value = (float_array(_OP, n, x) for n, x in (("query", query), ("key", key), ("value", value)))
+    same_dtype(_OP, query=query, key=key, value=value)
+    came = f"got query {describe(query)}, key {describe(key)} and value {describe(value)}"
+    if query.ndim not in (3, 4) or key.ndim != query.ndim or value.ndim != query.ndim:
+        raise ValueError(
+            f"{_OP}: query must have the dimensions (B, T, N, H), key and value (B, S, K, H), or all of them without"
+            f" B, {came}."
+        )
+    check_heads(_OP, query, key, value, "key", "value")
+    single = query.ndim == 3
+    if single:
+        query, key, value = query[None], key[None], value[None]
+    batch, length = query.shape[:2]
+    if key.shape[0] != batch:
+        raise ValueError(f"{_OP}: query, key and value must hold as many sequences (first dimension), {came}.")
+    spec = AttentionSpec(
+        attention_contract(),
+        scale_factor(_OP, scale, query.shape[3]),
+        bool(is_causal),
+        window_sizes(_OP, local_window_size),
+    )
+    if query_offset is None:
+        query_offset = 0
+    offsets, valid_offsets = per_sequence(
+        _OP, "query_offset", query_offset, batch, LAST_POSITION, "the last position supported"
+    )
+    query_lengths, valid_queries = per_sequence(
+        _OP, "query_seq_lengths", query_seq_lengths, batch, length, "the queries given, T"
+    )
+    key_lengths, valid_keys = per_sequence(
+        _OP, "key_value_seq_lengths", key_value_seq_lengths, batch, key.shape[1], "the keys given, S"
+    )
+    valid = both(valid_offsets, both(valid_queries, valid_keys))
+    out, lse = _attention(query, key, value, offsets, query_lengths, key_lengths, valid, spec)
+    if single:
+        out, lse = out[0], lse[0]
+    return (out, lax.stop_gradient(lse)) if return_residual else out
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+def _attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    valid: jax.Array | None,
+    spec: AttentionSpec,
+) -> Arrays:
+    """Attention of arrays (B, ...), without checks; returns the outputs and the log-sum-exp."""
+    return poison(valid, *_kernel(query, key, value, offsets, query_lengths, key_lengths, spec=spec))
+
+
+_Saved = tuple[jax.Array | None, ...]
+
+
+def _forward(*arguments: Any) -> tuple[Arrays, _Saved]:
+    out, lse = _attention(*arguments)
+    return (out, lse), (*arguments[:-1], out, lse)
+
+
+def _backward(spec: AttentionSpec, saved: Any, cotangents: Arrays) -> tuple[jax.Array | None, ...]:
+    query, key, value, *lengths, valid, out, lse = saved
+    grads = _gradients_kernel(query, key, value, out, lse, cotangents[0], *lengths, spec=spec)
+    return (*poison(valid, *grads), None, None, None, None)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _cpu_attention(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
+    return cpu.attention(*arrays, spec=spec)
+
+
+def _tiled_attention(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
+    return tiled.attention(*arrays, spec=spec)
+
+
+def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
+    return cpu.gradients(*arrays, spec=spec)
+
+
+def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
+    return tiled.gradients(*arrays, spec=spec)
+
+
+def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
+    """A mapped axis is more sequences."""
+    return unfold_rows(size, _kernel(*fold_rows(size, arrays, axes), **parameters))
+
+
+def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
+    return unfold_rows(size, _gradients_kernel(*fold_rows(size, arrays, axes), **parameters))
+
+
+_kernel = define_kernel("attention", {"cpu": _cpu_attention, "cuda": _tiled_attention}, _fold_sequences)
+_gradients_kernel = define_kernel(
+    "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients
+)

@@ -1,0 +1,111 @@
+"""Cross entropy of logits against integer labels."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.ops._checks import describe, float_array
+from bijax.ops._primitive import Arrays
+from bijax.ops._rows import define_row_kernel
+from pallas_kernels.contract import row_contract
+from pallas_kernels.cross_entropy import tiled
+
+_OP = "bijax.softmax_cross_entropy"
+
+
+def softmax_cross_entropy(
+    logits: Any, labels: Any, *, ignore_index: int | None = None, z_loss: float = 0.0
+) -> jax.Array:
+    """Returns logsumexp(logits) - logits[label] + z_loss * logsumexp(logits) ** 2 for each row of logits.
+
+    Computed in float32. The backward pass computes the softmax anew; no one-hot array is made.
+
+    Args:
+        logits: (..., V) float32, bfloat16 or float16.
+        labels: (...,) of any integer dtype, in [0, V).
+        ignore_index: Label of the rows to be left out; it need not lie in [0, V).
+        z_loss: Weight of the squared logsumexp; at least 0.
+
+    Returns:
+        (...,) float32. Rows that are left out give 0 and have a zero gradient, whatever their logits.
+
+    Raises:
+        TypeError: If a dtype is unsupported.
+        ValueError: If the shapes do not fit, `z_loss` is negative or not finite, or a label is out of range. Labels
+            that are traced (inside `jax.jit`, `jax.vmap`, ...) have no values to look at: there, a label out of range
+            makes its row nan, loss and gradient.
+
+    Guarantee: row-invariant; the gradient too.
+
+    Example:
+        >>> logits = jnp.zeros((3, 4)).at[0, 1].set(jnp.inf)
+        >>> loss = softmax_cross_entropy(logits, jnp.array([-1, 0, 3]), ignore_index=-1)
+        >>> [round(float(row), 4) for row in loss]
+        [0.0, 1.3863, 1.3863]
+    """
+    logits = float_array(_OP, "logits", logits)
+    labels = _label_array(labels)
+    if logits.ndim < 1 or logits.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"{_OP}: labels must have the shape of logits without its last dimension, got logits {describe(logits)}"
+            f" and labels {describe(labels)}."
+        )
+    if not (math.isfinite(z_loss) and z_loss >= 0):
+        raise ValueError(f"{_OP}: z_loss must be a finite number of at least 0, got {z_loss}.")
+    rows = math.prod(labels.shape)
+    codes = _codes(labels, logits.shape[-1], ignore_index).reshape(rows, 1)
+    return _loss(logits.reshape(rows, logits.shape[-1]), codes, float(z_loss)).reshape(labels.shape)
+
+
+def _label_array(labels: Any) -> jax.Array:
+    array = jnp.asarray(labels)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{_OP}: labels must be integers, got {describe(array)}; one-hot labels are not supported.")
+    return array
+
+
+def _codes(labels: jax.Array, columns: int, ignore_index: int | None) -> jax.Array:
+    """Returns labels as int32 for the kernel: -1 for rows to be left out, `columns` for labels out of range."""
+    limits = np.iinfo(labels.dtype)
+    ignored = jnp.zeros(labels.shape, bool)
+    if ignore_index is not None and limits.min <= ignore_index <= limits.max:
+        ignored = labels == ignore_index
+    valid = labels >= 0
+    if columns <= limits.max:
+        valid &= labels < columns
+    wrong = ~(valid | ignored)
+    if not isinstance(wrong, jax.core.Tracer) and bool(wrong.any()):
+        row = tuple(int(i) for i in np.argwhere(np.asarray(wrong))[0])
+        raise ValueError(
+            f"{_OP}: labels must be in [0, {columns}), the columns of logits, or ignore_index={ignore_index}; got"
+            f" {int(np.asarray(labels)[row])} at {row} and {int(wrong.sum())} such labels in {describe(labels)}."
+        )
+    return jnp.where(ignored, -1, jnp.where(valid, labels, columns).astype(jnp.int32))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _loss(x: jax.Array, codes: jax.Array, z_loss: float) -> jax.Array:
+    """(M, V) and (M, 1) to (M, 1) float32."""
+    return _forward(x, codes, z_loss)[0]
+
+
+def _forward(x: jax.Array, codes: jax.Array, z_loss: float) -> tuple[jax.Array, Arrays]:
+    loss, m, log_sum = _kernel({"x": x, "labels": codes}, z_loss=z_loss, contract=row_contract())
+    return loss, (x, codes, m, log_sum)
+
+
+def _backward(z_loss: float, saved: Arrays, g: jax.Array) -> tuple[jax.Array, np.ndarray]:
+    x, codes, m, log_sum = saved
+    arrays = {"x": x, "labels": codes, "m": m, "log_sum": log_sum, "g": g}
+    (dx,) = _gradient_kernel(arrays, z_loss=z_loss)
+    return dx, np.zeros(codes.shape, jax.dtypes.float0)
+
+
+_loss.defvjp(_forward, _backward)
+
+_kernel = define_row_kernel("cross_entropy", tiled.cross_entropy)
+_gradient_kernel = define_row_kernel("cross_entropy_gradient", tiled.cross_entropy_gradient)

@@ -1,0 +1,75 @@
+"""Embedding: rows of a table by token id, with a gradient that does not mind micro-batches."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bijax.ops._checks import describe, float_array
+from bijax.ops._primitive import Arrays, define_kernel
+from pallas_kernels.contract import ChunkContract, chunk_contract
+from pallas_kernels.embedding import tiled
+
+_OP = "bijax.ops.embed"
+
+
+def embed(table: Any, tokens: Any) -> jax.Array:
+    """Looks up the rows of a table.
+
+    The look-up is exact anyway. Its gradient is a sum over the batch, which stock JAX takes in one run over all
+    tokens.
+
+    Args:
+        table: (V, D) float32, bfloat16 or float16.
+        tokens: (...) integers. A token outside the table gets nan and has no gradient; it is never taken for another.
+
+    Returns:
+        (..., D) of the dtype of `table`.
+
+    Raises:
+        TypeError: If a dtype is unsupported.
+        ValueError: If `table` does not have two dimensions.
+
+    Guarantee: row-invariant; the gradient of `table` is split-invariant for cuts of the tokens at multiples of 128
+    (`pallas_kernels.contract.ROW_CHUNK`).
+
+    Example:
+        >>> embed(jnp.arange(6.0).reshape(3, 2), jnp.array([2, 0])).tolist()
+        [[4.0, 5.0], [0.0, 1.0]]
+    """
+    table, tokens = float_array(_OP, "table", table), jnp.asarray(tokens)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"{_OP}: tokens must be integers, got {describe(tokens)}; convert them to jnp.int32.")
+    if table.ndim != 2:
+        raise ValueError(f"{_OP}: table must have two dimensions (tokens, features), got {describe(table)}.")
+    # An id that does not fit in int32 must not wrap into the table, nor may a negative one count from its end.
+    inside = (tokens >= 0) & (tokens < table.shape[0])
+    names = jnp.where(inside, tokens, table.shape[0]).astype(jnp.int32)
+    return _embed(table, names.reshape(math.prod(tokens.shape))).reshape(*tokens.shape, table.shape[1])
+
+
+@jax.custom_vjp
+def _embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Rows of (V, D) by tokens (M,) int32, without checks."""
+    return jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+def _forward(table: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Arrays]:
+    return _embed(table, tokens), (table, tokens)
+
+
+def _backward(saved: Arrays, g: jax.Array) -> tuple[jax.Array, None]:
+    table, tokens = saved
+    (dtable,) = _gradient(tokens, g, jnp.zeros(table.shape, jnp.float32), contract=chunk_contract())
+    return dtable.astype(table.dtype), None
+
+
+_embed.defvjp(_forward, _backward)
+
+
+def _table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
+    return (tiled.table_gradient(tokens, g, total, contract=contract),)
+
+
+_gradient = define_kernel("embed_gradient", {"cpu": _table_gradient, "cuda": _table_gradient})

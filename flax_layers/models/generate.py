@@ -1,0 +1,145 @@
+"""Greedy generation."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..nnx import KVCache
+from ..nnx.embed import check_token_ids
+from ._layered import LayeredModel
+from .llama import Llama
+
+_SMALLEST_BUCKET = 64
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What `generate` returns.
+
+    Attributes:
+        tokens: For each prompt the new tokens (int32), the one that ended it included.
+        logprobs: For each prompt the log-probability (float32) of each new token.
+    """
+
+    tokens: list[np.ndarray]
+    logprobs: list[np.ndarray]
+
+
+def generate(
+    model: Llama,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    eos_token_ids: Collection[int] = (),
+    prefill_chunk: int | None = None,
+    cache: Literal["contiguous", "paged"] = "contiguous",
+    page_size: int = 16,
+    on_token: Callable[[int], None] | None = None,
+) -> Generation:
+    """Continues prompts with the most probable tokens, all prompts as one batch.
+
+    Args:
+        model: The model.
+        prompts: At least one token id each.
+        max_new_tokens: New tokens of each prompt, at most.
+        eos_token_ids: Tokens that end a continuation.
+        prefill_chunk: Prompt tokens that are computed at a time; None for all of them.
+        cache: Whether keys and values lie in one piece per sequence, or in pages scattered over one pool.
+        page_size: Tokens of a page.
+        on_token: Called after each step with the number of tokens that it added, over all prompts.
+
+    Returns:
+        Tokens and log-probabilities, in the order of the prompts.
+
+    Raises:
+        TypeError: If a token id is not an integer.
+        ValueError: If a prompt is empty, a token id is out of range, a number is not positive, the cache's name is
+            unknown, or a sequence would be longer than `config.max_position_embeddings`.
+
+    Guarantee: row-invariant with `INVARIANT`: tokens and log-probabilities of a prompt do not depend on the other
+    prompts, on `prefill_chunk`, `cache` or `page_size`.
+    """
+    arrays = _as_arrays(model, prompts, max_new_tokens)
+    for name, number in (
+        ("max_new_tokens", max_new_tokens),
+        ("page_size", page_size),
+        ("prefill_chunk", prefill_chunk),
+    ):
+        if number is not None and number < 1:
+            raise ValueError(f"generate: {name} must be at least 1, got {number}.")
+    if cache not in ("contiguous", "paged"):
+        raise ValueError(f"generate: cache must be 'contiguous' or 'paged', got {cache!r}.")
+    if not arrays:
+        return Generation([], [])
+
+    lengths = np.array([len(prompt) for prompt in arrays], np.int32)
+    capacity = _bucket(int(lengths.max()) + max_new_tokens)
+    layers = LayeredModel(model, _empty_cache(model, len(arrays), capacity, page_size if cache == "paged" else None))
+    hidden = _prefill(layers, arrays, lengths, prefill_chunk or _bucket(int(lengths.max())))
+    tokens: list[list[int]] = [[] for _ in arrays]
+    logprobs: list[list[np.float32]] = [[] for _ in arrays]
+    going = np.ones(len(arrays), bool)
+    for step in range(max_new_tokens):
+        token, logprob = layers.choose(hidden)
+        for row in np.flatnonzero(going):
+            tokens[row].append(int(token[row]))
+            logprobs[row].append(logprob[row])
+        if on_token is not None:
+            on_token(int(going.sum()))
+        going &= ~np.isin(token, list(eos_token_ids))
+        if step + 1 == max_new_tokens or not going.any():
+            break
+        # A sequence that has ended runs on in its row of the batch; there is room for it.
+        hidden = layers.extend(token[:, None], lengths + np.int32(step), np.ones_like(lengths))[:, 0]
+    return Generation([np.array(row, np.int32) for row in tokens], [np.array(row, np.float32) for row in logprobs])
+
+
+def _prefill(layers: LayeredModel, prompts: list[np.ndarray], lengths: np.ndarray, chunk: int) -> jax.Array:
+    """Fills the cache; returns the residual stream (B, hidden_size) at each prompt's last token."""
+    ends: list[np.ndarray] = [np.zeros(0)] * len(prompts)
+    for start in range(0, int(lengths.max()), chunk):
+        new = np.clip(lengths - start, 0, chunk).astype(np.int32)
+        tokens = np.zeros((len(prompts), chunk), np.int32)
+        for index, prompt in enumerate(prompts):
+            tokens[index, : new[index]] = prompt[start : start + new[index]]
+        x = np.asarray(layers.extend(tokens, np.full_like(lengths, start), new))
+        for row in np.flatnonzero((lengths > start) & (lengths <= start + chunk)):
+            ends[row] = x[row, new[row] - 1]
+    return jnp.asarray(np.stack(ends))
+
+
+def _empty_cache(model: Llama, batch: int, capacity: int, page_size: int | None) -> KVCache:
+    if page_size is None:
+        return model.cache(batch=batch, capacity=capacity)
+    pages = -(-capacity // page_size)
+    # Handed out in a shuffled order, as in a server that has been running for a while.
+    page_table = np.random.default_rng(0).permutation(batch * pages).reshape(batch, pages)
+    return model.paged_cache(page_table, num_pages=batch * pages, page_size=page_size)
+
+
+def _bucket(tokens: int) -> int:
+    """Rounds up to one of few sizes, each of which costs a compilation."""
+    return max(_SMALLEST_BUCKET, 1 << (tokens - 1).bit_length())
+
+
+def _as_arrays(model: Llama, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[np.ndarray]:
+    """Returns the prompts as arrays of int32, checked."""
+    arrays = [np.asarray(prompt) for prompt in prompts]
+    longest = model.config.max_position_embeddings
+    for index, prompt in enumerate(arrays):
+        if prompt.ndim != 1 or not len(prompt):
+            raise ValueError(
+                f"generate: a prompt must be a sequence of at least one token id, got an array of shape {prompt.shape}"
+                f" for prompt {index}."
+            )
+        check_token_ids(prompt, model.config.vocab_size)
+        if len(prompt) + max_new_tokens > longest:
+            raise ValueError(
+                f"generate: prompt and new tokens together must be at most {longest} tokens (max_position_embeddings),"
+                f" got {len(prompt)} for prompt {index} and {max_new_tokens=}; shorten one of them."
+            )
+    return [prompt.astype(np.int32) for prompt in arrays]

@@ -1,0 +1,327 @@
+"""The Llama model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ..nnx import MLP, Attention, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
+from ..ops import INVARIANT, Ops
+from .llama_weights import load_weights
+
+if TYPE_CHECKING:
+    # Reading checkpoints needs packages that the model does not.
+    from ..checkpoint import Checkpoint, LlamaConfig
+
+type Rotary = tuple[jax.Array, jax.Array]
+
+
+class Block(nnx.Module):
+    """One block of a Llama model: attention and MLP, each behind a norm and added to the residual stream.
+
+    Args:
+        config: The model's numbers.
+        dtype: Dtype of the computation.
+        param_dtype: Dtype of the parameters.
+        ops: The operations to compute with.
+        rngs: Keys; `rngs.params()` is drawn from.
+    """
+
+    def __init__(self, config: LlamaConfig, *, dtype: Any, param_dtype: Any, ops: Ops, rngs: nnx.Rngs) -> None:
+        common: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
+        self.attention_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, **common)
+        self.attention = Attention(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            **common,
+        )
+        self.mlp_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, **common)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, **common)
+
+    def __call__(self, x: jax.Array, rotary: Rotary) -> jax.Array:
+        """Maps x (B, T, hidden_size) to the same shape; see `Attention`."""
+        x = x + self.attention(self.attention_norm(x), rotary)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def extend(
+        self, x: jax.Array, rotary: Rotary, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, LayerCache]:
+        """Appends the tokens of x (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`."""
+        y, cache = self.attention.extend(self.attention_norm(x), rotary, cache, start=start, lengths=lengths)
+        x = x + y
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class Llama(nnx.Module):
+    """A Llama language model.
+
+    Args:
+        config: The model's numbers.
+        dtype: Dtype of the computation. Logits are float32.
+        param_dtype: Dtype of the parameters.
+        remat: Whether the backward pass computes each block again instead of keeping what is inside.
+        ops: The operations to compute with: `INVARIANT`, or `PLAIN` for stock JAX. To switch a model that is there,
+            sharing its parameters: `nnx.with_attributes(model, ops=PLAIN)`.
+        rngs: Keys; `rngs.params()` is drawn from.
+
+    Attributes:
+        config: The model's numbers.
+        embed: Embedding; the output projection too, if `config.tie_word_embeddings`.
+        rotary: Rotary embedding.
+        blocks: The blocks.
+        norm: The last norm.
+        lm_head: Output projection, or None.
+
+    Guarantee: row-invariant with `INVARIANT`: the logits of a token depend on the tokens up to it in its own sequence,
+    whatever the batch and the padding, and are the same from `__call__` (under `jax.grad` too) and from `extend`,
+    however the sequence is cut into chunks, from a contiguous or a paged cache.
+
+    Example:
+        >>> from flax_layers.checkpoint import LlamaConfig
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> model = Llama(config, rngs=nnx.Rngs(0))
+        >>> tokens = jnp.array([[1, 5, 9], [1, 7, 3]])
+        >>> logits = model(tokens)
+        >>> logits.shape
+        (2, 3, 32)
+        >>> last, cache = model.extend(tokens[:1], model.cache(batch=1, capacity=8))
+        >>> bool((last[0] == logits[0]).all())
+        True
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        remat: bool = False,
+        ops: Ops = INVARIANT,
+        rngs: nnx.Rngs,
+    ) -> None:
+        common: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
+        self.config = config
+        self.dtype = dtype
+        self.remat = remat
+        self.embed = Embed(config.vocab_size, config.hidden_size, **common)
+        self.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, theta=config.rope_theta)
+        self.blocks = nnx.List(Block(config, **common) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, **common)
+        self.lm_head = (
+            nnx.data(None)
+            if config.tie_word_embeddings
+            else Linear(
+                config.hidden_size, config.vocab_size, use_bias=False, preferred_element_type=jnp.float32, **common
+            )
+        )
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        remat: bool = False,
+        ops: Ops = INVARIANT,
+    ) -> Llama:
+        """Returns the model of a checkpoint. The weights are read one after another.
+
+        Args:
+            checkpoint: As `flax_layers.checkpoint.load_checkpoint` returns it.
+            dtype: Dtype of the computation.
+            param_dtype: Dtype of the parameters.
+            remat: As for the constructor.
+            ops: The operations to compute with.
+        """
+        config = checkpoint.config
+        model: Llama = nnx.eval_shape(
+            lambda: cls(config, dtype=dtype, param_dtype=param_dtype, remat=remat, ops=ops, rngs=nnx.Rngs(0))
+        )
+        model.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, theta=config.rope_theta)
+        load_weights(model, checkpoint.weights)
+        return model
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Computes whole sequences, as in training.
+
+        Args:
+            tokens: (B, T) integers. A sequence shorter than T is padded at its end with any token.
+
+        Returns:
+            (B, T, vocab_size) float32 logits.
+
+        Raises:
+            TypeError: If the tokens are not integers.
+            ValueError: If their shape is wrong, T is more than `config.max_position_embeddings`, or a token is out of
+                range; a token known only inside `jax.jit` gives nan instead.
+        """
+        batch, length = _batch_and_length(tokens)
+        if length > self.config.max_position_embeddings:
+            raise ValueError(
+                f"Llama: sequences must have at most {self.config.max_position_embeddings} tokens"
+                f" (max_position_embeddings), got tokens of shape {tokens.shape}."
+            )
+        x = self.embed(tokens)
+        rotary = self.rotary(jnp.broadcast_to(jnp.arange(length), (batch, length)))
+        run: Callable[[Block, jax.Array, Rotary], jax.Array] = Block.__call__
+        if self.remat:
+            run = jax.checkpoint(run)
+        for block in self.blocks:
+            x = run(block, x, rotary)
+        return self.logits(x)
+
+    def extend(
+        self, tokens: jax.Array, cache: KVCache, *, lengths: jax.Array | None = None
+    ) -> tuple[jax.Array, KVCache]:
+        """Appends tokens to the sequences in a cache: a prompt, a chunk of one, or one token each.
+
+        Args:
+            tokens: (B, T) integers, each sequence padded at its end with any token.
+            cache: What the sequences hold so far; see `cache` and `paged_cache`.
+            lengths: (B,) integers from 0 to T, new tokens of each sequence; T for all by default.
+
+        Returns:
+            (B, T, vocab_size) float32 logits, of which the first lengths[b] of a sequence are meant, and the cache
+            with the new tokens.
+
+        Raises:
+            TypeError: If the tokens or lengths are not integers.
+            ValueError: If a shape does not fit, a length or a token is out of range, or the cache is full; where that
+                is known only inside `jax.jit`, the logits of the tokens concerned and of those after them are nan.
+        """
+        batch, length = _batch_and_length(tokens)
+        if cache.batch != batch or len(cache.keys) != self.config.num_layers:
+            raise ValueError(
+                f"Llama: the cache must hold {batch} sequences and {self.config.num_layers} layers for tokens of shape"
+                f" {tokens.shape}, got {cache.batch} sequences and {len(cache.keys)} layers."
+            )
+        lengths = jnp.full(batch, length, jnp.int32) if lengths is None else jnp.asarray(lengths)
+        check_room(cache.lengths, lengths, length, cache.capacity)
+        lengths = lengths.astype(cache.lengths.dtype)
+        x, rotary = start_tokens(
+            self.embed, self.rotary, tokens, start=cache.lengths, lengths=lengths, capacity=cache.capacity
+        )
+        layers = []
+        for index, block in enumerate(self.blocks):
+            x, layer = block.extend(x, rotary, cache.layer(index), start=cache.lengths, lengths=lengths)
+            layers.append(layer)
+        cache = replace(
+            cache,
+            keys=tuple(layer.keys for layer in layers),
+            values=tuple(layer.values for layer in layers),
+            lengths=cache.lengths + lengths,
+        )
+        return self.logits(x), cache
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
+        return project(self.norm, self.projection, x)
+
+    @property
+    def projection(self) -> Embed | Linear:
+        """The output projection: `lm_head`, or the tied embedding."""
+        return self.embed if self.lm_head is None else self.lm_head
+
+    def cache(self, *, batch: int, capacity: int) -> KVCache:
+        """Returns an empty contiguous cache.
+
+        Args:
+            batch: Number of sequences.
+            capacity: Tokens that each can hold.
+
+        Raises:
+            ValueError: If a size is negative.
+        """
+        return KVCache.contiguous(batch=batch, capacity=capacity, **self._cache_sizes())
+
+    def paged_cache(self, page_table: Any, *, num_pages: int, page_size: int) -> KVCache:
+        """Returns an empty paged cache.
+
+        Args:
+            page_table: (B, pages per sequence) integers: the pages of each sequence, in the order of its tokens.
+            num_pages: Pages of the cache.
+            page_size: Tokens of a page.
+
+        Raises:
+            TypeError: If the page table does not hold integers.
+            ValueError: If it has another rank or points outside the cache, or if a size is negative.
+        """
+        return KVCache.paged(page_table, num_pages=num_pages, page_size=page_size, **self._cache_sizes())
+
+    def _cache_sizes(self) -> dict[str, Any]:
+        return {
+            "num_layers": self.config.num_layers,
+            "num_kv_heads": self.config.num_kv_heads,
+            "head_dim": self.config.head_dim,
+            "dtype": self.dtype,
+        }
+
+
+def start_tokens(
+    embed: Embed,
+    rotary: RotaryEmbedding,
+    tokens: jax.Array,
+    *,
+    start: jax.Array,
+    lengths: jax.Array,
+    capacity: int,
+) -> tuple[jax.Array, Rotary]:
+    """Returns the residual stream of new tokens (B, T) before the first block, and their rotary angles.
+
+    Tokens that find no room get nan angles, so that they cannot be mistaken for others.
+    """
+    length = tokens.shape[1]
+    positions = start[:, None] + jnp.arange(length, dtype=start.dtype)
+    room = (positions < capacity) & ((lengths >= 0) & (lengths <= length))[:, None]
+    return embed(tokens), rotary(jnp.where(room, positions, rotary.max_positions))
+
+
+def project(norm: RMSNorm, projection: Embed | Linear, x: jax.Array) -> jax.Array:
+    """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
+    x = norm(x)
+    if isinstance(projection, Embed):
+        return projection.attend(x, preferred_element_type=jnp.float32)
+    return projection(x)
+
+
+def check_room(held: jax.Array, lengths: jax.Array, length: int, capacity: int) -> None:
+    """Checks, unless they are traced, that sequences which hold `held` (B,) tokens can take `lengths` (B,) more.
+
+    Raises:
+        TypeError: If the lengths are not integers.
+        ValueError: If their shape is wrong, they are out of range, or a sequence has no room.
+    """
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"lengths must be integers, got {lengths.dtype.name}{lengths.shape}.")
+    if lengths.shape != held.shape:
+        raise ValueError(f"lengths must have the shape {held.shape}, one for each sequence, got {lengths.shape}.")
+    if isinstance(lengths, jax.core.Tracer) or isinstance(held, jax.core.Tracer):
+        return
+    new, total = np.asarray(lengths), np.asarray(held) + np.asarray(lengths)
+    if ((new < 0) | (new > length)).any():
+        raise ValueError(f"lengths must be from 0 to {length}, the number of tokens given, got {new.tolist()}.")
+    if (total > capacity).any():
+        full = int(np.argmax(total > capacity))
+        raise ValueError(
+            f"the cache holds {capacity} tokens a sequence, but sequence {full} would have {total[full]}"
+            f" ({total[full] - new[full]} and {new[full]} new ones); make the cache larger."
+        )
+
+
+def _batch_and_length(tokens: jax.Array) -> tuple[int, int]:
+    if tokens.ndim != 2:
+        raise ValueError(f"Llama: tokens must have the shape (batch, length), got {tokens.shape}.")
+    batch, length = tokens.shape
+    return batch, length

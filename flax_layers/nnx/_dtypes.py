@@ -1,0 +1,17 @@
+"""The dtype in which a layer computes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def promote(dtype: Any, *arrays: jax.Array | None) -> tuple[Any, ...]:
+    """Returns the arrays in `dtype`, or in their common dtype if that is None; None stays None.
+
+    Example:
+        >>> [a.dtype.name for a in promote(None, jnp.ones(2, jnp.bfloat16), jnp.ones(2))]
+        ['float32', 'float32']
+    """
+    common = jnp.result_type(*(a for a in arrays if a is not None)) if dtype is None else jnp.dtype(dtype)
+    return tuple(None if a is None else a.astype(common) for a in arrays)

@@ -1,0 +1,70 @@
+"""Root-mean-square normalisation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ..ops import INVARIANT, Ops
+from ._dtypes import promote
+from ._initializers import ONES
+
+
+class RMSNorm(nnx.Module):
+    """Divides each row by its root mean square and scales it, as `flax.nnx.RMSNorm` over the last dimension.
+
+    Args:
+        num_features: Length of the last dimension.
+        epsilon: Added to the mean square.
+        use_scale: Whether to scale the columns.
+        dtype: Dtype of the result; that of input and parameters together by default.
+        param_dtype: Dtype of the scale.
+        scale_init: Initializer of the scale.
+        ops: The operations to compute with.
+        rngs: Keys; `rngs.params()` is drawn from.
+
+    Attributes:
+        scale: (num_features,) parameter, or None.
+
+    Guarantee: row-invariant with `INVARIANT`; the gradient of the scale is split-invariant for cuts of the rows at
+    multiples of 128, see `bijax.rms_norm`.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+
+    Example:
+        >>> RMSNorm(2, epsilon=0.0, rngs=nnx.Rngs(0))(jnp.array([[3.0, 3.0]])).tolist()
+        [[1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        use_scale: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        scale_init: nnx.Initializer = ONES,
+        ops: Ops = INVARIANT,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.scale: Any = (
+            nnx.Param(scale_init(rngs.params(), (num_features,), param_dtype)) if use_scale else nnx.data(None)
+        )
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.ops = ops
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises the rows of x (..., num_features).
+
+        Raises:
+            TypeError: If a dtype is not supported.
+            ValueError: If the last dimension of x is not `num_features`.
+        """
+        if x.shape[-1:] != (self.num_features,):
+            raise ValueError(f"RMSNorm: x must have the shape (..., {self.num_features}), got {x.shape}.")
+        x, scale = promote(self.dtype, x, None if self.scale is None else self.scale[...])
+        return self.ops.rms_norm(x, scale, eps=self.epsilon)

@@ -1,0 +1,59 @@
+"""Rotary position embedding: a table of cosines and sines."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+
+class RotaryTable(nnx.Variable[jax.Array]):
+    """A constant of the model: no parameter, so neither gradients nor optimizers see it by default."""
+
+
+class RotaryEmbedding(nnx.Module):
+    """The cosines and sines by which queries and keys at a position are turned.
+
+    They are computed once in float64 and rounded to float32; a position looks its row up, which is exact whatever
+    the batch. XLA's own cosine is not the same number in every program.
+
+    Args:
+        head_dim: Width of a head; even.
+        max_positions: Number of positions in the table.
+        theta: Base of the frequencies theta**(-2i/head_dim).
+
+    Attributes:
+        cos: (max_positions, head_dim / 2) float32 table.
+        sin: The same.
+
+    Raises:
+        ValueError: If `head_dim` is odd or not positive.
+
+    Guarantee: row-invariant.
+
+    Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+
+    Example:
+        >>> cos, sin = RotaryEmbedding(4, 16)(jnp.array([[0, 1, 2]]))
+        >>> cos.shape, cos[0, 0].tolist(), sin[0, 0].tolist()
+        ((1, 3, 2), [1.0, 1.0], [0.0, 0.0])
+    """
+
+    def __init__(self, head_dim: int, max_positions: int, *, theta: float = 10000.0) -> None:
+        if head_dim < 2 or head_dim % 2:
+            raise ValueError(f"RotaryEmbedding: head_dim must be even and positive, got {head_dim=}.")
+        angles = np.outer(np.arange(max_positions), theta ** (-np.arange(0, head_dim, 2) / head_dim))
+        self.cos = RotaryTable(jnp.asarray(np.cos(angles), jnp.float32))
+        self.sin = RotaryTable(jnp.asarray(np.sin(angles), jnp.float32))
+        self.max_positions = max_positions
+
+    def __call__(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the cosines and sines (..., head_dim / 2) of positions (...), integers.
+
+        Positions outside the table get nan, never the row of another position.
+        """
+        positions = jnp.where(positions < 0, self.max_positions, positions)
+        cos, sin = (
+            jax.lax.stop_gradient(jnp.take(table[...], positions, axis=0, mode="fill", fill_value=jnp.nan))
+            for table in (self.cos, self.sin)
+        )
+        return cos, sin

@@ -1,0 +1,122 @@
+"""The operations of bijax."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import bijax
+from bijax.ops.embed import embed
+
+
+@dataclass(frozen=True)
+class InvariantOps:
+    """Batch-invariant operations: the bits of a row do not depend on the batch, the padding and the cut of the work.
+
+    Example:
+        >>> x, w = jax.random.normal(jax.random.key(0), (8, 300)), jnp.ones((300, 4))
+        >>> bool((INVARIANT.matmul(x, w)[:1] == INVARIANT.matmul(x[:1], w)).all())
+        True
+    """
+
+    def matmul(
+        self,
+        x: jax.Array,
+        w: jax.Array,
+        *,
+        bias: jax.Array | None = None,
+        transpose_w: bool = False,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
+        return bijax.matmul(
+            x,
+            w,
+            bias=bias,
+            transpose_w=transpose_w,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+        )
+
+    def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
+        return embed(table, tokens)
+
+    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float) -> jax.Array:
+        """Divides each row of x (..., C) by its root mean square, times weight (C,)."""
+        return bijax.rms_norm(x, weight, eps=eps)
+
+    def log_softmax(self, x: jax.Array) -> jax.Array:
+        """Returns the log-probabilities of each row of x (..., C)."""
+        return bijax.log_softmax(x)
+
+    def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """Returns silu(gate) * up, element by element."""
+        return _swiglu(gate, up)
+
+    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
+        first, second = jnp.split(x, 2, axis=-1)
+        cos, sin = (jnp.broadcast_to(a[:, :, None], first.shape) for a in (cos, sin))
+        return jnp.concatenate(_rotate(first, second, cos, sin), axis=-1)
+
+    def attention(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
+        if start is None or lengths is None:
+            return bijax.dot_product_attention(query, key, value, is_causal=True)
+        return bijax.dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            query_offset=start,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=jnp.minimum(start + lengths, key.shape[1]),
+        )
+
+    def paged_attention(
+        self,
+        query: jax.Array,
+        key_pages: jax.Array,
+        value_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
+        return bijax.paged_attention(
+            query,
+            key_pages,
+            value_pages,
+            page_table,
+            jnp.minimum(start + lengths, page_table.shape[1] * key_pages.shape[1]),
+            query_offset=start,
+            query_seq_lengths=lengths,
+        )
+
+
+@bijax.elementwise
+def _swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    wide = gate.astype(jnp.float32)
+    return (jax.nn.silu(wide) * up.astype(jnp.float32)).astype(gate.dtype)
+
+
+@bijax.elementwise
+def _rotate(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, y = first.astype(jnp.float32), second.astype(jnp.float32)
+    return (x * cos - y * sin).astype(first.dtype), (y * cos + x * sin).astype(first.dtype)
+
+
+INVARIANT = InvariantOps()
+"""The operations of bijax."""

@@ -1,0 +1,102 @@
+"""The operations as one writes them in JAX without a thought for the batch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class PlainOps:
+    """Stock JAX operations. Their bits may change with the batch, the padding and the cut of the work.
+
+    Example:
+        >>> PLAIN.matmul(jnp.ones((2, 3)), jnp.ones((3, 1))).tolist()
+        [[3.0], [3.0]]
+    """
+
+    def matmul(
+        self,
+        x: jax.Array,
+        w: jax.Array,
+        *,
+        bias: jax.Array | None = None,
+        transpose_w: bool = False,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
+        # A dot that contracts the last dimension of w takes no transposed copy, and at one row it is the faster one.
+        y = jnp.einsum(
+            "...k,nk->...n" if transpose_w else "...k,kn->...n",
+            x,
+            w,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+        )
+        return y if bias is None else y + bias
+
+    def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
+        # A negative index would count from the end.
+        return jnp.take(table, jnp.where(tokens < 0, table.shape[0], tokens), axis=0, mode="fill", fill_value=jnp.nan)
+
+    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float) -> jax.Array:
+        """Divides each row of x (..., C) by its root mean square, times weight (C,)."""
+        wide = x.astype(jnp.float32)
+        y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+        return (y if weight is None else y * weight.astype(jnp.float32)).astype(x.dtype)
+
+    def log_softmax(self, x: jax.Array) -> jax.Array:
+        """Returns the log-probabilities of each row of x (..., C)."""
+        return jax.nn.log_softmax(x, axis=-1)
+
+    def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """Returns silu(gate) * up, element by element."""
+        return jax.nn.silu(gate) * up
+
+    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        cos, sin = cos[:, :, None], sin[:, :, None]
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+    def attention(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
+        del lengths  # the causal mask hides the keys behind a sequence's last query, and its padding is not looked at
+        if start is None:
+            return jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        positions = start[:, None] + jnp.arange(query.shape[1])
+        visible = jnp.arange(key.shape[1]) <= positions[:, :, None]
+        return jax.nn.dot_product_attention(query, key, value, mask=visible[:, None])
+
+    def paged_attention(
+        self,
+        query: jax.Array,
+        key_pages: jax.Array,
+        value_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
+        batch, pages = page_table.shape
+
+        def gather(stored: jax.Array) -> jax.Array:
+            return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
+
+        return self.attention(query, gather(key_pages), gather(value_pages), start=start, lengths=lengths)
+
+
+PLAIN = PlainOps()
+"""Stock JAX operations, to compare with."""

@@ -1,0 +1,68 @@
+"""What a layer asks of the operations that it is built on."""
+
+from typing import Any, Protocol
+
+import jax
+
+
+class Ops(Protocol):
+    """The operations whose bits may depend on the batch; everything else in a layer is exact.
+
+    The layers of this package call nothing else for their arithmetic, save for lone additions, which are exactly
+    rounded however they are compiled. `INVARIANT` and `PLAIN` are the two implementations; one object
+    with these methods that compares equal to its copies (a frozen dataclass) is a third.
+    """
+
+    def matmul(
+        self,
+        x: jax.Array,
+        w: jax.Array,
+        *,
+        bias: jax.Array | None = None,
+        transpose_w: bool = False,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
+
+    def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
+
+    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float) -> jax.Array:
+        """Divides each row of x (..., C) by its root mean square, times weight (C,)."""
+
+    def log_softmax(self, x: jax.Array) -> jax.Array:
+        """Returns the log-probabilities of each row of x (..., C)."""
+
+    def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """Returns silu(gate) * up, element by element."""
+
+    def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
+
+    def attention(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        start: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> jax.Array:
+        """Causal attention of query (B, T, N, H) to key and value (B, S, K, H).
+
+        Query t of sequence b stands at position start[b] + t (0 by default), key s at position s. With `lengths` only
+        the first lengths[b] queries of a sequence count; what the others get is not defined.
+        """
+
+    def paged_attention(
+        self,
+        query: jax.Array,
+        key_pages: jax.Array,
+        value_pages: jax.Array,
+        page_table: jax.Array,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> jax.Array:
+        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""

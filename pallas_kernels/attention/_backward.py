@@ -1,0 +1,206 @@
+"""The backward pass: tiles of queries walk the blocks of keys that they see, and recompute the weights.
+
+Gradients of queries are sums over key blocks, those of keys and values sums over query blocks, all upwards and at
+absolute positions. A query that does not see a key adds an exact zero to its sums.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels._tiles import isolate
+from pallas_kernels.attention._forward import from_rows, masked_scores, one_nan, rows_sight, seen_keys, to_rows
+from pallas_kernels.attention._keys import FetchBlock, contiguous_blocks
+from pallas_kernels.attention._programs import dot, lane_tree, seen_product
+from pallas_kernels.attention._sight import Sight, sight
+from pallas_kernels.attention._spec import AttentionSpec
+from pallas_kernels.contract import LANES
+from pallas_kernels.schedule.attention import Tile
+
+Gradients = tuple[jax.Array, jax.Array, jax.Array]
+
+
+class _Rows(NamedTuple):
+    """The rows of a tile of queries: (1, K, R, H), (1, K, R, H), (1, K, R), (1, K, R) and (1, R)."""
+
+    query: jax.Array
+    cotangent: jax.Array
+    lse: jax.Array
+    delta: jax.Array
+    seen: Sight
+
+
+class _Sums(NamedTuple):
+    """Gradients so far: of the queries of a tile (1, K, R, H), of the keys and values of a block (1, K, n, H)."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+
+
+def gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    cotangent: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    *,
+    spec: AttentionSpec,
+    tile: Tile,
+) -> Gradients:
+    """Runs the backward pass over a contiguous cache, one sequence after the other.
+
+    Args:
+        query: (B, T, N, H).
+        key: (B, S, K, H).
+        value: (B, S, K, H).
+        out: (B, T, N, H), the result of the forward pass.
+        lse: (B, T, N) float32, its log-sum-exp.
+        cotangent: (B, T, N, H), the gradient of `out`.
+        offsets: (B,) int32.
+        query_lengths: (B,) int32.
+        key_lengths: (B,) int32.
+        spec: Order of the sums, scale and mask.
+        tile: One sequence, whole blocks of queries and of keys.
+
+    Returns:
+        Gradients of `query`, `key` and `value`, of their shapes and dtypes.
+    """
+    batch, length, query_heads, _ = query.shape
+    capacity, heads = key.shape[1:3]
+    if 0 in query.shape or 0 in key.shape:
+        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+    front = spec.contract.query_block
+    query_lengths = jnp.minimum(query_lengths, length)
+    key_lengths = jnp.minimum(key_lengths, capacity)
+    group = query_heads // heads
+    (factor,) = isolate(jnp.float32(spec.scale))
+    read_keys, read_values = (contiguous_blocks(x, tile, spec.contract.key_block) for x in (key, value))
+
+    def one_sequence(s: jax.Array) -> Gradients:
+        own = tuple(_padded_sequence(x, s, front, tile.queries) for x in (query, cotangent, out, lse))
+        offset, used, keys = (lax.dynamic_slice_in_dim(x, s, 1) for x in (offsets, query_lengths, key_lengths))
+        # The first tile begins at the edge of a query block, so up to `front` - 1 rows before the first query.
+        before = offset[0] % front
+
+        def tile_of_queries(i: jax.Array, sums: Gradients) -> Gradients:
+            begin = i * tile.queries - before
+            indices = begin + jnp.arange(tile.queries, dtype=jnp.int32)[None]
+            seen = sight(offset, used, keys, indices, causal=spec.causal, window=spec.window)
+            q, ct, o, stat = (
+                to_rows(lax.dynamic_slice_in_dim(x, front + begin, tile.queries, axis=1).astype(jnp.float32), heads)
+                for x in own
+            )
+            q, ct, stat, delta = isolate(q, ct, stat, _row_products(ct, o))
+            rows = _Rows(q, ct, stat, delta, Sight(*isolate(*rows_sight(seen, group))))
+            dq, dk, dv = _walk_keys(rows, seen, sums[1:], s, read_keys, read_values, factor, spec, tile)
+            dq = lax.dynamic_update_slice_in_dim(sums[0], from_rows(dq, tile.queries, group), front + begin, axis=1)
+            return dq, dk, dv
+
+        blocks = -(-capacity // spec.contract.key_block) * spec.contract.key_block
+        dk = jnp.zeros((1, heads, blocks, key.shape[3]), jnp.float32)
+        start = (jnp.zeros((1, *own[0].shape[1:]), jnp.float32), dk, dk)
+        tiles = (before + used[0] + (tile.queries - 1)) // tile.queries
+        dq, dk, dv = lax.fori_loop(jnp.int32(0), tiles, tile_of_queries, start)
+        dq, dk = isolate(dq * factor, dk * factor)
+        dq = dq[:, front : front + length]
+        dk, dv = (jnp.moveaxis(x, 1, 2)[:, :capacity] for x in (dk, dv))
+        dq, dk, dv = (one_nan(g).astype(x.dtype) for g, x in zip((dq, dk, dv), (query, key, value), strict=True))
+        return dq, dk, dv
+
+    if batch == 1:
+        return one_sequence(jnp.int32(0))
+
+    def body(s: jax.Array, results: Gradients) -> Gradients:
+        dq, dk, dv = (
+            lax.dynamic_update_slice_in_dim(r, g, s, axis=0) for r, g in zip(results, one_sequence(s), strict=True)
+        )
+        return dq, dk, dv
+
+    zeros = (jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value))
+    results: Gradients = lax.fori_loop(jnp.int32(0), jnp.int32(batch), body, zeros)
+    return results
+
+
+def _padded_sequence(x: jax.Array, s: jax.Array, front: int, back: int) -> jax.Array:
+    one = lax.dynamic_slice_in_dim(x, s, 1, axis=0)
+    return jnp.pad(one, [(0, 0), (front, back)] + [(0, 0)] * (x.ndim - 2))
+
+
+def _row_products(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns the sums (..., R) of a * b (..., R, H), in blocks of lanes upwards and a tree over the lanes."""
+    (products,) = isolate(a * b)
+    missing = -products.shape[-1] % LANES
+    products = jnp.pad(products, [(0, 0)] * (products.ndim - 1) + [(0, missing)])
+    total = products[..., :LANES]
+    for i in range(LANES, products.shape[-1], LANES):
+        total = total + products[..., i : i + LANES]
+    return lane_tree(total, lax.add)
+
+
+def _walk_keys(
+    rows: _Rows,
+    seen: Sight,
+    totals: tuple[jax.Array, jax.Array],
+    sequence: jax.Array,
+    read_keys: FetchBlock,
+    read_values: FetchBlock,
+    factor: jax.Array,
+    spec: AttentionSpec,
+    tile: Tile,
+) -> Gradients:
+    """Walks the blocks of keys that a tile of queries sees."""
+    key_block = spec.contract.key_block
+    chain = spec.contract.chain_rows(rows.query.shape[2] // tile.queries)
+
+    def body(block: jax.Array, sums: Gradients) -> Gradients:
+        start = block * key_block
+        k, v = read_keys(sequence, block), read_values(sequence, block)
+        here = (lax.dynamic_slice_in_dim(x, start, key_block, axis=2) for x in sums[1:])
+        new = _block_gradients(_Sums(sums[0], *here), rows, k, v, start, factor, chain)
+        dk, dv = (lax.dynamic_update_slice_in_dim(x, n, start, axis=2) for x, n in zip(sums[1:], new[1:], strict=True))
+        return new.query, dk, dv
+
+    start = (jnp.zeros_like(rows.query), *totals)
+    sums: Gradients = lax.fori_loop(*seen.blocks(key_block), body, start)
+    return sums
+
+
+def _block_gradients(
+    sums: _Sums, rows: _Rows, keys: jax.Array, values: jax.Array, start: jax.Array, factor: jax.Array, chain: int
+) -> _Sums:
+    """Adds what a tile of queries and a block of keys (1, n, K, H) have to do with each other."""
+    keys, values, start, factor = isolate(keys, values, start, factor)
+    across, over_keys = (((3,), (3,)), ((0, 1), (0, 2))), (((3,), (1,)), ((0, 1), (0, 2)))
+    seen = seen_keys(rows.seen, start, keys.shape[1])
+    scores = masked_scores(rows.query, keys, seen, factor)
+    (weights,) = isolate(jnp.where(seen, jnp.exp(scores - rows.lse[..., None]), jnp.float32(0)))
+    slopes = dot(rows.cotangent, values, across)
+    (slopes,) = isolate(jnp.where(seen, weights * (slopes - rows.delta[..., None]), jnp.float32(0)))
+    seen = jnp.broadcast_to(seen, weights.shape)
+    query = sums.query + seen_product(slopes, seen, keys, over_keys)
+    key = _add_over_queries(sums.key, slopes, seen, rows.query, chain)
+    value = _add_over_queries(sums.value, weights, seen, rows.cotangent, chain)
+    return _Sums(*isolate(query, key, value))
+
+
+def _add_over_queries(
+    total: jax.Array, weights: jax.Array, seen: jax.Array, values: jax.Array, chain: int
+) -> jax.Array:
+    """Adds weights (1, K, R, n) times values (1, K, R, H), summed over the rows, to the total (1, K, n, H)."""
+    heads, count = weights.shape[1:3]
+
+    def pieces(x: jax.Array) -> jax.Array:
+        return x.reshape(1, heads, count // chain, chain, x.shape[3])
+
+    over_rows = (((3,), (3,)), ((0, 1, 2), (0, 1, 2)))
+    partial = seen_product(pieces(weights), pieces(seen), pieces(values), over_rows)
+    for i in range(count // chain):
+        total = total + partial[:, :, i]
+    return total

@@ -1,0 +1,1 @@
+"""Sums of rows by the id that they belong to."""

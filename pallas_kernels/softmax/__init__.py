@@ -1,0 +1,1 @@
+"""The softmax family, cross entropy included."""

@@ -1,0 +1,313 @@
+"""Attention: a query's bits in any batch, chunk and cache, in every dtype, and the contract itself, emulated."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, bits, hostile_rows
+from pallas_kernels.attention import AttentionSpec, cpu, tiled
+from pallas_kernels.attention._tiling import ProgramShape
+from pallas_kernels.contract import attention_contract
+from pallas_kernels.schedule.attention import REFERENCE, Tile, attention_tiles
+
+DTYPES = ("float32", "bfloat16", "float16")
+HEADS, KEY_HEADS, SIZE = 4, 2, 32
+LENGTH, CAPACITY = 150, 256
+
+Arrays = tuple[jax.Array, jax.Array, jax.Array]
+
+
+@functools.cache
+def sequences(dtype: str, length: int = LENGTH) -> Arrays:
+    """Queries, keys and values of one sequence of every hostile kind."""
+    found = []
+    for seed, heads in enumerate((HEADS, KEY_HEADS, KEY_HEADS)):
+        kinds = hostile_rows(seed, (length, heads, SIZE), dtype)
+        kinds["linspace"] = (kinds["linspace"].astype(np.float32) / 50).astype(kinds["linspace"].dtype)
+        found.append(jnp.asarray(np.stack([kinds[name] for name in sorted(kinds)])))
+    return found[0], found[1], found[2]
+
+
+@functools.partial(jax.jit, static_argnames=("window",))
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    offsets: jax.Array,
+    used: jax.Array,
+    window: tuple[int, int] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The queries that are used, from an offset on, of sequences that end with them."""
+    return bijax.dot_product_attention(
+        query,
+        key,
+        value,
+        is_causal=True,
+        query_offset=offsets,
+        query_seq_lengths=used,
+        key_value_seq_lengths=offsets + used,
+        local_window_size=window,
+        return_residual=True,
+    )
+
+
+@functools.cache
+def whole(dtype: str, window: tuple[int, int] | None = None) -> tuple[jax.Array, jax.Array]:
+    q, k, v = sequences(dtype)
+    zero = jnp.zeros(q.shape[0], jnp.int32)
+    return attend(q, k, v, zero, zero + LENGTH, window)
+
+
+def stored(x: jax.Array, length: int, garbage: float) -> jax.Array:
+    """A cache with the first tokens of x and garbage behind them."""
+    cache = np.full((x.shape[0], CAPACITY, *x.shape[2:]), garbage).astype(x.dtype)
+    cache[:, :length] = np.asarray(x)[:, :length]
+    return jnp.asarray(cache)
+
+
+def chunk(x: jax.Array, start: int, used: int, given: int, garbage: float) -> jax.Array:
+    """Queries start, start + 1, ... of x, followed by garbage."""
+    queries = np.full((x.shape[0], given, *x.shape[2:]), garbage).astype(x.dtype)
+    queries[:, :used] = np.asarray(x)[:, start : start + used]
+    return jnp.asarray(queries)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
+    q, k, v = sequences(dtype)
+    lengths = jnp.asarray(np.arange(len(q)) * 17 + 5, jnp.int32)
+
+    def decode(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> Any:
+        return bijax.dot_product_attention(query, key, value, key_value_seq_lengths=lengths, return_residual=True)
+
+    sizes = (1, 3, 9) if dtype == "float32" else (1, 9)
+    assert_batch_invariant(decode, q[:, :1], k, v, lengths, batch_sizes=sizes, modes=("jit",))
+
+
+# The sequence is cut into chunks of these sizes, beginning at some of these tokens.
+CUTS = {
+    1: [*range(0, LENGTH, 29), 126, 127, 128, 129, LENGTH - 1],
+    7: [*range(0, LENGTH, 49), 125, LENGTH - 4],
+    64: [0, 64, 128, 100],
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "sizes"),
+    [("float32", None, (1, 7, 64)), ("bfloat16", None, (1, 64)), ("float16", None, (1, 7)), ("float32", (40, 3), (7,))],
+)
+def test_every_way_to_cut_a_sequence(dtype: str, window: tuple[int, int] | None, sizes: tuple[int, ...]) -> None:
+    """Token by token and in chunks, from a longer cache with garbage in it: the bits of the whole."""
+    q, k, v = sequences(dtype)
+    garbage = iter([np.nan, np.inf, -3.0, 0.0] * 50)
+    for size in sizes:
+        for start in CUTS[size]:
+            used, bad = min(size, LENGTH - start), next(garbage)
+            queries = chunk(q, start, used, size, bad)
+            offsets = jnp.full(len(q), start, jnp.int32)
+            keys, values = (stored(x, start + used, bad) for x in (k, v))
+            out, lse = attend(queries, keys, values, offsets, offsets * 0 + used, window)
+            expected = [x[:, start : start + used] for x in whole(dtype, window)]
+            assert_bits_equal([out[:, :used], lse[:, :used]], expected, err_msg=f"{size=} {start=} {bad=}")
+            assert not bits(out[:, used:]).any()
+            assert (np.asarray(lse[:, used:]) == -np.inf).all()
+
+
+@pytest.mark.parametrize("page", [5, 16, 48, 256])
+def test_pages_hold_the_same_sequences(page: int) -> None:
+    """Pages of any size and order, with garbage around the sequences and in the unused part of the table."""
+    dtype = "bfloat16" if page == 16 else "float32"
+    q, k, v = sequences(dtype)
+    rng = np.random.default_rng(page)
+    entries = -(-CAPACITY // page)
+    paged = jax.jit(functools.partial(bijax.paged_attention, return_residual=True))
+    for length, used in ((LENGTH, 1), (129, 1), (77, 1)):
+        table = rng.permutation(len(q) * entries + 3)[: len(q) * entries].reshape(len(q), entries)
+        caches = []
+        for x in (k, v):
+            pages = np.full((len(q) * entries + 3, page, KEY_HEADS, SIZE), np.nan).astype(x.dtype)
+            at = np.arange(length)
+            pages[table[:, at // page], at % page] = np.asarray(x)[:, :length]
+            caches.append(jnp.asarray(pages))
+        table[:, -(-length // page) :] = -1
+        queries = q[:, length - used : length]
+        out = paged(queries, *caches, jnp.asarray(table, jnp.int32), jnp.full(len(q), length, jnp.int32))
+        assert_bits_equal(list(out), [x[:, length - used : length] for x in whole(dtype)], err_msg=f"{page=} {length=}")
+
+
+def test_a_chunk_from_pages() -> None:
+    q, k, v = sequences("float32")
+    pages = [x[:, :144].reshape(-1, 48, KEY_HEADS, SIZE) for x in (k, v)]
+    table = np.arange(3 * len(q)).reshape(len(q), 3)
+    out = bijax.paged_attention(q[:, 137:144], *pages, table, 144)
+    assert_bits_equal(out, whole("float32")[0][:, 137:144])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_tokens_that_come_later_leave_no_trace(bad: float) -> None:
+    q, k, v = (x[sorted(hostile_rows(0, (1,), "float32")).index("normal")][None] for x in sequences("float32"))
+    zero = jnp.zeros(1, jnp.int32)
+    plain, _ = attend(q, k, v, zero, zero + LENGTH)
+    for at in (1, 60, 140):
+        out, _ = attend(q.at[:, at].set(bad), k.at[:, at].set(bad), v.at[:, at].set(bad), zero, zero + LENGTH)
+        assert_bits_equal(out[:, :at], plain[:, :at], err_msg=f"{at=}")
+        assert np.isnan(np.asarray(out[:, at:])).all()
+        # A single value is seen for what it is, and by its own column alone.
+        out, _ = attend(q, k, v.at[0, at, 0, 3].set(bad), zero, zero + LENGTH)
+        changed = np.zeros(out.shape, bool)
+        changed[:, at:, : HEADS // KEY_HEADS, 3] = True
+        assert_bits_equal(np.where(changed, 0, out), np.where(changed, 0, plain), err_msg=f"{at=}")
+        np.testing.assert_array_equal(np.asarray(out)[changed], bad)
+
+
+def test_signs_of_masked_values_leave_no_trace() -> None:
+    """A weight of zero times a negative value is -0, which must not turn an underflowed sum around."""
+    q, k = jnp.zeros((1, 1, 2, 8)), jnp.zeros((1, 70, 2, 8))
+    tiny = jnp.full(k.shape, -1e-45)
+    results = [
+        bijax.dot_product_attention(q, k, tiny.at[:, 1:].set(s), key_value_seq_lengths=1) for s in (1.0, -1.0, 0.0)
+    ]
+    for result in results[1:]:
+        assert_bits_equal(result, results[0])
+
+
+def test_transformations_keep_the_bits() -> None:
+    q, k, v = sequences("float32")
+    q, k, v = q[:6, :9], k[:6], v[:6]
+    lengths = jnp.asarray([9, 4, 1, 9, 7, 0], jnp.int32)
+
+    def f(q: jax.Array, k: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
+        return bijax.dot_product_attention(q, k, v, is_causal=True, key_value_seq_lengths=n)
+
+    def single(q: jax.Array, k: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
+        return f(q[None], k[None], v[None], n[None])[0]
+
+    y = f(q, k, v, lengths)
+    assert_bits_equal(jax.jit(f)(q, k, v, lengths), y)
+    assert_bits_equal(jax.vmap(single)(q, k, v, lengths), y)
+    assert_bits_equal(jax.vmap(single, in_axes=(1, 2, -1, 0), out_axes=1)(
+        jnp.moveaxis(q, 0, 1), jnp.moveaxis(k, 0, 2), jnp.moveaxis(v, 0, -1), lengths), jnp.moveaxis(y, 0, 1)
+    )  # fmt: skip
+    nested = jax.vmap(jax.vmap(single))(*(x.reshape(2, 3, *x.shape[1:]) for x in (q, k, v, lengths)))
+    assert_bits_equal(nested.reshape(y.shape), y)
+    shared = jax.vmap(single, in_axes=(0, None, None, None))(q, k[0], v[0], lengths[0])
+    assert_bits_equal(shared, f(q, *(jnp.stack([x[0]] * 6) for x in (k, v)), jnp.stack([lengths[0]] * 6)))
+    assert_bits_equal(jax.lax.scan(lambda c, x: (c, single(*x)), 0, (q, k, v, lengths))[1], y)
+    assert_bits_equal(jax.checkpoint(f)(q, k, v, lengths), y)
+    assert_bits_equal(
+        jax.value_and_grad(lambda q: (f(q, k, v, lengths).sum(), f(q, k, v, lengths)), has_aux=True)(q)[0][1], y
+    )
+    assert_bits_equal(jax.jit(f, donate_argnums=0)(q + 0, k, v, lengths), y)
+    with jax.enable_x64(True):
+        assert_bits_equal(jax.jit(lambda q, n: f(q, k, v, n))(q, np.asarray(lengths, np.int64)), y)
+    assert_bits_equal(bijax.dot_product_attention(q[0], k[0, :9], v[0, :9], is_causal=True), y[0])
+
+
+def test_pages_under_vmap() -> None:
+    q, k, v = (x[:4, :8] for x in sequences("float32"))
+    pages = [x.reshape(8, 4, *x.shape[2:]) for x in (k, v)]
+    table, lengths = jnp.arange(8).reshape(4, 2), jnp.asarray([8, 3, 5, 1], jnp.int32)
+    y = bijax.paged_attention(q[:, :1], *pages, table, lengths)
+
+    def single(q: jax.Array, kp: jax.Array, vp: jax.Array, table: jax.Array, n: jax.Array) -> jax.Array:
+        return bijax.paged_attention(q[None, :1], kp, vp, table[None], n[None])[0]
+
+    assert_bits_equal(jax.vmap(single, in_axes=(0, None, None, 0, 0))(q, *pages, table, lengths), y)
+    own = [x.reshape(4, 2, 4, *x.shape[2:]) for x in (k, v)]
+    tables = jnp.tile(jnp.arange(2), (4, 1))
+    assert_bits_equal(jax.vmap(single)(q, *own, tables, lengths), y)
+
+
+# Heads, query heads to a key head, width.
+@pytest.mark.parametrize(
+    ("shape", "tiles"),
+    [((3, 3, 64), [Tile(5, 1), Tile(1, 64), Tile(1, 16, 64)]), ((1, 1, 80), [Tile(3, 1)]), ((1, 8, 256), [Tile(2, 4)])],
+)
+def test_tiles_agree(shape: tuple[int, int, int], tiles: list[Tile]) -> None:
+    """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
+    assert all(cpu.honours_contract(t, ProgramShape(*shape)) for t in tiles)
+
+
+def test_a_tile_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the comparison: a scale that differs in its last bit."""
+    right = cpu.attend
+
+    def wrong(*args: Any, tile: Tile, scale: float, **others: Any) -> Any:
+        return right(
+            *args, tile=tile, scale=scale if tile == REFERENCE else np.nextafter(np.float32(scale), 1), **others
+        )
+
+    shape = ProgramShape(KEY_HEADS, HEADS // KEY_HEADS, SIZE)
+    assert cpu.honours_contract(Tile(3, 1), shape)
+    monkeypatch.setattr(cpu, "attend", wrong)
+    assert not cpu.honours_contract.__wrapped__(Tile(3, 1), shape)
+
+
+def test_every_call_has_a_tile() -> None:
+    for batch in (1, 3, 8, 100):
+        for queries in (1, 2, 16, 17, 1000):
+            for capacity in (1, 64, 65, 4096):
+                tiles = attention_tiles(batch, queries, capacity)
+                assert tiles[-1] == REFERENCE
+                assert all(t.sequences <= batch for t in tiles)
+                assert all(t.keys == REFERENCE.keys or capacity <= t.keys for t in tiles)
+
+
+def test_the_portable_form_has_the_same_bits() -> None:
+    q, k, v = (x[:3] for x in sequences("float32"))
+    spec = AttentionSpec(attention_contract(), 0.25, causal=True)
+    n = jnp.asarray([40, 17, 0], jnp.int32)
+    arrays = (q[:, :40], k, v, n * 0, n, n)
+    one, other = (jax.jit(functools.partial(f, spec=spec))(*arrays) for f in (tiled.attention, cpu.attention))
+    assert_bits_equal(one, other)
+
+
+def fused(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The chain s = fma(x[i], y[i], s) upwards over the last axis.
+
+    The float64 product of two float32 is exact and its sum with a float32 rounds only in the 54th bit; rounding that
+    to float32 gives the fused result but for rare double roundings, which the fixed data below do not meet.
+    """
+    total = np.zeros(np.broadcast_shapes(x.shape, y.shape)[:-1], np.float32)
+    for i in range(x.shape[-1]):
+        total = (x[..., i].astype(np.float64) * y[..., i] + total).astype(np.float32)
+    return total
+
+
+@pytest.mark.parametrize("size", [80, 256])
+def test_scores_are_one_fused_chain(size: int) -> None:
+    """The log-sum-exp of a single score is the score."""
+    rng = np.random.default_rng(size)
+    q = rng.standard_normal((1, 1, 12, size)).astype(np.float32)
+    k = rng.standard_normal((1, 65, 1, size)).astype(np.float32)
+    _, lse = bijax.dot_product_attention(q, k, k, key_value_seq_lengths=1, return_residual=True)
+    assert_bits_equal(lse, fused(q, k[:, :1]) * np.float32(1 / np.sqrt(size)))
+
+
+def test_values_are_chains_of_one_block_each() -> None:
+    """With equal scores every weight is 1: what is left is the order of the sums."""
+    v = np.random.default_rng(0).standard_normal((1, 300, 1, 32)).astype(np.float32)
+    out, lse = bijax.dot_product_attention(np.zeros((1, 1, 2, 32), np.float32), v * 0, v, return_residual=True)
+    total = np.zeros(32, np.float32)
+    for start in range(0, 300, 128):
+        block = np.zeros(32, np.float32)
+        for row in v[0, start : start + 128, 0]:
+            block = block + row
+        total = total + block
+    assert_bits_equal(out, np.broadcast_to(total / np.float32(300), out.shape))
+    np.testing.assert_allclose(lse, np.log(300), rtol=1e-6)
+
+
+def test_control_plain_jax_differs() -> None:
+    """The same harness finds that jax.nn's attention changes bits with the batch and with the chunk."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((9, 150, h, 64)), jnp.float32) for h in (4, 2, 2))
+    whole = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    last = jax.nn.dot_product_attention(q[:, -1:], k, v)
+    report = batch_variance_report(jax.nn.dot_product_attention, q[:, -1:], k, v, batch_sizes=(1, 2, 9), modes=("jit",))
+    assert report.differing_elements + np.count_nonzero(bits(last) != bits(whole[:, -1:])) > 0

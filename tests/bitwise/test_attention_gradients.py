@@ -1,0 +1,185 @@
+"""Attention's gradients: a query's bits in any batch and chunk, a sequence's in any batch and under any padding."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing import assert_batch_invariant, assert_bits_equal, bits, hostile_rows
+from pallas_kernels.attention import cpu
+from pallas_kernels.attention._tiling import ProgramShape
+from pallas_kernels.contract import attention_contract
+from pallas_kernels.schedule.attention import GRADIENT_REFERENCE, Tile, gradient_tiles
+
+HEADS, KEY_HEADS, SIZE, LENGTH = 4, 2, 32, 150
+
+Arrays = tuple[jax.Array, ...]
+
+
+@functools.cache
+def sequences(dtype: str) -> Arrays:
+    """Queries, cotangents, keys and values of one sequence of every hostile kind."""
+    found = []
+    for seed, heads in enumerate((HEADS, HEADS, KEY_HEADS, KEY_HEADS)):
+        kinds = hostile_rows(seed, (LENGTH, heads, SIZE), dtype)
+        kinds["linspace"] = (kinds["linspace"].astype(np.float32) / 50).astype(kinds["linspace"].dtype)
+        found.append(jnp.asarray(np.stack([kinds[name] for name in sorted(kinds)])))
+    return tuple(found)
+
+
+@functools.partial(jax.jit, static_argnames=("window",))
+def gradients(
+    q: jax.Array,
+    ct: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    offsets: jax.Array,
+    used: jax.Array,
+    window: tuple[int, int] | None = None,
+) -> Arrays:
+    """The output and the gradients of queries, keys and values."""
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return bijax.dot_product_attention(
+            q,
+            k,
+            v,
+            is_causal=True,
+            query_offset=offsets,
+            query_seq_lengths=used,
+            key_value_seq_lengths=offsets + used,
+            local_window_size=window,
+        )
+
+    out, pull = jax.vjp(attend, q, k, v)
+    return (out, *pull(ct))
+
+
+@functools.cache
+def whole(dtype: str) -> Arrays:
+    zero = jnp.zeros(len(sequences(dtype)[0]), jnp.int32)
+    return gradients(*sequences(dtype), zero, zero + LENGTH)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
+    arrays = sequences(dtype)
+    zero = jnp.zeros(len(arrays[0]), jnp.int32)
+    company = ("given", "huge", "nan") if dtype == "float32" else ("permuted",)
+    assert_batch_invariant(
+        gradients, *arrays, zero, zero + LENGTH, batch_sizes=(1, 3), neighbours=company, modes=("jit",)
+    )
+
+
+@pytest.mark.parametrize("garbage", [0.0, np.nan, -np.inf])
+def test_padding_leaves_no_trace(garbage: float) -> None:
+    arrays = sequences("float32")
+    n = len(arrays[0])
+
+    def padded(x: jax.Array, length: int) -> jax.Array:
+        out = np.full((n, length, *x.shape[2:]), garbage, np.float32)
+        out[:, :LENGTH] = x
+        return jnp.asarray(out)
+
+    zero = jnp.zeros(n, jnp.int32)
+    lengths = (161, 161, 300, 300)
+    found = gradients(*(padded(x, m) for x, m in zip(arrays, lengths, strict=True)), zero, zero + LENGTH)
+    assert_bits_equal([x[:, :LENGTH] for x in found], list(whole("float32")))
+    for x in found:
+        assert not bits(jnp.abs(x[:, LENGTH:])).any()
+
+
+def test_queries_of_a_chunk_keep_their_bits() -> None:
+    q, ct, k, v = sequences("float32")
+    for start in (0, 5, 100, 137):
+        offsets = jnp.full(len(q), start, jnp.int32)
+        stop = min(LENGTH, start + 13)
+        query, cotangent = (np.zeros((len(q), 13, HEADS, SIZE), np.float32) for _ in range(2))
+        query[:, : stop - start], cotangent[:, : stop - start] = q[:, start:stop], ct[:, start:stop]
+        out, dq, _, _ = gradients(query, cotangent, k, v, offsets, offsets * 0 + stop - start)
+        expected = [x[:, start:stop] for x in whole("float32")[:2]]
+        assert_bits_equal([x[:, : stop - start] for x in (out, dq)], expected, err_msg=f"{start=}")
+
+
+def test_query_blocks_stand_at_absolute_positions() -> None:
+    """A chunk's gradient of the keys is that of the whole sequence whose other queries have no cotangent."""
+    q, ct, k, v = (x[sorted(hostile_rows(0, (1,), "float32")).index("normal")][None] for x in sequences("float32"))
+    zero = jnp.zeros(1, jnp.int32)
+    start = 37
+    chunk = gradients(q[:, start:], ct[:, start:], k, v, zero + start, zero + LENGTH - start)
+    alone = gradients(q, ct.at[:, :start].set(0), k, v, zero, zero + LENGTH)
+    assert_bits_equal(chunk[2:], alone[2:])
+
+
+def test_a_nan_reaches_only_what_has_seen_it() -> None:
+    q, ct, k, v = (x[sorted(hostile_rows(0, (1,), "float32")).index("normal")][None] for x in sequences("float32"))
+    zero = jnp.zeros(1, jnp.int32)
+    plain = gradients(q, ct, k, v, zero, zero + LENGTH)
+    at = 60
+    for i in range(4):  # queries, cotangents, keys, values
+        arrays = [x.at[:, at].set(jnp.nan) if j == i else x for j, x in enumerate((q, ct, k, v))]
+        _, dq, dk, dv = gradients(*arrays, zero, zero + LENGTH)
+        # Queries and cotangents belong to one row, keys and values are seen by the rows from there on.
+        rows = slice(at, at + 1) if i < 2 else slice(at, None)
+        clean = np.ones(LENGTH, bool)
+        clean[rows] = False
+        assert_bits_equal(np.asarray(dq)[:, clean], np.asarray(plain[1])[:, clean])
+        assert np.isnan(np.asarray(dq)[:, rows]).all()
+        assert np.isnan(np.asarray(dk)[:, :at]).all()
+        if i < 2:
+            assert_bits_equal([dk[:, at + 1 :], dv[:, at + 1 :]], [x[:, at + 1 :] for x in plain[2:]])
+            assert np.isnan(np.asarray(dv)[:, :at]).all()
+
+
+def test_transformations_keep_the_bits() -> None:
+    q, ct, k, v = (x[:4] for x in sequences("float32"))
+    expected = [x[:4] for x in whole("float32")[1:]]
+
+    def single(q: jax.Array, k: jax.Array, v: jax.Array, ct: jax.Array) -> Any:
+        pull = jax.vjp(functools.partial(bijax.dot_product_attention, is_causal=True), q, k, v)[1]
+        return list(pull(ct))
+
+    assert_bits_equal(jax.vmap(single)(q, k, v, ct), expected)
+    assert_bits_equal(jax.lax.map(lambda x: single(*x), (q, k, v, ct)), expected)
+
+    @jax.checkpoint
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return bijax.dot_product_attention(q, k, v, is_causal=True)
+
+    assert_bits_equal(list(jax.vjp(attend, q, k, v)[1](ct)), expected)
+    with jax.enable_x64(True):
+        assert_bits_equal(single(q, k, v, ct), expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 64), (1, 9, 32)])
+def test_tiles_agree(shape: tuple[int, int, int]) -> None:
+    """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
+    for tile in gradient_tiles(1000):
+        assert cpu.honours_gradients(tile, ProgramShape(*shape))
+
+
+def test_chains_are_chosen_without_the_batch() -> None:
+    contract = attention_contract()
+    for group in (1, 3, 8, 9, 32, 64):
+        chain = contract.chain_rows(group)
+        assert chain <= contract.longest_chain
+        assert contract.query_block * group % chain == 0
+    assert gradient_tiles(16) == (GRADIENT_REFERENCE,)
+    assert gradient_tiles(17)[0] == Tile(1, 64)
+
+
+def test_control_plain_jax_differs() -> None:
+    """The same comparison finds that the gradients of jax.nn's attention change with the length of the sequence."""
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.standard_normal((2, 50, h, 64)), jnp.float32) for h in (4, 4, 2, 2)]
+
+    def plain(q: jax.Array, ct: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return jax.vjp(functools.partial(jax.nn.dot_product_attention, is_causal=True), q, k, v)[1](ct)
+
+    whole = plain(*arrays)
+    starts = [plain(*(x[:, :length] for x in arrays)) for length in (3, 7, 33)]
+    assert any((bits(dq) != bits(whole[0][:, : dq.shape[1]])).any() for dq, _, _ in starts)

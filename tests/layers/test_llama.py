@@ -1,0 +1,154 @@
+"""The log-probabilities of a sequence have the same bits however they are computed."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bijax.testing import assert_bits_equal
+from flax_layers import INVARIANT, PLAIN, Llama
+from tests.layers import small_llama as small
+
+
+@functools.cache
+def alone() -> list[np.ndarray]:
+    """Each sequence by itself: what everything else is compared with."""
+    return [small.in_full(small.model(), (row,))[0] for row in small.sequences()]
+
+
+def test_in_company() -> None:
+    rows = small.sequences()
+    assert_bits_equal(small.in_full(small.model(), rows), alone())
+    assert_bits_equal(small.in_full(small.model(), (*rows[2:], *rows[:2])), [*alone()[2:], *alone()[:2]])
+
+
+def test_without_padding() -> None:
+    row = small.sequences()[1]
+    assert_bits_equal(small.in_full(small.model(), (row,), len(row))[0], alone()[1])
+
+
+def test_eager() -> None:
+    rows = small.sequences()
+    tokens = small.padded(rows, small.LENGTH)
+    scores = small.score(INVARIANT, small.model()(jnp.asarray(tokens)), small.targets(tokens))
+    assert_bits_equal(small.trimmed(np.asarray(scores), rows), alone())
+
+
+@pytest.mark.parametrize(
+    ("chunk", "make"),
+    [(1, small.contiguous), (7, small.contiguous), (160, small.contiguous), (1, small.paged), (64, small.paged)],
+)
+def test_prefill_chunks_and_token_by_token(chunk: int, make: small.Make) -> None:
+    assert_bits_equal(small.in_chunks(small.model(), small.sequences(), chunk, make), alone())
+
+
+def test_token_by_token_alone() -> None:
+    rows = small.sequences()[1:2]
+    assert_bits_equal(small.in_chunks(small.model(), rows, 1), alone()[1:2])
+
+
+def test_mixed_chunks_of_mixed_lengths() -> None:
+    """Sequences at different positions, with different numbers of new tokens, in one call."""
+    rows, model = small.sequences(), small.model()
+    cache = small.paged(model, len(rows))
+    rng = np.random.default_rng(3)
+    parts: list[list[np.ndarray]] = [[] for _ in rows]
+    held = np.zeros(len(rows), np.int32)
+    while (left := np.array([len(row) for row in rows]) - held).any():
+        new = np.minimum(left, rng.integers(0, 33, len(rows))).astype(np.int32)
+        tokens = np.zeros((len(rows), 32), np.int32)
+        following = np.zeros((len(rows), 32), np.int32)
+        for index, row in enumerate(rows):
+            here = slice(held[index], held[index] + new[index])
+            tokens[index, : new[index]] = row[here]
+            following[index, : new[index]] = np.roll(row, -1)[here]
+        scores, cache = small.step(model, tokens, following, new, cache)
+        for index, part in enumerate(parts):
+            part.append(np.asarray(scores)[index, : new[index]])
+        held += new
+    assert_bits_equal([np.concatenate(part)[:-1] for part in parts], alone())
+
+
+def test_inside_gradients_and_remat() -> None:
+    rows, model = small.sequences(), small.shallow_model()
+    expected = small.in_full(model, rows)
+    tokens = small.padded(rows, small.LENGTH)
+
+    def loss(model: Llama) -> tuple[jax.Array, jax.Array]:
+        scores = small.score(INVARIANT, model(tokens), small.targets(tokens))
+        return scores.sum(), scores
+
+    (_, scores), gradients = nnx.jit(nnx.value_and_grad(loss, has_aux=True))(model)
+    assert_bits_equal(small.trimmed(np.asarray(scores), rows), expected)
+    again = nnx.with_attributes(model, remat=True)
+    (_, scores), recomputed = jax.jit(jax.value_and_grad(loss, has_aux=True))(again)
+    assert_bits_equal(small.trimmed(np.asarray(scores), rows), expected)
+    assert_bits_equal(parameters(recomputed), parameters(gradients))
+
+
+def test_under_vmap() -> None:
+    model, row = small.shallow_model(), small.sequences()[1]
+    tokens = np.stack([row, row[::-1], np.roll(row, 5)])
+    scores = jax.jit(jax.vmap(small.full, in_axes=(None, 0, 0)))(model, tokens[:, None], small.targets(tokens)[:, None])
+    assert_bits_equal(np.asarray(scores)[:, 0, :-1], np.stack(small.in_full(model, tuple(tokens), small.LENGTH)))
+
+
+def test_plain_jax_differs() -> None:
+    """The control: the same comparisons, on the same model with stock operations."""
+    rows, model = small.sequences(), small.model(PLAIN)
+    expected = np.concatenate(small.in_full(model, rows))
+    by_token = np.concatenate(small.in_chunks(model, rows, 1))
+    assert (expected.view(np.uint32) != by_token.view(np.uint32)).any()
+    np.testing.assert_allclose(by_token, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(alone()), expected, rtol=0, atol=1e-4)
+
+
+def test_switching_operations_shares_the_parameters() -> None:
+    model = small.model()
+    plain = nnx.with_attributes(model, ops=PLAIN)
+    assert plain.blocks[0].mlp.ops == plain.embed.ops == PLAIN
+    assert model.blocks[0].mlp.ops == INVARIANT
+    assert plain.embed.embedding[...] is model.embed.embedding[...]
+
+
+def test_gradients_take_micro_batches() -> None:
+    """Micro-batches of 128 tokens, added in order, give the parameter gradients of the whole batch bit for bit."""
+    model = small.shallow_model(tied=False)
+    tokens = np.random.default_rng(5).integers(0, small.CONFIG.vocab_size, (12, 32)).astype(np.int32)
+
+    @jax.jit
+    @jax.grad
+    def gradient(model: Llama, tokens: jax.Array) -> jax.Array:
+        return small.score(INVARIANT, model(tokens), small.targets(tokens)).sum()
+
+    first, second, third = (parameters(gradient(model, tokens[i : i + 4])) for i in (0, 4, 8))
+    summed = jax.tree.map(lambda a, b, c: (a + b) + c, first, second, third)
+    assert_bits_equal(summed, parameters(gradient(model, tokens)))
+
+
+def test_gradients_of_inputs_do_not_mind_the_batch() -> None:
+    """With respect to a sequence's own embeddings: the same alone and in company."""
+    model, rows = small.shallow_model(), small.sequences()
+
+    @jax.jit
+    @jax.grad
+    def gradient(x: jax.Array, following: jax.Array, weights: jax.Array) -> jax.Array:
+        rotary = model.rotary(jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]))
+        for block in model.blocks:
+            x = block(x, rotary)
+        return (small.score(INVARIANT, model.logits(x), following) * weights).sum()
+
+    tokens = small.padded(rows[1:4], 40)
+    weights = (np.arange(40) < np.array([[37], [5], [40]])).astype(np.float32)
+    x = model.embed(jnp.asarray(tokens))
+    company = gradient(x, small.targets(tokens), weights)
+    single = gradient(x[:1], small.targets(tokens)[:1], weights[:1])
+    assert_bits_equal(company[:1], single)
+
+
+def parameters(model: Llama) -> dict[str, Any]:
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))

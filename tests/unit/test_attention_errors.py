@@ -1,0 +1,144 @@
+"""Attention: sizes at the edge, and bad input."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from pallas_kernels.contract import AttentionContract
+
+Q, K = jnp.ones((2, 3, 4, 8)), jnp.ones((2, 5, 2, 8))
+PAGES = jnp.ones((6, 4, 2, 8))
+TABLE = np.array([[0, 1], [2, 3]])
+
+attend = bijax.dot_product_attention
+paged = bijax.paged_attention
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ((0, 3, 4, 8), (0, 5, 2, 8)),
+        ((2, 0, 4, 8), (2, 5, 2, 8)),
+        ((2, 3, 4, 8), (2, 0, 2, 8)),
+        ((2, 3, 0, 8), (2, 5, 2, 8)),
+    ],
+)
+def test_edge_sizes(query: tuple[int, ...], key: tuple[int, ...]) -> None:
+    q, k = jnp.ones(query), jnp.ones(key)
+    out, lse = attend(q, k, k, return_residual=True)
+    assert out.shape == query
+    assert lse.shape == query[:3]
+    assert not np.asarray(out).any()
+    assert (np.asarray(lse) == -np.inf).all()
+    gradients = jax.grad(lambda q, k, v: attend(q, k, v).sum(), (0, 1, 2))(q, k, k)
+    assert [g.shape for g in gradients] == [query, key, key]
+
+
+def test_without_a_batch() -> None:
+    out, lse = attend(Q[0], K[0], K[0], key_value_seq_lengths=jnp.array([5]), return_residual=True)
+    assert out.shape == (3, 4, 8)
+    assert lse.shape == (3, 4)
+
+
+def test_paged_edge_sizes() -> None:
+    assert paged(Q[:0], PAGES, PAGES, TABLE[:0], np.zeros(0, int)).shape == (0, 3, 4, 8)
+    assert paged(Q[:, :0], PAGES, PAGES, TABLE, 0).shape == (2, 0, 4, 8)
+    out, lse = paged(Q, PAGES, PAGES, TABLE[:, :0], 0, query_seq_lengths=0, return_residual=True)
+    assert not np.asarray(out).any()
+    assert (np.asarray(lse) == -np.inf).all()
+
+
+BAD: list[tuple[type[Exception], str, Any]] = [
+    (TypeError, "query must have one of the dtypes.*int32", lambda: attend(Q.astype(int), K, K)),
+    (TypeError, r"share one dtype.*key bfloat16\[2,5,2,8\]", lambda: attend(Q, K.astype(jnp.bfloat16), K)),
+    (ValueError, r"\(B, T, N, H\).*got query float32\[3\]", lambda: attend(jnp.ones(3), K, K)),
+    (ValueError, r"\(B, T, N, H\)", lambda: attend(Q[0], K, K)),
+    (ValueError, "one shape", lambda: attend(Q, K, K[:, :4])),
+    (ValueError, "width of a head", lambda: attend(Q, K[..., :4], K[..., :4])),
+    (ValueError, "width of a head", lambda: attend(Q[..., :0], K[..., :0], K[..., :0])),
+    (ValueError, "multiple of the number of key heads, got 4 and 3", lambda: attend(Q, *[jnp.ones((2, 5, 3, 8))] * 2)),
+    (ValueError, "multiple.* got 4 and 0", lambda: attend(Q, K[:, :, :0], K[:, :, :0])),
+    (ValueError, "as many sequences", lambda: attend(Q[:1], K, K)),
+    (bijax.UnsupportedError, "bias must be None.*is_causal", lambda: attend(Q, K, K, jnp.ones((1, 4, 3, 5)))),
+    (bijax.UnsupportedError, r"mask must be None, got bool\[1,1,3,5\]", lambda: attend(Q, K, K, mask=jnp.ones((1, 1, 3, 5), bool))),
+    (TypeError, "scale must be a number", lambda: attend(Q, K, K, scale="half")),
+    (TypeError, "traced value; multiply the query", lambda: jax.jit(lambda s: attend(Q, K, K, scale=s))(0.1)),
+    (ValueError, "scale must be finite, got nan", lambda: attend(Q, K, K, scale=float("nan"))),
+    (TypeError, r"pair of ints.*got \(1, 2, 3\)", lambda: attend(Q, K, K, local_window_size=(1, 2, 3))),
+    (TypeError, "pair of ints.*got 1.5", lambda: attend(Q, K, K, local_window_size=1.5)),
+    (ValueError, "must not be negative", lambda: attend(Q, K, K, local_window_size=(-1, 2))),
+    (TypeError, r"query_seq_lengths must hold integers, got float32\[2\]", lambda: attend(Q, K, K, query_seq_lengths=jnp.ones(2))),
+    (ValueError, r"shape \(2,\).*got int32\[3\]", lambda: attend(Q, K, K, query_seq_lengths=jnp.ones(3, jnp.int32))),
+    (ValueError, r"query_seq_lengths must be in \[0, 3\].*got 4 for sequence 1", lambda: attend(Q, K, K, query_seq_lengths=np.array([3, 4]))),
+    (ValueError, r"key_value_seq_lengths must be in \[0, 5\].*got -1 for sequence 0", lambda: attend(Q, K, K, key_value_seq_lengths=np.array([-1, 4]))),
+    (ValueError, "query_offset must be in.*got -2", lambda: attend(Q, K, K, query_offset=-2)),
+    (ValueError, "query_offset must be in.*got 1099511627776", lambda: attend(Q, K, K, query_offset=np.int64(1 << 40))),
+    (ValueError, r"key_pages and value_pages \(P, page, K, H\)", lambda: paged(Q[0], PAGES, PAGES, TABLE, 8)),
+    (ValueError, "at least 1 key", lambda: paged(Q, PAGES[:, :0], PAGES[:, :0], TABLE, 0)),
+    (TypeError, "page_table must hold integers", lambda: paged(Q, PAGES, PAGES, TABLE * 1.0, 8)),
+    (ValueError, r"page_table must have the shape \(2, pages", lambda: paged(Q, PAGES, PAGES, TABLE[0], 8)),
+    (ValueError, r"lengths must be in \[0, 8\].*got 9 for sequence 0", lambda: paged(Q, PAGES, PAGES, TABLE, 9)),
+    (ValueError, "lengths must be in.*got -1", lambda: paged(Q, PAGES, PAGES, TABLE, np.array([8, -1]))),
+    (ValueError, r"pages in \[0, 6\).*got 6 for sequence 1, entry 1, with 7 keys", lambda: paged(Q, PAGES, PAGES, np.array([[0, 1], [2, 6]]), np.array([5, 7]))),
+    (ValueError, "got -1 for sequence 0, entry 0", lambda: paged(Q, PAGES, PAGES, -TABLE - 1, 5)),
+    (ValueError, "query_offset must be in.*lengths counts the keys of the queries too.*got -1 for sequence 1", lambda: paged(Q, PAGES, PAGES, TABLE, np.array([3, 2]))),
+    (bijax.UnsupportedError, "no gradient.*dot_product_attention", lambda: jax.grad(lambda q: paged(q, PAGES, PAGES, TABLE, 8).sum())(Q)),
+    (ValueError, "key_block must be at least 1, got 0", lambda: AttentionContract(key_block=0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "message", "call"), BAD)
+def test_bad_input(error: type[Exception], message: str, call: Any) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_forward_mode_says_no() -> None:
+    with pytest.raises((TypeError, bijax.UnsupportedError), match="forward-mode|Forward mode"):
+        jax.jvp(lambda q: attend(q, K, K), (Q,), (Q,))
+
+
+def test_traced_lengths_out_of_range_give_nan() -> None:
+    """Nothing can be raised under jit; nothing is clipped either, and the other sequences are as they were."""
+    right = attend(Q, K, K)
+
+    @jax.jit
+    def traced(offset: Any, queries: Any, keys: Any) -> Any:
+        numbers = {"query_offset": offset, "query_seq_lengths": queries, "key_value_seq_lengths": keys}
+        return attend(Q, K, K, return_residual=True, **numbers)
+
+    good = [np.array([0, 0]), np.array([3, 3]), np.array([5, 5])]
+    np.testing.assert_array_equal(traced(*good)[0], right)
+    for argument, bad in ((0, -1), (0, 1 << 30), (1, 4), (1, -1), (2, 6), (2, -1)):
+        numbers = [n.copy() for n in good]
+        numbers[argument][1] = bad
+        out, lse = traced(*numbers)
+        assert np.isnan(np.asarray(out[1])).all()
+        assert np.isnan(np.asarray(lse[1])).all()
+        np.testing.assert_array_equal(out[0], right[0])
+
+
+def test_traced_lengths_out_of_range_give_nan_gradients() -> None:
+    @jax.jit
+    def traced(keys: Any) -> Any:
+        return jax.grad(lambda q, k, v: attend(q, k, v, key_value_seq_lengths=keys).sum(), (0, 1, 2))(Q, K, K)
+
+    for gradient in traced(np.array([5, 6])):
+        assert np.isnan(np.asarray(gradient[1])).all()
+        assert np.isfinite(np.asarray(gradient[0])).all()
+
+
+def test_traced_pages_out_of_range_give_nan() -> None:
+    run = jax.jit(lambda table, lengths: paged(Q, PAGES, PAGES, table, lengths))
+    right = run(TABLE, np.array([8, 8]))
+    assert np.isfinite(np.asarray(right)).all()
+    unused = run(np.array([[0, -1], [2, 3]]), np.array([4, 8]))
+    np.testing.assert_array_equal(unused, right)
+    for table, lengths in (([[0, 1], [2, 6]], [8, 8]), ([[0, 1], [-1, 3]], [8, 8]), (TABLE, [8, 9]), (TABLE, [8, 2])):
+        out = run(np.array(table), np.array(lengths))
+        assert np.isnan(np.asarray(out[1])).all()
+        np.testing.assert_array_equal(out[0], right[0])
