@@ -1,6 +1,6 @@
 """Draws the results of a benchmark: ratio of XLA's time to ours over the number of rows, one line per shape.
 
-    python benchmarks/plot.py benchmarks/results/matmul_f32_cpu.json
+python benchmarks/plot.py benchmarks/results/matmul_f32_cpu.json
 """
 
 import argparse
@@ -12,17 +12,16 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-FIGURES = ("ours_us", "xla_us", "ratio")
 INK, GRID = "#22303c", "#d8dee4"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Writes a PNG; the first column of the cells is the horizontal axis, the other ones name the lines."""
+    """Writes a PNG; the first column of the cells is the horizontal axis, the weights' shape names a line."""
     across = next(iter(result["cells"][0]))
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    varying = [c for c in result["cells"][0] if c not in (*FIGURES, across) and len({str(r[c]) for r in result["cells"]}) > 1]
+    shape = [c for c in ("k", "n", "transpose_w") if len({row.get(c) for row in result["cells"]}) > 1]
     for row in result["cells"]:
-        label = ", ".join(f"{c}={row[c]}" for c in varying) or result["benchmark"]
+        label = ", ".join(f"{c}={row[c]}" for c in shape) or "bijax"
         lines[label].append((row[across], row["ratio"]))
     figure = Figure(figsize=(8, 4.5), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
@@ -37,10 +36,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel(across)
     axes.set_ylabel("XLA's time / ours (above 1: ours is faster)")
-    axes.set_title(f"{result['benchmark']} on {result['device']}, jax {result['jax']}, {result['date']}", color=INK)
+    axes.set_title(
+        f"{result['benchmark']} on {result['device']}, jax {result['jax']}", color=INK, loc="left", fontsize=11
+    )
     axes.grid(color=GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(path)
 
 

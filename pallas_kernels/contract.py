@@ -58,6 +58,29 @@ class MatmulContract:
 
 
 @dataclass(frozen=True)
+class WgmmaContract:
+    """How one element of `x @ w` is summed by wgmma.
+
+    One float32 accumulator starts at zero and takes the products of 16 elements of K at a time, upwards, as the
+    tensor core adds them; K is padded with zeros to a multiple of 16. There is no second accumulator and no split of K.
+
+    Attributes:
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> WgmmaContract().id
+        'matmul/v1/f32-wgmma16-chain'
+    """
+
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-wgmma16-chain"
+
+
+@dataclass(frozen=True)
 class RowContract:
     """How a row is reduced.
 

@@ -94,7 +94,7 @@ def window_sizes(op: str, window: Any) -> tuple[int, int] | None:
 
 def per_sequence(
     op: str, name: str, given: Any, batch: int, highest: int, meaning: str
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array | np.ndarray, jax.Array | None]:
     """Returns a number for each sequence.
 
     Args:
@@ -114,7 +114,7 @@ def per_sequence(
         ValueError: If the shape is wrong, or a known number is out of range.
     """
     if given is None:
-        return jnp.full((batch,), highest, jnp.int32), None
+        return np.full((batch,), highest, np.int32), None
     traced = isinstance(given, jax.core.Tracer)
     numbers = given if traced else np.asarray(given)
     if not jnp.issubdtype(numbers.dtype, jnp.integer):
@@ -133,10 +133,12 @@ def per_sequence(
         raise ValueError(
             f"{op}: {name} must be in [0, {highest}] ({meaning}), got {numbers[wrong[0]]} for sequence {wrong[0]}."
         )
-    return jnp.asarray(numbers, jnp.int32), None
+    return numbers.astype(np.int32), None
 
 
-def valid_pages(op: str, page_table: jax.Array, lengths: jax.Array, page: int, pages: int) -> jax.Array | None:
+def valid_pages(
+    op: str, page_table: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray, page: int, pages: int
+) -> jax.Array | None:
     """Checks the entries of a page table that hold keys of a sequence.
 
     Args:

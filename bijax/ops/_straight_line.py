@@ -15,15 +15,16 @@ ELEMENTWISE: Final = frozenset({
     "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "convert_element_type", "copy", "cos",
     "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
     "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2", "logistic", "lt", "max", "min", "mul", "ne",
-    "neg", "nextafter", "not", "one_minus_square", "or", "population_count", "pow", "reduce_precision", "rem",
-    "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
+    "neg", "nextafter", "not", "one_minus_square", "or", "polynomial", "population_count", "pow", "reduce_precision",
+    "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
     "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
 })
 # fmt: on
 """Primitives that compute every element of their result from the same element of their arguments."""
 
 _CALLS: Final = frozenset({"jit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"})
-_ALIASES: Final = frozenset({"broadcast_in_dim", "name", "optimization_barrier", "stop_gradient"})
+_ALIASES: Final = frozenset({"name", "optimization_barrier", "stop_gradient"})
+_FILL: Final = "broadcast_in_dim"
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,12 @@ Operand = int | Constant
 
 @dataclass(frozen=True)
 class Step:
-    """One primitive applied to earlier values (counted from the arguments on) and constants."""
+    """One primitive applied to earlier values (counted from the arguments on) and constants.
 
-    primitive: Primitive
+    Without a primitive the step spreads its one operand, a number, over the shape of the arguments.
+    """
+
+    primitive: Primitive | None
     operands: tuple[Operand, ...]
     parameters: tuple[tuple[str, Hashable], ...]
 
@@ -58,7 +62,7 @@ class StraightLine:
     Attributes:
         arguments: Number of arguments.
         steps: Each adds one value to the list that the arguments start.
-        results: Which values, or constants, are the results.
+        results: Which values are the results.
     """
 
     arguments: int
@@ -67,14 +71,17 @@ class StraightLine:
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         """Applies the program to arrays of one shape."""
-        shape = arrays[0].shape
-        values = list(arrays)
+        values: list[Any] = list(arrays)
 
-        def read(operand: Operand) -> jax.Array:
-            return values[operand] if isinstance(operand, int) else jnp.broadcast_to(operand.value, shape)
+        def read(operand: Operand) -> Any:
+            return values[operand] if isinstance(operand, int) else operand.value
 
         for step in self.steps:
-            values.append(step.primitive.bind(*map(read, step.operands), **dict(step.parameters)))
+            operands = map(read, step.operands)
+            if step.primitive is None:
+                values.append(jnp.broadcast_to(next(operands), arrays[0].shape))
+            else:
+                values.append(step.primitive.bind(*operands, **dict(step.parameters)))
         return tuple(map(read, self.results))
 
 
@@ -84,7 +91,7 @@ def straight_line(op: str, traced: Any, shape: tuple[int, ...]) -> StraightLine:
     Args:
         op: Name of the operation, for messages.
         traced: The function traced with arguments of one shape, a closed jaxpr.
-        shape: That shape.
+        shape: That shape; it must have at least one dimension, to tell arrays from numbers.
 
     Raises:
         ValueError: If the function closes over an array, or does anything that is not element-wise.
@@ -112,10 +119,10 @@ class _Builder:
     def inline(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Operand]) -> tuple[Operand, ...]:
         """Adds the steps of a jaxpr; returns its results."""
         values: dict[Any, Operand] = dict(zip(jaxpr.invars, arguments, strict=True))
-        values.update(zip(jaxpr.constvars, map(self._constant, consts), strict=True))
+        values.update((v, self._constant(c, v.aval)) for v, c in zip(jaxpr.constvars, consts, strict=True))
 
         def read(atom: Any) -> Operand:
-            return self._constant(atom.val) if isinstance(atom, Literal) else values[atom]
+            return self._constant(atom.val, atom.aval) if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
             values.update(zip(eqn.outvars, self._equation(eqn, tuple(map(read, eqn.invars))), strict=True))
@@ -125,26 +132,30 @@ class _Builder:
         if eqn.primitive.name in _CALLS:
             called: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             return self.inline(getattr(called, "jaxpr", called), getattr(called, "consts", ()), operands)
-        avals: list[list[Any]] = [[v.aval for v in side] for side in (eqn.invars, eqn.outvars)]
         name = eqn.primitive.name
-        if name not in ELEMENTWISE | _ALIASES or any(a.shape not in ((), self._shape) for a in (*avals[0], *avals[1])):
+        avals: list[list[Any]] = [[v.aval for v in side] for side in (eqn.invars, eqn.outvars)]
+        known = name in ELEMENTWISE or name in _ALIASES or name == _FILL
+        if not known or any(a.shape not in ((), self._shape) for a in (*avals[0], *avals[1])):
             before, after = (", ".join(a.str_short() for a in side) for side in avals)
             raise ValueError(
                 f"{self._op}: the function must be element-wise, but it calls the primitive {name!r} ({before} ->"
                 f" {after} for arguments of the shape {self._shape}). Reductions, matmuls, reshapes, indexing, random"
                 " numbers and control flow belong outside of it; use the other operations of bijax for what they cover."
             )
-        if name in _ALIASES:
+        if name in _ALIASES or (name == _FILL and avals[0][0].shape == avals[1][0].shape):
             return operands
-        self.steps.append(Step(eqn.primitive, operands, tuple(sorted(eqn.params.items()))))
+        if name == _FILL:
+            self.steps.append(Step(None, operands, ()))
+        else:
+            self.steps.append(Step(eqn.primitive, operands, tuple(sorted(eqn.params.items()))))
         self.count += 1
         return (self.count - 1,)
 
-    def _constant(self, value: Any) -> Constant:
-        if isinstance(value, jax.core.Tracer) or np.ndim(value):
+    def _constant(self, value: Any, aval: Any) -> Constant:
+        traced = isinstance(value, jax.core.Tracer)
+        if traced or aval.shape:
             raise ValueError(
-                f"{self._op}: the function must not close over arrays, got {jnp.result_type(value)}{np.shape(value)}"
-                f"{' (traced)' if isinstance(value, jax.core.Tracer) else ''}; pass it as an argument."
+                f"{self._op}: the function must not close over arrays, got {aval.str_short()}"
+                f"{' (traced)' if traced else ''}; pass it as an argument."
             )
-        array = np.asarray(value, dtype=jnp.result_type(value))
-        return Constant(array.dtype.name, array.tobytes())
+        return Constant(aval.dtype.name, np.asarray(value, aval.dtype).tobytes())

@@ -48,11 +48,11 @@ def softmax_cross_entropy(
         [0.0, 1.3863, 1.3863]
     """
     logits = float_array(_OP, "logits", logits)
-    labels = _label_array(labels)
+    labels = _integers(labels)
     if logits.ndim < 1 or logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"{_OP}: labels must have the shape of logits without its last dimension, got logits {describe(logits)}"
-            f" and labels {describe(labels)}."
+            f" and labels {_describe(labels)}."
         )
     if not (math.isfinite(z_loss) and z_loss >= 0):
         raise ValueError(f"{_OP}: z_loss must be a finite number of at least 0, got {z_loss}.")
@@ -61,30 +61,38 @@ def softmax_cross_entropy(
     return _loss(logits.reshape(rows, logits.shape[-1]), codes, float(z_loss)).reshape(labels.shape)
 
 
-def _label_array(labels: Any) -> jax.Array:
-    array = jnp.asarray(labels)
+def _integers(labels: Any) -> Any:
+    """Returns labels as they came, traced or as a numpy array, so that no conversion can change a value."""
+    array = labels if isinstance(labels, jax.core.Tracer) else np.asarray(labels)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{_OP}: labels must be integers, got {describe(array)}; one-hot labels are not supported.")
+        raise TypeError(f"{_OP}: labels must be integers, got {_describe(array)}; one-hot labels are not supported.")
     return array
 
 
-def _codes(labels: jax.Array, columns: int, ignore_index: int | None) -> jax.Array:
+def _describe(array: Any) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def _codes(labels: Any, columns: int, ignore_index: int | None) -> jax.Array:
     """Returns labels as int32 for the kernel: -1 for rows to be left out, `columns` for labels out of range."""
     limits = np.iinfo(labels.dtype)
-    ignored = jnp.zeros(labels.shape, bool)
+    # Numbers that the dtype of the labels cannot hold are not compared with them.
+    ignored = labels != labels
     if ignore_index is not None and limits.min <= ignore_index <= limits.max:
         ignored = labels == ignore_index
     valid = labels >= 0
     if columns <= limits.max:
         valid &= labels < columns
-    wrong = ~(valid | ignored)
-    if not isinstance(wrong, jax.core.Tracer) and bool(wrong.any()):
-        row = tuple(int(i) for i in np.argwhere(np.asarray(wrong))[0])
-        raise ValueError(
-            f"{_OP}: labels must be in [0, {columns}), the columns of logits, or ignore_index={ignore_index}; got"
-            f" {int(np.asarray(labels)[row])} at {row} and {int(wrong.sum())} such labels in {describe(labels)}."
-        )
-    return jnp.where(ignored, -1, jnp.where(valid, labels, columns).astype(jnp.int32))
+    if not isinstance(labels, jax.core.Tracer):
+        wrong = ~(valid | ignored)
+        if wrong.any():
+            row = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise ValueError(
+                f"{_OP}: labels must be in [0, {columns}), the columns of logits, or ignore_index={ignore_index}; got"
+                f" {int(labels[row])} at {row} and {int(wrong.sum())} such labels in {_describe(labels)}."
+            )
+    valid_labels = jnp.where(valid, labels, 0).astype(jnp.int32)
+    return jnp.where(ignored, -1, jnp.where(valid, valid_labels, columns))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

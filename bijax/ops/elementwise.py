@@ -72,12 +72,15 @@ class _Program:
     def __call__(self, *arguments: jax.Array) -> Any:
         if not arguments:
             raise ValueError(f"{_OP}: the function must be called with at least one array, got none.")
-        shape = _common_shape(arguments)
+        result_shape = _common_shape(arguments)
+        # Arrays without dimensions are traced as one element, so that a reduction of them is found too.
+        shape = result_shape or (1,)
         traced = self._traced.trace(*(jax.ShapeDtypeStruct(shape, a.dtype, weak_type=_is_weak(a)) for a in arguments))
         if len(traced.jaxpr.jaxpr.invars) != len(arguments):
             raise ValueError(f"{_OP}: the function must not close over traced values; pass them as arguments.")
-        results = self._differentiable(straight_line(_OP, traced.jaxpr, shape), shape)(*arguments)
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+        line = straight_line(_OP, traced.jaxpr, shape)
+        results = self._differentiable(line, shape)(*arguments)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), [r.reshape(result_shape) for r in results])
 
     def _differentiable(self, line: StraightLine, shape: tuple[int, ...]) -> Callable[..., Arrays]:
         @jax.custom_vjp

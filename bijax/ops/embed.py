@@ -11,7 +11,7 @@ from bijax.ops._primitive import Arrays, define_kernel
 from pallas_kernels.contract import ChunkContract, chunk_contract
 from pallas_kernels.embedding import tiled
 
-_OP = "bijax.ops.embed"
+_OP = "bijax.embed"
 
 
 def embed(table: Any, tokens: Any) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
@@ -168,6 +169,7 @@ def paged_attention(
     offsets, valid_offsets = per_sequence(_OP, "query_offset", query_offset, batch, LAST_POSITION, meaning)
     valid = both(both(valid, valid_queries), valid_offsets)
     valid = both(valid, valid_pages(_OP, page_table, key_lengths, page, number))
+    # Whatever stands in entries without keys must not become another page when it is narrowed.
     index = jnp.clip(page_table, 0, max(0, number - 1)).astype(jnp.int32)
     out, lse = poison(
         valid, *_attention(query, key_pages, value_pages, offsets, query_lengths, key_lengths, index, spec)
@@ -175,8 +177,8 @@ def paged_attention(
     return (out, lse) if return_residual else out
 
 
-def _table(page_table: Any, batch: int) -> jax.Array:
-    table = jnp.asarray(page_table)
+def _table(page_table: Any, batch: int) -> jax.Array | np.ndarray:
+    table: jax.Array | np.ndarray = page_table if isinstance(page_table, jax.Array) else np.asarray(page_table)
     if not jnp.issubdtype(table.dtype, jnp.integer):
         raise TypeError(f"{_OP}: page_table must hold integers, got {describe(table)}.")
     if table.ndim != 2 or table.shape[0] != batch:

@@ -16,6 +16,12 @@ class LayerCache(NamedTuple):
         values: The same.
         page_table: (B, pages per sequence) int32: page i of a sequence holds its positions from i * page size on. None
             for a contiguous cache.
+
+    Example:
+        >>> cache = LayerCache(jnp.zeros((1, 4, 1, 1)), jnp.zeros((1, 4, 1, 1)))
+        >>> new = jnp.array([5.0, 6.0]).reshape(1, 2, 1, 1)
+        >>> cache.write(new, new, jnp.array([1]), jnp.array([2])).keys.ravel().tolist()
+        [0.0, 5.0, 6.0, 0.0]
     """
 
     keys: jax.Array

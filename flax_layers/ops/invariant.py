@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 import bijax
-from bijax.ops.embed import embed
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,12 @@ class InvariantOps:
 
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
-        return embed(table, tokens)
+        return bijax.embed(table, tokens)
 
     def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float) -> jax.Array:
         """Divides each row of x (..., C) by its root mean square, times weight (C,)."""
-        return bijax.rms_norm(x, weight, eps=eps)
+        y: jax.Array = bijax.rms_norm(x, weight, eps=eps)
+        return y
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """Returns the log-probabilities of each row of x (..., C)."""
@@ -54,13 +54,15 @@ class InvariantOps:
 
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
-        return _swiglu(gate, up)
+        y: jax.Array = _swiglu(gate, up)
+        return y
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
         first, second = jnp.split(x, 2, axis=-1)
         cos, sin = (jnp.broadcast_to(a[:, :, None], first.shape) for a in (cos, sin))
-        return jnp.concatenate(_rotate(first, second, cos, sin), axis=-1)
+        turned: tuple[jax.Array, jax.Array] = _rotate(first, second, cos, sin)
+        return jnp.concatenate(turned, axis=-1)
 
     def attention(
         self,

@@ -33,11 +33,10 @@ class _Rows(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Gradients so far: of the queries of a tile (1, K, R, H), of the keys and values of a block (1, K, n, H)."""
+    """Gradients so far: of the queries of a tile (1, K, R, H), of the keys and values (2, 1, K, n, H)."""
 
     query: jax.Array
-    key: jax.Array
-    value: jax.Array
+    cache: jax.Array
 
 
 def gradients(
@@ -89,7 +88,7 @@ def gradients(
         # The first tile begins at the edge of a query block, so up to `front` - 1 rows before the first query.
         before = offset[0] % front
 
-        def tile_of_queries(i: jax.Array, sums: Gradients) -> Gradients:
+        def tile_of_queries(i: jax.Array, sums: _Sums) -> _Sums:
             begin = i * tile.queries - before
             indices = begin + jnp.arange(tile.queries, dtype=jnp.int32)[None]
             seen = sight(offset, used, keys, indices, causal=spec.causal, window=spec.window)
@@ -99,15 +98,16 @@ def gradients(
             )
             q, ct, stat, delta = isolate(q, ct, stat, _row_products(ct, o))
             rows = _Rows(q, ct, stat, delta, Sight(*isolate(*rows_sight(seen, group))))
-            dq, dk, dv = _walk_keys(rows, seen, sums[1:], s, read_keys, read_values, factor, spec, tile)
-            dq = lax.dynamic_update_slice_in_dim(sums[0], from_rows(dq, tile.queries, group), front + begin, axis=1)
-            return dq, dk, dv
+            dq, cache = _walk_keys(rows, seen, sums.cache, s, read_keys, read_values, factor, spec, tile)
+            dq = from_rows(dq, tile.queries, group)
+            return _Sums(lax.dynamic_update_slice_in_dim(sums.query, dq, front + begin, axis=1), cache)
 
         blocks = -(-capacity // spec.contract.key_block) * spec.contract.key_block
-        dk = jnp.zeros((1, heads, blocks, key.shape[3]), jnp.float32)
-        start = (jnp.zeros((1, *own[0].shape[1:]), jnp.float32), dk, dk)
+        start = _Sums(
+            jnp.zeros((1, *own[0].shape[1:]), jnp.float32), jnp.zeros((2, 1, heads, blocks, key.shape[3]), jnp.float32)
+        )
         tiles = (before + used[0] + (tile.queries - 1)) // tile.queries
-        dq, dk, dv = lax.fori_loop(jnp.int32(0), tiles, tile_of_queries, start)
+        dq, (dk, dv) = lax.fori_loop(jnp.int32(0), tiles, tile_of_queries, start)
         dq, dk = isolate(dq * factor, dk * factor)
         dq = dq[:, front : front + length]
         dk, dv = (jnp.moveaxis(x, 1, 2)[:, :capacity] for x in (dk, dv))
@@ -147,28 +147,26 @@ def _row_products(a: jax.Array, b: jax.Array) -> jax.Array:
 def _walk_keys(
     rows: _Rows,
     seen: Sight,
-    totals: tuple[jax.Array, jax.Array],
+    cache: jax.Array,
     sequence: jax.Array,
     read_keys: FetchBlock,
     read_values: FetchBlock,
     factor: jax.Array,
     spec: AttentionSpec,
     tile: Tile,
-) -> Gradients:
-    """Walks the blocks of keys that a tile of queries sees."""
+) -> _Sums:
+    """Walks the blocks of keys that a tile of queries sees; `cache` is what other tiles gave to keys and values."""
     key_block = spec.contract.key_block
     chain = spec.contract.chain_rows(rows.query.shape[2] // tile.queries)
 
-    def body(block: jax.Array, sums: Gradients) -> Gradients:
+    def body(block: jax.Array, sums: _Sums) -> _Sums:
         start = block * key_block
         k, v = read_keys(sequence, block), read_values(sequence, block)
-        here = (lax.dynamic_slice_in_dim(x, start, key_block, axis=2) for x in sums[1:])
-        new = _block_gradients(_Sums(sums[0], *here), rows, k, v, start, factor, chain)
-        dk, dv = (lax.dynamic_update_slice_in_dim(x, n, start, axis=2) for x, n in zip(sums[1:], new[1:], strict=True))
-        return new.query, dk, dv
+        here = _Sums(sums.query, lax.dynamic_slice_in_dim(sums.cache, start, key_block, axis=3))
+        new = _block_gradients(here, rows, k, v, start, factor, chain)
+        return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3))
 
-    start = (jnp.zeros_like(rows.query), *totals)
-    sums: Gradients = lax.fori_loop(*seen.blocks(key_block), body, start)
+    sums: _Sums = lax.fori_loop(*seen.blocks(key_block), body, _Sums(jnp.zeros_like(rows.query), cache))
     return sums
 
 
@@ -177,30 +175,26 @@ def _block_gradients(
 ) -> _Sums:
     """Adds what a tile of queries and a block of keys (1, n, K, H) have to do with each other."""
     keys, values, start, factor = isolate(keys, values, start, factor)
-    across, over_keys = (((3,), (3,)), ((0, 1), (0, 2))), (((3,), (1,)), ((0, 1), (0, 2)))
     seen = seen_keys(rows.seen, start, keys.shape[1])
     scores = masked_scores(rows.query, keys, seen, factor)
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - rows.lse[..., None]), jnp.float32(0)))
-    slopes = dot(rows.cotangent, values, across)
+    slopes = dot(rows.cotangent, values, (((3,), (3,)), ((0, 1), (0, 2))))
     (slopes,) = isolate(jnp.where(seen, weights * (slopes - rows.delta[..., None]), jnp.float32(0)))
     seen = jnp.broadcast_to(seen, weights.shape)
-    query = sums.query + seen_product(slopes, seen, keys, over_keys)
-    key = _add_over_queries(sums.key, slopes, seen, rows.query, chain)
-    value = _add_over_queries(sums.value, weights, seen, rows.cotangent, chain)
-    return _Sums(*isolate(query, key, value))
+    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))))
 
+    def chains(*pair: jax.Array) -> jax.Array:
+        # Keys and values take the same path, side by side: (2, 1, K, chains, rows of a chain, ...).
+        x = jnp.stack(pair)
+        return x.reshape(*x.shape[:3], x.shape[3] // chain, chain, x.shape[4])
 
-def _add_over_queries(
-    total: jax.Array, weights: jax.Array, seen: jax.Array, values: jax.Array, chain: int
-) -> jax.Array:
-    """Adds weights (1, K, R, n) times values (1, K, R, H), summed over the rows, to the total (1, K, n, H)."""
-    heads, count = weights.shape[1:3]
-
-    def pieces(x: jax.Array) -> jax.Array:
-        return x.reshape(1, heads, count // chain, chain, x.shape[3])
-
-    over_rows = (((3,), (3,)), ((0, 1, 2), (0, 1, 2)))
-    partial = seen_product(pieces(weights), pieces(seen), pieces(values), over_rows)
-    for i in range(count // chain):
-        total = total + partial[:, :, i]
-    return total
+    partial = seen_product(
+        chains(slopes, weights),
+        chains(seen, seen),
+        chains(rows.query, rows.cotangent),
+        (((4,), (4,)), ((0, 1, 2, 3), (0, 1, 2, 3))),
+    )
+    cache = sums.cache
+    for i in range(partial.shape[3]):
+        cache = cache + partial[:, :, :, i]
+    return _Sums(*isolate(query, cache))

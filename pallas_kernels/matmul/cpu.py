@@ -7,6 +7,7 @@ whatever the rows; which form is fast depends on the rows, so `pallas_kernels.sc
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from pallas_kernels.schedule.cpu import Step, matmul_ladder, steps_by_preference
 
 _REFERENCE = Step("gemv", 1)
 _FEWEST_COLUMNS = 8
+_REFERENCE_COLUMNS = 2048
 
 _Matmul = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -121,24 +123,43 @@ def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, trans
     """
     if step == _REFERENCE:
         return True
-    rows, weights = _probe(k, n)
-    if transpose_w:
-        weights = np.ascontiguousarray(weights.T)
-    tile = np.resize(rows, (step.rows, k))
-    reference = _compile(_REFERENCE, k, n, contract, transpose_w)
-    expected = np.concatenate([np.asarray(reference(row[None], weights)) for row in rows[: step.rows]])
-    actual = np.asarray(_compile(step, k, n, contract, transpose_w)(tile, weights))
+    rows, weights = _probe(k, n, transpose_w)
+    expected = _expected(rows[: step.rows], np.asarray(weights), contract, transpose_w)
+    actual = np.asarray(_compile(step, k, n, contract, transpose_w)(np.resize(rows, (step.rows, k)), weights))
     return bool((actual.view(np.uint32) == np.resize(expected, actual.shape).view(np.uint32)).all())
 
 
-def _probe(k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns 3 hostile rows (3, k) and weights (k, n), float32."""
+def _probe(k: int, n: int, transpose_w: bool) -> tuple[np.ndarray, jax.Array]:
+    """Returns 3 hostile rows (3, k) and weights, float32."""
     rng = np.random.default_rng(k * 1_000_003 + n)
     rows = rng.standard_normal((3, k))
     rows[1] *= 2.0 ** rng.integers(-30, 30, k)
     rows[2] = np.linspace(-100, 100, k)
-    pattern = rng.standard_normal(min(k * n, (1 << 20) - 3)).astype(np.float32)
-    return rows.astype(np.float32), np.resize(pattern, (k, n))
+    return rows.astype(np.float32), _ahead_of_time(functools.partial(_scattered, k, n, transpose_w))()
+
+
+def _scattered(k: int, n: int, transpose_w: bool) -> jax.Array:
+    """Returns weights spread over [-1, 1), made by XLA in place: those of a vocabulary are large."""
+    i, j = (lax.broadcasted_iota(jnp.uint32, (n, k) if transpose_w else (k, n), axis) for axis in (0, 1))
+    mixed = (i * jnp.uint32(0x9E3779B1) + j) * jnp.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35)
+    return (mixed >> 8).astype(jnp.float32) * jnp.float32(2.0**-23) - 1
+
+
+def _expected(rows: np.ndarray, weights: np.ndarray, contract: MatmulContract, transpose_w: bool) -> np.ndarray:
+    """Returns the products of rows by the reference, which reads (K, N) weights, some columns at a time."""
+    weights = weights.T if transpose_w else weights
+    parts = []
+    for start in range(0, weights.shape[1], _REFERENCE_COLUMNS):
+        part = np.ascontiguousarray(weights[:, start : start + _REFERENCE_COLUMNS])
+        reference = _compile_reference(*part.shape, contract)
+        parts.append(np.concatenate([np.asarray(reference(row[None], part)) for row in rows]))
+    return np.concatenate(parts, axis=1)
+
+
+@functools.cache
+def _compile_reference(k: int, n: int, contract: MatmulContract) -> Callable[..., jax.Array]:
+    return _compile(_REFERENCE, k, n, contract, transpose_w=False)
 
 
 def _compile(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> Callable[..., jax.Array]:
@@ -147,5 +168,10 @@ def _compile(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: 
         jax.ShapeDtypeStruct((step.rows, k), jnp.float32),
         jax.ShapeDtypeStruct((n, k) if transpose_w else (k, n), jnp.float32),
     )
+    return _ahead_of_time(lambda x, w: run_isolated(lambda t: (dot(t, w),), x)[0], *shapes)
+
+
+def _ahead_of_time(function: Callable[..., jax.Array], *arguments: Any) -> Callable[..., jax.Array]:
+    # A jitted call in here would become a part of the program that is being traced.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return jax.jit(lambda x, w: run_isolated(lambda t: (dot(t, w),), x)[0]).lower(*shapes).compile()
+        return jax.jit(function).lower(*arguments).compile()

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from flax_layers import INVARIANT, KVCache, Llama, Ops
-from flax_layers.checkpoint import LlamaConfig
+from flax_layers.checkpoint import Checkpoint, LlamaConfig, Weights
+from flax_layers.checkpoint.weights import expected_shapes
 
 CONFIG = LlamaConfig(
     vocab_size=320,
@@ -38,14 +38,25 @@ LENGTH = 160
 
 
 @functools.cache
-def model(ops: Ops = INVARIANT) -> Llama:
-    return Llama(CONFIG, ops=ops, rngs=nnx.Rngs(0))
+def weights(config: LlamaConfig = CONFIG) -> Weights:
+    """Random weights under Hugging Face names."""
+    rng = np.random.default_rng(0)
+    shapes = dict(expected_shapes(config))
+    values = {
+        name: (1 + rng.standard_normal(shape) / 8 if len(shape) == 1 else rng.standard_normal(shape) / shape[1] ** 0.5)
+        for name, shape in shapes.items()
+    }
+    return Weights(shapes, lambda name: values[name].astype(np.float32))
 
 
 @functools.cache
-def shallow_model(*, tied: bool = True) -> Llama:
-    """One block, for gradients, which take long to compile."""
-    return Llama(dataclasses.replace(CONFIG, num_layers=1, tie_word_embeddings=tied), rngs=nnx.Rngs(0))
+def model(ops: Ops = INVARIANT, config: LlamaConfig = CONFIG, **options: Any) -> Llama:
+    checkpoint = Checkpoint(config, weights(config), tokenizer=None)  # type: ignore[arg-type]
+    return Llama.from_checkpoint(checkpoint, ops=ops, **options)
+
+
+SHALLOW = dataclasses.replace(CONFIG, num_layers=1)
+"""One block, for what takes long to compile."""
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The log-probabilities of a sequence have the same bits however they are computed."""
 
+import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,28 +73,28 @@ def test_mixed_chunks_of_mixed_lengths() -> None:
     assert_bits_equal([np.concatenate(part)[:-1] for part in parts], alone())
 
 
-def test_inside_gradients_and_remat() -> None:
-    rows, model = small.sequences(), small.shallow_model()
-    expected = small.in_full(model, rows)
-    tokens = small.padded(rows, small.LENGTH)
+def test_inside_gradients() -> None:
+    """The forward pass of `jax.value_and_grad`, blocks computed again in the backward pass included."""
+    rows, model = small.sequences(), small.model(config=small.SHALLOW)
 
-    def loss(model: Llama) -> tuple[jax.Array, jax.Array]:
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def value_and_grad(model: Llama, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         scores = small.score(INVARIANT, model(tokens), small.targets(tokens))
         return scores.sum(), scores
 
-    (_, scores), gradients = nnx.jit(nnx.value_and_grad(loss, has_aux=True))(model)
-    assert_bits_equal(small.trimmed(np.asarray(scores), rows), expected)
     again = nnx.with_attributes(model, remat=True)
-    (_, scores), recomputed = jax.jit(jax.value_and_grad(loss, has_aux=True))(again)
-    assert_bits_equal(small.trimmed(np.asarray(scores), rows), expected)
-    assert_bits_equal(parameters(recomputed), parameters(gradients))
+    (_, scores), _ = value_and_grad(again, small.padded(rows, small.LENGTH))
+    assert_bits_equal(small.trimmed(np.asarray(scores), rows), small.in_full(model, rows))
 
 
 def test_under_vmap() -> None:
-    model, row = small.shallow_model(), small.sequences()[1]
-    tokens = np.stack([row, row[::-1], np.roll(row, 5)])
-    scores = jax.jit(jax.vmap(small.full, in_axes=(None, 0, 0)))(model, tokens[:, None], small.targets(tokens)[:, None])
-    assert_bits_equal(np.asarray(scores)[:, 0, :-1], np.stack(small.in_full(model, tuple(tokens), small.LENGTH)))
+    rows = small.sequences()
+    tokens = small.padded(rows, small.LENGTH)
+    scores = jax.jit(jax.vmap(small.full, in_axes=(None, 0, 0)))(
+        small.model(), tokens[:, None], small.targets(tokens)[:, None]
+    )
+    assert_bits_equal(small.trimmed(np.asarray(scores)[:, 0], rows), alone())
 
 
 def test_plain_jax_differs() -> None:
@@ -116,39 +116,25 @@ def test_switching_operations_shares_the_parameters() -> None:
 
 
 def test_gradients_take_micro_batches() -> None:
-    """Micro-batches of 128 tokens, added in order, give the parameter gradients of the whole batch bit for bit."""
-    model = small.shallow_model(tied=False)
+    """Micro-batches of 128 tokens, added in order, give the parameter gradients of the whole batch bit for bit.
+
+    The gradients of a sequence's own inputs are the same in either batch.
+    """
+    model = small.model(config=dataclasses.replace(small.SHALLOW, tie_word_embeddings=False))
     tokens = np.random.default_rng(5).integers(0, small.CONFIG.vocab_size, (12, 32)).astype(np.int32)
 
-    @jax.jit
-    @jax.grad
-    def gradient(model: Llama, tokens: jax.Array) -> jax.Array:
-        return small.score(INVARIANT, model(tokens), small.targets(tokens)).sum()
-
-    first, second, third = (parameters(gradient(model, tokens[i : i + 4])) for i in (0, 4, 8))
-    summed = jax.tree.map(lambda a, b, c: (a + b) + c, first, second, third)
-    assert_bits_equal(summed, parameters(gradient(model, tokens)))
-
-
-def test_gradients_of_inputs_do_not_mind_the_batch() -> None:
-    """With respect to a sequence's own embeddings: the same alone and in company."""
-    model, rows = small.shallow_model(), small.sequences()
-
-    @jax.jit
-    @jax.grad
-    def gradient(x: jax.Array, following: jax.Array, weights: jax.Array) -> jax.Array:
+    @nnx.jit
+    @functools.partial(nnx.grad, argnums=(0, 1))
+    def gradients(model: Llama, shift: jax.Array, tokens: jax.Array) -> jax.Array:
+        x = model.embed(tokens) + shift
         rotary = model.rotary(jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]))
         for block in model.blocks:
             x = block(x, rotary)
-        return (small.score(INVARIANT, model.logits(x), following) * weights).sum()
+        return small.score(INVARIANT, model.logits(x), small.targets(tokens)).sum()
 
-    tokens = small.padded(rows[1:4], 40)
-    weights = (np.arange(40) < np.array([[37], [5], [40]])).astype(np.float32)
-    x = model.embed(jnp.asarray(tokens))
-    company = gradient(x, small.targets(tokens), weights)
-    single = gradient(x[:1], small.targets(tokens)[:1], weights[:1])
-    assert_bits_equal(company[:1], single)
-
-
-def parameters(model: Llama) -> dict[str, Any]:
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    shift = jnp.zeros((*tokens.shape, small.CONFIG.hidden_size))
+    whole, inputs = gradients(model, shift, tokens)
+    parts = [gradients(model, shift[i : i + 4], tokens[i : i + 4]) for i in (0, 4, 8)]
+    summed = jax.tree.map(lambda a, b, c: (a + b) + c, *(part for part, _ in parts))
+    assert_bits_equal(nnx.to_pure_dict(summed), nnx.to_pure_dict(whole))
+    assert_bits_equal(jnp.concatenate([part for _, part in parts]), inputs)

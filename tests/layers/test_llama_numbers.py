@@ -39,66 +39,72 @@ def test_both_formats_give_the_same_parameters(tmp_path: Path, tied: bool) -> No
 
 
 @pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
-@pytest.mark.parametrize("tied", [False, True])
-def test_logits_against_float64(tmp_path: Path, ops: Ops, tied: bool) -> None:
-    weights = files.random_weights(tied=tied)
-    folder = files.write_folder(tmp_path / "folder", {**files.hf_fields(), "tie_word_embeddings": tied}, weights)
-    checkpoint = load_checkpoint(folder)
-    ids = np.random.default_rng(0).integers(0, files.VOCAB, 40)
-    expected = reference_llama.logits(weights, checkpoint.config, ids.tolist())
-    actual = np.asarray(Llama.from_checkpoint(checkpoint, ops=ops)(jnp.asarray(ids[None])))[0]
-    assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
+def test_log_probabilities_against_float64(ops: Ops) -> None:
+    rows = small.sequences()
+    for row, actual in zip(rows, small.in_full(small.model(ops), rows), strict=True):
+        logits = reference_llama.logits(small.weights(), small.CONFIG, row.tolist())
+        logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        np.testing.assert_allclose(actual, logprobs[np.arange(len(row) - 1), row[1:]], rtol=0, atol=1e-5)
+
+
+def test_untied_output_projection() -> None:
+    config = dataclasses.replace(small.SHALLOW, tie_word_embeddings=False)
+    row = small.sequences()[1]
+    expected = reference_llama.logits(small.weights(config), config, row.tolist())
+    logits = small.model(PLAIN, config)(jnp.asarray(row[None]))[0]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(jnp.bfloat16, 0.15), (jnp.float16, 0.02)])
 def test_narrow_dtypes(dtype: jnp.dtype, bound: float) -> None:
-    """Logits are float32 whatever is inside, and near those of a float32 model with the same parameters."""
-    config = small.shallow_model().config
-    model = Llama(config, dtype=dtype, rngs=nnx.Rngs(0))
-    tokens = jnp.asarray(small.sequences()[1][None])
-    logits, cache = model.extend(tokens, model.cache(batch=1, capacity=64))
-    assert logits.dtype == jnp.float32
+    """Log-probabilities are float32 whatever is inside, and near those of a float32 model."""
+    model, tokens, lengths = small.model(config=small.SHALLOW, dtype=dtype), chunk(), np.full(4, 7, np.int32)
+    scores, cache = small.step(model, tokens, tokens, lengths, small.contiguous(model, 4))
+    assert scores.dtype == jnp.float32
     assert cache.keys[0].dtype == dtype
-    plain = nnx.with_attributes(small.shallow_model(), ops=PLAIN)
-    assert float(jnp.abs(logits - plain(tokens)).max()) < bound
-    assert_bits_equal(model(tokens), logits)
-    parameter = Llama(config, param_dtype=dtype, rngs=nnx.Rngs(0)).blocks[0].mlp.down.kernel
+    plain = small.model(PLAIN, small.SHALLOW)
+    assert float(jnp.abs(scores - small.full(plain, tokens, tokens)).max()) < bound
+    parameter = Llama(small.SHALLOW, param_dtype=dtype, rngs=nnx.Rngs(0)).blocks[0].mlp.down.kernel
     assert parameter.dtype == dtype
 
 
 def test_x64() -> None:
     """64-bit mode changes neither a bit nor the dtypes of a cache, which may be the carry of a scan."""
-    model, tokens = small.shallow_model(), np.asarray(small.sequences()[1][None, :9])
-    expected, _ = model.extend(jnp.asarray(tokens), model.cache(batch=1, capacity=16))
+    model, tokens, lengths = small.model(), chunk(), np.full(4, 7, np.int32)
+    expected, _ = small.step(model, tokens, tokens, lengths, small.contiguous(model, 4))
     with jax.enable_x64(True):
-        cache = model.cache(batch=1, capacity=16)
-        logits, extended = model.extend(jnp.asarray(tokens, jnp.int64), cache, lengths=jnp.array([9]))
-        assert_bits_equal(logits, expected)
+        cache = small.contiguous(model, 4)
+        scores, extended = small.step(model, tokens.astype(np.int64), tokens, lengths.astype(np.int64), cache)
+        assert_bits_equal(scores, expected)
         assert jax.tree.map(lambda a: a.dtype, extended) == jax.tree.map(lambda a: a.dtype, cache)
-        assert_bits_equal(model(jnp.asarray(tokens)), expected)
+
+
+def chunk() -> np.ndarray:
+    return np.random.default_rng(2).integers(0, small.CONFIG.vocab_size, (4, 7)).astype(np.int32)
 
 
 def test_taking_tokens_back() -> None:
-    model, tokens = small.model(), jnp.asarray(small.sequences()[0][None, :9])
-    logits, cache = model.extend(tokens, model.cache(batch=1, capacity=16))
-    again, cache = model.extend(tokens[:, 4:], dataclasses.replace(cache, lengths=jnp.array([4], jnp.int32)))
-    assert_bits_equal(again, logits[:, 4:])
-    assert cache.lengths.tolist() == [9]
+    model, tokens, all_seven = small.model(), chunk(), np.full(4, 7, np.int32)
+    scores, cache = small.step(model, tokens, tokens, all_seven, small.contiguous(model, 4))
+    back = dataclasses.replace(cache, lengths=jnp.full(4, 4, jnp.int32))
+    rest = np.roll(tokens, -4, axis=1)
+    again, cache = small.step(model, rest, rest, all_seven - 4, back)
+    assert_bits_equal(again[:, :3], scores[:, 4:])
+    assert cache.lengths.tolist() == [7] * 4
 
 
 def test_what_has_no_room_is_nan_under_jit() -> None:
-    """Inside jit nothing can be raised; the logits of the tokens concerned say it, and no other sequence does."""
-    model = small.model()
-    tokens = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32)
-    extend = jax.jit(Llama.extend)
-    logits, _ = extend(model, tokens, model.cache(batch=2, capacity=4), lengths=jnp.array([4, 4]))
-    assert not np.isnan(logits).any()
-    short = dataclasses.replace(model.cache(batch=2, capacity=4), lengths=jnp.array([0, 2], jnp.int32))
-    found, _ = extend(model, tokens, short, lengths=jnp.array([4, 4]))
-    assert np.isnan(found).all(axis=-1).tolist() == [[False] * 4, [False, False, True, True]]
-    assert_bits_equal(found[0], logits[0])
-    found, _ = extend(model, tokens, model.cache(batch=2, capacity=4), lengths=jnp.array([4, 5]))
-    assert np.isnan(found).all(axis=-1).tolist() == [[False] * 4, [True] * 4]
+    """Inside jit nothing can be raised; the log-probabilities of the tokens concerned say it, and no others."""
+    model, tokens, all_seven = small.model(), chunk(), np.full(4, 7, np.int32)
+    expected, _ = small.step(model, tokens, tokens, all_seven, small.contiguous(model, 4))
+    assert not np.isnan(expected).any()
+    held = dataclasses.replace(small.contiguous(model, 4), lengths=jnp.array([0, 188, 0, 0], jnp.int32))
+    found, _ = small.step(model, tokens, tokens, np.array([7, 7, 8, 7], np.int32), held)
+    lost = np.isnan(found)
+    assert lost.tolist() == [[False] * 7, [False] * 4 + [True] * 3, [True] * 7, [False] * 7]
+    assert_bits_equal(found[::3], expected[::3])
+    strange, _ = small.step(model, np.where(tokens == tokens[0, 3], 320, tokens), tokens, all_seven, held)
+    assert np.isnan(strange[0]).tolist() == [False] * 3 + [True] * 4
 
 
 def test_errors() -> None:
@@ -121,7 +127,7 @@ def test_errors() -> None:
         model.extend(tokens, cache, lengths=jnp.ones(2))
     with pytest.raises(ValueError, match=r"from 0 to 3, the number of tokens given, got \[1, 4\]"):
         model.extend(tokens, cache, lengths=jnp.array([1, 4]))
-    _, cache = model.extend(tokens, cache, lengths=jnp.array([1, 2]))
+    cache = dataclasses.replace(cache, lengths=jnp.array([1, 2], jnp.int32))
     with pytest.raises(ValueError, match=r"holds 4 tokens .* sequence 1 would have 5 \(2 and 3 new ones\)"):
         model.extend(tokens, cache)
     with pytest.raises(ValueError, match="pages from 0 to 3"):

@@ -50,6 +50,6 @@ def test_answer_alone_and_in_company(checkpoint: Checkpoint, model: Llama) -> No
     eos = checkpoint.tokenizer.eos_token_ids
     one = generate(model, prompts[:1], max_new_tokens=12, eos_token_ids=eos)
     assert checkpoint.tokenizer.decode(one.tokens[0]) == "The capital of France is Paris.<|im_end|>"
-    two = generate(model, prompts, max_new_tokens=12, eos_token_ids=eos, cache="paged", prefill_chunk=16)
+    two = generate(model, prompts, max_new_tokens=12, eos_token_ids=eos, cache="paged")
     assert_bits_equal(two.tokens[0], one.tokens[0])
     assert_bits_equal(two.logprobs[0], one.logprobs[0])

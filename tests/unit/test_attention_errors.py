@@ -64,17 +64,21 @@ BAD: list[tuple[type[Exception], str, Any]] = [
     (ValueError, "multiple.* got 4 and 0", lambda: attend(Q, K[:, :, :0], K[:, :, :0])),
     (ValueError, "as many sequences", lambda: attend(Q[:1], K, K)),
     (bijax.UnsupportedError, "bias must be None.*is_causal", lambda: attend(Q, K, K, jnp.ones((1, 4, 3, 5)))),
-    (bijax.UnsupportedError, r"mask must be None, got bool\[1,1,3,5\]", lambda: attend(Q, K, K, mask=jnp.ones((1, 1, 3, 5), bool))),
+    (bijax.UnsupportedError, r"mask must be None, got bool\[1,1,3,5\]",
+     lambda: attend(Q, K, K, mask=jnp.ones((1, 1, 3, 5), bool))),
     (TypeError, "scale must be a number", lambda: attend(Q, K, K, scale="half")),
     (TypeError, "traced value; multiply the query", lambda: jax.jit(lambda s: attend(Q, K, K, scale=s))(0.1)),
     (ValueError, "scale must be finite, got nan", lambda: attend(Q, K, K, scale=float("nan"))),
     (TypeError, r"pair of ints.*got \(1, 2, 3\)", lambda: attend(Q, K, K, local_window_size=(1, 2, 3))),
     (TypeError, "pair of ints.*got 1.5", lambda: attend(Q, K, K, local_window_size=1.5)),
     (ValueError, "must not be negative", lambda: attend(Q, K, K, local_window_size=(-1, 2))),
-    (TypeError, r"query_seq_lengths must hold integers, got float32\[2\]", lambda: attend(Q, K, K, query_seq_lengths=jnp.ones(2))),
+    (TypeError, r"query_seq_lengths must hold integers, got float32\[2\]",
+     lambda: attend(Q, K, K, query_seq_lengths=jnp.ones(2))),
     (ValueError, r"shape \(2,\).*got int32\[3\]", lambda: attend(Q, K, K, query_seq_lengths=jnp.ones(3, jnp.int32))),
-    (ValueError, r"query_seq_lengths must be in \[0, 3\].*got 4 for sequence 1", lambda: attend(Q, K, K, query_seq_lengths=np.array([3, 4]))),
-    (ValueError, r"key_value_seq_lengths must be in \[0, 5\].*got -1 for sequence 0", lambda: attend(Q, K, K, key_value_seq_lengths=np.array([-1, 4]))),
+    (ValueError, r"query_seq_lengths must be in \[0, 3\].*got 4 for sequence 1",
+     lambda: attend(Q, K, K, query_seq_lengths=np.array([3, 4]))),
+    (ValueError, r"key_value_seq_lengths must be in \[0, 5\].*got -1 for sequence 0",
+     lambda: attend(Q, K, K, key_value_seq_lengths=np.array([-1, 4]))),
     (ValueError, "query_offset must be in.*got -2", lambda: attend(Q, K, K, query_offset=-2)),
     (ValueError, "query_offset must be in.*got 1099511627776", lambda: attend(Q, K, K, query_offset=np.int64(1 << 40))),
     (ValueError, r"key_pages and value_pages \(P, page, K, H\)", lambda: paged(Q[0], PAGES, PAGES, TABLE, 8)),
@@ -83,10 +87,13 @@ BAD: list[tuple[type[Exception], str, Any]] = [
     (ValueError, r"page_table must have the shape \(2, pages", lambda: paged(Q, PAGES, PAGES, TABLE[0], 8)),
     (ValueError, r"lengths must be in \[0, 8\].*got 9 for sequence 0", lambda: paged(Q, PAGES, PAGES, TABLE, 9)),
     (ValueError, "lengths must be in.*got -1", lambda: paged(Q, PAGES, PAGES, TABLE, np.array([8, -1]))),
-    (ValueError, r"pages in \[0, 6\).*got 6 for sequence 1, entry 1, with 7 keys", lambda: paged(Q, PAGES, PAGES, np.array([[0, 1], [2, 6]]), np.array([5, 7]))),
+    (ValueError, r"pages in \[0, 6\).*got 6 for sequence 1, entry 1, with 7 keys",
+     lambda: paged(Q, PAGES, PAGES, np.array([[0, 1], [2, 6]]), np.array([5, 7]))),
     (ValueError, "got -1 for sequence 0, entry 0", lambda: paged(Q, PAGES, PAGES, -TABLE - 1, 5)),
-    (ValueError, "query_offset must be in.*lengths counts the keys of the queries too.*got -1 for sequence 1", lambda: paged(Q, PAGES, PAGES, TABLE, np.array([3, 2]))),
-    (bijax.UnsupportedError, "no gradient.*dot_product_attention", lambda: jax.grad(lambda q: paged(q, PAGES, PAGES, TABLE, 8).sum())(Q)),
+    (ValueError, "query_offset must be in.*lengths counts the keys of the queries too.*got -1 for sequence 1",
+     lambda: paged(Q, PAGES, PAGES, TABLE, np.array([3, 2]))),
+    (bijax.UnsupportedError, "no gradient.*dot_product_attention",
+     lambda: jax.grad(lambda q: paged(q, PAGES, PAGES, TABLE, 8).sum())(Q)),
     (ValueError, "key_block must be at least 1, got 0", lambda: AttentionContract(key_block=0)),
 ]  # fmt: skip
 
@@ -98,7 +105,7 @@ def test_bad_input(error: type[Exception], message: str, call: Any) -> None:
 
 
 def test_forward_mode_says_no() -> None:
-    with pytest.raises((TypeError, bijax.UnsupportedError), match="forward-mode|Forward mode"):
+    with pytest.raises((TypeError, bijax.UnsupportedError), match=r"forward-mode|Forward mode"):
         jax.jvp(lambda q: attend(q, K, K), (Q,), (Q,))
 
 

@@ -1,0 +1,170 @@
+"""The Hopper matmul on a Hopper GPU: every schedule gives the bits of one reference schedule."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
+from pallas_kernels.contract import WgmmaContract
+from pallas_kernels.matmul.mosaic_gpu import matmul
+from pallas_kernels.schedule.hopper import MatmulSchedule, candidates
+
+pytestmark = pytest.mark.gpu
+
+CONTRACT = WgmmaContract()
+REFERENCE = MatmulSchedule(False, 64, 64, 64, 4)
+DTYPES = ("bfloat16", "float16")
+
+# (M, K, N), weights stored as (N, K): aligned, ragged in each dimension, fewer than 8 rows, padded.
+SHAPES = {
+    "aligned": ((256, 1024, 512), False),
+    "aligned transposed": ((256, 1024, 512), True),
+    "ragged": ((203, 1000, 528), False),
+    "ragged transposed": ((203, 1000, 520), True),
+    "one row": ((1, 4096, 1280), False),
+    "few rows": ((13, 576, 1536), False),
+    "few rows transposed": ((13, 72, 504), True),
+    "unaligned": ((9, 77, 21), False),
+    "unaligned transposed": ((9, 77, 21), True),
+}
+
+
+def schedules(m: int, k: int, n: int, transpose_w: bool, out_itemsize: int) -> Iterator[tuple[str, MatmulSchedule]]:
+    """Every candidate for the rows, for fewer and for more rows, and what the candidates leave out."""
+    for rows in (8, 64, m, 512):
+        found = candidates(rows, k, n, transpose_w=transpose_w, out_itemsize=out_itemsize)
+        yield from ((f"{rows} rows: {name}", schedule) for name, schedule in found.items())
+    small = dataclasses.replace(REFERENCE, stages=3)
+    yield "cluster along rows", dataclasses.replace(small, cluster_rows=2)
+    yield "cluster along columns", dataclasses.replace(small, warpgroups=2, cluster_columns=2, clusters=3, group=2)
+    yield "split along columns", dataclasses.replace(small, tile_rows=128, warpgroups=2, split="columns")
+    yield "three warpgroups", dataclasses.replace(small, warpgroups=3)
+    yield "16 columns", dataclasses.replace(small, tile_columns=16)
+    yield "weights, cluster", MatmulSchedule(True, 64, 16, 128, 3, cluster_rows=2)
+    yield "walks all tiles", dataclasses.replace(small, clusters=1)
+
+
+CASES = [
+    *((name, "bfloat16", "float32") for name in SHAPES),
+    ("aligned", "bfloat16", "bfloat16"),
+    ("ragged transposed", "bfloat16", "bfloat16"),
+    ("few rows", "bfloat16", "bfloat16"),
+    ("aligned transposed", "float16", "float32"),
+    ("ragged", "float16", "float16"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "out_dtype"), CASES)
+def test_every_schedule_gives_the_reference_bits(name: str, dtype: str, out_dtype: str) -> None:
+    (m, k, n), transpose_w = SHAPES[name]
+    data = [operands(kind, m, k, n, transpose_w, dtype) for kind in ("normal", "wide", "cancelling", "linspace", "inf")]
+    expected = [compiled(REFERENCE, *data[0], transpose_w, out_dtype)(x, w) for x, w in data]
+    found = dict(schedules(m, k, n, transpose_w, np.dtype(out_dtype).itemsize))
+    with ThreadPoolExecutor(8) as pool:
+        programs = pool.map(lambda schedule: compiled(schedule, *data[0], transpose_w, out_dtype), found.values())
+        for (label, schedule), program in zip(found.items(), programs, strict=True):
+            for (x, w), y in zip(data, expected, strict=True):
+                assert_bits_equal(program(x, w), y, err_msg=f"{label}, {schedule}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rounding_the_float32_result_gives_the_narrow_one(dtype: str) -> None:
+    x, w = operands("normal", 100, 512, 256, False, dtype)
+    wide = matmul(x, w, contract=CONTRACT, out_dtype="float32")
+    assert_bits_equal(matmul(x, w, contract=CONTRACT), wide.astype(dtype))
+
+
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_bias_is_added_to_the_float32_sum(name: str, out_dtype: str) -> None:
+    (m, k, n), transpose_w = SHAPES[name]
+    x, w = operands("normal", m, k, n, transpose_w, "bfloat16")
+    bias = jnp.asarray(hostile_rows(n, (n,), "bfloat16")["normal"])
+    total = matmul(x, w, contract=CONTRACT, transpose_w=transpose_w, out_dtype="float32") + bias.astype(jnp.float32)
+    y = matmul(x, w, contract=CONTRACT, transpose_w=transpose_w, bias=bias, out_dtype=out_dtype)
+    assert_bits_equal(y, total.astype(out_dtype))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_stack_gives_the_bits_of_its_products(name: str) -> None:
+    (m, k, n), transpose_w = SHAPES[name]
+    data = [operands(kind, m, k, n, transpose_w, "bfloat16") for kind in ("normal", "wide", "inf", "cancelling")]
+    x, w = (jnp.stack(arrays).reshape(2, 2, *arrays[0].shape) for arrays in zip(*data, strict=True))
+    y = matmul(x, w, contract=CONTRACT, transpose_w=transpose_w, out_dtype="float32")
+    for i, (one, weights) in enumerate(data):
+        single = matmul(one, weights, contract=CONTRACT, transpose_w=transpose_w, out_dtype="float32")
+        assert_bits_equal(y[i // 2, i % 2], single)
+
+
+def test_every_number_of_rows_to_300() -> None:
+    x, w = operands("wide", 300, 512, 256, False, "bfloat16")
+    whole = np.asarray(matmul(x, w, contract=CONTRACT, out_dtype="float32"))
+    for m in range(1, 301):
+        part = matmul(x[:m], w, contract=CONTRACT, out_dtype="float32")
+        assert_bits_equal(part, whole[:m], err_msg=f"{m} rows")
+
+
+@pytest.mark.parametrize(("k", "n"), [(4096, 4096), (8192, 1280), (576, 49152)])
+def test_larger_numbers_of_rows(k: int, n: int) -> None:
+    x, w = operands("normal", 8192, k, n, False, "bfloat16")
+    program = jax.jit(lambda x, w: matmul(x, w, contract=CONTRACT))
+    whole = np.asarray(program(x, w))
+    for m in (1, 8, 33, 128, 257, 512, 1000, 1024, 2048, 4097):
+        assert_bits_equal(program(x[-m:], w), whole[-m:], err_msg=f"{m} rows")
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+def test_rows_at_every_position_among_any_neighbours(transpose_w: bool) -> None:
+    x, w = operands("normal", 16, 256, 128, transpose_w, "bfloat16")
+    assert_batch_invariant(
+        lambda x, w: matmul(x, w, contract=CONTRACT, transpose_w=transpose_w, out_dtype="float32"),
+        x,
+        w,
+        batch_axes=(0, None),
+        batch_sizes=(2, 7, 8, 13, 64, 65, 129),
+        modes=("jit",),
+    )
+
+
+def test_xla_is_not_invariant() -> None:
+    """The control: the sweep above finds what XLA's dot does."""
+    x, w = operands("normal", 16, 4096, 1024, False, "bfloat16")
+    with pytest.raises(AssertionError):
+        assert_batch_invariant(
+            lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.float32),
+            x,
+            w,
+            batch_axes=(0, None),
+            batch_sizes=(2, 8, 64, 256),
+            modes=("jit",),
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accuracy_against_float64(dtype: str) -> None:
+    x, w = operands("normal", 128, 4096, 256, False, dtype)
+    y = np.asarray(matmul(x, w, contract=CONTRACT, out_dtype="float32"), np.float64)
+    x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    # A chain of K/16 additions into float32 that truncate: below 2**-23 of the sum of magnitudes for each.
+    assert (np.abs(y - x @ w) <= 4096 / 16 * 2.0**-22 * (np.abs(x) @ np.abs(w))).all()
+
+
+def compiled(
+    schedule: MatmulSchedule, x: jax.Array, w: jax.Array, transpose_w: bool, out_dtype: str
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return matmul(x, w, contract=CONTRACT, transpose_w=transpose_w, out_dtype=out_dtype, schedule=schedule)
+
+    return jax.jit(multiply).lower(x, w).compile()
+
+
+def operands(kind: str, m: int, k: int, n: int, transpose_w: bool, dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Hostile activations; weights that are normal, or as wide as the activations."""
+    x = hostile_rows(m + k, (m, k), dtype)[kind]
+    w = hostile_rows(n + k, (n, k) if transpose_w else (k, n), dtype)["wide" if kind == "wide" else "normal"]
+    return jnp.asarray(x), jnp.asarray(w)
