@@ -17,7 +17,7 @@ demo: ## the same text, bit for bit, alone and in a batch: a real model (ARGS="-
 
 test: ## run the tests (ARGS="-k matmul", ARGS="-m gpu")
 	@sh scripts/setup.sh $(VENV) demo test
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: ## ruff and mypy
 	@sh scripts/setup.sh $(VENV) demo test dev
