@@ -21,7 +21,7 @@ KINDS = ("normal", "linspace", "wide", "cancelling")
 
 @pytest.mark.parametrize(
     ("columns", "dtype"),
-    [*((c, "float32") for c in (1, 2, 77, 128, 4200)), (200, "bfloat16"), (200, "float16")],
+    [*((c, "float32") for c in (1, 77, 128, 4200)), (200, "bfloat16"), (200, "float16")],
 )
 def test_numpy_gives_the_same_bits(columns: int, dtype: str) -> None:
     data = hostile_rows(0, (3, columns), dtype)
