@@ -4,7 +4,7 @@ XLA:CPU's own reductions follow the shape, so rows are reduced by explicit addit
 division, square root or maximum is rounded correctly and has the same bits however it is compiled, as long as no
 product meets a sum in one fusion (they would be contracted to a fused multiply-add); callers put `isolate` between
 them. Everything else (exp, log, tanh, ...) is compiled to vector code and a scalar remainder that differ, so it runs
-on whole vectors alone: arrays whose last dimension is a multiple of 128.
+on whole vectors alone: arrays whose last dimension is 128. XLA's threads share out the dimensions before it.
 """
 
 import math
@@ -17,12 +17,12 @@ from jax import lax
 
 from pallas_kernels._tiles import Program, isolate, map_row_tiles, next_power_of_two
 from pallas_kernels.contract import RowContract
-from pallas_kernels.schedule.rows import rows_at_once
+from pallas_kernels.schedule.rows import rows_at_once, vector_rows
 
 Arrays = tuple[jax.Array, ...]
 
 VECTOR: Final = 128
-"""Elements of the last dimension of element-wise programs: a multiple of every processor's vector, unrolled or not."""
+"""Last dimension of element-wise programs: a multiple of every processor's vector, unrolled or not."""
 
 STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
 """Shape of one row's part of a (M, 1) result, for `map_rows`."""
@@ -56,7 +56,8 @@ def run_flat(program: Program, *arrays: jax.Array) -> Arrays:
     """
     shape = arrays[0].shape
     size = math.prod(shape)
-    rows = -(-size // VECTOR)
+    steps = len(jax.make_jaxpr(program)(*(jax.ShapeDtypeStruct((1, VECTOR), a.dtype) for a in arrays)).eqns)
+    rows = vector_rows(-(-size // VECTOR), len(arrays), steps)
 
     def flat(x: jax.Array) -> jax.Array:
         padded = lax.pad(x.reshape(size), jnp.zeros((), x.dtype), [(0, rows * VECTOR - size, 0)])
@@ -73,19 +74,17 @@ def divide(total: jax.Array, count: int) -> jax.Array:
     return total / divisor
 
 
-def exp_minus(x: jax.Array, shift: jax.Array) -> jax.Array:
-    """Returns exp(x - shift) in float32 for x (T, C) and shift (T, 1)."""
-    if x.shape[1] % VECTOR:
-        return run_flat(lambda z: (jnp.exp(z),), x.astype(jnp.float32) - shift)[0]
-    return isolate(jnp.exp(x.astype(jnp.float32) - shift))[0]
-
-
-def exp_scaled(x: jax.Array, m: jax.Array, log_sum: jax.Array, scale: jax.Array) -> jax.Array:
-    """Returns exp((x - m) - log_sum) * scale in float32 for x (T, C) and the others (T, 1): a scaled softmax."""
-    z = (x.astype(jnp.float32) - m) - log_sum
-    if x.shape[1] % VECTOR:
-        return isolate(run_flat(lambda z: (jnp.exp(z),), z)[0] * scale)[0]
-    return isolate(jnp.exp(z) * scale)[0]
+def exp_minus(x: jax.Array, *shifts: jax.Array) -> jax.Array:
+    """Returns exp(x - shift - ...) in float32 for x (T, C) and each shift (T, 1), subtracted in turn."""
+    z = x.astype(jnp.float32)
+    if z.shape[1] % VECTOR:
+        for shift in shifts:
+            z = z - shift
+        return run_flat(lambda z: (jnp.exp(z),), z)[0]
+    z = z.reshape(z.shape[0], -1, VECTOR)
+    for shift in shifts:
+        z = z - shift[:, None]
+    return isolate(jnp.exp(z))[0].reshape(x.shape)
 
 
 def log(x: jax.Array) -> jax.Array:
@@ -95,38 +94,24 @@ def log(x: jax.Array) -> jax.Array:
 
 def add_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
     """Adds along axis 1 in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B), in float32."""
-    return _reduce(lax.add, _widen, x, 0.0, contract)
-
-
-def add_exp_lanes(x: jax.Array, shift: jax.Array, contract: RowContract) -> jax.Array:
-    """Adds exp(x - shift) along axis 1 for x (T, C) and shift (T, 1), in float32."""
-    if x.shape[1] % VECTOR:
-        return add_lanes(exp_minus(x, shift), contract)
-    # The exponentials of a long row are never stored.
-    return _reduce(lax.add, lambda block: jnp.exp(block.astype(jnp.float32) - shift), x, 0.0, contract)
+    return _reduce(lax.add, x, 0.0, contract)
 
 
 def max_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
     """Returns the maximum along axis 1, (T, C) to (T, 1) in float32; any number or nan if the row holds a nan."""
     # lax.max would carry nans along, at three times the instructions; the users of a maximum meet the nan anyway.
-    return _reduce(lambda a, b: lax.select(a > b, a, b), _widen, x, -jnp.inf, contract)
+    return _reduce(lambda a, b: lax.select(a > b, a, b), x, -jnp.inf, contract)
 
 
-def _widen(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32)
-
-
-def _reduce(
-    combine: _Combine, of: Callable[[jax.Array], jax.Array], x: jax.Array, pad: float, contract: RowContract
-) -> jax.Array:
-    """Combines `of` every block of columns, blocks upwards, and then the lanes by a halving tree."""
+def _reduce(combine: _Combine, x: jax.Array, pad: float, contract: RowContract) -> jax.Array:
+    """Combines the blocks of columns, upwards, and then the lanes by a halving tree."""
     columns = x.shape[1]
     # In a row shorter than one block the lanes that hold nothing but padding may be left out.
     lanes = min(contract.lanes, next_power_of_two(columns))
     whole = columns // lanes
 
     def block(i: jax.Array | int) -> jax.Array:
-        return of(lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=1))
+        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=1).astype(jnp.float32)
 
     def chain(total: jax.Array, start: jax.Array | int, blocks: int) -> jax.Array:
         for i in range(blocks):
@@ -145,7 +130,8 @@ def _reduce(
     if columns > whole * lanes:
         width = [(0, 0, 0)] * x.ndim
         width[1] = (0, (whole + 1) * lanes - columns, 0)
-        tail = of(lax.pad(lax.slice_in_dim(x, whole * lanes, columns, axis=1), jnp.asarray(pad, x.dtype), width))
+        tail = lax.slice_in_dim(x, whole * lanes, columns, axis=1).astype(jnp.float32)
+        tail = lax.pad(tail, jnp.float32(pad), width)
         total = combine(total, tail) if whole else tail
     (total,) = isolate(total)
     while lanes > 1:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._lanes import STATISTIC, Arrays, add_exp_lanes, exp_scaled, log, map_rows, max_lanes
+from pallas_kernels._lanes import STATISTIC, Arrays, add_lanes, exp_minus, log, map_rows, max_lanes
 from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import RowContract
 
@@ -36,7 +36,7 @@ def cross_entropy(x: jax.Array, labels: jax.Array, *, z_loss: float, contract: R
 
     def program(x: jax.Array, labels: jax.Array) -> Arrays:
         m = max_lanes(x, contract)
-        log_sum = log(add_exp_lanes(x, m, contract))
+        log_sum = log(add_lanes(exp_minus(x, m), contract))
         picked = jnp.take_along_axis(x, jnp.clip(labels, 0, c - 1), axis=1).astype(jnp.float32)
         loss = log_sum - (picked - m)
         if z_loss:
@@ -78,7 +78,7 @@ def cross_entropy_gradient(
         if z_loss:
             (slope,) = isolate(jnp.float32(2 * z_loss) * (m + log_sum))
             scale = g * (1 + slope)
-        share = exp_scaled(x, m, log_sum, jnp.where(labels < c, scale, jnp.nan))
+        (share,) = isolate(exp_minus(x, m, log_sum) * jnp.where(labels < c, scale, jnp.nan))
         column = lax.broadcasted_iota(jnp.int32, (1, c), 1)
         dx = jnp.where(column == labels, share - g, share)
         return (jnp.where(labels < 0, jnp.float32(0), dx).astype(x.dtype),)

@@ -1,13 +1,10 @@
 """Element-wise programs on whole vectors, on any platform."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels._lanes import run_flat
-
-Program = Callable[..., tuple[jax.Array, ...]]
+from pallas_kernels._tiles import Program
 
 
 def elementwise(*arrays: jax.Array, program: Program) -> tuple[jax.Array, ...]:

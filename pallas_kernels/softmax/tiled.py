@@ -10,10 +10,8 @@ import jax.numpy as jnp
 from pallas_kernels._lanes import (
     STATISTIC,
     Arrays,
-    add_exp_lanes,
     add_lanes,
     exp_minus,
-    exp_scaled,
     log,
     map_rows,
     max_lanes,
@@ -91,7 +89,7 @@ def log_softmax(x: jax.Array, *, contract: RowContract) -> Arrays:
 
     def program(x: jax.Array) -> Arrays:
         m = max_lanes(x, contract)
-        log_sum = log(add_exp_lanes(x, m, contract))
+        log_sum = log(add_lanes(exp_minus(x, m), contract))
         return ((x.astype(jnp.float32) - m) - log_sum).astype(x.dtype), m, log_sum
 
     return map_rows(program, [x], [jax.ShapeDtypeStruct(x.shape[1:], x.dtype), STATISTIC, STATISTIC])
@@ -116,7 +114,7 @@ def log_softmax_gradient(
     """
 
     def program(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> Arrays:
-        share = exp_scaled(x, m, log_sum, add_lanes(g, contract))
+        (share,) = isolate(exp_minus(x, m, log_sum) * add_lanes(g, contract))
         return ((g.astype(jnp.float32) - share).astype(x.dtype),)
 
     return map_rows(program, [x, m, log_sum, g], [jax.ShapeDtypeStruct(x.shape[1:], x.dtype)])[0]
@@ -145,7 +143,7 @@ def logsumexp(x: jax.Array, *, contract: RowContract) -> Arrays:
     def program(x: jax.Array) -> Arrays:
         m = max_lanes(x, contract)
         (m,) = isolate(jnp.where(jnp.isfinite(m), m, jnp.float32(0)))
-        return m, log(add_exp_lanes(x, m, contract))
+        return m, log(add_lanes(exp_minus(x, m), contract))
 
     if x.shape[1] == 0:
         return jnp.zeros((x.shape[0], 1), jnp.float32), jnp.full((x.shape[0], 1), -jnp.inf, jnp.float32)
@@ -168,6 +166,6 @@ def logsumexp_gradient(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Ar
     """
 
     def program(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> Arrays:
-        return (exp_scaled(x, m, log_sum, g).astype(x.dtype),)
+        return ((exp_minus(x, m, log_sum) * g).astype(x.dtype),)
 
     return map_rows(program, [x, m, log_sum, g], [jax.ShapeDtypeStruct(x.shape[1:], x.dtype)])[0]

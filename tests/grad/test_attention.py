@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 
-HEADS, KEY_HEADS, SIZE = 6, 2, 32
+HEADS, KEY_HEADS, SIZE = 4, 2, 32
 
 
 def reference(q: Any, k: Any, v: Any, visible: Any, scale: float) -> tuple[Any, Any]:
