@@ -8,11 +8,6 @@ machine, since the engines behind XLA's dot change with the processor and the ja
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-SMALL_TILE: Final = 4
-"""Fewest rows of a row program; smaller batches are padded to it."""
-
-_TILE_ELEMENTS: Final = 16384
-
 
 class Step(NamedTuple):
     """One schedule: a form of the matmul program and the rows of its tile."""
@@ -54,17 +49,3 @@ def steps_by_preference(ladder: tuple[Step, ...], rows: int) -> tuple[Step, ...]
     The smallest tile that holds all rows comes first, then larger ones, then smaller ones from the largest down.
     """
     return tuple(s for s in ladder if s.rows >= rows) + tuple(s for s in reversed(ladder) if s.rows < rows)
-
-
-def row_tile(rows: int, columns: int) -> int:
-    """Returns the rows of a tile of a row program (norms, softmax family, sums) over padded `columns`.
-
-    Args:
-        rows: Rows that are left, at least 1.
-        columns: Columns after padding.
-    """
-    largest = max(SMALL_TILE, 1 << max(0, _TILE_ELEMENTS // max(1, columns)).bit_length() - 1)
-    tile = SMALL_TILE
-    while tile < rows and tile < largest:
-        tile *= 2
-    return tile
