@@ -29,7 +29,8 @@ def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None 
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
         backends: The kernel for each platform of JAX ("cpu", "cuda", ...). A kernel maps arrays and hashable keyword
-            parameters to a tuple of arrays; all backends return the same shapes and dtypes.
+            parameters to a tuple of arrays; all backends return the same shapes and dtypes. The last one should be the
+            cheapest to trace: result shapes are taken from it.
         fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
             in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
             repeated for every entry of the axis.
@@ -54,7 +55,8 @@ def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None 
 
     @functools.cache
     def shapes(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
-        kernel = next(iter(backends.values()))
+        # The last backend is the portable one: tracing the CPU's would compile and compare schedules for a mere shape.
+        kernel = list(backends.values())[-1]
         return tuple(jax.eval_shape(functools.partial(kernel, **dict(parameters)), *avals))
 
     def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
