@@ -14,6 +14,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from pallas_kernels._tiles import Program, isolate, map_row_tiles, next_power_of_two
 from pallas_kernels.contract import RowContract
@@ -29,7 +30,7 @@ STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
 
 _UNROLL: Final = 16
 
-_Combine = Callable[[jax.Array, jax.Array], jax.Array]
+Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def map_rows(program: Program, rows: Sequence[jax.Array], out: Sequence[jax.ShapeDtypeStruct]) -> Arrays:
@@ -94,24 +95,34 @@ def log(x: jax.Array) -> jax.Array:
 
 def add_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
     """Adds along axis 1 in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B), in float32."""
-    return _reduce(lax.add, x, 0.0, contract)
+    return fold_lanes(lax.add, x, 0, contract)
 
 
 def max_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
     """Returns the maximum along axis 1, (T, C) to (T, 1) in float32; any number or nan if the row holds a nan."""
     # lax.max would carry nans along, at three times the instructions; the users of a maximum meet the nan anyway.
-    return _reduce(lambda a, b: lax.select(a > b, a, b), x, -jnp.inf, contract)
+    return fold_lanes(lambda a, b: lax.select(a > b, a, b), x, -jnp.inf, contract)
 
 
-def _reduce(combine: _Combine, x: jax.Array, pad: float, contract: RowContract) -> jax.Array:
-    """Combines the blocks of columns, upwards, and then the lanes by a halving tree."""
+def fold_lanes(
+    combine: Combine, x: jax.Array, pad: float, contract: RowContract, dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+    """Combines along axis 1 in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B).
+
+    Args:
+        combine: Combines two arrays of one shape, element by element, by one correctly rounded or exact operation.
+        x: Array with at least one column.
+        pad: What fills up the last block; combining a value with it gives the value back.
+        contract: Order of the combinations.
+        dtype: In which to combine.
+    """
     columns = x.shape[1]
     # In a row shorter than one block the lanes that hold nothing but padding may be left out.
     lanes = min(contract.lanes, next_power_of_two(columns))
     whole = columns // lanes
 
     def block(i: jax.Array | int) -> jax.Array:
-        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=1).astype(jnp.float32)
+        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=1).astype(dtype)
 
     def chain(total: jax.Array, start: jax.Array | int, blocks: int) -> jax.Array:
         for i in range(blocks):
@@ -130,8 +141,8 @@ def _reduce(combine: _Combine, x: jax.Array, pad: float, contract: RowContract) 
     if columns > whole * lanes:
         width = [(0, 0, 0)] * x.ndim
         width[1] = (0, (whole + 1) * lanes - columns, 0)
-        tail = lax.slice_in_dim(x, whole * lanes, columns, axis=1).astype(jnp.float32)
-        tail = lax.pad(tail, jnp.float32(pad), width)
+        tail = lax.slice_in_dim(x, whole * lanes, columns, axis=1).astype(dtype)
+        tail = lax.pad(tail, jnp.asarray(pad, dtype), width)
         total = combine(total, tail) if whole else tail
     (total,) = isolate(total)
     while lanes > 1:

@@ -33,11 +33,12 @@ class MatmulContract:
     """How one element of `x @ w` is summed.
 
     K is cut into blocks of `k_block`. Inside a block the products are added upwards by fused multiply-add into one
-    float32 accumulator that starts at zero; the block sums are then added upwards in float32.
+    accumulator of `dtype` that starts at zero; the block sums are then added upwards in that dtype.
 
     Attributes:
         k_block: Elements of K in one fused chain; the last block may be shorter.
         version: Raised when the bits of an existing contract change on purpose.
+        dtype: "float32" or "float64".
 
     Example:
         >>> MatmulContract(k_block=512).id
@@ -46,15 +47,18 @@ class MatmulContract:
 
     k_block: int
     version: int = 1
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if self.k_block < 1:
             raise ValueError(f"k_block must be at least 1, got {self.k_block}.")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype must be float32 or float64, got {self.dtype!r}.")
 
     @property
     def id(self) -> str:
         """Name of the contract, stable across runs and machines."""
-        return f"matmul/v{self.version}/f32-chain{self.k_block}-fold"
+        return f"matmul/v{self.version}/f{self.dtype[5:]}-chain{self.k_block}-fold"
 
 
 @dataclass(frozen=True)

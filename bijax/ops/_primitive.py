@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from bijax.ops._tag import kernel_code
 from pallas_kernels.errors import UnsupportedError
 
 Arrays = tuple[jax.Array, ...]
@@ -85,8 +86,19 @@ def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None 
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
-        mlir.register_lowering(primitive, mlir.lower_fun(kernel, multiple_results=True), platform=platform)
+        mlir.register_lowering(primitive, mlir.lower_fun(_tagged(kernel), multiple_results=True), platform=platform)
     return call
+
+
+def _tagged(kernel: Kernel) -> Kernel:
+    """Returns the kernel with its equations tagged, so that `bijax.invariant` leaves them as they are."""
+
+    @functools.wraps(kernel)
+    def tagged(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        with kernel_code():
+            return kernel(*arrays, **parameters)
+
+    return tagged
 
 
 def fold_rows(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:

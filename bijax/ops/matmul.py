@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.ops._checks import describe, float_array, float_dtype, same_dtype
-from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.ops._matmul_kernels import matmul_kernel, weight_gradient_kernel
+from bijax.ops._primitive import Arrays
 from bijax.ops.sum_rows import sum_rows
-from pallas_kernels.contract import ChunkContract, MatmulContract, chunk_contract, matmul_contract
-from pallas_kernels.matmul import cpu, tiled
+from pallas_kernels.contract import chunk_contract, matmul_contract
 
 _OP = "bijax.matmul"
 
@@ -127,7 +126,7 @@ def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: An
 def _matmul(x: jax.Array, w: jax.Array, transpose_w: bool) -> jax.Array:
     """(M, K) x (K, N) in float32, without checks."""
     contract = matmul_contract(x.shape[1], transpose_w=transpose_w)
-    return _matmul_kernel(x, w, contract=contract, transpose_w=transpose_w)[0]
+    return matmul_kernel(x, w, contract=contract, transpose_w=transpose_w)[0]
 
 
 def _matmul_forward(x: jax.Array, w: jax.Array, transpose_w: bool) -> tuple[jax.Array, Arrays]:
@@ -146,7 +145,7 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def accumulate_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array, transpose_w: bool) -> jax.Array:
     """Continues the sum of outer products of the rows of x (M, K) and g (M, N), without checks."""
-    return _weight_gradient_kernel(x, g, total, contract=chunk_contract(), transpose_w=transpose_w)[0]
+    return weight_gradient_kernel(x, g, total, contract=chunk_contract(), transpose_w=transpose_w)[0]
 
 
 def _weight_gradient_forward(
@@ -177,32 +176,6 @@ def _add_bias_backward(bias: jax.Array, g: jax.Array) -> Arrays:
 
 
 _add_bias.defvjp(_add_bias_forward, _add_bias_backward)
-
-
-def _fold_x(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
-    """Rows of a mapped x are more rows; mapped weights are separate products."""
-    if axes[1] is not None:
-        return None
-    (rows,) = fold_rows(size, arrays[:1], axes[:1])
-    return unfold_rows(size, _matmul_kernel(rows, arrays[1], **parameters))
-
-
-def _cpu_matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool) -> Arrays:
-    return (cpu.matmul(x, w, contract=contract, transpose_w=transpose_w),)
-
-
-def _tiled_matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool) -> Arrays:
-    return (tiled.matmul(x, w, contract=contract, transpose_w=transpose_w),)
-
-
-def _weight_gradient(
-    x: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract, transpose_w: bool
-) -> Arrays:
-    return (tiled.weight_gradient(x, g, contract=contract, transpose_w=transpose_w, accumulate=total),)
-
-
-_matmul_kernel = define_kernel("matmul", {"cpu": _cpu_matmul, "cuda": _tiled_matmul}, _fold_x)
-_weight_gradient_kernel = define_kernel("weight_gradient", {"cpu": _weight_gradient, "cuda": _weight_gradient})
 
 
 def _check_precision(precision: Any) -> None:

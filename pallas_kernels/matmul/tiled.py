@@ -24,7 +24,7 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
         transpose_w: Whether `w` is stored as (N, K).
 
     Returns:
-        (M, N) float32.
+        (M, N) of the contract's dtype.
 
     Guarantee: row-invariant.
 
@@ -36,11 +36,11 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
     """
     (m, k), n = x.shape, w.shape[0 if transpose_w else 1]
     if 0 in (m, k, n):
-        return jnp.zeros((m, n), jnp.float32)
+        return jnp.zeros((m, n), contract.dtype)
     x, w = isolate(x, w)
 
     def program(tile: jax.Array) -> tuple[jax.Array]:
-        total = jnp.zeros((tile.shape[0], n), jnp.float32)
+        total = jnp.zeros((tile.shape[0], n), contract.dtype)
         for start in range(0, k, contract.k_block):
             stop = min(k, start + contract.k_block)
             block = lax.slice_in_dim(w, start, stop, axis=1 if transpose_w else 0)
@@ -51,13 +51,13 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
                     block,
                     dims,
                     precision=lax.Precision.HIGHEST,
-                    preferred_element_type=jnp.float32,
+                    preferred_element_type=contract.dtype,
                 )
             )
             total = total + partial if start else partial
         return (total,)
 
-    out = jax.ShapeDtypeStruct((n,), jnp.float32)
+    out = jax.ShapeDtypeStruct((n,), contract.dtype)
     return map_row_tiles(lambda _: program, lambda _: _ROWS, [x], [out])[0]
 
 
@@ -94,3 +94,42 @@ def weight_gradient(
         return lax.dot_general(a, b, (((0,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
 
     return fold_row_chunks(outer, [left, right], contract.rows, total)
+
+
+def stacked_matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool = False) -> jax.Array:
+    """Multiplies the rows of every entry of a stack by the entry's weights, one entry after the other.
+
+    Args:
+        x: (G, M, K) float32, bfloat16 or float16.
+        w: (G, K, N), or (G, N, K) with `transpose_w`.
+        contract: Blocks of K.
+        transpose_w: Whether `w` is stored as (G, N, K).
+
+    Returns:
+        (G, M, N) float32.
+
+    Guarantee: row-invariant.
+    """
+
+    def one(entry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return matmul(*entry, contract=contract, transpose_w=transpose_w)
+
+    out: jax.Array = lax.map(one, (x, w))
+    return out
+
+
+def stacked_weight_gradient(x: jax.Array, g: jax.Array, *, contract: ChunkContract) -> jax.Array:
+    """Sums the outer products of the rows of every entry of a stack, one entry after the other.
+
+    Args:
+        x: (G, M, K) float32, bfloat16 or float16.
+        g: (G, M, N).
+        contract: Chunks of rows.
+
+    Returns:
+        (G, K, N) float32.
+
+    Guarantee: split-invariant in the rows.
+    """
+    out: jax.Array = lax.map(lambda entry: weight_gradient(*entry, contract=contract), (x, g))
+    return out

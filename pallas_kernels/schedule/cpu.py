@@ -49,3 +49,72 @@ def steps_by_preference(ladder: tuple[Step, ...], rows: int) -> tuple[Step, ...]
     The smallest tile that holds all rows comes first, then larger ones, then smaller ones from the largest down.
     """
     return tuple(s for s in ladder if s.rows >= rows) + tuple(s for s in reversed(ladder) if s.rows < rows)
+
+
+class StackStep(NamedTuple):
+    """One schedule of a stack of products: a form, and the rows and columns to which each product is padded."""
+
+    form: str
+    rows: int
+    columns: int
+
+
+_FEW_ROWS: Final = 32
+_MOST_BYTES: Final = 1 << 28
+_MOST_PARTIAL_BYTES: Final = 1 << 23
+_MOST_PRODUCTS: Final = 1 << 33
+_MOST_PADDED_ENTRIES: Final = 256
+
+
+def stack_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, transpose_w: bool) -> list[StackStep]:
+    """Returns the steps for a stack of products in the order in which to try them.
+
+    Args:
+        m: Rows of each product.
+        k: Length of the contracted dimension.
+        n: Columns of each product.
+        k_block: Block of K in the contract.
+        transpose_x: True when the rows are stored as (K, M).
+        transpose_w: True when the weights are stored as (N, K).
+    """
+    full = _up_to(n, 64)  # with full tiles the library runs blocks of 512 as one chain
+    vectors = max(n, 8) if n % 8 != 1 else _up_to(n, 8)  # a lone column is another operation to XLA
+    if transpose_w and k_block == 512:
+        rows = max(m, 2)
+        steps = [StackStep("whole", rows, columns) for columns in ((n, full) if n > 32 else (full,))]
+        if m == 1 and n <= 8:  # inner products: as few columns as can be
+            steps.insert(0, StackStep("rows", 1, 8))
+        return list(dict.fromkeys(steps))
+    if m == 1:
+        return [StackStep("rows", 1, vectors)]
+    forms = ("columns", "rows") if m <= _FEW_ROWS and not transpose_x else ("rows", "columns")
+    steps = [StackStep(form, m, columns) for columns in (vectors, full) for form in forms]
+    if k > k_block == 512:
+        steps = [StackStep("whole", max(m, 4), columns) for columns in (vectors, full)] + steps
+    return list(dict.fromkeys(steps))
+
+
+def _up_to(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def stack_entries(step: StackStep, entries: int, k: int, k_block: int) -> int:
+    """Returns how many entries of a stack one program of the step takes, 0 if a single one is too large for it.
+
+    Large programs would make the comparison with the reference expensive; large partial sums leave the cache.
+
+    Args:
+        step: The step.
+        entries: Entries of the stack.
+        k: Length of the contracted dimension.
+        k_block: Block of K in the contract.
+    """
+    _, m, n = step
+    blocks = 1 if step.form == "whole" else -(-k // k_block)
+    each = min(_MOST_BYTES // (4 * (m * k + k * n + m * n)), _MOST_PRODUCTS // (m * k * n))
+    if m == 1 and n == 8:
+        each = min(each, _MOST_PADDED_ENTRIES)
+    if blocks > 1:
+        each = min(each, _MOST_PARTIAL_BYTES // (4 * blocks * m * n))
+    # Programs of equal size need the fewest compilations.
+    return min(entries, -(-entries // -(-entries // each))) if each else 0

@@ -1,0 +1,241 @@
+"""The general dot product, for code that is written with `jax.numpy` and made invariant as a whole.
+
+A product's order of summation is chosen from the length of the contracted dimensions and from how the two operands
+are stored, after batch dimensions are left out: an operand is stored "by rows" if its last dimension is contracted
+or it has no free dimension, else "by columns".
+
+| lhs | rhs | order of the sum |
+|---|---|---|
+| by rows | by rows | `matmul_contract(K, transpose_w=True)`, as `x @ w.T` |
+| by rows | by columns | `matmul_contract(K, transpose_w=False)`, as `x @ w` |
+| by columns | by rows | the same, the operands swapped: products commute exactly |
+| by columns | by columns | `chunk_contract()`, as the gradient of weights `x.T @ g` |
+
+In float64 it is always fused chains of 128, added upwards.
+
+Batch dimensions and free dimensions in front do not change the storage, so `vmap` over leading axes keeps the order.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bijax.ops._checks import FLOATS, describe
+from bijax.ops._matmul_kernels import (
+    matmul_kernel,
+    stacked_matmul_kernel,
+    stacked_weight_gradient_kernel,
+    weight_gradient_kernel,
+)
+from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import MatmulContract, chunk_contract, matmul_contract
+from pallas_kernels.errors import UnsupportedError
+
+_OP = "lax.dot_general"
+_FEW_ROWS = 32
+_FEW = 8
+_WIDE = MatmulContract(128, dtype="float64")
+_DTYPES = (*FLOATS, "float64")
+
+DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+def dot_general(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    dimension_numbers: DimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Multiplies two arrays as `jax.lax.dot_general` does, with sums in a fixed order.
+
+    Sums are taken in float32, or in float64 where an operand or the result is float64, and rounded once.
+
+    Args:
+        lhs: float32, bfloat16, float16 or float64, of any shape, dimensions of length 0 included.
+        rhs: The same; its dtype may be another one of these.
+        dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
+        precision: As in `jax.lax.dot_general`. On the CPU every precision is the full one.
+        preferred_element_type: Dtype of the result; one of these dtypes.
+        out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
+
+    Returns:
+        (batch..., lhs free..., rhs free...), of the dtype that `jax.lax.dot_general` gives.
+
+    Raises:
+        UnsupportedError: If an operand or the result has another dtype (complex, or a float of 8 bits), or if
+            `precision` is an algorithm that accumulates in another dtype.
+
+    Guarantee: an element's bits depend on its row of `lhs`, its column of `rhs`, the contracted length and the storage
+    order of the two operands alone (see the table above). On the CPU; on other platforms they may depend on the number
+    of columns. Where both operands are stored by columns the sum is split-invariant for cuts at multiples of 128.
+
+    Example:
+        >>> x, w = jnp.ones((3, 5), jnp.bfloat16), jnp.ones((5, 2), jnp.bfloat16)
+        >>> dot_general(x, w, dimension_numbers=(((1,), (0,)), ((), ()))).shape
+        (3, 2)
+    """
+    del out_sharding
+    stock = functools.partial(
+        lax.dot_general,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    out = jax.eval_shape(stock, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (lhs, rhs)))
+    _check_dtypes(lhs, rhs, out.dtype)
+    wide = any(d == np.float64 for d in (lhs.dtype, rhs.dtype, out.dtype))
+    _check_precision(precision, np.float64 if wide else np.float32)
+    if 0 in lhs.shape or 0 in rhs.shape:
+        return jnp.zeros(out.shape, out.dtype)
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = dimension_numbers
+    # Pairs in ascending order of lhs: the order in which they are listed is not a property of the arrays.
+    pairs = sorted(zip(lhs_contracting, rhs_contracting, strict=True))
+    left = _Operand.of(lhs, lhs_batch, [p[0] for p in pairs])
+    right = _Operand.of(rhs, rhs_batch, [p[1] for p in pairs])
+    product = _wide_product if wide else _product
+    return product(left, right).reshape(out.shape).astype(out.dtype)
+
+
+def storage_may_change(length: int) -> bool:
+    """Returns whether `x @ w` and `x @ w.T` add in the same order.
+
+    Args:
+        length: Length of the contracted dimension.
+    """
+    return matmul_contract(length, transpose_w=True) == matmul_contract(length, transpose_w=False)
+
+
+class _Operand(NamedTuple):
+    """An operand and its dimensions by their part in the product."""
+
+    array: jax.Array
+    batch: tuple[int, ...]
+    free: tuple[int, ...]
+    contracting: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: jax.Array, batch: Sequence[int], contracting: Sequence[int]) -> "_Operand":
+        free = (d for d in range(array.ndim) if d not in batch and d not in contracting)
+        return cls(array, tuple(batch), tuple(free), tuple(contracting))
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the last dimension that is not a batch dimension is contracted, or none is free."""
+        return not self.free or max(self.free) < max(self.contracting, default=-1)
+
+    @property
+    def rows(self) -> int:
+        return self.size(self.free)
+
+    def size(self, dims: Sequence[int]) -> int:
+        return math.prod(self.array.shape[d] for d in dims)
+
+    def arranged(self, *groups: Sequence[int]) -> jax.Array:
+        """Returns the array with one dimension for each group of its dimensions."""
+        order = [d for group in groups for d in group]
+        return self.array.transpose(order).reshape([self.size(group) for group in groups])
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """The free dimensions in front of the contracted ones: with them the array is a stack of (K, N) weights."""
+        return tuple(d for d in self.free if d < min(self.contracting, default=0))
+
+
+def _product(left: _Operand, right: _Operand) -> jax.Array:
+    """Returns (batch, lhs free, rhs free) float32; the groups of dimensions may still be several."""
+    if left.size(left.contracting) == 1:
+        return _outer(left, right, jnp.float32)
+    if not left.by_rows and not right.by_rows:
+        return _gradient(left, right)
+    if left.by_rows and right.by_rows:
+        # Either may be the weights; a few rows beside many are the activations.
+        if right.rows < left.rows and right.rows <= _FEW_ROWS:
+            return _by_rows(right, left).swapaxes(1, 2)
+        return _by_rows(left, right)
+    if left.by_rows:
+        return _by_columns(left, right)
+    return _by_columns(right, left).swapaxes(1, 2)
+
+
+def _wide_product(left: _Operand, right: _Operand) -> jax.Array:
+    """The same in float64, where one order fits every storage."""
+    if left.size(left.contracting) == 1:
+        return _outer(left, right, jnp.float64)
+    x = left.arranged(left.batch, left.free, left.contracting)
+    w = right.arranged(right.batch, right.contracting, right.free)
+    return stacked_matmul_kernel(x, w, contract=_WIDE, transpose_w=False)[0]
+
+
+def _outer(left: _Operand, right: _Operand, dtype: Any) -> jax.Array:
+    """One product for each element, added to a zero as in a longer sum."""
+    x = left.arranged(left.batch, left.free, left.contracting).astype(dtype)
+    y = right.arranged(right.batch, right.contracting, right.free).astype(dtype)
+    # Apart from the barriers the product would be fused with an addition that follows.
+    return isolate(x * y)[0] + isolate(jnp.zeros((), dtype))[0]
+
+
+def _gradient(left: _Operand, right: _Operand) -> jax.Array:
+    if left.size(left.batch) == 1:
+        x, g = (o.arranged((*o.batch, *o.contracting), o.free) for o in (left, right))
+        total = jnp.zeros((left.rows, right.rows), jnp.float32)
+        return weight_gradient_kernel(x, g, total, contract=chunk_contract(), transpose_w=False)[0][None]
+    x, g = (o.arranged(o.batch, o.contracting, o.free) for o in (left, right))
+    return stacked_weight_gradient_kernel(x, g, contract=chunk_contract())[0]
+
+
+def _by_rows(rows: _Operand, weights: _Operand) -> jax.Array:
+    """(batch, M, K) x (batch, N, K)."""
+    x, w = (o.arranged(o.batch, o.free, o.contracting) for o in (rows, weights))
+    return _multiply(x, w, transpose_w=True)
+
+
+def _by_columns(rows: _Operand, weights: _Operand) -> jax.Array:
+    """(batch, M, K) x (batch, K, N)."""
+    stack = weights.stack
+    x = rows.arranged(rows.batch, rows.free, rows.contracting)
+    if not stack or rows.rows > weights.rows // weights.size(stack):
+        return _multiply(x, weights.arranged(weights.batch, weights.contracting, weights.free), transpose_w=False)
+    # Weights of many entries stay as they are, the fewer rows are repeated for each.
+    g, m, k = x.shape
+    entries = weights.size(stack)
+    columns = tuple(d for d in weights.free if d not in stack)
+    w = weights.arranged((*weights.batch, *stack), weights.contracting, columns)
+    x = jnp.broadcast_to(x[:, None], (g, entries, m, k)).reshape(g * entries, m, k)
+    y = _multiply(x, w, transpose_w=False).reshape(g, entries, m, -1)
+    return y.transpose(0, 2, 1, 3).reshape(g, m, -1)
+
+
+def _multiply(x: jax.Array, w: jax.Array, *, transpose_w: bool) -> jax.Array:
+    contract = matmul_contract(x.shape[2], transpose_w=transpose_w)
+    if x.shape[0] == 1 and max(x.shape[1], w.shape[1 if transpose_w else 2]) > _FEW:
+        return matmul_kernel(x[0], w[0], contract=contract, transpose_w=transpose_w)[0][None]
+    return stacked_matmul_kernel(x, w, contract=contract, transpose_w=transpose_w)[0]
+
+
+def _check_dtypes(lhs: jax.Array, rhs: jax.Array, out: np.dtype[Any]) -> None:
+    if any(d.name not in _DTYPES for d in (lhs.dtype, rhs.dtype, out)):
+        raise UnsupportedError(
+            f"{_OP} has an invariant form for operands and results of {', '.join(_DTYPES)}, got lhs {describe(lhs)},"
+            f" rhs {describe(rhs)} and a result of {out.name}. Convert the operands, for example with"
+            " .astype(jnp.float32), and leave preferred_element_type at one of these."
+        )
+
+
+def _check_precision(precision: Any, dtype: Any) -> None:
+    if not isinstance(precision, lax.DotAlgorithmPreset | lax.DotAlgorithm):
+        return
+    accumulation = precision.accumulation_type  # None where a preset leaves it open
+    if accumulation is not None and np.dtype(accumulation) != dtype:
+        raise UnsupportedError(
+            f"{_OP} has an invariant form for these operands that accumulates in {np.dtype(dtype).name}, got"
+            f" precision={precision!r}. Use None or a jax.lax.Precision."
+        )

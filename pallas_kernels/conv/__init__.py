@@ -1,0 +1,1 @@
+"""Convolutions as products of fixed blocks of terms."""

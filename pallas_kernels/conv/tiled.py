@@ -1,0 +1,212 @@
+"""Convolutions by matrix products and plain additions, on any platform that JAX runs on.
+
+The kernel's positions are taken in groups; the terms of one group are laid side by side and multiplied with the
+weights by a product whose bits do not depend on the number of rows; the groups are added upwards in float32. How many
+positions make a group follows from the kernel's positions and the input features alone.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels._positions import Window, fold_positions
+from pallas_kernels._tiles import isolate, pad_rows
+from pallas_kernels.contract import ROW_CHUNK
+
+Product = Callable[[jax.Array, jax.Array], jax.Array]
+
+_TERMS: Final = 512
+_TILE_ELEMENTS: Final = 1 << 19
+_COLUMNS: Final = 256
+
+
+def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -> jax.Array:
+    """Sums, at every place of the window, over its positions and the features.
+
+    Args:
+        x: (N, spatial..., G, C), padded.
+        w: (G, O, positions, C), the positions in row-major order.
+        window: The window over `x`, of the rank of `x`.
+        product: Multiplies (G, M, K) by (G, O, K), or (M, K) by (O, K), in the dtype of its sums. The bits of an
+            element depend on its row, its column and K alone.
+
+    Returns:
+        (N, spatial..., G, O) of the dtype of the sums.
+
+    Guarantee: row-invariant, if the product is.
+    """
+    counts = window.counts(x.shape)
+    g, o, positions, c = w.shape
+    at_once = _group(positions, c)
+    x, w = isolate(x, w)
+
+    def group(x: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
+        terms = lax.concatenate([window.read(x, start + i) for i in range(size)], x.ndim - 1)
+        weights = lax.dynamic_slice_in_dim(w, start, size, axis=2).reshape(g, o, size * c)
+        terms, weights = isolate(terms, weights)
+        return isolate(_stacked(product, terms.reshape(-1, g, size * c), weights))[0]
+
+    def tile(x: jax.Array) -> jax.Array:
+        total = group(x, 0, at_once)
+        whole = positions // at_once
+        if whole > 1:
+            total = lax.fori_loop(
+                jnp.int32(1),
+                jnp.int32(whole),
+                lambda i, total: isolate(total + group(x, i * at_once, at_once))[0],
+                total,
+            )
+        if positions % at_once:
+            total = total + group(x, whole * at_once, positions % at_once)
+        return total.reshape(*window.counts(x.shape)[:-2], g, o)
+
+    # One position needs no more memory than the input has.
+    tile_shape = (counts[0], counts[1]) if positions == 1 else _tile_shape(counts, g * c * at_once)
+    return isolate(_tiles(tile, x, window, tile_shape))[0]
+
+
+def _group(positions: int, features: int) -> int:
+    """Returns the positions of one group: all that fit into the terms of one product, in groups of nearly one size."""
+    groups = -(-positions // max(1, _TERMS // features))
+    return -(-positions // groups)
+
+
+def _stacked(product: Product, rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """(M, G, K) times (G, O, K) to (M, G, O)."""
+    if weights.shape[0] == 1:
+        return product(rows[:, 0], weights[0])[:, None]
+    return product(rows.transpose(1, 0, 2), weights).transpose(1, 0, 2)
+
+
+def _tile_shape(counts: tuple[int, ...], terms: int) -> tuple[int, int]:
+    """Returns the examples, and the places along the first spatial axis, whose terms stay in a core's cache."""
+    places = math.prod(counts[1:-2])
+    if places * terms <= _TILE_ELEMENTS:
+        return min(counts[0], _TILE_ELEMENTS // (places * terms)), counts[1]
+    return 1, max(1, _TILE_ELEMENTS // (places // counts[1] * terms))
+
+
+def _tiles(
+    tile: Callable[[jax.Array], jax.Array], x: jax.Array, window: Window, tile_shape: tuple[int, int]
+) -> jax.Array:
+    """Runs a program of windows over tiles of `x`; the last tile along an axis overlaps the one before it."""
+    counts = window.counts(x.shape)[:2]
+    if tile_shape == counts:
+        return tile(x)
+    size = ((tile_shape[1] - 1) * window.strides[1] + (window.size[1] - 1) * window.dilation[1]) + 1
+    parts = tuple(-(-n // t) for n, t in zip(counts, tile_shape, strict=True))
+
+    def read(start: tuple[jax.Array, jax.Array]) -> jax.Array:
+        example, place = start
+        part = lax.dynamic_slice_in_dim(x, example, tile_shape[0])
+        return lax.dynamic_slice_in_dim(part, place * window.strides[1], size, axis=1)
+
+    def body(i: jax.Array, y: jax.Array) -> jax.Array:
+        example, place = (
+            lax.min(at * size, n - size)
+            for at, n, size in zip((i // parts[1], i % parts[1]), counts, tile_shape, strict=True)
+        )
+        start = (example, place, *(jnp.zeros_like(i),) * (y.ndim - 2))
+        return lax.dynamic_update_slice(y, tile(read((example, place))), start)
+
+    shape = jax.eval_shape(tile, jax.ShapeDtypeStruct((tile_shape[0], size, *x.shape[2:]), x.dtype))
+    y = jnp.zeros((*counts, *shape.shape[2:]), shape.dtype)
+    result: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(math.prod(parts)), body, y)
+    return result
+
+
+def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.Array:
+    """Sums over the positions of the window where there is one input feature (a depthwise convolution, a filter).
+
+    The products are rounded, and added upwards.
+
+    Args:
+        x: (N, spatial..., G, 1), padded, of the dtype of the sums.
+        w: (positions, G, 1, O), of the same dtype.
+        window: The window over `x`, of the rank of `x`.
+
+    Returns:
+        (N, spatial..., G, O) of the dtype of `x`.
+
+    Guarantee: row-invariant.
+    """
+    x, w = isolate(x, w)
+    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    (hidden,) = isolate(jnp.zeros((), unsigned))
+
+    def term(position: jax.Array | int) -> jax.Array:
+        scaled = window.read(x, position) * lax.dynamic_index_in_dim(w, position, keepdims=False)[:, 0]
+        # A product that meets a sum in one fusion is contracted with it, or not, as the loop's shape will have it.
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(scaled, unsigned) ^ hidden, x.dtype)
+
+    total = fold_positions(lambda total, position: total + term(position), term(0), 1, w.shape[0])
+    return isolate(total)[0]
+
+
+def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -> jax.Array:
+    """Sums over examples (the gradient of a convolution's weights): the contracted features stand first in memory.
+
+    Examples are summed in groups of as many as have no more than 128 terms, and of one at least; the sums are added
+    upwards.
+
+    Args:
+        x: (E, spatial..., G, N), padded; E examples are summed over.
+        w: (E, positions, G, O), the positions in row-major order.
+        window: The window over `x`, of the rank of `x`; its size is that of `w`.
+        product: Maps (G, R, N) and (G, R, O), or both without G, to the sums (G, N, O) of the rows' outer products,
+            in the dtype of its sums. Rows of zeros at the end change nothing, and the bits of an element depend on its
+            two columns alone.
+
+    Returns:
+        (N, spatial..., G, O) of the dtype of the sums.
+
+    Guarantee: split-invariant, for cuts at multiples of a group's examples; examples of zeros behind the others change
+    nothing.
+    """
+    counts = window.counts(x.shape)[1:-2]
+    examples, positions, g, o = w.shape
+    n = x.shape[-1]
+    # What is a place of the window here is a position in the window below, and the other way round.
+    places = Window((1, *counts, 1, 1), window.dilation, window.strides)
+    spans = tuple(
+        (p - 1) * s + (k - 1) * d + 1
+        for p, s, k, d in zip(counts, window.strides[1:-2], window.size[1:-2], window.dilation[1:-2], strict=True)
+    )
+    x, w = isolate(lax.slice(x, (0,) * x.ndim, (examples, *spans, g, n)), w)
+    together = min(examples, max(1, ROW_CHUNK // positions))
+    x, w = (pad_rows(a, -(-examples // together) * together) for a in (x, w))
+
+    def outer(start: jax.Array | int, size: int) -> jax.Array:
+        def group(i: jax.Array | int) -> jax.Array:
+            part = lax.dynamic_slice_in_dim(x, i * together, together)
+            terms = lax.concatenate([places.read(part, start + k) for k in range(size)], x.ndim - 1)
+            (terms,) = isolate(terms.reshape(together * positions, g, size * n))
+            rows = lax.dynamic_slice_in_dim(w, i * together, together).reshape(together * positions, g, o)
+            if g == 1:
+                return isolate(product(terms[:, 0], rows[:, 0])[None])[0]
+            return isolate(product(terms.transpose(1, 0, 2), rows.transpose(1, 0, 2)))[0]
+
+        total = group(0)
+        if x.shape[0] > together:
+            total = lax.fori_loop(
+                jnp.int32(1),
+                jnp.int32(x.shape[0] // together),
+                lambda i, total: isolate(total + group(i))[0],
+                total,
+            )
+        return total.reshape(g, size, n, o).transpose(1, 0, 2, 3)
+
+    at_once = max(1, min(places.positions, _COLUMNS // n))
+    whole = places.positions // at_once
+    if whole == 1:
+        sums = outer(0, at_once)
+    else:
+        sums = lax.map(lambda i: outer(i * at_once, at_once), jnp.arange(whole, dtype=jnp.int32))
+        sums = sums.reshape(whole * at_once, g, n, o)
+    if places.positions % at_once:
+        sums = lax.concatenate([sums, outer(whole * at_once, places.positions % at_once)], 0)
+    return isolate(sums.transpose(2, 0, 1, 3).reshape(n, *counts, g, o))[0]

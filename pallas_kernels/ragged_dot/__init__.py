@@ -1,0 +1,1 @@
+"""Products of rows that are sorted by group, each group having weights of its own."""

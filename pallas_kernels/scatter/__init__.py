@@ -1,0 +1,1 @@
+"""Combining windows of updates into an array, in the order of their indices."""

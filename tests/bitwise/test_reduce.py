@@ -1,0 +1,127 @@
+"""Reductions with the parameters of JAX's primitives: bits, values and the cases that stock JAX leaves open."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import bijax
+from bijax.ops import _reduce
+from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
+from pallas_kernels.errors import UnsupportedError
+from tests.bitwise.primitive_cases import FLOATS, lowers_for_cuda, normal
+
+NAMES = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")
+
+
+def every(x: jax.Array, axes: tuple[int, ...]) -> dict[str, jax.Array]:
+    return {name: getattr(_reduce, name)(x, axes=axes) for name in NAMES}
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(1, "float32"), (2500, "float32"), (77, "bfloat16"), (77, "float16")])
+def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
+    rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
+    assert_batch_invariant(
+        lambda x: every(x, (1,)),
+        rows,
+        batch_sizes=(2, 33),
+        neighbours=("given", "permuted", "huge", "inf", "nan"),
+        modes=("jit",),
+    )
+
+
+def test_columns_and_scattered_axes_keep_their_bits() -> None:
+    x = jnp.asarray(hostile_rows(1, (8, 5, 3, 41), "float32")["wide"])
+    sizes: Any = {"batch_sizes": (2, 17), "neighbours": ("given", "nan"), "modes": ("jit",)}
+    assert_batch_invariant(lambda x: every(x, (1, 3)), x, **sizes)
+    assert_batch_invariant(lambda x: every(x, (0,)), x.reshape(8, -1).T, batch_axes=1, **sizes)
+    inside = jax.jit(lambda x: every(x, (0, 1, 2)))
+    mapped = jax.jit(lambda x: every(x, (0, 2, 3)))(x.transpose(1, 0, 2, 3))
+    assert_bits_equal(jax.tree.map(lambda a: a[3], mapped), inside(x[3]), err_msg="an axis between the reduced ones")
+
+
+def test_stock_sums_do_not() -> None:
+    """The control."""
+    report = batch_variance_report(
+        lambda x: lax.reduce_sum(x, (1,)),
+        jnp.asarray(hostile_rows(0, (8, 77), "float32")["normal"]),
+        batch_sizes=(64, 130),
+        neighbours=("given",),
+        modes=("jit",),
+    )
+    assert report.differing_elements
+
+
+@pytest.mark.parametrize("shape", [(), (3, 0, 4), (2, 3, 129)])
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
+def test_results_are_those_of_lax(shape: tuple[int, ...], dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        x = normal(2, *shape).astype(dtype)
+        wide = np.asarray(x, np.float64)
+        eps = float(jnp.finfo(jnp.float32 if dtype != "float64" else dtype).eps)
+        for count in range(len(shape) + 1):
+            for axes in itertools.combinations(range(len(shape)), count):
+                found = jax.jit(every, static_argnums=1)(x, axes)
+                n = int(np.prod([shape[a] for a in axes], dtype=int))
+                bounds = {
+                    "reduce_sum": n * eps * np.abs(wide).sum(axes) + float(jnp.finfo(dtype).eps),
+                    "reduce_prod": n * eps * np.abs(wide.prod(axes)),
+                    "reduce_max": 0.0,
+                    "reduce_min": 0.0,
+                }
+                for name in NAMES:
+                    stock = jax.eval_shape(lambda x, axes=axes, name=name: getattr(lax, name)(x, axes), x)
+                    assert (found[name].shape, found[name].dtype) == (stock.shape, stock.dtype)
+                    if n == 0:
+                        assert_bits_equal(found[name], getattr(lax, name)(x, axes))
+                        continue
+                    expected = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[name[7:]](wide, axis=axes)
+                    error = np.abs(np.asarray(found[name], np.float64) - expected)
+                    rounding = np.abs(expected) * float(jnp.finfo(dtype).eps) * (name[7:] in ("sum", "prod"))
+                    rounding += float(jnp.finfo(dtype).tiny) * (name == "reduce_prod")
+                    assert (error <= bounds[name] + rounding).all(), (name, axes)
+
+
+def test_sums_are_those_of_bijax() -> None:
+    x = normal(3, 6, 300, 7)
+    for axes in ((1,), (2, 0)):
+        assert_bits_equal(_reduce.reduce_sum(x, axes=axes), bijax.sum(x, axes))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
+def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        nan, inf = np.nan, np.inf
+        rows = np.array([[0.0, -0.0], [-0.0, 0.0], [nan, 1], [-inf, nan], [-nan, inf], [-inf, -inf], [-0.0, -0.0]])
+        x = jnp.asarray(rows, dtype)
+        greatest = np.array([0.0, 0.0, nan, nan, nan, -inf, -0.0])
+        smallest = np.array([-0.0, -0.0, nan, nan, nan, -inf, -0.0])
+        assert_bits_equal(_reduce.reduce_max(x, axes=(1,)), jnp.asarray(greatest, dtype))
+        assert_bits_equal(_reduce.reduce_min(x, axes=(1,)), jnp.asarray(smallest, dtype))
+        tiny = jnp.asarray([[0.0, float(jnp.finfo(dtype).smallest_subnormal)]], dtype)
+        assert_bits_equal(_reduce.reduce_max(tiny, axes=(1,)), tiny[:, 1])
+
+
+def test_stock_argmax_is_exact_already() -> None:
+    """Ties and nans among batches of every size: the first one wins, so these primitives need no replacement."""
+    rng = np.random.default_rng(0)
+    for columns in (16, 131):
+        x = rng.integers(-2, 3, (65, columns)).astype(np.float32)
+        x[::3] *= -1.0
+        x[4::5, columns // 2 :] = np.nan
+        x[1::7] = np.inf
+        for op, expected in ((lax.argmax, np.argmax(x, 1)), (lax.argmin, np.argmin(x, 1))):
+            compiled = jax.jit(lambda x, op=op: (op(x, 1, np.int32), op(x.T, 0, np.int32)))
+            for rows in (1, 2, 33, 65):
+                for found in compiled(x[:rows]):
+                    assert (np.asarray(found) == expected[:rows]).all()
+
+
+def test_errors_and_other_platforms() -> None:
+    with pytest.raises(UnsupportedError, match="reduce_sum: a batch-invariant order is defined for float32"):
+        _reduce.reduce_sum(jnp.ones(3, jnp.complex64), axes=(0,))
+    assert lowers_for_cuda(lambda x: every(x, (0,)), jnp.ones((200, 3), jnp.bfloat16))
