@@ -14,4 +14,14 @@ from bijax.ops.reductions import sum as sum
 from bijax.ops.softmax import log_softmax as log_softmax
 from bijax.ops.softmax import logsumexp as logsumexp
 from bijax.ops.softmax import softmax as softmax
+from bijax.transform import Audit as Audit
+from bijax.transform import GradientSum as GradientSum
+from bijax.transform import NotInvariantError as NotInvariantError
+from bijax.transform import accumulate_gradients as accumulate_gradients
+from bijax.transform import audit as audit
+from bijax.transform import disable_batch_invariant_mode as disable_batch_invariant_mode
+from bijax.transform import enable_batch_invariant_mode as enable_batch_invariant_mode
+from bijax.transform import invariant as invariant
+from bijax.transform import is_batch_invariant_mode_enabled as is_batch_invariant_mode_enabled
+from bijax.transform import set_batch_invariant_mode as set_batch_invariant_mode
 from pallas_kernels.errors import UnsupportedError as UnsupportedError

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from bijax.demo.arguments import Arguments, add_demo_parser
 from bijax.demo.errors import DemoError
+from bijax.transform._audit_command import AuditError, add_audit_parser, run_audit
 
 DISTRIBUTION = "batch-invariant-jax"
 DEMO_PACKAGES = ("flax", "gguf", "jinja2", "matplotlib", "rich", "safetensors", "tokenizers")
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the name of the program; None for those of the process.
 
     Returns:
-        The exit code: 0 for success, 1 if a demonstration failed, 2 if it could not run.
+        The exit code: 0 for success, 1 if a demonstration failed or an audit found something, 2 if it could not run.
 
     Raises:
         SystemExit: With code 2 if the arguments are wrong, with code 0 after `--help` and `--version`.
@@ -32,11 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="bijax", description="Batch-invariant JAX.")
     parser.add_argument("--version", action="version", version=f"bijax {_version()}")
-    add_demo_parser(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_audit_parser(commands)
+    add_demo_parser(commands)
     parsed = parser.parse_args(argv)
     try:
-        return _demo(parsed)
-    except DemoError as error:
+        return run_audit(parsed) if parsed.command == "audit" else _demo(parsed)
+    except (AuditError, DemoError) as error:
         print(f"bijax {parsed.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

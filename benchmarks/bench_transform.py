@@ -1,0 +1,78 @@
+"""What `bijax.invariant` costs a model that knows nothing of it: SmolLM2-135M on plain JAX, untouched and transformed.
+
+A step decodes one token for each of B sequences that hold 64 tokens, as in `bench_decode.py`; the prefill computes
+these 64 tokens. "bijax" is the same model on the library's own operations. All take turns in one run. Tracing and
+compiling are timed once each, for the program of one block.
+"""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from harness import cell, interleaved_us, run
+
+import bijax
+from flax_layers import INVARIANT, PLAIN, Llama
+from flax_layers.checkpoint import load_checkpoint, smollm2_path
+from flax_layers.models._layered import LayeredModel, _extend
+
+BATCHES = (1, 8, 64)
+PROMPT, CAPACITY = 64, 128
+
+
+def plain(function: Any) -> Any:
+    return function
+
+
+def steps(model: Llama, batch: int, transform: Any) -> tuple[Any, Any]:
+    """Returns functions that decode one token for each of `batch` sequences, and that compute their prompts."""
+    layers = LayeredModel(model, model.cache(batch=batch, capacity=CAPACITY))
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (batch, PROMPT)).astype(np.int32)
+    empty, held, one = np.zeros(batch, np.int32), np.full(batch, PROMPT, np.int32), np.ones(batch, np.int32)
+    extend, choose = transform(layers.extend), transform(layers.choose)
+    extend(tokens, empty, held)
+    return lambda: choose(extend(tokens[:, :1], held, one)[:, 0]), lambda: extend(tokens, empty, held)
+
+
+def building_s(model: Llama, transform: Any) -> dict[str, float]:
+    """Returns the time to trace, lower and compile one block at batch 8, in seconds, with nothing cached."""
+    layers, taken = LayeredModel(model, model.cache(batch=8, capacity=CAPACITY)), {}
+    x = jax.numpy.zeros((8, 1, model.config.hidden_size))
+    starts = jax.numpy.zeros(8, jax.numpy.int32)
+    rotary = model.rotary(np.zeros((8, 1), np.int32))
+    for _ in range(2):  # what is loaded or compared once per process is not counted
+        jax.clear_caches()
+        begin = time.perf_counter()
+        traced = transform(_extend).trace(
+            layers._structure, layers._parameters[0], x, rotary, *layers._stored[0], None, starts, starts
+        )
+        taken["trace_s"] = time.perf_counter() - begin
+        lowered = traced.lower()
+        taken["lower_s"] = time.perf_counter() - begin - taken["trace_s"]
+        lowered.compile()
+        taken["compile_s"] = time.perf_counter() - begin - taken["trace_s"] - taken["lower_s"]
+    return {name: round(seconds, 3) for name, seconds in taken.items()}
+
+
+def main() -> None:
+    checkpoint = load_checkpoint(smollm2_path())
+    untouched, own = (Llama.from_checkpoint(checkpoint, ops=ops) for ops in (PLAIN, INVARIANT))
+    variants = {"transformed": (untouched, bijax.invariant), "bijax": (own, plain), "plain": (untouched, plain)}
+    building = {name: building_s(*variants[name]) for name in ("transformed", "plain")}
+
+    def measure(case: tuple[str, int]) -> dict[str, Any]:
+        what, batch = case
+        calls = [steps(model, batch, transform)[what == "prefill"] for model, transform in variants.values()]
+        ours_us, own_us, plain_us = interleaved_us(calls, seconds=8)
+        result = cell(ours_us, plain_us, what=what, batch=batch, dtype="float32")
+        result["ratio_of_bijax_ops"] = round(plain_us / own_us, 3)
+        if batch == 8 and what == "decode":
+            result["building"] = building
+        return result
+
+    run("transform_smollm2", [(what, b) for what in ("decode", "prefill") for b in BATCHES], measure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Comparing the programs that XLA makes of one function at two batch sizes."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._inspect import inspect
+from ._report import Finding, Report
+from ._table import Rows
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_OPAQUE = ("library", "dot", "tile", "convolution")
+_NOT_COMPARED = ("elementwise", "random")
+_Key = tuple[str, str, str, str, int, int, tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A way of reducing that the two programs do not use equally often.
+
+    Attributes:
+        finding: An instruction that reduces so, from the program that has more of them.
+        small: How many the small batch's program has.
+        large: How many the large batch's has.
+    """
+
+    finding: Finding
+    small: int
+    large: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two programs of one function. Its text is a table; a rich console shows it in colours.
+
+    Attributes:
+        small: Report of the small batch's program.
+        large: Report of the large batch's.
+        differences: What differs in what reduces: operation, implementation, tile, split of K, number of terms,
+            dtypes. Code of bijax kernels is left out: there, tiles may follow the batch without moving a bit.
+    """
+
+    small: Report
+    large: Report
+    differences: tuple[Difference, ...]
+
+    @property
+    def alike(self) -> bool:
+        """Whether both programs reduce alike, as far as HLO shows. What a library does inside is not in it."""
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything as values that `json.dumps` takes."""
+        return {
+            "alike": self.alike,
+            "small": self.small.to_json(),
+            "large": self.large.to_json(),
+            "differences": [dataclasses.asdict(d) for d in self.differences],
+        }
+
+    def table(self) -> Rows:
+        """Returns the table of the differences, with a summary below."""
+        rows = tuple(_cells(difference) for difference in self.differences)
+        opaque = {f.implementation for f in self.large.findings if f.kind in _OPAQUE and f.verdict != "ours"}
+        footer = "both programs reduce alike" if self.alike else "the programs do not reduce alike"
+        if self.alike and opaque:
+            footer += f", as far as HLO shows; {', '.join(sorted(opaque))} may still choose by the shape inside"
+        return Rows(
+            f"small batch: {self.small.instructions} instructions; large batch: {self.large.instructions}",
+            ("verdict", "instruction", "by", "terms", "shape", "small", "large", "line", "why"),
+            rows,
+            footer,
+            right=(3, 5, 6),
+        )
+
+    def __str__(self) -> str:
+        return self.table().plain()
+
+    def __rich__(self) -> "Group":
+        return self.table().rich()
+
+
+def _cells(difference: Difference) -> tuple[str, ...]:
+    f, terms = difference.finding, str(difference.finding.terms or "")
+    counts = (str(difference.small), str(difference.large))
+    return f.verdict, f.opcode, f.how, terms, f.shape, *counts, f.source.rpartition("/")[2], f.reason
+
+
+def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: Sequence[Any]) -> Comparison:
+    """Says whether XLA makes programs that reduce alike of a function at two batch sizes.
+
+    It shows where XLA switches: a library for another, a row-vector form, other tiles, a split of K. Reductions over
+    the batch itself have other numbers of terms, and are listed too.
+
+    Args:
+        fn: A function, jitted or not.
+        args_small: Its arguments with the small batch: arrays or `jax.ShapeDtypeStruct`.
+        args_large: Its arguments with the large batch.
+
+    Raises:
+        TypeError: If `fn` is no function.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def shapes(batch):
+        ...     return jax.ShapeDtypeStruct((batch, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32)
+        >>> compare_hlo(lambda x, w: jnp.maximum(x, 0), shapes(1), shapes(9)).alike
+        True
+    """
+    if not callable(fn):
+        raise TypeError(f"expected a function, which is compiled for both batches; got {type(fn).__name__}.")
+    return compare(inspect(fn, *args_small), inspect(fn, *args_large))
+
+
+def compare(small: Report, large: Report) -> Comparison:
+    """Compares two reports, of dumps for example; see `compare_hlo`.
+
+    Args:
+        small: Report of the small batch's program.
+        large: Report of the large batch's.
+    """
+    counts = {}
+    example: dict[_Key, Finding] = {}
+    for name, report in (("small", small), ("large", large)):
+        counts[name] = Counter[_Key]()
+        for f in report.findings:
+            if f.kind not in _NOT_COMPARED and f.verdict != "ours":
+                key = (f.opcode, f.kind, f.implementation, f.tile, f.split_k, f.terms, f.dtypes)
+                counts[name][key] += f.count
+                example.setdefault(key, f)
+    return Comparison(
+        small,
+        large,
+        tuple(
+            Difference(finding, counts["small"][key], counts["large"][key])
+            for key, finding in example.items()
+            if counts["small"][key] != counts["large"][key]
+        ),
+    )

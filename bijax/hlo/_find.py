@@ -1,0 +1,234 @@
+"""The rules: which instructions of a program have bits that may follow the size of the batch."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from ._flops import Flops, operand_shapes, terms_of
+from ._libraries import BENIGN, Verdict, library
+from ._module import Computation, Instruction, Module
+from ._opcodes import COLLECTIVES, ORDER_FREE, TRANSCENDENTAL
+from ._origin import Origin
+from ._report import Finding
+from ._shape import without_layout
+from ._tiles import split_k_of, tile_of
+from ._untagged import Class
+
+_GROUPS: Final = re.compile(r"\{([\d,]+)\}|\[\d+,(\d+)\]<=")
+_CLASSES: Final[dict[str, Class]] = {
+    **dict.fromkeys(("dot", "convolution", "library", "tile", "split_k", "reduction", "scatter"), "reduction"),
+    "elementwise": "approximation",
+}
+
+
+Found = tuple[str, Verdict, str, str]  # kind, verdict, implementation, reason
+
+
+class Finder:
+    """Applies the rules to a module.
+
+    Args:
+        module: The program.
+        platform: "cpu", "gpu" or "unknown".
+        stage: "optimised" or "lowered".
+        origin: Tells the code of our kernels.
+        flops: FLOPs of the module.
+    """
+
+    def __init__(self, module: Module, platform: str, stage: str, origin: Origin, flops: Flops):
+        self._module, self._platform, self._origin, self._flops = module, platform, origin, flops
+        fused = (n for _, i in module if i.opcode == "fusion" for n in i.called_as("calls"))
+        # Before XLA's rewrites anything may come to stand in one fusion.
+        self._fused = set(fused) if stage == "optimised" else set(module.computations)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yields what the rules find, in the order of the text."""
+        for computation, instruction in self._module:
+            if computation.name not in self._inside_libraries and (found := self._apply(computation, instruction)):
+                yield self._finding(computation, instruction, *found)
+
+    @functools.cached_property
+    def _inside_libraries(self) -> set[str]:
+        """Computations of library fusions: those are reported once, where they are called."""
+        waiting = [
+            n for _, i in self._module if i.opcode == "fusion" and library(_kind(i)) for n in i.called_as("calls")
+        ]
+        inside: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in inside and name in self._module.computations:
+                inside.add(name)
+                waiting += [n for i in self._module.computations[name].instructions.values() for n in i.called]
+        return inside
+
+    def _apply(self, computation: Computation, i: Instruction) -> Found | None:
+        match i.opcode:
+            case "fusion":
+                return self._fusion(i)
+            case "custom-call":
+                return _custom_call(i)
+            case "dot" | "ragged-dot" | "scaled-dot" if i.is_float:
+                return "dot", "variant", "XLA", "XLA chooses blocks, or a form for vectors, by the shape"
+            case "convolution" if i.is_float:
+                return "convolution", "variant", "XLA", "XLA chooses blocks by the shape"
+            case "reduce" | "reduce-window" if i.is_float and self._sums(i):
+                return self._reduce(computation, i)
+            case "scatter" if i.is_float and self._sums(i) and i.attributes.get("unique_indices") != "true":
+                return self._scatter("indices may repeat")
+            case "select-and-scatter" if i.is_float:
+                return self._scatter("windows overlap")
+            case _ if i.opcode in COLLECTIVES and i.is_float and self._sums(i):
+                return _collective(i)
+            case "fft" | "cholesky" | "triangular-solve":
+                return "library", "suspect", "XLA", "the routine may follow the number of problems"
+            case "sort" if len(i.operands) > 1 and i.attributes.get("is_stable") != "true":
+                return "sort", "suspect", "XLA", "not stable: the order of equal keys may follow the shape"
+            case "rng" | "rng-bit-generator":
+                return "random", "suspect", i.attributes.get("algorithm", ""), "numbers follow the shape of the whole"
+            case "while":
+                return _loop(i)
+        return self._elementwise(computation, i) if self._platform != "gpu" else None
+
+    def _fusion(self, i: Instruction) -> Found | None:
+        entry = library(_kind(i))
+        if entry is None or not (work := self._work(i.called_as("calls"))):
+            return None
+        if work == {"elementwise"}:
+            reason = "approximations in the hands of a library"
+            return ("elementwise", "suspect", _kind(i), reason) if self._platform != "gpu" else None
+        if entry.only_sums and not work & {"dot", "convolution", "sum"}:
+            return None
+        kind = "split_k" if split_k_of(self._module, i) > 1 else entry.kind
+        return kind, entry.verdict, _kind(i), entry.reason
+
+    def _work(self, names: tuple[str, ...]) -> set[str]:
+        """Returns what the computations of a fusion compute that may follow the shape."""
+        work: set[str] = set()
+        for name in names:
+            if name not in self._module.computations:
+                continue
+            for i in self._module.computations[name].instructions.values():
+                if i.opcode in ("dot", "convolution", "scaled-dot"):
+                    work.add("convolution" if i.opcode == "convolution" else "dot")
+                elif i.opcode in ("reduce", "reduce-window") and i.is_float and self._sums(i):
+                    work.add("sum")
+                elif i.opcode in TRANSCENDENTAL:
+                    work.add("elementwise")
+                elif i.opcode == "custom-call" and (inner := library(i.target)) and inner.verdict == "variant":
+                    work.add("dot")
+                elif i.opcode == "fusion":
+                    work |= self._work(i.called_as("calls"))
+        return work
+
+    def _reduce(self, computation: Computation, i: Instruction) -> Found:
+        producer = self._module.producer(computation, i)
+        if producer and i.integers("dimensions") == (0,) and split_k_of(self._module, producer[1]) > 1:
+            return "split_k", "variant", "XLA", "adds the parts of a split K"
+        return "reduction", "variant", "XLA", "the order of the sum follows the shape"
+
+    def _scatter(self, why: str) -> Found:
+        if self._platform == "cpu":
+            return "scatter", "suspect", "XLA", f"{why}: XLA chooses in which order it adds"
+        return "scatter", "variant", "atomics", f"{why}: atomic additions in the order of arrival"
+
+    def _elementwise(self, computation: Computation, i: Instruction) -> Found | None:
+        if not i.is_float or not i.shapes[0].dims:
+            return None
+        verdict: Verdict = "variant" if self._platform == "cpu" else "note"
+        where = "" if self._platform == "cpu" else "on a CPU, "
+        if i.opcode in TRANSCENDENTAL and not self._origin.is_ours(computation, i, "approximation"):
+            return "elementwise", verdict, "LLVM", f"{where}the vector loop and its remainder are compiled differently"
+        if i.opcode in ("add", "subtract") and computation.name in self._fused:
+            for factor in computation.operands(i):
+                if factor.opcode == "multiply" and not self._is_our_pair(computation, i, factor):
+                    return "elementwise", verdict, "LLVM", f"{where}contracted with the product, or not, by the shape"
+        return None
+
+    def _is_our_pair(self, computation: Computation, i: Instruction, factor: Instruction) -> bool:
+        of = self._origin.product_class(factor)
+        return all(self._origin.is_ours(computation, member, of) for member in (i, factor))
+
+    def _sums(self, i: Instruction) -> bool:
+        """Returns whether what combines two elements depends on the order."""
+        combiner = self._module.opcodes(i.called_as("to_apply") or i.called)
+        return bool(combiner - ORDER_FREE) or not i.called
+
+    def _finding(
+        self, computation: Computation, i: Instruction, kind: str, verdict: Verdict, implementation: str, reason: str
+    ) -> Finding:
+        of = _CLASSES.get(kind) if i.opcode not in ("fft", "cholesky", "triangular-solve", "custom-call") else None
+        # Element-wise code of our kernels has been left out already.
+        ours = implementation != "LLVM" and self._origin.is_ours(computation, i, of)
+        if not ours and verdict == "variant" and kind in _CLASSES and self._origin.has_lost_its_tag(i):
+            reason += "; XLA made it anew, it may have been the code of a bijax kernel"
+        flops = self._flops.of(computation, i)
+        return Finding(
+            verdict="ours" if ours else verdict,
+            opcode=i.opcode,
+            kind=kind,
+            shape=without_layout(i.shape_text),
+            reason=reason,
+            source=self._origin.source(computation, i),
+            operation=self._origin.operation(computation, i),
+            implementation=implementation,
+            tile=tile_of(self._module, i),
+            split_k=split_k_of(self._module, i),
+            terms=self._terms(computation, i),
+            dtypes=tuple(dict.fromkeys(s.dtype for s in operand_shapes(computation, i))),
+            flops=flops,
+            share=flops / self._flops.total if self._flops.total else 0.0,
+            name=i.name,
+        )
+
+    def _terms(self, computation: Computation, i: Instruction) -> int:
+        if i.opcode != "fusion":
+            return terms_of(computation, i)
+        inner = (self._module.computations[n] for n in i.called_as("calls") if n in self._module.computations)
+        return max((terms_of(c, j) for c in inner for j in c.instructions.values()), default=0)
+
+
+def merged(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Returns findings with equal ones, of layers that are alike for example, as one with a count."""
+    groups: dict[Finding, list[Finding]] = {}
+    for found in findings:
+        alike = dataclasses.replace(found, flops=0, share=0.0, name="")
+        groups.setdefault(alike, []).append(found)
+    return tuple(
+        dataclasses.replace(
+            group[0], flops=sum(f.flops for f in group), share=sum(f.share for f in group), count=len(group)
+        )
+        for group in groups.values()
+    )
+
+
+def _kind(i: Instruction) -> str:
+    custom = i.fusion_config.get("custom_fusion_config", {})
+    name = custom.get("name", "") if isinstance(custom, dict) else ""
+    return f"{i.fusion_config.get('kind', '')}{f' {name}' if name else ''}"
+
+
+def _custom_call(i: Instruction) -> Found | None:
+    if BENIGN.search(i.target):
+        return None
+    entry = library(i.target)
+    if entry is None:
+        return "custom_call", "suspect", i.target, "an unknown call, opaque here"
+    return entry.kind, entry.verdict, i.target, entry.reason
+
+
+def _collective(i: Instruction) -> Found | None:
+    groups = _GROUPS.findall(i.attributes.get("replica_groups", ""))
+    sizes = {len(listed.split(",")) if listed else int(each) for listed, each in groups}
+    if sizes == {1}:
+        return None
+    if sizes and sizes <= {1, 2}:
+        return "collective", "note", "XLA", "adds two terms, which commute"
+    return "collective", "variant", "XLA", "ring, tree and chunks are chosen by the size of the message"
+
+
+def _loop(i: Instruction) -> Found:
+    known = i.config.get("known_trip_count")
+    trips = f"{known.get('n')} trips" if isinstance(known, dict) else "trips not known"
+    return "loop", "note", trips, "a loop of one trip is inlined and fused with its neighbours"

@@ -1,0 +1,82 @@
+"""Which source line an instruction came from.
+
+A module carries tables of files, locations and stack frames, and an instruction the number of a frame. Older modules
+write the file and the line at the instruction.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+_LIBRARIES: Final = re.compile(
+    r"/bijax/(?:ops|hlo|transform|parallel|testing)/|/(?:pallas_kernels|flax_layers|(?:site|dist)-packages)/"
+)
+_PARTS: Final = {
+    "FileNames": r'(\d+) "((?:[^"\\]|\\.)*)"',
+    "FileLocations": r"(\d+) \{.*?\bfile_name_id=(\d+).*?\bline=(\d+)",
+    "StackFrames": r"(\d+) \{.*?\bfile_location_id=(\d+)(?:.*?\bparent_frame_id=(\d+))?",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Frames:
+    """The tables of a module.
+
+    Attributes:
+        files: Path under its number.
+        locations: Number of the file, and line.
+        frames: Number of the location, and number of the calling frame (0: none).
+    """
+
+    files: dict[int, str] = dataclasses.field(default_factory=dict)
+    locations: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    frames: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    def source(self, metadata: Mapping[str, str]) -> str:
+        """Returns "FILE:LINE" of the innermost line outside of libraries, of the innermost of all if there is none.
+
+        Args:
+            metadata: That of an instruction; empty text is returned if it holds no location.
+        """
+        if "source_file" in metadata:
+            return f"{metadata['source_file']}:{metadata.get('source_line', '?')}"
+        stack = list(self._stack(int(metadata.get("stack_frame_id", 0))))
+        return user_line(stack) or next((f"{file}:{line}" for file, line in stack), "")
+
+    def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
+        while frame in self.frames:
+            location, parent = self.frames[frame]
+            file, line = self.locations.get(location, (0, 0))
+            if file in self.files:
+                yield self.files[file], line
+            frame = parent if parent < frame else 0  # a damaged table must not lead around in a circle
+
+
+def user_line(stack: Sequence[tuple[str, int]]) -> str:
+    """Returns "FILE:LINE" of the innermost line outside of libraries; nothing if there is none.
+
+    Args:
+        stack: Files and lines, the innermost first.
+    """
+    return next((f"{file}:{line}" for file, line in stack if not _LIBRARIES.search(f"/{file}")), "")
+
+
+def read_frames(tables: Mapping[str, list[str]]) -> Frames:
+    """Reads the lines of the tables.
+
+    Args:
+        tables: Lines of each table under its title.
+    """
+    found = {
+        title: [match.groups() for line in tables.get(title, ()) if (match := re.match(pattern, line.strip()))]
+        for title, pattern in _PARTS.items()
+    }
+    parents = [int(parent or 0) for _, _, parent in found["StackFrames"]]
+    # XLA writes the number of the calling frame plus one, so that the outermost frame seems to call itself.
+    offset = 1 if parents and min(parents) > 0 else 0
+    return Frames(
+        files={int(number): path for number, path in found["FileNames"]},
+        locations={int(number): (int(file), int(line)) for number, file, line in found["FileLocations"]},
+        frames={int(n): (int(place), int(parent or 0) - offset) for n, place, parent in found["StackFrames"]},
+    )

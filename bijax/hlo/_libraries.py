@@ -1,0 +1,84 @@
+"""What is known of the libraries and compilers to which XLA hands a part of a program."""
+
+import dataclasses
+import re
+from typing import Final, Literal
+
+Verdict = Literal["variant", "suspect", "note", "ours"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """One entry.
+
+    Attributes:
+        pattern: What the kind of a fusion or the target of a custom call looks like.
+        kind: What it is.
+        verdict: "note" if its bits do not follow the batch, as far as is known.
+        reason: Why.
+        only_sums: Whether it matters only where it computes a product or a sum of floats.
+    """
+
+    pattern: str
+    kind: str
+    verdict: Verdict
+    reason: str
+    only_sums: bool = False
+
+    def fits(self, name: str) -> bool:
+        """Returns whether this entry is about a fusion or call of that name."""
+        return re.search(self.pattern, name) is not None
+
+
+GEMM: Final = "the algorithm, and with it a split of K, is chosen by the shape or by timing"
+
+LIBRARIES: Final = (
+    Library(r"^__cublas\$", "library", "variant", f"cuBLAS: {GEMM}"),
+    Library(
+        r"^__cudnn\$conv", "library", "variant", "cuDNN convolution: the algorithm is chosen by the shape or by timing"
+    ),
+    Library(r"^__cudnn\$fmha", "library", "variant", "cuDNN attention: kernel and splits are chosen by the shape"),
+    Library(r"^__cudnn\$", "library", "variant", "cuDNN: the kernel is chosen by the shape"),
+    Library(
+        r"^__triton_\w*(gemm|dot)", "tile", "variant", "GEMM fusion: tiles and a split of K are tuned for the shape"
+    ),
+    Library(r"^__triton", "reduction", "variant", "Triton fusion: the tile of a sum follows the shape", only_sums=True),
+    Library(
+        r"^__custom_fusion(?!.*(address_computation|dynamic_slice))|cutlass", "library", "variant", f"CUTLASS: {GEMM}"
+    ),
+    Library(r"onednn|^__(xnn|ynn)", "library", "variant", "its kernels and the cuts of a sum follow the shape"),
+    Library(r"(?i)eigen", "library", "variant", "Eigen: its blocks and its row-vector form follow the shape"),
+    Library(r"^lapack_", "library", "note", "LAPACK, called once for each matrix"),
+    Library(
+        r"^(cusolver|cublas_|hipsolver|hipblas|magma)",
+        "library",
+        "suspect",
+        "a routine chosen by the number of matrices",
+    ),
+    Library(r"(?i)approx|PartialReduce", "library", "suspect", "an approximate selection that follows the shape"),
+    Library(r"(?i)top_?k", "library", "note", "a selection of elements, without arithmetic"),
+    Library(r"^__cub\$|^cub_|^__gpu\$.*sort", "library", "note", "CUB sorts and scans"),
+    Library(
+        r"triton_kernel_call|xla\.gpu\.triton|mosaic_gpu|tpu_custom_call|^pallas",
+        "custom_call",
+        "suspect",
+        "a hand-written kernel, opaque here: its blocks must not follow the batch",
+    ),
+    Library(r"callback", "custom_call", "note", "Python code, opaque here"),
+)
+
+BENIGN: Final = re.compile(
+    r"threefry|^(AllocateBuffer|Sharding|SPMD|xla\.sdy|annotate_device_placement|MoveTo|Pin|Unpin|LayoutConstraint"
+    r"|InspectSharding|PadToStatic|SliceToDynamic|SetBound|shape_assertion|__dynamic_|__memcpy|__xla\.|X64)"
+)
+"""Custom calls that compute no sums."""
+
+GPU_NAMES: Final = re.compile(
+    r"^__(cublas|cudnn|triton|cub\$|gpu)|^__custom_fusion|mosaic_gpu|xla\.gpu|^cusolver|^cub_"
+)
+CPU_NAMES: Final = re.compile(r"^__(ynn|xnn|onednn|eigen)|^lapack_")
+
+
+def library(name: str) -> Library | None:
+    """Returns what is known of the kind of a fusion, or of the target of a custom call."""
+    return next((entry for entry in LIBRARIES if entry.fits(name)), None)

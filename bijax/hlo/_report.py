@@ -1,0 +1,149 @@
+"""What an inspection found."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from ._libraries import Verdict
+from ._table import Rows, percent
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_ORDER: tuple[Verdict, ...] = ("variant", "suspect", "note", "ours")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One instruction, or several that are alike.
+
+    Attributes:
+        verdict: "variant": the order of its sums may follow the size of the batch; "suspect": it cannot be seen here
+            and may; "note": worth knowing, it does not; "ours": the code of a bijax kernel, whose shape is fixed.
+        opcode: As HLO writes it.
+        kind: "dot", "convolution", "library", "tile" (a tuned GEMM fusion), "split_k", "reduction", "scatter",
+            "collective", "sort", "random", "loop", "custom_call" or "elementwise".
+        shape: Of the result, without layouts.
+        reason: Why it has its verdict.
+        source: "FILE:LINE" of the user's program; "~" in front if XLA dropped it and a neighbour's is shown; may be
+            empty.
+        operation: Name of the traced operation, such as "jit(f)/dot_general"; may be empty.
+        implementation: Library, kind of fusion or call; "XLA" if it is XLA's own.
+        tile: Tile of a GEMM fusion (M x N x K) or the algorithm of a library; empty where nothing is said.
+        split_k: Into how many parts K is cut.
+        terms: How many terms each sum has; 0 where it has none or does not show.
+        dtypes: Dtypes of the operands.
+        flops: Floating-point operations in one run of the program; 0 where they cannot be counted.
+        share: Those as a part of the program's, 0 to 1.
+        name: The instruction, the first of them if there are several.
+        count: How many instructions.
+    """
+
+    verdict: Verdict
+    opcode: str
+    kind: str
+    shape: str
+    reason: str
+    source: str = ""
+    operation: str = ""
+    implementation: str = ""
+    tile: str = ""
+    split_k: int = 1
+    terms: int = 0
+    dtypes: tuple[str, ...] = ()
+    flops: int = 0
+    share: float = 0.0
+    name: str = ""
+    count: int = 1
+
+    @property
+    def how(self) -> str:
+        """Implementation, tile and split of K in one text."""
+        split = f" split_k {self.split_k}" if self.split_k > 1 else ""
+        return f"{self.implementation}{f' {self.tile}' if self.tile else ''}{split}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything that was found in a program. Its text is a table; a rich console shows it in colours.
+
+    Attributes:
+        findings: What was found.
+        platform: "cpu", "gpu", or "unknown" if a text does not show it.
+        stage: "optimised" for a compiled program, "lowered" for one before XLA's rewrites, which chooses neither
+            libraries nor tiles yet.
+        flops: Floating-point operations in one run.
+        instructions: Number of instructions that were read.
+    """
+
+    findings: tuple[Finding, ...]
+    platform: str
+    stage: Literal["optimised", "lowered"]
+    flops: int
+    instructions: int
+
+    @property
+    def variant(self) -> tuple[Finding, ...]:
+        """What is variant or suspect: empty for a program whose bits do not follow the batch."""
+        return tuple(f for f in self.findings if f.verdict in ("variant", "suspect"))
+
+    @property
+    def ours(self) -> tuple[Finding, ...]:
+        """The code of bijax kernels."""
+        return tuple(f for f in self.findings if f.verdict == "ours")
+
+    @property
+    def invariant(self) -> bool:
+        """Whether nothing is variant or suspect."""
+        return not self.variant
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything as values that `json.dumps` takes."""
+        return {
+            "platform": self.platform,
+            "stage": self.stage,
+            "invariant": self.invariant,
+            "flops": self.flops,
+            "instructions": self.instructions,
+            "findings": [dataclasses.asdict(f) | {"dtypes": list(f.dtypes)} for f in self.findings],
+        }
+
+    def table(self) -> Rows:
+        """Returns the table of what is not ours, with a summary below."""
+        shown = sorted((f for f in self.findings if f.verdict != "ours"), key=_rank)
+        rows = tuple(
+            (
+                f.verdict,
+                f"{f.opcode}{f' ×{f.count}' if f.count > 1 else ''}",
+                f.how,
+                f.shape,
+                percent(f.share),
+                f.source.rpartition("/")[2],
+                f.reason,
+            )
+            for f in shown
+        )
+        return Rows(
+            f"{self.stage} program for {self.platform}, {self.instructions} instructions, {self.flops:,} FLOPs",
+            ("verdict", "instruction", "by", "shape", "FLOPs", "line", "why"),
+            rows,
+            self._summary(),
+            right=(4,),
+        )
+
+    def _summary(self) -> str:
+        counts = {v: sum(f.count for f in self.findings if f.verdict == v) for v in _ORDER}
+        ours = percent(sum(f.share for f in self.ours))
+        parts = [f"{n} {v}" for v, n in counts.items() if n and v != "ours"]
+        if counts["ours"]:
+            parts.append(f"{counts['ours']} of bijax kernels{f' ({ours} of the FLOPs)' if ours else ''}")
+        return ("invariant: " if self.invariant else "not invariant: ") + (", ".join(parts) or "nothing found")
+
+    def __str__(self) -> str:
+        return self.table().plain()
+
+    def __rich__(self) -> "Group":
+        return self.table().rich()
+
+
+def _rank(finding: Finding) -> tuple[int, float]:
+    return _ORDER.index(finding.verdict), -finding.share

@@ -1,0 +1,101 @@
+"""What a program held, before XLA rewrote it, that was not the code of our kernels.
+
+XLA loses the tag of an instruction when it makes it anew, but it makes no product and no sum where none was. So if
+everything of a class was tagged before, everything of that class is ours afterwards.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from bijax.ops._tag import KERNEL, TAG
+
+from ._libraries import BENIGN
+from ._opcodes import APPROXIMATED, COLLECTIVES, EXACT, ORDER_FREE, REDUCING, TRANSCENDENTAL
+
+Class = Literal["reduction", "approximation", "product"]
+"""What an instruction is called variant for: its sums, its approximation, or a product contracted with a sum."""
+
+_ATTRIBUTES: Final = "mhlo.frontend_attributes"
+# fmt: off
+_EXACT_HERE: Final = EXACT | frozenset((
+    "return", "constant", "bitcast_convert", "broadcast_in_dim", "dynamic_slice", "dynamic_update_slice",
+    "optimization_barrier", "is_finite", "all_gather", "all_to_all", "collective_permute", "get_tuple_element",
+    "after_all", "clamp", "round_nearest_even", "case", "if", "custom_call", "reduce_precision", "get_dimension_size",
+    "top_k",
+))
+# fmt: on
+_SUMS: Final = frozenset(name.replace("-", "_") for name in (REDUCING | COLLECTIVES) - {"sort"}) | {"dot_general"}
+_APPROXIMATIONS: Final = frozenset(name.replace("-", "_") for name in TRANSCENDENTAL) | APPROXIMATED
+
+
+def untagged_classes(module: Any) -> frozenset[Class]:
+    """Returns the classes of which some operation has no tag.
+
+    Args:
+        module: A StableHLO module, as `jax.stages.Lowered.compiler_ir("stablehlo")` gives it.
+    """
+    found: set[Class] = set()
+    for operation in _operations(module.operation):
+        if not _is_tagged(operation) and _has_floats(operation):
+            found |= _classes(operation)
+    return frozenset(found)
+
+
+def _classes(operation: Any) -> set[Class]:
+    dialect, _, name = operation.name.partition(".")
+    if dialect not in ("stablehlo", "chlo"):
+        return set()
+    if name == "custom_call":
+        target = str(operation.attributes["call_target_name"]).strip('"')
+        return set() if BENIGN.search(target) else {"reduction", "approximation", "product"}
+    if name in _SUMS:
+        combines = _adds(operation) if name in ("reduce", "reduce_window", "all_reduce", "reduce_scatter") else True
+        return {"reduction"} if combines and not (name == "reduce" and _has_single_terms(operation)) else set()
+    if _is_scalar(operation):  # no loop, no remainder; and what combines the terms of a sum
+        return set()
+    if name in _APPROXIMATIONS or dialect == "chlo":
+        return {"approximation", "product"}
+    return set() if name in _EXACT_HERE else {"product"}
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _operations(inner.operation)
+
+
+def _is_tagged(operation: Any) -> bool:
+    if _ATTRIBUTES not in operation.attributes:
+        return False
+    attributes = operation.attributes[_ATTRIBUTES]
+    return TAG in attributes and str(attributes[TAG]).strip('"') == KERNEL
+
+
+def _has_floats(operation: Any) -> bool:
+    return any(_element(result.type).startswith(("f", "bf", "complex")) for result in operation.results)
+
+
+def _is_scalar(operation: Any) -> bool:
+    return all("x" not in str(result.type).partition("complex")[0] for result in operation.results)
+
+
+def _element(type_: Any) -> str:
+    """Returns "f32" of "tensor<8x16xf32>"."""
+    text = str(type_)
+    return text.removeprefix("tensor<").lstrip("0123456789x?") if text.startswith("tensor<") else ""
+
+
+def _has_single_terms(operation: Any) -> bool:
+    """Returns whether a reduction only takes dimensions of size one away."""
+    before, after = (
+        [n for n in str(v.type).removeprefix("tensor<").split("x")[:-1] if n != "1"]
+        for v in (operation.operands[0], operation.results[0])
+    )
+    return before == after
+
+
+def _adds(operation: Any) -> bool:
+    combiner = {o.name.partition(".")[2] for o in _operations(operation)} - {"return"}
+    return bool(combiner - ORDER_FREE)

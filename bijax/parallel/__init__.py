@@ -1,0 +1,1 @@
+"""Computing on several devices with the bits of one order."""

@@ -1,0 +1,131 @@
+"""The command `bijax audit`."""
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bijax import hlo
+from bijax.transform._audit_report import Audit
+from bijax.transform._tables import PLATFORMS
+from bijax.transform.audit import audit
+
+DESCRIPTION = """\
+Says of every operation of a function whether its bits can follow the size of the batch, and why: which operations are
+invariant by construction, which bijax.invariant replaces, which are left to XLA. The function is traced, not run."""
+EPILOG = """\
+exit code: 0 if nothing is variant, 1 if something is, 2 if the audit could not be made"""
+
+
+class AuditError(Exception):
+    """The command cannot be carried out as it was given.
+
+    The message says what was expected, what came and what to do; the command line shows it without a traceback.
+    """
+
+
+def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds `audit` to the commands."""
+    parser = commands.add_parser(
+        "audit",
+        help="list the operations of a function whose bits can follow the batch",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "function", nargs="?", metavar="MODULE:FUNCTION", help="the function; modules are found from here, too"
+    )
+    what.add_argument(
+        "--hlo", type=Path, metavar="FILE", help="read the HLO of a compiled program instead, such as an XLA dump"
+    )
+    parser.add_argument(
+        "--args",
+        metavar="MODULE:ARGS_FUNCTION",
+        help="a function that returns the arguments: a tuple, or a dict of keyword arguments; arrays or "
+        "jax.ShapeDtypeStruct (default: no arguments)",
+    )
+    parser.add_argument("--platform", choices=PLATFORMS, help="platform to audit for (default: the present one)")
+    parser.add_argument("--compiled", action="store_true", help="look at the compiled program, too")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run_audit(parsed: argparse.Namespace) -> int:
+    """Carries the command out.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        AuditError: If a file, module, function or its arguments cannot be had, or the function cannot be traced.
+    """
+    result = _read(parsed.hlo, parsed) if parsed.hlo else _audit(parsed)
+    if parsed.json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        _show(result)
+    return 0 if result.invariant else 1
+
+
+def _read(path: Path, parsed: argparse.Namespace) -> hlo.Report:
+    if parsed.args or parsed.compiled:
+        raise AuditError("--hlo reads a program that is compiled already; --args and --compiled are for functions")
+    try:
+        return hlo.inspect_text(path.read_text(encoding="utf-8"), platform=parsed.platform)
+    except (OSError, ValueError) as error:
+        raise AuditError(f"--hlo {path}: {error}") from error
+
+
+def _audit(parsed: argparse.Namespace) -> Audit:
+    with _modules_from_here():
+        function = _load(parsed.function, "MODULE:FUNCTION")
+        given = _load(parsed.args, "--args")() if parsed.args else ()
+        if not isinstance(given, (tuple, list, dict)):
+            raise AuditError(
+                f"--args {parsed.args}: expected a function that returns a tuple of arguments, or a dict of keyword"
+                f" arguments; it returned {type(given).__name__}"
+            )
+        args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+        try:
+            return audit(function, *args, compiled=parsed.compiled, platform=parsed.platform, **kwargs)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise AuditError(f"{parsed.function} cannot be audited: {error}") from error
+
+
+def _load(name: str, option: str) -> Callable[..., Any]:
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise AuditError(f"{option}: expected MODULE:FUNCTION, such as my.model:apply, got {name!r}")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise AuditError(f"{option} {name}: {error}") from error
+    if not callable(found):
+        raise AuditError(f"{option} {name}: expected a function, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _modules_from_here() -> Iterator[None]:
+    """Lets modules of the present folder be imported, as `python -m` does."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
+
+
+def _show(result: Audit | hlo.Report) -> None:
+    if importlib.util.find_spec("rich") is None or not sys.stdout.isatty():
+        print(result)  # a table that is piped stays wide, for other programs
+        return
+    from rich.console import Console
+
+    Console().print(result)

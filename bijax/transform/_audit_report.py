@@ -1,0 +1,145 @@
+"""What an audit found."""
+
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal
+
+from bijax.hlo import Report
+from bijax.hlo._table import Rows, percent
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+Decision = Literal["refused", "variant", "believed", "replaced", "invariant"]
+_ORDER: tuple[Decision, ...] = ("refused", "variant", "believed", "replaced", "invariant")
+_SHOWN = 4
+_STYLES = {"refused": "bold red", "variant": "red", "believed": "yellow", "replaced": "green", "invariant": "dim"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation of the program; those of one line that are alike are one.
+
+    Attributes:
+        verdict: "invariant" by construction; "replaced" by an invariant form; "believed": XLA's own, and no batch size
+            was seen to change it; "variant": XLA's own, and its bits may follow the batch; "refused": in a program
+            under `bijax.invariant`, which cannot be lowered because of it.
+        primitive: Name of the JAX primitive.
+        evidence: Why it has its verdict.
+        line: "FILE:LINE" of the user's program; may be empty.
+        shapes: Of operands and results, those of the first if there are several.
+        count: How many.
+        flops: Floating-point operations in one run of the program; see `Audit`.
+        share: Those as a part of the program's, 0 to 1.
+    """
+
+    verdict: Decision
+    primitive: str
+    evidence: str
+    line: str
+    shapes: str
+    count: int
+    flops: int
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """Every operation of a program. Its text is a table; a rich console shows it in colours.
+
+    Attributes:
+        operations: The operations, in the order of the program.
+        platform: "cpu" or "cuda".
+        flops: Floating-point operations in one run. Loops of unknown length count as one trip, every branch of a
+            condition counts, and calls that do not tell their work count as nothing.
+        hlo: What was found in the compiled program, if that was asked for and nothing is refused.
+    """
+
+    operations: tuple[Operation, ...]
+    platform: str
+    flops: int
+    hlo: Report | None = None
+
+    @property
+    def variant(self) -> tuple[Operation, ...]:
+        """The operations whose bits may follow the batch, and those that are refused."""
+        return tuple(o for o in self.operations if o.verdict in ("variant", "refused"))
+
+    @property
+    def invariant(self) -> bool:
+        """Whether no operation is variant, and nothing in the compiled program if that was looked at."""
+        return not self.variant and (self.hlo is None or self.hlo.invariant)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything as values that `json.dumps` takes."""
+        return {
+            "platform": self.platform,
+            "invariant": self.invariant,
+            "flops": self.flops,
+            "operations": [dataclasses.asdict(o) for o in self.operations],
+            "hlo": self.hlo.to_json() if self.hlo else None,
+        }
+
+    def table(self) -> Rows:
+        """Returns the table, the variant operations first, and those that are invariant in one row for each reason."""
+        looked_at = sorted((o for o in self.operations if o.verdict != "invariant"), key=_rank)
+        rows = [
+            (
+                o.verdict,
+                f"{o.primitive}{f' ×{o.count}' if o.count > 1 else ''}",
+                o.shapes,
+                percent(o.share),
+                o.line.rpartition("/")[2],
+                o.evidence,
+            )
+            for o in looked_at
+        ]
+        rows += [
+            ("invariant", _names(group), "", percent(sum(o.share for o in group)), "", evidence)
+            for evidence, group in self._invariant().items()
+        ]
+        total = sum(o.count for o in self.operations)
+        return Rows(
+            f"{total} operations for {self.platform}, {self.flops:,} FLOPs",
+            ("verdict", "operation", "shapes", "FLOPs", "line", "why"),
+            tuple(rows),
+            self._summary(),
+            right=(3,),
+        )
+
+    def _invariant(self) -> dict[str, list[Operation]]:
+        groups: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            if operation.verdict == "invariant":
+                groups.setdefault(operation.evidence, []).append(operation)
+        return groups
+
+    def _summary(self) -> str:
+        parts = []
+        for verdict in _ORDER:
+            group = [o for o in self.operations if o.verdict == verdict]
+            if group:
+                share = percent(sum(o.share for o in group))
+                parts.append(f"{sum(o.count for o in group)} {verdict}{f' ({share} of the FLOPs)' if share else ''}")
+        return ("not invariant: " if self.variant else "invariant: ") + (", ".join(parts) or "no operations")
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, (self.table().plain(), *([self.hlo] if self.hlo else []))))
+
+    def __rich__(self) -> "Group":
+        from rich.console import Group
+
+        table = self.table().rich(_STYLES)
+        return Group(table, "", self.hlo) if self.hlo else table
+
+
+def _rank(operation: Operation) -> tuple[int, float]:
+    return _ORDER.index(operation.verdict), -operation.share
+
+
+def _names(operations: list[Operation]) -> str:
+    counts = Counter[str]()
+    for operation in operations:
+        counts[operation.primitive] += operation.count
+    shown = [f"{name}{f' ×{n}' if n > 1 else ''}" for name, n in counts.most_common(_SHOWN)]
+    return ", ".join(shown) + (f" and {len(counts) - _SHOWN} more" if len(counts) > _SHOWN else "")

@@ -1,0 +1,53 @@
+"""Stopping XLA:CPU's rewrites of element-wise code, in the lowered program.
+
+XLA and LLVM see through everything but a value that they cannot know. A constant behind an optimization barrier is not
+enough: a small loop (its body and all) becomes one LLVM function, in which constants are constants again. So a zero is
+made of the number of the replica, which the program is told when it runs. It costs an integer operation on each element
+and no pass over memory, since the fused loop stays one loop.
+"""
+
+from typing import Any
+
+import numpy as np
+from jax.extend.mlir.dialects import stablehlo as hlo
+from jax.interpreters import mlir
+from jax.interpreters.mlir import ir
+
+Value = Any
+
+
+def fence_product(product: Value) -> Value:
+    """Returns a floating-point value that no sum can be contracted with.
+
+    LLVM contracts a product and a sum to one fused multiply-add where it finds both in a loop body; whether it does
+    depends on how the loop was unrolled and what was moved out of it, and so on the shape.
+    """
+    shaped = ir.RankedTensorType(product.type)
+    element: Any = shaped.element_type
+    width = element.width
+    integers = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(width))
+    scalar = ir.RankedTensorType.get([], integers.element_type)
+    zero = _repeated(hlo.convert(scalar, _hidden_zero()), integers)
+    return hlo.bitcast_convert(shaped, hlo.xor(hlo.bitcast_convert(integers, product), zero))
+
+
+def hide_denominator(numerator: Value, denominator: Value) -> Value:
+    """Returns the denominator as a value of which XLA cannot tell that it is broadcast or constant.
+
+    XLA turns the division by such a value into a product with its reciprocal, but not where the broadcast repeats
+    nothing, as in a batch of one.
+    """
+    mask = ir.RankedTensorType.get(denominator.type.shape, ir.IntegerType.get_signless(1))
+    zero = mlir.ir_constant(np.uint32(0))
+    true = hlo.compare(_hidden_zero(), zero, hlo.ComparisonDirectionAttr.get("EQ"))
+    return hlo.select(_repeated(true, mask), denominator, numerator)
+
+
+def _hidden_zero() -> Value:
+    """Returns an unsigned zero of 32 bits of which the compiler cannot know that it is zero."""
+    zero = hlo.shift_right_logical(hlo.replica_id(), mlir.ir_constant(np.uint32(31)))
+    return hlo.OptimizationBarrierOp([zero]).results[0]
+
+
+def _repeated(scalar: Value, shape: Any) -> Value:
+    return hlo.broadcast_in_dim(shape, scalar, ir.DenseI64ArrayAttr.get([]))

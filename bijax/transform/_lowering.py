@@ -1,0 +1,220 @@
+"""Lowering rules that look at the request before they lower.
+
+The rules are wrapped once, when something is first made invariant. Where nothing was requested the stock rule runs,
+with the same result as before. JAX has a public way to register a rule and none to read the registered one, so two of
+its private tables are read here and nowhere else.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+from jax._src import source_info_util  # private: the line of the user's program
+from jax._src.interpreters import mlir as tables  # private: the rules that are wrapped
+from jax.extend.core import Primitive
+from jax.extend.mlir import lower_with_sharding_in_types
+from jax.interpreters import mlir
+
+from bijax.hlo._frames import user_line
+from bijax.ops._flat import on_vectors
+from bijax.ops._tag import kernel_code
+from bijax.transform import _fences
+from bijax.transform._operands import look_through_transposes
+from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
+from bijax.transform._state import Request, of_equation
+from bijax.transform._tables import (
+    COUNTER,
+    FENCED,
+    KEEP,
+    ORDER_FREE,
+    PLATFORMS,
+    RECURSE,
+    STABLE,
+    VECTORS,
+    Kind,
+    verdict,
+)
+from bijax.transform.errors import NotInvariantError
+from pallas_kernels.errors import UnsupportedError
+
+Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
+Rule = Callable[..., Sequence[Any]]
+
+_MARK: Final = "_bijax_stock_rule"
+_PACKAGE: Final = str(Path(__file__).parents[1])
+_lock = threading.Lock()
+
+
+def install() -> None:
+    """Wraps every lowering rule that is registered and not yet wrapped."""
+    with _lock:
+        found = [(None, tables._lowerings), *tables._platform_specific_lowerings.items()]
+        for platform, rules in found:
+            for primitive, entry in list(rules.items()):
+                if hasattr(entry.rule, _MARK):
+                    continue
+                wrap = _locating if primitive.name in RECURSE else _wrap if _concerns(primitive.name) else None
+                if wrap:
+                    rule = wrap(primitive, entry.rule)
+                    setattr(rule, _MARK, True)
+                    # A cached rule is given the parameters of a function in place of the operands.
+                    cacheable = primitive.name != "dot_general"
+                    mlir.register_lowering(primitive, rule, platform=platform, inline=entry.inline, cacheable=cacheable)
+
+
+def _concerns(name: str) -> bool:
+    """Returns whether the rule of a primitive ever does anything else than the stock rule."""
+    if name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER):
+        return True
+    kinds = {verdict(name, (d,), p).kind for d in (jax.numpy.float32, jax.numpy.complex64) for p in PLATFORMS}
+    return bool(kinds & {Kind.REPLACE, Kind.REFUSE})
+
+
+def _locating(_: Primitive, stock: Rule) -> Rule:
+    """Wraps the rule of a primitive that holds a program: errors get the line that calls the program."""
+
+    @functools.wraps(stock)
+    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+        try:
+            return stock(ctx, *operands, **parameters)
+        except NotInvariantError as error:
+            # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
+            error.line = error.line or _line()
+            raise
+
+    return rule
+
+
+def _wrap(primitive: Primitive, stock: Rule) -> Rule:
+    @functools.wraps(stock)
+    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+        request = of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
+        if not request.enabled:
+            return stock(ctx, *operands, **parameters)
+        platforms = tuple(ctx.platforms or ctx.module_context.platforms)
+        rules = {p: _rule_for(primitive, stock, p, request) for p in platforms}
+        if len(platforms) == 1:
+            return rules[platforms[0]](ctx, *operands, **parameters)
+        return tables.lower_per_platform(ctx, primitive.name, rules, None, set(), *operands, **parameters)
+
+    return rule
+
+
+def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request) -> Rule:
+    """Returns the rule that lowers a primitive for one platform as requested."""
+
+    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+        dtypes = tuple(a.dtype for a in (*ctx.avals_in, *ctx.avals_out) if hasattr(a, "dtype"))
+        decided = verdict(primitive.name, dtypes, platform, request.allowed)
+        if decided.kind is Kind.REFUSE:
+            raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
+        if decided.kind is not Kind.REPLACE:
+            # Some stock rules trace programs of their own, which the evidence covers.
+            with kernel_code():
+                return stock(ctx, *operands, **parameters)
+        if platform not in PLATFORMS:
+            raise UnsupportedError(
+                f"bijax.invariant: expected a program for {' or '.join(PLATFORMS)}, got {primitive.name} for"
+                f" {platform}; there are no kernels for that platform."
+            )
+        _check_shapes(primitive.name, ctx)
+        if primitive.name in STABLE:
+            return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if primitive.name in FENCED:
+            return _fenced(primitive.name, stock, ctx, operands, parameters)
+        return _replaced(primitive, ctx, operands, parameters)
+
+    return rule
+
+
+def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
+    if name == "div":
+        numerator, denominator = operands
+        if ctx.avals_in[0].shape == ctx.avals_in[1].shape:
+            return stock(ctx, numerator, _fences.hide_denominator(numerator, denominator), **parameters)
+        return _traced(_divide, ctx, operands, parameters)
+    if name == "one_minus_square":
+        return _traced(_one_minus_square, ctx, operands, parameters)
+    (product,) = stock(ctx, *operands, **parameters)
+    return [_fences.fence_product(product)]
+
+
+def _replaced(primitive: Primitive, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
+    if primitive.name in COLLECTIVES:
+        with kernel_code():
+            lowered: Sequence[Any] = mlir.lower_fun(REPLACEMENTS[primitive.name], multiple_results=False)(
+                ctx, *operands, **parameters
+            )
+        return lowered
+    if primitive.name == "dot_general":
+        return _traced(_dot, *look_through_transposes(ctx, operands, parameters))
+    on_whole_vectors = primitive.name in VECTORS
+    function = functools.partial(on_vectors, primitive) if on_whole_vectors else REPLACEMENTS[primitive.name]
+    return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
+
+
+@functools.partial(jax.jit, static_argnames=("dimension_numbers", "precision", "preferred_element_type"))
+def _dot(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
+    """The product as a function of its own, which JAX lowers once for equal products."""
+    product: jax.Array = REPLACEMENTS["dot_general"](lhs, rhs, **parameters)
+    return product
+
+
+def _traced(
+    function: Callable[..., Any],
+    ctx: Context,
+    operands: Sequence[Any],
+    parameters: dict[str, Any],
+    multiple_results: bool = False,
+) -> Sequence[Any]:
+    """Lowers a function of arrays in the place of a primitive."""
+    # Shardings and the axes of manual meshes are properties of the primitive's values, not of the tiles inside.
+    plain = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
+    explicit = any(_is_explicit(a) for a in (*ctx.avals_in, *ctx.avals_out))
+    parameters = {name: value for name, value in parameters.items() if name != "out_sharding"}
+    with kernel_code(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        lowered: Sequence[Any] = mlir.lower_fun(function, multiple_results=multiple_results)(
+            ctx.replace(avals_in=plain), *operands, **parameters
+        )
+    if not explicit:
+        return lowered
+    return [lower_with_sharding_in_types(ctx, v, a) for v, a in zip(lowered, ctx.avals_out, strict=True)]
+
+
+def _divide(numerator: jax.Array, denominator: jax.Array, **_: Any) -> jax.Array:
+    shape = jax.numpy.broadcast_shapes(numerator.shape, denominator.shape)
+    (denominator,) = jax.lax.optimization_barrier((jax.numpy.broadcast_to(denominator, shape),))
+    quotient: jax.Array = jax.lax.div(jax.numpy.broadcast_to(numerator, shape), denominator)
+    return quotient
+
+
+def _one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
+    (square,) = jax.lax.optimization_barrier((x * x,))
+    difference: jax.Array = 1 - square
+    return difference
+
+
+def _is_explicit(aval: Any) -> bool:
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return mesh is not None and not mesh.empty and not mesh.are_all_axes_auto and not mesh._any_axis_manual
+
+
+def _check_shapes(name: str, ctx: Context) -> None:
+    for aval in ctx.avals_in:
+        if not all(isinstance(n, int) for n in aval.shape):
+            reason = "tiles are laid out at lowering and need concrete shapes; export one program for each shape"
+            raise NotInvariantError(name, _describe(name, ctx), reason, _line())
+
+
+def _describe(name: str, ctx: Context) -> str:
+    return f"{name}({', '.join(str(a) for a in ctx.avals_in)})"
+
+
+def _line() -> str:
+    """Returns the line of the user's program that an equation comes from."""
+    traceback = source_info_util.current().traceback
+    stack = [(f.file_name, f.start_line) for f in source_info_util.user_frames(traceback)]
+    return user_line(stack) or next((f"{file}:{line}" for file, line in stack if not file.startswith(_PACKAGE)), "")

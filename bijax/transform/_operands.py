@@ -1,0 +1,54 @@
+"""Products of transposed matrices, without the transposed copy.
+
+A model that multiplies by `w.T` asks for a transpose and a product. XLA folds the two, but a kernel's tiles stand
+behind barriers, and the copy of a large matrix would cost more than the product.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.interpreters.mlir import ir
+
+from bijax.ops._dot_general import storage_may_change
+
+Context = Any
+Dot = tuple[Context, list[Any], dict[str, Any]]
+
+
+def look_through_transposes(ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Dot:
+    """Replaces operands that are transposed matrices by the matrices, where that does not move a bit.
+
+    Args:
+        ctx: Context of the lowering rule of `dot_general`.
+        operands: Its two values.
+        parameters: Its parameters.
+
+    Returns:
+        The same three for the product of the matrices as they are stored.
+    """
+    contracting, batch = parameters["dimension_numbers"]
+    avals, values, dims = list(ctx.avals_in), list(operands), [tuple(d) for d in contracting]
+    length = math.prod(avals[0].shape[d] for d in dims[0])
+    if any(batch) or not storage_may_change(length):
+        return ctx, values, parameters
+    for i, other in ((1, 0), (0, 1)):
+        stored = _transposed(values[i])
+        # Beside an operand stored by columns the order is another one, that of weight gradients.
+        if stored is not None and len(dims[i]) == 1 and dims[other] == (avals[other].ndim - 1,):
+            values[i], dims[i] = stored, (1 - dims[i][0],)
+            avals[i] = jax.core.ShapedArray(avals[i].shape[::-1], avals[i].dtype)
+    parameters = {**parameters, "dimension_numbers": (tuple(dims), batch)}
+    return ctx.replace(avals_in=avals), values, parameters
+
+
+def _transposed(value: Any) -> Any:
+    """Returns the matrix of which a value is the transpose, None if it is none."""
+    owner = value.owner
+    if not isinstance(owner, (ir.Operation, ir.OpView)) or owner.operation.name != "stablehlo.transpose":
+        return None
+    permutation: Any = owner.operation.attributes["permutation"]
+    if list(permutation) != [1, 0]:
+        return None
+    return owner.operation.operands[0]

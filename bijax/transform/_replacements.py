@@ -1,0 +1,49 @@
+"""Which function of the library stands for which primitive."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from bijax.ops._conv import conv_general_dilated
+from bijax.ops._cumulative import cumlogsumexp, cumprod, cumsum
+from bijax.ops._dot_general import dot_general
+from bijax.ops._ragged_dot import ragged_dot_general
+from bijax.ops._reduce import reduce_max, reduce_min, reduce_prod, reduce_sum
+from bijax.ops._scatter import scatter_add, scatter_mul, scatter_sub
+from bijax.ops._windows import (
+    reduce_window_max,
+    reduce_window_min,
+    reduce_window_sum,
+    select_and_gather_add,
+    select_and_scatter_add,
+)
+from bijax.parallel._collectives import psum, reduce_scatter
+
+Replacement = Callable[..., Any]
+
+REPLACEMENTS: Final[dict[str, Replacement]] = {
+    "conv_general_dilated": conv_general_dilated,
+    "cumlogsumexp": cumlogsumexp,
+    "cumprod": cumprod,
+    "cumsum": cumsum,
+    "dot_general": dot_general,
+    "psum": psum,
+    "psum_invariant": psum,
+    "ragged_dot_general": ragged_dot_general,
+    "reduce_max": reduce_max,
+    "reduce_min": reduce_min,
+    "reduce_prod": reduce_prod,
+    "reduce_scatter": reduce_scatter,
+    "reduce_sum": reduce_sum,
+    "reduce_window_max": reduce_window_max,
+    "reduce_window_min": reduce_window_min,
+    "reduce_window_sum": reduce_window_sum,
+    "scatter-add": scatter_add,
+    "scatter-mul": scatter_mul,
+    "scatter-sub": scatter_sub,
+    "select_and_gather_add": select_and_gather_add,
+    "select_and_scatter_add": select_and_scatter_add,
+}
+"""Takes the operands and parameters of the primitive."""
+
+COLLECTIVES: Final = frozenset({"psum", "psum_invariant", "reduce_scatter"})
+"""Those that speak to other devices, and so must see the axes."""

@@ -1,0 +1,124 @@
+"""Whether equations that are traced or lowered now are to be made invariant.
+
+The request has two parts. A tag on every equation traced inside stays with the equation until it is lowered, wherever
+that happens, and through autodiff and `vmap`. A context value covers equations that were traced before (without the
+tag) and are lowered inside. Both belong to the keys of JAX's caches, so nothing compiled on one side is used on the
+other. Both are kept per thread.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from bijax.ops._tag import KERNEL, TAG
+
+INVARIANT: Final = "invariant"
+"""Tag of an equation that is to be made invariant."""
+
+PLAIN: Final = "plain"
+"""Tag of an equation that is to stay as it is, though the program around it is made invariant."""
+
+ALLOWED: Final = "bijax_allowed"
+"""Attribute that lists the primitives which the caller lets pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the caller asked for.
+
+    Attributes:
+        enabled: Whether to make the program invariant.
+        allowed: Names of primitives that may stay although they are not known to be invariant.
+    """
+
+    enabled: bool = False
+    allowed: tuple[str, ...] = ()
+
+
+OFF: Final = Request()
+
+_context = jax.make_user_context(default_value=OFF)
+
+
+def current() -> Request:
+    """Returns the request in force in this thread."""
+    request: Request = _context.value
+    return request
+
+
+class _Change:
+    """Puts a request into force in this thread; as a class, because it may stay open for good."""
+
+    def __init__(self, request: Request) -> None:
+        tag = INVARIANT if request.enabled else PLAIN
+        self._managers = (_context(request), set_xla_metadata(**{TAG: tag, ALLOWED: " ".join(request.allowed) or None}))
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(None, None, None)
+
+
+class _Opened(threading.local):
+    """Changes in this thread, inside the innermost `requested` block, that are still open."""
+
+    def __init__(self) -> None:
+        self.changes: list[_Change] = []
+
+
+_opened = _Opened()
+
+
+@contextlib.contextmanager
+def requested(request: Request) -> Iterator[None]:
+    """Puts a request into force for what is traced or lowered inside, in this thread."""
+    outer, _opened.changes = _opened.changes, []
+    try:
+        with contextlib.nullcontext() if request == current() else _Change(request):
+            try:
+                yield
+            finally:
+                _close()
+    finally:
+        _opened.changes = outer
+
+
+def open_request(request: Request) -> None:
+    """Puts a request into force until `close_requests`, or until the `requested` block around ends."""
+    change = _Change(request)
+    change.__enter__()
+    _opened.changes.append(change)
+
+
+def close_requests() -> None:
+    """Takes back every `open_request` in the innermost `requested` block, and ends the request of that block."""
+    _close()
+    if current().enabled:
+        open_request(OFF)
+
+
+def _close() -> None:
+    while _opened.changes:
+        _opened.changes.pop().__exit__()
+
+
+def of_equation(metadata: dict[str, str] | None) -> Request:
+    """Returns the request that holds for an equation that is being lowered.
+
+    Args:
+        metadata: Metadata of the equation.
+    """
+    tag = (metadata or {}).get(TAG)
+    if tag is None:
+        return current()
+    if tag in (KERNEL, PLAIN):
+        return OFF
+    return Request(True, tuple((metadata or {}).get(ALLOWED, "").split()))

@@ -1,0 +1,179 @@
+"""What becomes of every primitive of JAX in a program that is made invariant.
+
+Three tables: primitives that are kept as they are (with the evidence), primitives that are replaced, and primitives
+that only hold other programs, into which the transform goes. A primitive in none of them is refused.
+"""
+
+import dataclasses
+import enum
+from typing import Any, Final
+
+import jax.numpy as jnp
+
+
+class Kind(enum.Enum):
+    """What is done with a primitive."""
+
+    KEEP = "keep"
+    REPLACE = "replace"
+    RECURSE = "recurse"
+    REFUSE = "refuse"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What is done with an operation, and why that is right.
+
+    Attributes:
+        kind: What is done.
+        evidence: Why the result does not depend on the batch, or why it would.
+    """
+
+    kind: Kind
+    evidence: str
+
+
+MOVES: Final = "it moves or makes up values without computing"
+EXACT: Final = "each element is a correctly rounded function of its own operands, so no order and no shape shows"
+INTEGER: Final = "integer arithmetic is exact in any order"
+ORDER_FREE: Final = "the result does not depend on the order in which values are met (tests/transform/test_keep.py)"
+COUNTER: Final = "integer hashes of a key and a counter that follows the flat position (threefry, partitionable)"
+EFFECT: Final = "it computes nothing"
+XLA_GPU: Final = "XLA:GPU computes each element by itself (0 of 96 random programs changed a bit; tests/gpu)"
+OWN_CONTRACT: Final = "a kernel whose blocks and order its author fixed; it is lowered as it is written"
+
+
+def _each(evidence: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), evidence)
+
+
+KEEP: Final[dict[str, str]] = {
+    **_each(
+        EXACT,
+        "abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type eq eq_to floor"
+        " from_edtype ge gt imag is_finite le le_to lt lt_to max min mulhi ne neg nextafter not or"
+        " population_count real reduce_precision rem round select_n shift_left shift_right_arithmetic"
+        " shift_right_logical sign sqrt sub to_edtype xor",
+    ),
+    **_each(
+        MOVES,
+        "all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_start all_to_all"
+        " all_to_all_done all_to_all_start axis_index broadcast_in_dim broadcast_to concatenate copy copy_p"
+        " device_put dim_as_value dimension_size dynamic_slice dynamic_update_slice empty empty2 gather iota"
+        " layout_constraint name optimization_barrier pad pbroadcast pbroadcast_dynamic pin platform_index"
+        " ppermute ppermute_done ppermute_start preduced pvary ragged_all_to_all reduced_vary_cast"
+        " reduced_vary_cast_p relayout reshape reshard rev sharding_constraint slice split squeeze stack"
+        " stop_gradient tie tile transpose unpin unstack vary_unreduced_cast vary_unreduced_cast_p"
+        " with_memory_space_constraint xla_metadata_value",
+    ),
+    **_each(
+        ORDER_FREE,
+        "argmax argmin cummax cummin pmax pmin reduce_and reduce_or reduce_xor scatter scatter-max scatter-min top_k",
+    ),
+    **_each(
+        COUNTER,
+        "iota_2x32_shape philox2x32 philox4x32 random_bits random_clone random_fold_in random_seed random_split"
+        " random_unwrap random_wrap threefry2x32 threefry4x32",
+    ),
+    **_each(
+        EFFECT,
+        "after_all check create_token dce_sink debug_callback debug_print inspect_sharding shape_assertion unreachable",
+    ),
+    "pallas_call": OWN_CONTRACT,
+}
+
+FENCED: Final = {
+    "mul": "a product is hidden from the sum that follows: LLVM would contract the two by the shape of the loop",
+    "square": "as a product",
+    "integer_pow": "as a product",
+    "div": "the denominator is hidden: XLA would multiply by the reciprocal of a broadcast value",
+    "one_minus_square": "as a product and a difference",
+}
+"""Element-wise primitives around which XLA:CPU's rewrites are stopped."""
+
+VECTORS: Final = _each(
+    "computed on whole vectors: XLA:CPU compiles the vector loop and its remainder differently",
+    "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv erfc exp exp2"
+    " expm1 igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma polynomial pow"
+    " regularized_incomplete_beta rsqrt sin sinh tan tanh zeta",
+)
+"""Element-wise primitives that XLA:CPU computes by polynomials or iterations."""
+
+STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
+"""Primitives whose choice among equal values is fixed by a parameter."""
+
+ORDERED: Final = {
+    "dot_general": "products are added in the order of a contract (bijax.matmul)",
+    "ragged_dot_general": "a row's products are added in the order of a contract, whatever the groups",
+    "conv_general_dilated": "a convolution is a sum of invariant products",
+    "reduce_sum": "a fixed tree of additions",
+    "reduce_prod": "a fixed tree of products",
+    "reduce_max": "a tree of comparisons that no library call can swallow with its neighbours",
+    "reduce_min": "a tree of comparisons that no library call can swallow with its neighbours",
+    "reduce_window_sum": "the elements of a window are added upwards",
+    "reduce_window_max": "the elements of a window are compared upwards",
+    "reduce_window_min": "the elements of a window are compared upwards",
+    "select_and_scatter_add": "contributions to an element are added in the order of the windows",
+    "select_and_gather_add": "the selected element of a window is found by comparisons alone",
+    "cumsum": "blocks of fixed length and a chain of carries: an element depends on its prefix alone",
+    "cumprod": "blocks of fixed length and a chain of carries: an element depends on its prefix alone",
+    "cumlogsumexp": "blocks of fixed length and a chain of carries: an element depends on its prefix alone",
+    "scatter-add": "updates of one element are added in the order of their indices",
+    "scatter-sub": "updates of one element are subtracted in the order of their indices",
+    "scatter-mul": "updates of one element are multiplied in the order of their indices",
+    "psum": "the shards are added in the order of the devices",
+    "psum_invariant": "the shards are added in the order of the devices",
+    "reduce_scatter": "the shards are added in the order of the devices",
+}
+"""Primitives that combine elements, replaced on every platform."""
+
+RECURSE: Final = frozenset(
+    _each(
+        "",
+        "call closed_call composite cond core_call custom_jvp_call custom_lin custom_linear_solve custom_vjp_call"
+        " custom_vmap_call eval_jaxpr jit linear_call random_gamma remat2 remat_opt run_state scan shard_map while",
+    )
+)
+"""Primitives that hold programs."""
+
+PLATFORMS: Final = ("cpu", "cuda")
+"""Platforms for which there are replacements."""
+
+
+def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[str, ...] = ()) -> Verdict:
+    """Returns what is done with a primitive.
+
+    Args:
+        name: Name of the primitive.
+        dtypes: Dtypes of its operands and results that have one.
+        platform: Platform that is lowered for, one of `PLATFORMS`.
+        allowed: Names that the caller lets pass.
+    """
+    if name in RECURSE:
+        return Verdict(Kind.RECURSE, "its programs are made invariant")
+    if name.startswith("bijax_"):
+        return Verdict(Kind.KEEP, "a kernel of bijax")
+    if name in KEEP:
+        if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
+            return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
+        return Verdict(Kind.KEEP, KEEP[name])
+    computed = name in FENCED or name in VECTORS or name in ORDERED
+    if computed and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
+        return Verdict(Kind.KEEP, INTEGER)
+    if computed and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
+        return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
+    if name in FENCED or name in VECTORS:
+        if platform != "cpu":
+            return Verdict(Kind.KEEP, XLA_GPU)
+        return Verdict(Kind.REPLACE, FENCED.get(name) or VECTORS[name])
+    if name in STABLE:
+        return Verdict(Kind.REPLACE, STABLE[name])
+    if name in ORDERED:
+        return Verdict(Kind.REPLACE, ORDERED[name])
+    return _refused_or_allowed(name, "no invariant form is known", allowed)
+
+
+def _refused_or_allowed(name: str, why: str, allowed: tuple[str, ...]) -> Verdict:
+    if name in allowed:
+        return Verdict(Kind.KEEP, f"allowed by the caller; {why}")
+    return Verdict(Kind.REFUSE, why)

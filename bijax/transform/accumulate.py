@@ -1,0 +1,265 @@
+"""Gradients of a batch that do not depend on how it was cut into micro-batches.
+
+A sum over a batch has an order, and summing each micro-batch by itself changes that order. Here the gradient of a batch
+is *defined* as a chain over units of a fixed number of examples: every unit is computed by one program of one shape,
+and the units are added upwards. Stopping the chain between two units and going on later changes nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax.transform.invariant import invariant
+
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientSum:
+    """The sums over the units that were added so far; a pytree, for `jit`, `scan`, donation and checkpoints.
+
+    Attributes:
+        value: Sum of the units' losses, float32 (float64 for float64).
+        aux: Sums of the units' auxiliary outputs; None without.
+        grads: Sums of the units' gradients, float32 (float64 for float64).
+        units: How many units were added, int32.
+        dtypes: The dtypes of loss, auxiliary outputs and gradients as `jax.value_and_grad` returns them.
+        reduction: What the loss function does over its examples, "mean" or "sum".
+        has_aux: Whether there are auxiliary outputs.
+    """
+
+    value: jax.Array
+    aux: PyTree
+    grads: PyTree
+    units: jax.Array
+    dtypes: tuple[jnp.dtype, ...] = dataclasses.field(metadata={"static": True})
+    reduction: str = dataclasses.field(metadata={"static": True})
+    has_aux: bool = dataclasses.field(metadata={"static": True})
+
+    def value_and_grad(self) -> tuple[Any, PyTree]:
+        """Returns what `jax.value_and_grad` would return for all examples that were added, in its dtypes.
+
+        Returns:
+            The loss, or the pair of the loss and the auxiliary outputs, and the gradients. Each is rounded once to its
+            dtype. All are nan if nothing was added to a mean.
+        """
+        sums = ((self.value, self.aux), self.grads)
+
+        @invariant
+        def finish(sums: PyTree, units: jax.Array) -> PyTree:
+            leaves, tree = jax.tree.flatten(sums)
+            if self.reduction == "mean":
+                leaves = [x / units.astype(x.dtype) for x in leaves]
+            return jax.tree.unflatten(tree, [x.astype(d) for x, d in zip(leaves, self.dtypes, strict=True)])
+
+        (value, aux), grads = finish(sums, self.units)
+        return ((value, aux) if self.has_aux else value), grads
+
+
+class GradientAccumulation:
+    """A loss function's gradient as a chain over units; made by `accumulate_gradients`, which says how to use it."""
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        *,
+        unit: int,
+        argnums: int | Sequence[int],
+        batch_argnums: int | Sequence[int] | None,
+        has_aux: bool,
+        reduction: str,
+    ) -> None:
+        self._gradient = jax.value_and_grad(loss_fn, argnums=argnums, has_aux=has_aux)
+        self._unit, self._has_aux, self._reduction = unit, has_aux, reduction
+        self._argnums = _indices("argnums", argnums)
+        self._batch_argnums = None if batch_argnums is None else _indices("batch_argnums", batch_argnums)
+        if both := set(self._argnums) & set(self._batch_argnums or ()):
+            raise ValueError(
+                f"accumulate_gradients: expected arguments with examples other than those that are differentiated, got"
+                f" {both} in both argnums and batch_argnums; a gradient for each example is no sum over the batch."
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
+        """Returns the loss and the gradients of a whole batch, as `jax.value_and_grad` does."""
+        return self.add(self.start(*args, **kwargs), *args, **kwargs).value_and_grad()
+
+    def start(self, *args: Any, **kwargs: Any) -> GradientSum:
+        """Returns the sum over no units.
+
+        Args:
+            *args: Arguments of the loss function. Of those with examples only the shapes and dtypes are used.
+            **kwargs: Its keyword arguments.
+        """
+        _, slices = self._cut(args)
+        first = [jax.tree.map(lambda x: x[0], part) for part in slices]
+        result = invariant(lambda: self._one_unit(args, first, kwargs))
+        value, aux, grads = jax.eval_shape(result)
+        _check_aux(aux, self._reduction)
+        dtypes = tuple(x.dtype for x in jax.tree.leaves(((value, aux), grads)))
+        value, aux, grads = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (value, aux, grads))
+        return GradientSum(value, aux, grads, jnp.zeros((), jnp.int32), dtypes, self._reduction, self._has_aux)
+
+    def add(self, total: GradientSum, *args: Any, **kwargs: Any) -> GradientSum:
+        """Adds a micro-batch.
+
+        Args:
+            total: What was added before; `start` gives the beginning.
+            *args: Arguments of the loss function, those with examples holding any number of whole units.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A new sum; `total` may be donated.
+        """
+        units, slices = self._cut(args)
+
+        def add_unit(sums: PyTree, unit: list[PyTree]) -> tuple[PyTree, None]:
+            # The barrier keeps the addition out of the unit's program.
+            found = lax.optimization_barrier(self._one_unit(args, unit, kwargs))
+            return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, found), None
+
+        sums = (total.value, total.aux, total.grads)
+        (value, aux, grads), _ = invariant(lambda sums, slices: lax.scan(add_unit, sums, slices))(sums, slices)
+        return dataclasses.replace(total, value=value, aux=aux, grads=grads, units=total.units + units)
+
+    def _one_unit(self, args: tuple[Any, ...], unit: list[PyTree], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        arguments = list(args)
+        for i, part in zip(self._batched(args), unit, strict=True):
+            arguments[i] = part
+        value, grads = self._gradient(*arguments, **kwargs)
+        value, aux = value if self._has_aux else (value, None)
+        return value, aux, grads
+
+    def _batched(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        if self._batch_argnums is None:
+            return tuple(i for i in range(len(args)) if i not in self._argnums)
+        return self._batch_argnums
+
+    def _cut(self, args: tuple[Any, ...]) -> tuple[int, list[PyTree]]:
+        """Returns the number of units, and the arguments with examples, each leaf as (units, unit, ...)."""
+        batched = self._batched(args)
+        if any(i >= len(args) for i in (*self._argnums, *batched)):
+            raise TypeError(
+                f"accumulate_gradients: expected positional arguments up to number {max(*self._argnums, *batched)},"
+                f" got {len(args)} of them; pass what is differentiated and what holds examples by position."
+            )
+        parts = [args[i] for i in batched]
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(parts)]
+        sizes = {shape[0] if shape else None for shape in shapes}
+        if len(sizes) != 1 or None in sizes:
+            raise ValueError(
+                "accumulate_gradients: expected one number of examples, as the first axis of every array in arguments"
+                f" {batched}, got arrays of shapes {shapes}; name the arguments with examples in batch_argnums and pass"
+                " others by keyword."
+            )
+        (examples,) = sizes
+        if not examples or examples % self._unit:
+            raise ValueError(
+                f"accumulate_gradients: expected whole units of {self._unit} examples, got {examples} examples; a unit"
+                " cut in two would be added in another order. Cut the batch at multiples of the unit, choose a unit"
+                " that divides every micro-batch, or fill the last one with examples of weight zero."
+            )
+        units = examples // self._unit
+        return units, jax.tree.map(lambda x: jnp.reshape(x, (units, self._unit, *jnp.shape(x)[1:])), parts)
+
+
+def accumulate_gradients(
+    loss_fn: Callable[..., Any],
+    *,
+    unit: int,
+    argnums: int | Sequence[int] = 0,
+    batch_argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> GradientAccumulation:
+    """Makes `jax.value_and_grad(loss_fn)` independent of how a batch is cut into micro-batches.
+
+    The result is called as `jax.value_and_grad(loss_fn)` is, with a whole batch; it walks over it unit by unit, so
+    that it needs the memory of one unit and two trees of gradients. Or the batch comes in parts:
+
+        total = gradient.start(params, parts[0])
+        for part in parts:
+            total = gradient.add(total, params, part)
+        loss, grads = total.value_and_grad()
+
+    Any cut at multiples of `unit` gives the same bits, for any model: 32 examples at once, 2 × 16 or 4 × 8. It runs
+    under `bijax.invariant`; call it in a jitted function, which can hold the optimizer too.
+
+    Args:
+        loss_fn: A function that returns a scalar, or with `has_aux` a pair of a scalar and a pytree of arrays. Over
+            the examples that it is given it must take the mean or the sum, see `reduction`.
+        unit: How many examples make a unit. It fixes the bits, so it belongs to the definition of a training run; the
+            micro-batches do not. Units are computed one after the other: choose the largest that will ever fit.
+        argnums: Which positional arguments to differentiate.
+        batch_argnums: Which positional arguments hold examples, along the first axis of every array in them; by
+            default all that are not differentiated. The others, and all keyword arguments, are passed on whole.
+        has_aux: Whether `loss_fn` returns auxiliary outputs too. They are added, and in a mean averaged, as the loss
+            is.
+        reduction: What `loss_fn` does over its examples. With "mean", the total is the mean over the units, which all
+            have the same number of examples. With "sum", it is the sum; use it for examples of different weights
+            (counts of tokens, padding), return the sum of the weights as auxiliary output, and divide at the end.
+
+    Returns:
+        A callable with the methods `start` and `add`.
+
+    Raises:
+        ValueError: If `unit` is not positive, `reduction` is unknown, or an argument is in `argnums` and in
+            `batch_argnums`. When called: if the number of examples is not a positive multiple of `unit`.
+        TypeError: If `unit` or an index is no int, or an argument is missing. When called: if an auxiliary output of a
+            mean is no floating-point number.
+
+    A random key that is passed on whole gives the same numbers to every unit. Pass one key for each example instead
+    (`jax.random.split(key, examples)`), as an argument with examples.
+
+    Guarantee: split-invariant, for cuts at multiples of `unit`; of the loss, the auxiliary outputs and the gradients.
+    Sums over units are in float32 (float64 for float64), upwards, rounded once to the dtype of the result.
+
+    Source: the project's design.
+
+    Example:
+        >>> def loss_fn(w, x, y):
+        ...     return jnp.mean((x @ w - y) ** 2)
+        >>> gradient = accumulate_gradients(loss_fn, unit=2)
+        >>> w, x, y = jnp.ones(3), jnp.arange(24.0).reshape(8, 3), jnp.ones(8)
+        >>> loss, grads = gradient(w, x, y)
+        >>> total = gradient.start(w, x, y)
+        >>> for part in range(0, 8, 4):
+        ...     total = gradient.add(total, w, x[part : part + 4], y[part : part + 4])
+        >>> bool((total.value_and_grad()[1] == grads).all())
+        True
+    """
+    if isinstance(unit, bool) or not isinstance(unit, int):
+        raise TypeError(f"accumulate_gradients: expected unit to be an int, a number of examples, got {unit!r}.")
+    if unit < 1:
+        raise ValueError(f"accumulate_gradients: expected unit to be 1 or more, got {unit}.")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"accumulate_gradients: expected reduction to be 'mean' or 'sum', got {reduction!r}.")
+    return GradientAccumulation(
+        loss_fn, unit=unit, argnums=argnums, batch_argnums=batch_argnums, has_aux=has_aux, reduction=reduction
+    )
+
+
+def _indices(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
+    indices = (given,) if isinstance(given, int) else tuple(given)
+    if not indices or not all(isinstance(i, int) and not isinstance(i, bool) for i in indices):
+        raise TypeError(f"accumulate_gradients: expected {name} to be an int or a sequence of ints, got {given!r}.")
+    if min(indices) < 0 or len(set(indices)) < len(indices):
+        raise ValueError(f"accumulate_gradients: expected {name} to be different and not negative, got {given!r}.")
+    return indices
+
+
+def _check_aux(aux: PyTree, reduction: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
+        if reduction == "mean" and not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"accumulate_gradients: expected floating-point auxiliary outputs, which are averaged as the loss is,"
+                f" got {leaf.dtype} at aux{jax.tree_util.keystr(path)}; return a float, or use reduction='sum'."
+            )
+
+
+def _wide(dtype: jnp.dtype) -> jnp.dtype:
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype

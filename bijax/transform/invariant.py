@@ -1,0 +1,107 @@
+"""The function spelling: `invariant(fn)`."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from bijax.transform._boundary import fenced
+from bijax.transform._lowering import install
+from bijax.transform._state import Request, requested
+
+_STAGES = ("lower", "trace", "eval_shape")
+
+
+def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Callable[P, R]:
+    """Makes a function batch-invariant.
+
+    Inside, every operation that would choose its order of summation by the batch is lowered to one whose bits depend
+    on its own inputs alone: products, reductions, convolutions, scatters, sums over devices, and on the CPU
+    element-wise code too. The function is not rewritten: autodiff, `vmap`, `scan`, `remat`, custom rules, Flax and
+    Equinox see the operations that they know. It composes in every order: `jit(invariant(f))`, `invariant(jit(f))`,
+    `grad(invariant(f))`, `invariant(grad(f))`.
+
+    What is covered is what `fn` computes while it runs, what JAX derives from that (gradients, `vmap`), and what
+    jitted functions compute that it calls.
+
+    Args:
+        fn: A function of arrays, jitted or not, or a callable module.
+        allow: Names of primitives that may stay although they are not known to be invariant.
+
+    Returns:
+        A function with the signature of `fn`; with `lower`, `trace` and `eval_shape` if `fn` has them.
+
+    Raises:
+        TypeError: If `fn` is not callable, is a generator or coroutine function (its body would run later, without
+            effect), or a program that has been lowered or compiled already.
+
+    The result raises `NotInvariantError`, when it is lowered, if the program holds an operation that is neither known
+    to be invariant nor can be made so, with the operation's name and line; `bijax.audit` lists them before running.
+
+    Guarantee: row-invariant, for every operation by itself: each element of a result depends on the inputs that it
+    mathematically depends on and on the length of its own reductions, never on how many other results there are,
+    where it stands, or what they hold.
+
+    Source: the project's design; issues 26308, 26795, 34080 and 31919 of JAX ask for it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> w = jax.random.normal(jax.random.key(0), (300, 64))
+        >>> f = jax.jit(invariant(lambda x: jax.nn.softmax(x @ w)))
+        >>> x = jax.random.normal(jax.random.key(1), (8, 300))
+        >>> bool((f(x)[:1] == f(x[:1])).all())
+        True
+    """
+    _check(fn)
+    request = Request(True, _names(allow))
+    install()
+
+    def covered(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method, updated=())  # a module has attributes of its own
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            install()
+            with requested(request):
+                return fenced(method(*fenced(args), **fenced(kwargs)))
+
+        return wrapper
+
+    result = covered(fn)
+    for stage in _STAGES:
+        if hasattr(fn, stage):
+            setattr(result, stage, covered(getattr(fn, stage)))
+    return result
+
+
+def _names(allow: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(allow, str):
+        raise TypeError(
+            f"bijax.invariant: allow must be a collection of names of primitives, got the string {allow!r}."
+        )
+    names = tuple(sorted(set(allow)))
+    for name in names:
+        if not isinstance(name, str) or not name or any(c.isspace() for c in name):
+            raise TypeError(f"bijax.invariant: allow must hold names of primitives, got {name!r}.")
+    return names
+
+
+def _check(fn: Any) -> None:
+    if isinstance(fn, (jax.stages.Lowered, jax.stages.Compiled, jax.stages.Traced)):
+        raise TypeError(
+            f"bijax.invariant: expected a function, got {type(fn).__name__}, a program that is already built;"
+            " apply invariant to the function that it was built from."
+        )
+    if not callable(fn):
+        raise TypeError(f"bijax.invariant: expected a function, got {type(fn).__name__}.")
+    body = inspect.unwrap(fn)
+    called = body if inspect.isroutine(body) else type(body).__call__
+    if any(
+        test(f)
+        for f in (body, called)
+        for test in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    ):
+        raise TypeError(
+            f"bijax.invariant: expected a function that returns its results, got {fn!r}, whose body runs after the"
+            " call; apply invariant to the functions that it calls."
+        )

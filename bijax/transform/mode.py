@@ -1,0 +1,81 @@
+"""The mode, for code that cannot be wrapped."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from bijax.transform._lowering import install
+from bijax.transform._state import OFF, Request, close_requests, current, open_request, requested
+from bijax.transform.invariant import _names
+
+
+def enable_batch_invariant_mode(*, allow: Iterable[str] = ()) -> None:
+    """Makes everything that this thread traces from now on batch-invariant, as `bijax.invariant` does.
+
+    Functions that were jitted before are traced again. Other threads are not touched: call it in each, or wrap what
+    they run with `bijax.invariant`.
+
+    Args:
+        allow: Names of primitives that may stay although they are not known to be invariant.
+
+    Raises:
+        TypeError: If `allow` does not hold names.
+
+    Example:
+        >>> enable_batch_invariant_mode()
+        >>> is_batch_invariant_mode_enabled()
+        True
+        >>> disable_batch_invariant_mode()
+        >>> is_batch_invariant_mode_enabled()
+        False
+    """
+    request = Request(True, _names(allow))
+    install()
+    open_request(request)
+
+
+def disable_batch_invariant_mode() -> None:
+    """Ends the mode in this thread, however often it was enabled; does nothing where it is not.
+
+    Inside a `with set_batch_invariant_mode():` block it holds until the block ends, which restores what was before.
+    """
+    close_requests()
+
+
+@contextlib.contextmanager
+def set_batch_invariant_mode(enabled: bool = True, *, allow: Iterable[str] = ()) -> Iterator[None]:
+    """Puts the mode on or off inside a `with` block or a decorated function, and restores it afterwards.
+
+    Args:
+        enabled: Whether what is traced inside is made invariant. With False, a part of an invariant program stays as
+            it is.
+        allow: Names of primitives that may stay although they are not known to be invariant.
+
+    Raises:
+        TypeError: If `enabled` is not a bool, or `allow` does not hold names.
+
+    Guarantee: as `bijax.invariant`.
+
+    Example:
+        >>> with set_batch_invariant_mode():
+        ...     is_batch_invariant_mode_enabled()
+        True
+        >>> is_batch_invariant_mode_enabled()
+        False
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"set_batch_invariant_mode: enabled must be True or False, got {enabled!r}.")
+    names = _names(allow)
+    if enabled:
+        install()
+    with requested(Request(True, names) if enabled else OFF):
+        yield
+
+
+def is_batch_invariant_mode_enabled() -> bool:
+    """Returns whether what this thread traces now is made invariant.
+
+    Example:
+        >>> is_batch_invariant_mode_enabled()
+        False
+    """
+    return current().enabled

@@ -1,0 +1,247 @@
+"""What is found in programs for a GPU, read as text."""
+
+import pytest
+
+from bijax.hlo import HloInvarianceError, assert_hlo_invariant, inspect, inspect_text
+from tests.hlo import gpu_programs
+from tests.hlo.gpu_programs import all_reduce, custom_call, module, scatter, softmax
+
+OURS = ', frontend_attributes={bijax="kernel"}'
+
+
+def only(text):
+    (finding,) = inspect_text(text, platform="cuda").findings
+    return finding
+
+
+def test_cublas():
+    report = inspect(gpu_programs.CUBLAS)
+    assert report.platform == "gpu"
+    (found,) = report.variant
+    assert (found.kind, found.verdict, found.implementation) == ("library", "variant", "__cublas$gemm")
+    assert found.tile == "algorithm 3"
+    assert found.terms == 64
+    assert found.flops == 2 * 8 * 32 * 64
+    assert found.share == 1
+    assert found.source == "/home/me/model.py:20"
+    assert found.operation == "jit(f)/mlp/dot_general"
+
+
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [
+        (gpu_programs.SPLIT_K_SAID, "16x64x128"),
+        (gpu_programs.SPLIT_K_HIDDEN, "1x16x64, operands 16x1x32, 1x32x64"),
+    ],
+)
+def test_a_split_of_k_and_the_sum_of_its_parts(text, tile):
+    gemm, parts = inspect(text).variant
+    assert (gemm.kind, gemm.split_k, gemm.tile, gemm.opcode) == ("split_k", 4, tile, "fusion")
+    assert gemm.terms == 1024
+    assert gemm.flops == 2 * 8 * 512 * 4096
+    assert (parts.kind, parts.opcode, parts.terms) == ("split_k", "reduce", 4)
+
+
+def test_a_batch_is_no_split():
+    gemm = inspect(gpu_programs.SPLIT_K_HIDDEN.replace("dimensions={0}", "dimensions={1}")).variant[0]
+    assert (gemm.kind, gemm.split_k) == ("tile", 1)
+
+
+def test_the_parts_are_found_behind_a_fusion():
+    fused = """%add_parts (r0: f32[4,8,512]) -> f32[8,512] {
+  %r0 = f32[4,8,512]{2,1,0} parameter(0)
+  %z = f32[] constant(0)
+  ROOT %red = f32[8,512]{1,0} reduce(%r0, %z), dimensions={0}, to_apply=%sum
+}
+ENTRY"""
+    call = "%fused = f32[8,512]{1,0} fusion(%fusion.1), kind=kLoop, calls=%add_parts"
+    text = gpu_programs.SPLIT_K_HIDDEN.replace(
+        "%red = f32[8,512]{1,0} reduce(%fusion.1, %zero), dimensions={0}, to_apply=%sum", call
+    ).replace("ENTRY", fused)
+    assert [(v.kind, v.opcode) for v in inspect(text).variant] == [("split_k", "reduce"), ("split_k", "fusion")]
+
+
+def test_a_tuned_gemm_without_a_split():
+    text = gpu_programs.SPLIT_K_SAID.replace('"split_k":"4"', '"split_k":"1"')
+    gemm, total = inspect(text).variant
+    assert (gemm.kind, gemm.split_k) == ("tile", 1)
+    assert total.kind == "reduction"
+
+
+def test_attention_of_cudnn():
+    config = (
+        ', backend_config={"cudnn_fmha_backend_config":{"algorithm":{"algo_id":"7","math_type":"TENSOR_OP_MATH"},'
+        '"fmha_scale":1,"intermediate_tensor_shape":{"element_type":"BF16","dimensions":["2","4","8","16"]}}}'
+    )
+    found = only(custom_call("__cudnn$fmhaSoftmax", config))
+    assert (found.tile, found.flops) == ("algorithm 7", 4 * 2 * 4 * 8 * 16 * 64)
+    backward = only(custom_call("__cudnn$fmhaSoftmaxBackward", config))
+    assert backward.flops == found.flops * 5 // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "opcode"), [("cutlass_gemm", "fusion"), ("dynamic_address_computation", "custom-call")]
+)
+def test_custom_fusions_are_gemms_or_hold_calls(name, opcode):
+    held = """%held (p: f32[8,64]) -> f32[8,64] {
+  %p = f32[8,64]{1,0} parameter(0)
+  %d = f32[8,64]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  ROOT %c = f32[8,64]{1,0} custom-call(%d), custom_call_target="__cublas$gemm"
+}"""
+    config = f'{{"fusion_backend_config":{{"kind":"__custom_fusion","custom_fusion_config":{{"name":"{name}"}}}}}}'
+    body = f"  ROOT %f = f32[8,64]{{1,0}} fusion(%x), kind=kCustom, calls=%held, backend_config={config}"
+    assert opcode in [v.opcode for v in inspect(module(body, before=held)).variant]
+
+
+def test_the_line_of_a_neighbour():
+    parts = inspect(gpu_programs.SPLIT_K_SAID).variant[1]
+    assert parts.source == "~model.py:12"
+
+
+def test_triton_fusions_matter_where_they_add():
+    assert only(softmax("sum")).kind == "reduction"
+    assert inspect(softmax("max")).findings == ()
+
+
+def test_scatters():
+    found = only(scatter())
+    assert (found.kind, found.implementation, found.verdict) == ("scatter", "atomics", "variant")
+    assert inspect(scatter(", unique_indices=true")).invariant
+    assert inspect(scatter(combiner="max")).invariant
+    assert inspect(scatter().replace("f32", "s32")).invariant
+
+
+@pytest.mark.parametrize(
+    ("groups", "verdict"),
+    [
+        ("{{0,1,2,3}}", "variant"),
+        ("{{0,1},{2,3,4}}", "variant"),
+        ("[2,4]<=[8]", "variant"),
+        ("{}", "variant"),  # all devices, however many
+        ("{{0,1},{2,3}}", "note"),
+        ("[4,2]<=[8]", "note"),
+        ("{{0},{1}}", None),
+    ],
+)
+@pytest.mark.parametrize("opcode", ["all-reduce-start", "all-reduce", "reduce-scatter"])
+def test_sums_over_devices(groups, verdict, opcode):
+    found = [f.verdict for f in inspect_text(all_reduce(groups, opcode=opcode), platform="gpu").findings]
+    assert found == ([verdict] if verdict else [])
+    assert inspect(all_reduce(groups, "max", opcode)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "verdict"),
+    [
+        ("__cublas$lt$matmul$f8", "library", "variant"),
+        ("__cudnn$convForward", "library", "variant"),
+        ("__cudnn$fmhaSoftmax", "library", "variant"),
+        ("cusolver_potrf_ffi", "library", "suspect"),
+        ("ApproxTopK", "library", "suspect"),
+        ("__cub$DeviceRadixSort", "library", "note"),
+        ("mosaic_gpu_v2", "custom_call", "suspect"),
+        ("__gpu$xla.gpu.triton", "custom_call", "suspect"),
+        ("somebody_else", "custom_call", "suspect"),
+        ("xla_ffi_python_gpu_callback", "custom_call", "note"),
+    ],
+)
+def test_calls_out_of_the_program(target, kind, verdict):
+    found = only(custom_call(target))
+    assert (found.kind, found.verdict, found.implementation) == (kind, verdict, target)
+    assert only(custom_call(target, OURS)).verdict == "ours"
+
+
+@pytest.mark.parametrize("target", ["Sharding", "SPMDFullToShardShape", "cu_threefry2x32_ffi", "AllocateBuffer"])
+def test_calls_that_compute_no_sums(target):
+    assert inspect(custom_call(target)).findings == ()
+
+
+REST = {
+    "select_and_scatter": (
+        "  %z = f32[] constant(0)\n  ROOT %s = f32[8,64]{1,0} select-and-scatter(%x, %x, %z),"
+        " window={size=1x2 stride=1x2}, select=%max, scatter=%sum",
+        "scatter",
+        "variant",
+    ),
+    "unstable": (
+        "  %i = s32[8,64]{1,0} parameter(1)\n"
+        "  ROOT %s = (f32[8,64]{1,0}, s32[8,64]{1,0}) sort(%x, %i), dimensions={1}, to_apply=%less",
+        "sort",
+        "suspect",
+    ),
+    "random": (
+        "  %k = u64[2]{0} parameter(1)\n"
+        "  ROOT %r = (u64[2]{0}, u32[8,64]{1,0}) rng-bit-generator(%k), algorithm=rng_philox",
+        "random",
+        "suspect",
+    ),
+    "fft": ("  ROOT %f = c64[8,33]{1,0} fft(%x), fft_type=RFFT, fft_length={64}", "library", "suspect"),
+    "convolution": (
+        "  %k = f32[3,64,7]{2,1,0} parameter(1)\n  ROOT %c = f32[8,64]{1,0} convolution(%x, %k), window={size=3},"
+        " dim_labels=b0f_0io->b0f",
+        "convolution",
+        "variant",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REST)
+def test_the_rest(name):
+    body, kind, verdict = REST[name]
+    found = only(module(body))
+    assert (found.kind, found.verdict) == (kind, verdict)
+    assert only(module(body + OURS)).verdict == "ours"
+
+
+def test_a_stable_sort_is_none():
+    body = REST["unstable"][0] + ", is_stable=true"
+    assert inspect(module(body)).findings == ()
+
+
+def test_elementwise_code_is_left_alone_on_a_gpu():
+    body = (
+        "  %t = f32[8,64]{1,0} tanh(%x)\n  %m = f32[8,64]{1,0} multiply(%t, %x)\n  ROOT %a = f32[8,64]{1,0} add(%m, %x)"
+    )
+    assert inspect_text(module(body), platform="gpu").findings == ()
+    assert [f.opcode for f in inspect_text(module(body), platform="cpu").variant] == ["tanh"]
+    unknown = inspect(module(body))
+    assert (unknown.platform, unknown.invariant) == ("unknown", True)
+    assert [(f.verdict, f.reason[:9]) for f in unknown.findings] == [("note", "on a CPU,")]
+
+
+def test_a_tag_of_something_else_is_no_kernel():
+    assert only(custom_call("mosaic_gpu_v2", ', frontend_attributes={bijax="invariant"}')).verdict == "suspect"
+    assert only(custom_call("mosaic_gpu_v2", ', frontend_attributes={x_bijax="kernel"}')).verdict == "suspect"
+
+
+def test_a_lost_tag_is_not_guessed():
+    """A product that says nothing about where it came from is variant, though all around it is ours."""
+    around = """  %w = f32[64,64]{1,0} parameter(1)
+  %p = f32[8,64]{1,0} negate(%x), frontend_attributes={bijax="kernel"}, metadata={op_name="jit(f)/pad"}
+  %d = f32[8,64]{1,0} dot(%p, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+"""
+    user = (
+        '  ROOT %u = f32[8,64]{1,0} OPCODE(%d), frontend_attributes={bijax="kernel"}, metadata={op_name="jit(f)/NAME"}'
+    )
+    report = inspect(module(around + user.replace("OPCODE", "negate").replace("NAME", "neg")))
+    assert [f.opcode for f in report.variant] == ["dot"]
+    assert "may have been" in report.variant[0].reason
+    # The reshape of a tagged product is the product's own name.
+    assert inspect(module(around + user.replace("OPCODE", "bitcast").replace("NAME", "dot_general"))).invariant
+
+
+def test_the_tag_of_a_fusion_speaks_for_its_last_instruction_only():
+    text = gpu_programs.softmax("sum").replace(
+        'backend_config={"fus', 'frontend_attributes={bijax="kernel"}, backend_config={"fus'
+    )
+    assert [v.kind for v in inspect(text).variant] == ["reduction"]
+    tagged = text.replace("exponential(%p)", f"exponential(%p){OURS}").replace("to_apply=%sum", f"to_apply=%sum{OURS}")
+    assert inspect(tagged).invariant
+
+
+def test_the_assertion_lists_what_it_found():
+    with pytest.raises(HloInvarianceError, match=r"model\.py:20.*cuBLAS") as raised:
+        assert_hlo_invariant(gpu_programs.CUBLAS)
+    assert isinstance(raised.value, AssertionError)
+    assert len(raised.value.report.variant) == 1
+    assert_hlo_invariant(custom_call("mosaic_gpu_v2", OURS))

@@ -1,0 +1,108 @@
+"""`bijax audit`: arguments, exit codes, messages, what is printed."""
+
+import json
+
+import pytest
+
+from bijax import cli
+from tests.hlo import gpu_programs
+
+MODULE = """
+import jax
+import jax.numpy as jnp
+import bijax
+
+def network(x, w):
+    return jnp.maximum(x @ w, 0)
+
+invariant = bijax.invariant(network)
+number = 3
+
+def arguments():
+    return jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((8, 2), jnp.float32)
+
+def keywords():
+    return dict(zip("xw", arguments()))
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs `bijax audit` in a folder with a module; returns the exit code and what was printed."""
+    (tmp_path / "audited_network.py").write_text(MODULE)
+    (tmp_path / "gpu.hlo").write_text(gpu_programs.CUBLAS)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        code = cli.main(["audit", *(a.replace("m:", "audited_network:") for a in arguments)])
+        return code, capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "code"),
+    [
+        ("m:network", (), 1),
+        ("m:invariant", (), 0),
+        ("m:invariant", ("--compiled",), 0),
+        ("m:invariant", ("--platform", "cuda"), 0),
+        ("m:network", ("--platform", "cuda"), 1),
+    ],
+)
+def test_the_exit_code_says_whether_something_is_variant(run, function, options, code):
+    got, printed = run(function, "--args", "m:arguments", *options)
+    assert got == code
+    assert "dot_general" in printed.out
+    assert printed.err == ""
+    assert "\x1b" not in printed.out
+    assert ("program for" in printed.out) == ("--compiled" in options)
+
+
+def test_json(run):
+    code, printed = run("m:network", "--args", "m:keywords", "--json", "--platform", "cuda")
+    found = json.loads(printed.out)
+    assert code == 1
+    assert found["platform"] == "cuda"
+    assert [o["primitive"] for o in found["operations"] if o["verdict"] == "variant"] == ["dot_general"]
+
+
+def test_hlo_of_a_file(run):
+    code, printed = run("--hlo", "gpu.hlo")
+    assert code == 1
+    assert "__cublas$gemm" in printed.out
+    code, printed = run("--hlo", "gpu.hlo", "--json")
+    assert json.loads(printed.out)["findings"][0]["kind"] == "library"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["m:network"], "missing 2 required positional arguments"),
+        (["m:network", "--args", "m:wrong"], "it returned int"),
+        (["m:number"], "expected a function, got int"),
+        (["m:nothing"], "has no attribute 'nothing'"),
+        (["no_such_module:f"], "No module named 'no_such_module'"),
+        (["network"], "expected MODULE:FUNCTION"),
+        (["--hlo", "nowhere.hlo"], "nowhere.hlo"),
+        (["--hlo", "audited_network.py"], "HloModule NAME"),
+        (["--hlo", "gpu.hlo", "--compiled"], "compiled already"),
+    ],
+)
+def test_what_cannot_be_audited_is_said(run, arguments, message):
+    code, printed = run(*arguments)
+    assert code == 2
+    assert printed.err.startswith("bijax audit: error: ")
+    assert message in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["m:network", "--hlo", "gpu.hlo"], ["m:network", "--platform", "tpu"]])
+def test_bad_arguments_show_the_usage(run, arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(*arguments)
+    assert stopped.value.code == 2
+    assert "usage: bijax audit" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""Evidence for the table KEEP: operations that choose among values do not follow the batch, ties and nan included."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from bijax.transform._tables import FENCED, KEEP, ORDERED, RECURSE, STABLE, VECTORS, Kind, verdict
+
+ROWS = 40
+
+
+def row_numbers(x: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
+
+
+def scattered(x: jax.Array, how: str) -> jax.Array:
+    """Values of a row meet in four places."""
+    place = jnp.zeros((x.shape[0], 4), x.dtype).at[jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1]) % 4]
+    return getattr(place, how)(x)
+
+
+CHOICES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "argmax": lambda x: lax.argmax(x, 1, jnp.int32),
+    "argmin": lambda x: lax.argmin(x, 1, jnp.int32),
+    "sort": lambda x: lax.sort(x),
+    "sort with ties": lambda x: lax.sort((x, row_numbers(x)), num_keys=1)[1],
+    "top_k": lambda x: lax.top_k(x, min(3, x.shape[1]))[1],
+    "cummax": lambda x: lax.cummax(x, 1),
+    "cummin": lambda x: lax.cummin(x, 1),
+    "reduce_or": lambda x: lax.reduce_or(x > 1, (1,)),
+    "scatter": lambda x: scattered(x, "set"),
+    "scatter-max": lambda x: scattered(x, "max"),
+    "scatter-min": lambda x: scattered(x, "min"),
+}
+
+
+def tied_rows(columns: int) -> jax.Array:
+    x = np.random.default_rng(columns).integers(-3, 3, (ROWS, columns)).astype(np.float32)
+    x[3], x[5, ::2], x[9] = np.nan, np.nan, np.inf
+    x[7], x[7, ::2] = 0.0, -0.0
+    return jnp.asarray(x)
+
+
+def bits(x: Any) -> np.ndarray:
+    array = np.asarray(x)
+    return array.view(np.uint32) if array.dtype.kind == "f" else array
+
+
+@pytest.mark.parametrize("columns", [1, 7, 16, 300])
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_do_not_depend_on_the_batch(name: str, columns: int) -> None:
+    program, x = jax.jit(CHOICES[name]), tied_rows(columns)
+    expected = bits(program(x))
+    for rows in (1, 2, 8, 17):
+        for start in (0, 3, ROWS - rows):
+            actual = bits(program(x[start : start + rows]))
+            assert (actual == expected[start : start + rows]).all(), (rows, start)
+
+
+def test_no_primitive_is_in_two_tables() -> None:
+    tables = [set(t) for t in (KEEP, FENCED, VECTORS, STABLE, ORDERED, RECURSE)]
+    assert sum(map(len, tables)) == len(set.union(*tables))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "platform", "kind"),
+    [
+        ("dot_general", jnp.float32, "cpu", Kind.REPLACE),
+        ("dot_general", jnp.float32, "cuda", Kind.REPLACE),
+        ("dot_general", jnp.int8, "cpu", Kind.KEEP),
+        ("dot_general", jnp.complex64, "cpu", Kind.REFUSE),
+        ("mul", jnp.float32, "cpu", Kind.REPLACE),
+        ("mul", jnp.float32, "cuda", Kind.KEEP),
+        ("exp", jnp.bfloat16, "cpu", Kind.REPLACE),
+        ("add", jnp.float32, "cpu", Kind.KEEP),
+        ("scan", jnp.float32, "cpu", Kind.RECURSE),
+        ("bijax_matmul", jnp.float32, "cpu", Kind.KEEP),
+        ("fft", jnp.float32, "cuda", Kind.REFUSE),
+        ("a_new_primitive", jnp.float32, "cpu", Kind.REFUSE),
+    ],
+)
+def test_verdicts(name: str, dtype: Any, platform: str, kind: Kind) -> None:
+    assert verdict(name, (jnp.dtype(dtype),), platform).kind is kind
+
+
+def test_the_caller_may_let_a_primitive_pass() -> None:
+    assert verdict("fft", (jnp.dtype(jnp.complex64),), "cpu", ("fft",)).kind is Kind.KEEP

@@ -1,0 +1,21 @@
+"""The transform with `shard_map`, `psum` and sharded arrays, in a process with two devices."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_two_devices() -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    command = [sys.executable, "-m", "tests.transform.matrix_devices"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["psum", "psum dx outside", "psum dx inside", "psum dw inside", "one device"]

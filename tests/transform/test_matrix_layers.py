@@ -1,0 +1,74 @@
+"""The transform with Flax Linen and Flax NNX: bits keep, no sum is left to the compiler."""
+
+from typing import Any
+
+import jax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import bijax
+from tests.transform.compositions import (
+    BATCH,
+    Composition,
+    dw_inside,
+    dx_outside,
+    forward,
+    normal,
+    squares,
+)
+
+WIDTH = 76
+SEQUENCES = normal(19, BATCH, 7, WIDTH)
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + nn.MultiHeadDotProductAttention(num_heads=4)(x, x)
+        return nn.Dense(WIDTH)(nn.gelu(nn.Dense(300)(nn.LayerNorm()(x))))
+
+
+BLOCK = Block()
+BLOCK_PARAMS = jax.jit(BLOCK.init)(jax.random.key(0), SEQUENCES[:1])
+
+
+class Layer(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.attention = nnx.MultiHeadAttention(4, WIDTH, WIDTH, decode=False, rngs=rngs)
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.linear(nnx.gelu(self.norm(x + self.attention(x))))
+
+
+LAYER = Layer(nnx.Rngs(0))
+
+
+def call(layer: Layer, x: jax.Array) -> Any:
+    return layer(x)
+
+
+COMPOSITIONS = {
+    "linen": forward(BLOCK.apply, BLOCK_PARAMS, SEQUENCES),
+    "linen dx outside": dx_outside(BLOCK.apply, BLOCK_PARAMS, SEQUENCES),
+    "linen dw inside": dw_inside(BLOCK.apply, BLOCK_PARAMS, SEQUENCES),
+    "nnx.jit": Composition(lambda transform: nnx.jit(transform(call)), LAYER, SEQUENCES),
+    "nnx.grad outside": Composition(
+        lambda transform: nnx.jit(nnx.grad(squares(transform(call)), argnums=1)), LAYER, SEQUENCES
+    ),
+    "nnx.grad inside": Composition(
+        lambda transform: nnx.jit(transform(nnx.grad(squares(call), argnums=1))), LAYER, SEQUENCES
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_no_batch_size_changes_a_bit(name: str) -> None:
+    COMPOSITIONS[name].check(bijax.invariant)
+
+
+@pytest.mark.parametrize("name", ["linen", "linen dw inside", "nnx.jit"])
+def test_control_plain_jax_differs(name: str) -> None:
+    COMPOSITIONS[name].check_control()

@@ -1,0 +1,38 @@
+"""SmolLM2 of Flax's own NNX layers, with its real weights."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import bijax
+from bijax.testing import assert_bits_equal, bits
+from flax_layers.checkpoint import load_checkpoint, smollm2_path
+from tests.layers import reference_llama
+from tests.transform import plain_llama
+
+
+def test_smollm2() -> None:
+    checkpoint = load_checkpoint(smollm2_path())
+    graph, state = nnx.split(plain_llama.load(checkpoint.config, checkpoint.weights))
+
+    def logits(state: Any, tokens: jax.Array) -> jax.Array:
+        return nnx.merge(graph, state)(tokens)
+
+    asked = checkpoint.tokenizer.encode_chat(
+        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True
+    )[-12:]
+    others = np.random.default_rng(2).integers(0, checkpoint.config.vocab_size, (4, len(asked)))
+    alone = jnp.asarray([asked])
+    batch = jnp.asarray(np.concatenate([others[:2], alone, others[2:]]))
+
+    fn = jax.jit(bijax.invariant(logits))
+    one = fn(state, alone)
+    assert_bits_equal(fn(state, batch)[2], one[0])
+    expected = reference_llama.logits(checkpoint.weights, checkpoint.config, list(map(int, asked)))
+    assert np.abs(np.asarray(one[0]) - expected).max() < 2e-4
+
+    plain = jax.jit(logits)
+    assert (bits(plain(state, batch)[2]) != bits(plain(state, alone)[0])).any()
