@@ -1,17 +1,14 @@
-"""Flax layers and models built from batch-invariant operations."""
+"""Batch-invariant layers for Flax, and models built from batch-invariant operations."""
 
+from . import linen as linen
+from . import nnx as nnx
+from .conversion import Conversion as Conversion
+from .conversion import conversion_report as conversion_report
+from .conversion import convert as convert
 from .models import Generation as Generation
 from .models import Llama as Llama
 from .models import generate as generate
-from .nnx import MLP as MLP
-from .nnx import Attention as Attention
-from .nnx import Embed as Embed
-from .nnx import KVCache as KVCache
-from .nnx import LayerCache as LayerCache
-from .nnx import Linear as Linear
-from .nnx import RMSNorm as RMSNorm
-from .nnx import RotaryEmbedding as RotaryEmbedding
-from .nnx import RotaryTable as RotaryTable
+from .models.layers import KVCache as KVCache
 from .ops import INVARIANT as INVARIANT
 from .ops import PLAIN as PLAIN
 from .ops import Ops as Ops

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..nnx import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
+from .layers import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Block, Llama, Rotary, project, start_tokens
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..nnx import KVCache
-from ..nnx.embed import check_token_ids
 from ._layered import LayeredModel
+from .layers import KVCache
+from .layers.embed import check_token_ids
 from .llama import Llama
 
 _SMALLEST_BUCKET = 64

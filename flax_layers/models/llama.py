@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ..nnx import MLP, Attention, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from ..ops import INVARIANT, Ops
+from .layers import MLP, Attention, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama_weights import load_weights
 
 if TYPE_CHECKING:

@@ -1,11 +1,55 @@
-"""Layers for `flax.nnx`."""
+"""Drop-in replacements for the layers of `flax.nnx`, made batch-invariant.
 
-from .attention import Attention as Attention
-from .cache import KVCache as KVCache
-from .cache import LayerCache as LayerCache
-from .embed import Embed as Embed
+They take the arguments of the originals, and have their parameters, initial values and submodule names.
+"""
+
+from typing import Final
+
+from flax import nnx as _nnx
+
+from ._drop_in import invariant_layer as invariant_layer
+from .attention import MultiHeadAttention as MultiHeadAttention
+from .attention import RoPE as RoPE
+from .linear import Conv as Conv
+from .linear import ConvTranspose as ConvTranspose
+from .linear import Einsum as Einsum
+from .linear import Embed as Embed
 from .linear import Linear as Linear
-from .mlp import MLP as MLP
-from .rms_norm import RMSNorm as RMSNorm
-from .rotary import RotaryEmbedding as RotaryEmbedding
-from .rotary import RotaryTable as RotaryTable
+from .linear import LinearGeneral as LinearGeneral
+from .linear import LoRA as LoRA
+from .linear import LoRALinear as LoRALinear
+from .normalization import BatchNorm as BatchNorm
+from .normalization import GroupNorm as GroupNorm
+from .normalization import InstanceNorm as InstanceNorm
+from .normalization import LayerNorm as LayerNorm
+from .normalization import RMSNorm as RMSNorm
+from .recurrent import GRUCell as GRUCell
+from .recurrent import LSTMCell as LSTMCell
+from .recurrent import OptimizedLSTMCell as OptimizedLSTMCell
+from .recurrent import SimpleCell as SimpleCell
+
+DROP_INS: Final[dict[type[_nnx.Module], type[_nnx.Module]]] = {
+    cls.__bases__[0]: cls
+    for cls in (
+        Linear,
+        LinearGeneral,
+        Einsum,
+        Conv,
+        ConvTranspose,
+        Embed,
+        LoRA,
+        LoRALinear,
+        RMSNorm,
+        LayerNorm,
+        GroupNorm,
+        InstanceNorm,
+        BatchNorm,
+        MultiHeadAttention,
+        RoPE,
+        LSTMCell,
+        OptimizedLSTMCell,
+        GRUCell,
+        SimpleCell,
+    )
+}
+"""The drop-in of each original."""

@@ -1,84 +1,117 @@
-"""A linear layer."""
+"""Linear layers, convolutions and the embedding."""
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 from flax import nnx
 
-from ..ops import INVARIANT, Ops
-from ._dtypes import promote
-from ._initializers import LECUN_NORMAL, ZEROS
+from ._drop_in import invariant_layer
 
 
-class Linear(nnx.Module):
-    """A linear map of the last dimension, as `flax.nnx.Linear`.
+@invariant_layer
+class Linear(nnx.Linear):
+    """`flax.nnx.Linear`, batch-invariant: a linear map of the last dimension.
 
-    Args:
-        in_features: Length of the last dimension of the input.
-        out_features: Length of the last dimension of the output.
-        use_bias: Whether to add a bias.
-        dtype: Dtype of the computation; that of input and parameters together by default.
-        param_dtype: Dtype of the parameters.
-        precision: As in `jax.lax.dot_general`.
-        kernel_init: Initializer of the kernel.
-        bias_init: Initializer of the bias.
-        preferred_element_type: Dtype of the result; that of the computation by default.
-        ops: The operations to compute with.
-        rngs: Keys; `rngs.params()` is drawn from.
-
-    Attributes:
-        kernel: (in_features, out_features) parameter.
-        bias: (out_features,) parameter, or None.
-
-    Guarantee: row-invariant with `INVARIANT`; the gradients of kernel and bias are split-invariant for cuts of the
-    rows at multiples of 128, see `bijax.matmul`.
+    Guarantee: row-invariant, for the output and for the gradient of the input.
 
     Example:
-        >>> layer = Linear(3, 2, rngs=nnx.Rngs(0))
-        >>> layer(jnp.ones((5, 3))).shape
-        (5, 2)
+        >>> import jax.numpy as jnp
+        >>> layer = Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 4)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        use_bias: bool = True,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        precision: Any = None,
-        kernel_init: nnx.Initializer = LECUN_NORMAL,
-        bias_init: nnx.Initializer = ZEROS,
-        preferred_element_type: Any = None,
-        ops: Ops = INVARIANT,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features), param_dtype))
-        self.bias: Any = (
-            nnx.Param(bias_init(rngs.params(), (out_features,), param_dtype)) if use_bias else nnx.data(None)
-        )
-        self.in_features = in_features
-        self.out_features = out_features
-        self.dtype = dtype
-        self.precision = precision
-        self.preferred_element_type = preferred_element_type
-        self.ops = ops
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps x (..., in_features) to (..., out_features).
+@invariant_layer
+class LinearGeneral(nnx.LinearGeneral):
+    """`flax.nnx.LinearGeneral`, batch-invariant: a linear map of any dimensions.
 
-        Raises:
-            TypeError: If a dtype is not supported.
-            ValueError: If the last dimension of x is not `in_features`.
-        """
-        if x.shape[-1:] != (self.in_features,):
-            raise ValueError(
-                f"Linear: x must have the shape (..., {self.in_features}), got {x.shape};"
-                f" the layer maps {self.in_features} features to {self.out_features}."
-            )
-        x, kernel, bias = promote(self.dtype, x, self.kernel[...], None if self.bias is None else self.bias[...])
-        return self.ops.matmul(
-            x, kernel, bias=bias, precision=self.precision, preferred_element_type=self.preferred_element_type
-        )
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = LinearGeneral((2, 3), (4, 5), axis=(0, -1), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 6, 3))).shape
+        (6, 4, 5)
+    """
+
+
+@invariant_layer
+class Einsum(nnx.Einsum):
+    """`flax.nnx.Einsum`, batch-invariant: an einsum of the input with a kernel.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = Einsum("bk,kn->bn", (3, 4), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 4)
+    """
+
+
+@invariant_layer
+class Conv(nnx.Conv):
+    """`flax.nnx.Conv`, batch-invariant: a convolution.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is an example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = Conv(3, 4, (3,), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 8, 3))).shape
+        (2, 8, 4)
+    """
+
+
+@invariant_layer
+class ConvTranspose(nnx.ConvTranspose):
+    """`flax.nnx.ConvTranspose`, batch-invariant: a transposed convolution.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is an example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = ConvTranspose(3, 4, (3,), strides=(2,), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 8, 3))).shape
+        (2, 16, 4)
+    """
+
+
+@invariant_layer
+class Embed(nnx.Embed):
+    """`flax.nnx.Embed`, batch-invariant: looks up rows of a table; `attend` multiplies by the transposed table.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = Embed(10, 4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.array([[1, 2, 3]])).shape
+        (1, 3, 4)
+    """
+
+
+@invariant_layer
+class LoRA(nnx.LoRA):
+    """`flax.nnx.LoRA`, batch-invariant: a linear map of low rank, added to another layer.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = LoRA(3, 2, 4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 4)
+    """
+
+
+@invariant_layer
+class LoRALinear(nnx.LoRALinear):
+    """`flax.nnx.LoRALinear`, batch-invariant: a linear map of the last dimension and one of low rank.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 4)
+    """

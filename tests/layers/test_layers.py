@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
-from flax_layers import INVARIANT, MLP, PLAIN, Attention, Embed, Linear, Ops, RMSNorm, RotaryEmbedding
+from flax_layers import INVARIANT, PLAIN, Ops
+from flax_layers.models.layers import MLP, Attention, Embed, Linear, RMSNorm, RotaryEmbedding
 
 FEATURES = 192
 SIZES = (1, 3, 8, 33)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bijax.testing import assert_bits_equal
-from flax_layers import KVCache, LayerCache
+from flax_layers.models.layers import KVCache, LayerCache
 
 SIZES = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 3}
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ..ops import INVARIANT, Ops
+from ...ops import INVARIANT, Ops
 from ._initializers import LECUN_NORMAL
 from .linear import Linear
 

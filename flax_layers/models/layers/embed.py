@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ..ops import INVARIANT, Ops
+from ...ops import INVARIANT, Ops
 from ._dtypes import promote
 from ._initializers import EMBEDDING
 
 
 class Embed(nnx.Module):
-    """Looks up rows of a table by token id, as `flax.nnx.Embed`.
+    """Looks up rows of a table by token id, as `flax.nnx.Embed`, with the operations as an argument.
 
     Args:
         num_embeddings: Rows of the table (the vocabulary).

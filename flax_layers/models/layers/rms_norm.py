@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ..ops import INVARIANT, Ops
+from ...ops import INVARIANT, Ops
 from ._dtypes import promote
 from ._initializers import ONES
 

@@ -1,0 +1,113 @@
+"""The conversion of a whole model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import linen, nnx
+
+from .linen_model import convert_linen, report_linen
+from .nnx_model import convert_nnx, report_nnx
+from .report import Conversion
+from .rules import Rules
+
+
+def convert[M: (nnx.Module, linen.Module)](model: M, rules: Rules = None) -> M:
+    """Makes the layers of a model batch-invariant.
+
+    An nnx model is changed in place: its layers get the types of `flax_layers.nnx`, wherever they are shared, and keep
+    their state; convert it before functions that hold it are jitted. Of a linen model an equivalent is returned, with
+    the same fields, names, parameters and methods, in which the layers run as those of `flax_layers.linen` whenever
+    a method, `init` or `apply` of the model is called; the model that was given stays as it is.
+
+    What the model computes between its layers stays as it is, too. `bijax.invariant` covers a function as a whole.
+
+    Args:
+        model: An nnx or a linen model.
+        rules: Ordered pairs, or a mapping, from a type (with its subclasses), a glob or a compiled regular expression
+            over the whole path ("blocks/0/mlp", the path of the model is "") to True (convert), False (leave) or a
+            subclass to convert to. The first rule that chooses a module decides; without one, every type is converted
+            that has a drop-in. A module that is shared goes by its first path. Modules inside `linen.jit` share one
+            program; choose among them by type.
+
+    Returns:
+        The same nnx model; or a linen model, of a subclass of the given one's type.
+
+    Raises:
+        TypeError: If the model is no model, or a rule is no rule or converts to a class that does not fit.
+        ValueError: If a rule decides about no module (for a linen model, when `init` has shown its modules), or a linen
+            model is bound.
+
+    Guarantee: as the layers that are converted to.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(3, 1, rngs=nnx.Rngs(1)))
+        >>> model = convert(model, {"layers/2": False})
+        >>> type(model.layers[0]).__module__, type(model.layers[2]).__module__
+        ('flax_layers.nnx.linear', 'flax.nnx.nn.linear')
+    """
+    _check(model)
+    if isinstance(model, nnx.Module):
+        convert_nnx(model, rules)
+        return model
+    converted: M = convert_linen(model, rules)
+    return converted
+
+
+def conversion_report(
+    model: nnx.Module | linen.Module,
+    rules: Rules = None,
+    *,
+    inputs: Sequence[Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    rngs: Any = None,
+) -> Conversion:
+    """Tells what `convert` does with each module of a model, without doing it.
+
+    Args:
+        model: An nnx or a linen model.
+        rules: As for `convert`.
+        inputs: For a linen model, which makes its modules when it is called: arrays or `jax.ShapeDtypeStruct`s with
+            which it is initialized, abstractly.
+        options: For a linen model: keyword arguments of that call.
+        rngs: For a linen model: keys of that call, as for `init`; keys for "params" and "dropout" by default.
+
+    Returns:
+        What is replaced, what is left, and what is not covered and why.
+
+    Raises:
+        TypeError: As `convert`, or if a linen model comes without inputs, or an nnx model with some.
+        ValueError: As `convert`.
+
+    Example:
+        >>> report = conversion_report(linen.Dense(3), inputs=(jax.ShapeDtypeStruct((1, 2), "float32"),))
+        >>> print(report)
+        replaced: 1 module
+          (the model): Dense -> flax_layers.linen.Dense
+    """
+    _check(model)
+    if isinstance(model, nnx.Module):
+        if inputs is not None or options is not None or rngs is not None:
+            raise TypeError("conversion_report: an nnx model has its modules; expected no inputs, options or rngs.")
+        return report_nnx(model, rules)
+    if inputs is None:
+        raise TypeError(
+            "conversion_report: a linen model makes its modules when it is called; expected inputs=(x, ...), arrays or"
+            " jax.ShapeDtypeStructs to initialize it with."
+        )
+    if rngs is None:
+        rngs = dict(zip(("params", "dropout"), jax.random.split(jax.random.key(0)), strict=True))
+    return report_linen(model, rules, inputs, options or {}, rngs)
+
+
+def _check(model: Any) -> None:
+    if isinstance(model, (nnx.Module, linen.Module)):
+        return
+    if isinstance(model, type):
+        got = f"the class {model.__name__}; make an instance of it first"
+    elif isinstance(model, (Mapping, nnx.State, nnx.GraphDef)):
+        got = f"a {type(model).__name__} without methods; convert the model whose parameters these are"
+    else:
+        got = f"{type(model).__name__}"
+    raise TypeError(f"convert: expected a model, a flax.nnx.Module or a flax.linen.Module, got {got}.")

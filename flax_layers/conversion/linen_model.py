@@ -1,0 +1,156 @@
+"""Conversion of linen models: an equivalent model whose inner methods are intercepted."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+from flax import linen
+from flax.core import Scope
+
+from ..linen import DROP_INS
+from ..linen._drop_in import invariant_method, is_invariant_layer
+from .decide import Decider
+from .report import Conversion, Decision, summarize
+from .rules import Rule, Rules, parse
+
+_NEUTRAL: Final = frozenset((linen.Sequential, linen.Dropout, linen.RNN, linen.Bidirectional, linen.BatchApply))
+_ORIGINAL: Final = "_converted_from"
+_ENTRIES: Final = ("apply", "lazy_init")
+
+# Part of the keys of JAX's caches, so that `linen.jit` does not take what it traced for the unconverted model.
+_active = jax.make_user_context(default_value=None)
+
+
+def convert_linen(model: linen.Module, rules: Rules) -> linen.Module:
+    """Returns a model of a subclass of the model's type, with the same fields."""
+    if model.scope is not None or model.parent is not None:
+        raise ValueError(
+            f"convert: expected a model that is not bound to variables or to a parent, got {type(model).__name__}"
+            f" {model.name or ''}; convert the whole model, before `bind` and outside of other modules, or use the"
+            " layers of flax_layers.linen inside them."
+        )
+    return _rebuild(_original(type(model)), parse(rules, linen.Module), _fields(model))
+
+
+def report_linen(
+    model: linen.Module, rules: Rules, inputs: Sequence[Any], options: Mapping[str, Any], rngs: Any
+) -> Conversion:
+    """Returns what a model converted by `convert_linen` does when it is initialized with some inputs."""
+    checked = parse(rules, linen.Module)
+    model = _original(type(model))(parent=None, **_fields(model))
+    decisions: list[Decision] = []
+    leaves, tree = jax.tree.flatten((tuple(inputs), dict(options)))
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+    def initialize(shapes: list[Any]) -> Any:
+        for i, leaf in zip(traced, shapes, strict=True):
+            leaves[i] = leaf
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        with _intercepting(checked, (), decisions):
+            return model.init(rngs, *args, **kwargs)
+
+    jax.eval_shape(initialize, [leaves[i] for i in traced])
+    return summarize(decisions, checked)
+
+
+def _fields(module: linen.Module) -> dict[str, Any]:
+    return {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.name != "parent" and f.init}
+
+
+def _original(cls: type) -> Any:
+    """Returns the class that a converted class was made from, or the class itself."""
+    return getattr(cls, _ORIGINAL, cls)
+
+
+@functools.lru_cache(maxsize=256)  # equal models have equal types, and JAX's caches find them
+def _converted_class(original: Any, rules: tuple[Rule, ...]) -> Any:
+    """Returns a subclass whose methods intercept those of the modules inside."""
+
+    def intercepted(method: Callable[..., Any]) -> Callable[..., Any]:
+        @linen.nowrap
+        @functools.wraps(method)
+        def run(self: linen.Module, *args: Any, **kwargs: Any) -> Any:
+            with _intercepting(rules, self.path if self.scope is not None else ()):
+                return method(self, *args, **kwargs)
+
+        return run
+
+    @linen.nowrap
+    def init_with_output(self: linen.Module, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        decisions: list[Decision] = []
+        with _intercepting(rules, (), decisions):
+            result = original.init_with_output(self, rngs, *args, **kwargs)
+        if kwargs.get("method") is None:
+            summarize(decisions, rules)
+        return result
+
+    def reduce(self: linen.Module) -> Any:
+        return _rebuild, (original, rules, _fields(self))
+
+    methods = {name: intercepted(getattr(original, name)) for name in (*_ENTRIES, *_methods(original))}
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+    namespace = {**names, **methods, "init_with_output": init_with_output, "__reduce__": reduce}
+    converted = type(original)(original.__name__, (original,), namespace)
+    setattr(converted, _ORIGINAL, original)
+    return converted
+
+
+def _rebuild(original: Any, rules: tuple[Rule, ...], fields: dict[str, Any]) -> linen.Module:
+    converted: linen.Module = _converted_class(original, rules)(parent=None, **fields)
+    return converted
+
+
+def _methods(cls: type[linen.Module]) -> list[str]:
+    """Returns the names of the methods of a class, those of all linen modules aside."""
+    base = {*dir(linen.Module), "setup", *(f.name for f in dataclasses.fields(cls))}
+    return [
+        name
+        for name in dir(cls)
+        if name not in base
+        and (name == "__call__" or not name.startswith("__"))
+        and inspect.isfunction(member := inspect.getattr_static(cls, name))
+        and not hasattr(member, "nowrap")
+    ]
+
+
+@contextlib.contextmanager
+def _intercepting(
+    rules: tuple[Rule, ...], root: tuple[str, ...], decisions: list[Decision] | None = None
+) -> Iterator[None]:
+    """Converts the modules whose methods are called inside, as the rules say.
+
+    Args:
+        rules: Checked rules.
+        root: Path of the model.
+        decisions: Where to add what was decided.
+    """
+    if _active.value == rules and decisions is None:
+        yield
+        return
+    decide = Decider(rules, DROP_INS, _NEUTRAL, is_invariant_layer, lambda t: bool(_methods(t)))
+
+    def intercept(
+        next_method: Callable[..., Any], args: Any, kwargs: Any, context: linen.module.InterceptorContext
+    ) -> Any:
+        module = context.module
+        # Flax validates `setup` with a scope of another type, and runs lifted methods in modules of the plain class.
+        if context.method_name == "setup" or type(module.scope) is not Scope:
+            return next_method(*args, **kwargs)
+        decision = decide("/".join(module.path[len(root) :]), _original(type(module)))
+        if decisions is not None:
+            decisions.append(decision)
+        if decision.after is None:
+            return next_method(*args, **kwargs)
+        if decision.rule is None or decision.rule.action is True:
+            with invariant_method(module):
+                return next_method(*args, **kwargs)
+        # It takes the place of the module in the tree of variables; the names that the module reserved are free again.
+        replacement: Any = decision.after(parent=module.scope.rewound(), **_fields(module))
+        return getattr(replacement, context.method_name)(*args, **kwargs)
+
+    with _active(rules), linen.intercept_methods(intercept):
+        yield

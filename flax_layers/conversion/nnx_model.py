@@ -1,0 +1,36 @@
+"""Conversion of nnx models, in place."""
+
+from typing import Any, Final
+
+from flax import nnx
+
+from ..nnx import DROP_INS
+from ..nnx._drop_in import computing_methods, is_invariant_layer
+from .decide import Decider
+from .report import Conversion, Decision, summarize
+from .rules import Rules, parse
+
+_NEUTRAL: Final = frozenset((nnx.List, nnx.Dict, nnx.Sequential, nnx.Dropout, nnx.RNN, nnx.Bidirectional))
+
+
+def convert_nnx(model: nnx.Module, rules: Rules) -> None:
+    """Gives the modules of a model their new types; all references to them see it."""
+    decisions = _decide(model, rules)
+    for module, decision in decisions:
+        if decision.after:
+            # Not through the module, which would take it for an attribute of its state.
+            object.__setattr__(module, "__class__", decision.after)
+
+
+def report_nnx(model: nnx.Module, rules: Rules) -> Conversion:
+    """Returns what `convert_nnx` does."""
+    return summarize([decision for _, decision in _decide(model, rules)], ())
+
+
+def _decide(model: nnx.Module, rules: Rules) -> list[tuple[Any, Decision]]:
+    checked = parse(rules, nnx.Module)
+    decide = Decider(checked, DROP_INS, _NEUTRAL, is_invariant_layer, lambda t: bool(computing_methods(t)))
+    modules = sorted(nnx.iter_modules(model), key=lambda found: [str(part) for part in found[0]])
+    decisions = [(module, decide("/".join(map(str, path)), type(module))) for path, module in modules]
+    summarize([decision for _, decision in decisions], checked)  # raises before anything is changed
+    return decisions

@@ -1,0 +1,155 @@
+"""Self-attention with grouped heads, rotary embedding and a cache."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ...ops import INVARIANT, Ops
+from ._initializers import LECUN_NORMAL
+from .cache import LayerCache
+from .linear import Linear
+
+
+class Attention(nnx.Module):
+    """Causal self-attention; several query heads may share a key/value head.
+
+    Args:
+        features: Length of the last dimension of input and output.
+        num_heads: Query heads.
+        num_kv_heads: Key/value heads; divides `num_heads`.
+        head_dim: Width of a head.
+        dtype: Dtype of the computation; that of input and parameters together by default.
+        param_dtype: Dtype of the parameters.
+        kernel_init: Initializer of the kernels.
+        ops: The operations to compute with.
+        rngs: Keys; `rngs.params()` is drawn from.
+
+    Attributes:
+        qkv: Linear layer to the query heads, the key heads and the value heads, in this order. One kernel, because one
+            product is faster than three and its columns do not mind.
+        out: Linear layer from the query heads back to `features`.
+
+    Raises:
+        ValueError: If `num_kv_heads` does not divide `num_heads`.
+
+    Guarantee: row-invariant with `INVARIANT`: a token's output depends on the tokens up to it in its own sequence,
+    whatever the batch, the padding, the cut into chunks and the cache.
+
+    Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints",
+    2023.
+
+    Example:
+        >>> from flax_layers.models.layers import RotaryEmbedding
+        >>> attention = Attention(8, num_heads=2, num_kv_heads=1, head_dim=4, rngs=nnx.Rngs(0))
+        >>> rotary = RotaryEmbedding(4, 16)(jnp.arange(3)[None])
+        >>> attention(jnp.ones((1, 3, 8)), rotary).shape
+        (1, 3, 8)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: nnx.Initializer = LECUN_NORMAL,
+        ops: Ops = INVARIANT,
+        rngs: nnx.Rngs,
+    ) -> None:
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(f"Attention: num_kv_heads must divide num_heads, got {num_kv_heads=} and {num_heads=}.")
+
+        def linear(in_features: int, out_features: int) -> Linear:
+            return Linear(
+                in_features,
+                out_features,
+                use_bias=False,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                kernel_init=kernel_init,
+                ops=ops,
+                rngs=rngs,
+            )
+
+        self.qkv = linear(features, (num_heads + 2 * num_kv_heads) * head_dim)
+        self.out = linear(num_heads * head_dim, features)
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.ops = ops
+
+    def __call__(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """Attends within the sequences of x.
+
+        Args:
+            x: (B, T, features). A sequence shorter than T is padded at its end; tokens do not see what is behind them.
+            rotary: Cosines and sines (B, T, head_dim / 2) of the tokens' positions, see `RotaryEmbedding`.
+
+        Returns:
+            (B, T, features).
+
+        Raises:
+            TypeError: If a dtype is not supported.
+            ValueError: If a shape does not fit.
+        """
+        query, key, value = self._heads(x, rotary)
+        return self._merge(self.ops.attention(query, key, value))
+
+    def extend(
+        self,
+        x: jax.Array,
+        rotary: tuple[jax.Array, jax.Array],
+        cache: LayerCache,
+        *,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, LayerCache]:
+        """Appends tokens to sequences in a cache, and attends to all tokens up to each.
+
+        Args:
+            x: (B, T, features), the new tokens, each sequence padded at its end.
+            rotary: Cosines and sines (B, T, head_dim / 2) of the tokens' positions.
+            cache: The tokens before.
+            start: (B,) integers: tokens that each sequence holds in the cache.
+            lengths: (B,) integers from 0 to T: new tokens of each sequence.
+
+        Returns:
+            (B, T, features), and the cache with the new tokens. What stands behind `lengths` in the result is not
+            defined.
+
+        Raises:
+            TypeError: If a dtype is not supported.
+            ValueError: If a shape does not fit.
+        """
+        query, key, value = self._heads(x, rotary)
+        cache = cache.write(key, value, start, lengths)
+        if cache.page_table is None:
+            y = self.ops.attention(query, cache.keys, cache.values, start=start, lengths=lengths)
+        else:
+            y = self.ops.paged_attention(
+                query, cache.keys, cache.values, cache.page_table, start=start, lengths=lengths
+            )
+        return self._merge(y), cache
+
+    def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the turned queries and keys and the values, (B, T, heads, head_dim) each."""
+        if x.ndim != 3:
+            raise ValueError(f"Attention: x must have the shape (batch, tokens, features), got {x.shape}.")
+        expected = (*x.shape[:2], self.head_dim // 2)
+        if any(angles.shape != expected for angles in rotary):
+            raise ValueError(
+                f"Attention: rotary must be a pair of arrays of shape {expected} for x of shape {x.shape},"
+                f" got {[angles.shape for angles in rotary]}."
+            )
+        heads = self.qkv(x).reshape(*x.shape[:2], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        turned = self.num_heads + self.num_kv_heads
+        query_key = self.ops.rotate(heads[:, :, :turned], *rotary)
+        return query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :], heads[:, :, turned:]
+
+    def _merge(self, heads: jax.Array) -> jax.Array:
+        return self.out(heads.reshape(*heads.shape[:2], self.num_heads * self.head_dim))

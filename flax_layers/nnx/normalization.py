@@ -1,0 +1,76 @@
+"""Norms."""
+
+from flax import nnx
+
+from ._drop_in import invariant_layer
+
+
+@invariant_layer
+class RMSNorm(nnx.RMSNorm):
+    """`flax.nnx.RMSNorm`, batch-invariant: divides by the root mean square.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = RMSNorm(3, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 3)
+    """
+
+
+@invariant_layer
+class LayerNorm(nnx.LayerNorm):
+    """`flax.nnx.LayerNorm`, batch-invariant: takes the mean off and divides by the standard deviation.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = LayerNorm(3, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 3)
+    """
+
+
+@invariant_layer
+class GroupNorm(nnx.GroupNorm):
+    """`flax.nnx.GroupNorm`, batch-invariant: normalises groups of features.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is an example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = GroupNorm(4, num_groups=2, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3, 4))).shape
+        (2, 3, 4)
+    """
+
+
+@invariant_layer
+class InstanceNorm(nnx.InstanceNorm):
+    """`flax.nnx.InstanceNorm`, batch-invariant: normalises each feature of an example.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is an example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = InstanceNorm(4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3, 4))).shape
+        (2, 3, 4)
+    """
+
+
+@invariant_layer
+class BatchNorm(nnx.BatchNorm):
+    """`flax.nnx.BatchNorm`, batch-invariant: normalises by statistics of the batch or running averages.
+
+    Guarantee: row-invariant with `use_running_average=True`. Without, a row depends on its batch by
+    definition.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = BatchNorm(3, use_running_average=True, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 3)
+    """
