@@ -54,6 +54,7 @@ def dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
+    as_columns: bool = False,
 ) -> jax.Array:
     """Multiplies two arrays as `jax.lax.dot_general` does, with sums in a fixed order.
 
@@ -66,6 +67,8 @@ def dot_general(
         precision: As in `jax.lax.dot_general`. On the CPU every precision is the full one.
         preferred_element_type: Dtype of the result; one of these dtypes.
         out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
+        as_columns: Whether one of two operands stored by rows stands for its transpose: the sum has the order of
+            `x @ w` then, not of `x @ w.T`.
 
     Returns:
         (batch..., lhs free..., rhs free...), of the dtype that `jax.lax.dot_general` gives.
@@ -101,7 +104,7 @@ def dot_general(
     pairs = sorted(zip(lhs_contracting, rhs_contracting, strict=True))
     left = _Operand.of(lhs, lhs_batch, [p[0] for p in pairs])
     right = _Operand.of(rhs, rhs_batch, [p[1] for p in pairs])
-    product = _wide_product if wide else _product
+    product = _wide_product if wide else functools.partial(_product, as_columns=as_columns)
     return product(left, right).reshape(out.shape).astype(out.dtype)
 
 
@@ -150,7 +153,7 @@ class _Operand(NamedTuple):
         return tuple(d for d in self.free if d < min(self.contracting, default=0))
 
 
-def _product(left: _Operand, right: _Operand) -> jax.Array:
+def _product(left: _Operand, right: _Operand, as_columns: bool) -> jax.Array:
     """Returns (batch, lhs free, rhs free) float32; the groups of dimensions may still be several."""
     if left.size(left.contracting) == 1:
         return _outer(left, right, jnp.float32)
@@ -159,8 +162,8 @@ def _product(left: _Operand, right: _Operand) -> jax.Array:
     if left.by_rows and right.by_rows:
         # Either may be the weights; a few rows beside many are the activations.
         if right.rows < left.rows and right.rows <= _FEW_ROWS:
-            return _by_rows(right, left).swapaxes(1, 2)
-        return _by_rows(left, right)
+            return _by_rows(right, left, as_columns).swapaxes(1, 2)
+        return _by_rows(left, right, as_columns)
     if left.by_rows:
         return _by_columns(left, right)
     return _by_columns(right, left).swapaxes(1, 2)
@@ -192,10 +195,10 @@ def _gradient(left: _Operand, right: _Operand) -> jax.Array:
     return stacked_weight_gradient_kernel(x, g, contract=chunk_contract())[0]
 
 
-def _by_rows(rows: _Operand, weights: _Operand) -> jax.Array:
+def _by_rows(rows: _Operand, weights: _Operand, as_columns: bool) -> jax.Array:
     """(batch, M, K) x (batch, N, K)."""
     x, w = (o.arranged(o.batch, o.free, o.contracting) for o in (rows, weights))
-    return _multiply(x, w, transpose_w=True)
+    return _multiply(x, w, transpose_w=True, as_columns=as_columns)
 
 
 def _by_columns(rows: _Operand, weights: _Operand) -> jax.Array:
@@ -214,8 +217,8 @@ def _by_columns(rows: _Operand, weights: _Operand) -> jax.Array:
     return y.transpose(0, 2, 1, 3).reshape(g, m, -1)
 
 
-def _multiply(x: jax.Array, w: jax.Array, *, transpose_w: bool) -> jax.Array:
-    contract = matmul_contract(x.shape[2], transpose_w=transpose_w)
+def _multiply(x: jax.Array, w: jax.Array, *, transpose_w: bool, as_columns: bool = False) -> jax.Array:
+    contract = matmul_contract(x.shape[2], transpose_w=transpose_w and not as_columns)
     if x.shape[0] == 1 and max(x.shape[1], w.shape[1 if transpose_w else 2]) > _FEW:
         return matmul_kernel(x[0], w[0], contract=contract, transpose_w=transpose_w)[0][None]
     return stacked_matmul_kernel(x, w, contract=contract, transpose_w=transpose_w)[0]

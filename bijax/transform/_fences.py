@@ -38,8 +38,10 @@ def hide_denominator(numerator: Value, denominator: Value) -> Value:
     nothing, as in a batch of one.
     """
     mask = ir.RankedTensorType.get(denominator.type.shape, ir.IntegerType.get_signless(1))
-    zero = mlir.ir_constant(np.uint32(0))
-    true = hlo.compare(_hidden_zero(), zero, hlo.ComparisonDirectionAttr.get("EQ"))
+    # Not from the hidden zero: LLVM would take it for 0 where the comparison holds, and see through `fence_product`.
+    number = hlo.OptimizationBarrierOp([hlo.replica_id()]).results[0]
+    none = mlir.ir_constant(np.uint32(2**31 - 1))
+    true = hlo.compare(number, none, hlo.ComparisonDirectionAttr.get("NE"))
     return hlo.select(_repeated(true, mask), denominator, numerator)
 
 

@@ -156,7 +156,7 @@ def _replaced(primitive: Primitive, ctx: Context, operands: Sequence[Any], param
     return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
 
 
-@functools.partial(jax.jit, static_argnames=("dimension_numbers", "precision", "preferred_element_type"))
+@functools.partial(jax.jit, static_argnames=("dimension_numbers", "precision", "preferred_element_type", "as_columns"))
 def _dot(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """The product as a function of its own, which JAX lowers once for equal products."""
     product: jax.Array = REPLACEMENTS["dot_general"](lhs, rhs, **parameters)

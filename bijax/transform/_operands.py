@@ -4,7 +4,6 @@ A model that multiplies by `w.T` asks for a transpose and a product. XLA folds t
 behind barriers, and the copy of a large matrix would cost more than the product.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,16 +29,19 @@ def look_through_transposes(ctx: Context, operands: Sequence[Any], parameters: d
     """
     contracting, batch = parameters["dimension_numbers"]
     avals, values, dims = list(ctx.avals_in), list(operands), [tuple(d) for d in contracting]
-    length = math.prod(avals[0].shape[d] for d in dims[0])
-    if any(batch) or not storage_may_change(length):
+    if any(batch):
         return ctx, values, parameters
     for i, other in ((1, 0), (0, 1)):
         stored = _transposed(values[i])
         # Beside an operand stored by columns the order is another one, that of weight gradients.
-        if stored is not None and len(dims[i]) == 1 and dims[other] == (avals[other].ndim - 1,):
+        if stored is None or len(dims[i]) != 1 or dims[other] != (avals[other].ndim - 1,):
+            continue
+        columns = dims[i] == (0,)
+        if columns or storage_may_change(avals[i].shape[dims[i][0]]):
             values[i], dims[i] = stored, (1 - dims[i][0],)
             avals[i] = jax.core.ShapedArray(avals[i].shape[::-1], avals[i].dtype)
-    parameters = {**parameters, "dimension_numbers": (tuple(dims), batch)}
+            parameters = {**parameters, "dimension_numbers": (tuple(dims), batch), "as_columns": columns}
+            break
     return ctx.replace(avals_in=avals), values, parameters
 
 

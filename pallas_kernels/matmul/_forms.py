@@ -14,6 +14,8 @@ from jax import lax
 from pallas_kernels._tiles import isolate
 
 _UNROLLED = 16
+_LARGE = 1 << 20
+_TRANSPOSED_ROWS = 128
 
 Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
 
@@ -69,6 +71,34 @@ def fold(partials: jax.Array) -> jax.Array:
     else:
         loops = 0
     return add(total, partials[:, 1 + loops * _UNROLLED :])
+
+
+def crossed(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
+    """(M, K) x (N, K), K whole blocks: every block of a row times every block of the weights, most of it for nothing.
+
+    The weights are read as they are stored. For a few rows that costs less than a copy with each block together.
+    """
+    (m, k), n = x.shape, w.shape[0]
+    blocks = k // k_block
+    y = lax.dot_general(x.reshape(m * blocks, k_block), w.reshape(n * blocks, k_block), (((1,), (1,)), ((), ())))
+    y = isolate(y)[0].reshape(m, blocks, n, blocks)
+    return functools.reduce(jnp.add, (y[:, i, :, i] for i in range(blocks)))
+
+
+def transposed(w: jax.Array) -> jax.Array:
+    """(N, K) to (K, N) in memory, some rows at a time, so that what is read stays in the cache until it is used."""
+    n, k = w.shape
+    if n * k < _LARGE:
+        return isolate(w.T)[0]
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        some = lax.dynamic_slice_in_dim(w, i * _TRANSPOSED_ROWS, _TRANSPOSED_ROWS)
+        return lax.dynamic_update_slice_in_dim(out, isolate(some.T)[0], i * _TRANSPOSED_ROWS, 1)
+
+    loops = n // _TRANSPOSED_ROWS
+    out = lax.fori_loop(jnp.int32(0), jnp.int32(loops), body, jnp.zeros((k, n), w.dtype))
+    out = lax.dynamic_update_slice_in_dim(out, w[loops * _TRANSPOSED_ROWS :].T, loops * _TRANSPOSED_ROWS, 1)
+    return isolate(out)[0]
 
 
 def stack_rows(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:

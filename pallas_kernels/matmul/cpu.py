@@ -16,7 +16,7 @@ from jax import lax
 
 from pallas_kernels._tiles import isolate, map_row_tiles, pad_columns, pad_rows, run_isolated
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.matmul._forms import in_blocks, stack_columns, stack_rows
+from pallas_kernels.matmul._forms import crossed, in_blocks, stack_columns, stack_rows, transposed
 from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference
 from pallas_kernels.schedule.cpu import Step, matmul_ladder, steps_by_preference
 
@@ -77,8 +77,10 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
     if step.form == "whole":
         dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
         return lambda x, w: lax.dot_general(x, w, dims)
+    if step.form == "crossed":
+        return lambda x, w: crossed(x, w, contract.k_block)
     stack = stack_columns if step.form == "columns" else stack_rows
-    return lambda x, w: in_blocks(stack, x[None], (isolate(w.T)[0] if transpose_w else w)[None], contract.k_block)[0]
+    return lambda x, w: in_blocks(stack, x[None], (transposed(w) if transpose_w else w)[None], contract.k_block)[0]
 
 
 @functools.cache

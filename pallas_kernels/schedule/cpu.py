@@ -18,6 +18,7 @@ class Step(NamedTuple):
 
 _TILES: Final = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 _GEMV: Final = Step("gemv", 1)
+_LONG_BLOCK: Final = 512
 
 
 def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] = _TILES) -> tuple[Step, ...]:
@@ -28,6 +29,9 @@ def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] 
 _LONG: Final = (_GEMV, *_ladder(lambda rows: ("whole", "stacked"), _TILES[1:]))
 _SHORT: Final = (_GEMV, *_ladder(lambda rows: ("columns", "stacked") if rows <= 32 else ("stacked", "columns")))
 _TRANSPOSED: Final = _ladder(lambda rows: ("whole", "stacked"))
+# Weights (N, K) in the order of (K, N) weights: up to 16 rows their blocks are crossed, from 256 a copy pays.
+_CROSSED: Final = (*_ladder(lambda _: ("crossed",), (2, 4, 8, 16)), *_ladder(lambda _: ("stacked",), (256, 512)))
+_MOST_CROSSED: Final = 6
 
 
 def matmul_ladder(k: int, k_block: int, *, transpose_w: bool) -> tuple[Step, ...]:
@@ -39,8 +43,9 @@ def matmul_ladder(k: int, k_block: int, *, transpose_w: bool) -> tuple[Step, ...
         transpose_w: True when the weights are stored as (N, K).
     """
     if transpose_w:
-        return _TRANSPOSED
-    return _LONG if k_block == 512 else _SHORT
+        few_blocks = k_block < k <= _MOST_CROSSED * k_block and k % k_block == 0
+        return _CROSSED if few_blocks and k_block < _LONG_BLOCK else _TRANSPOSED
+    return _LONG if k_block == _LONG_BLOCK else _SHORT
 
 
 def steps_by_preference(ladder: tuple[Step, ...], rows: int) -> tuple[Step, ...]:
@@ -79,7 +84,7 @@ def stack_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, tran
     """
     full = _up_to(n, 64)  # with full tiles the library runs blocks of 512 as one chain
     vectors = max(n, 8) if n % 8 != 1 else _up_to(n, 8)  # a lone column is another operation to XLA
-    if transpose_w and k_block == 512:
+    if transpose_w and k_block == _LONG_BLOCK:
         rows = max(m, 2)
         steps = [StackStep("whole", rows, columns) for columns in ((n, full) if n > 32 else (full,))]
         if m == 1 and n <= 8:  # inner products: as few columns as can be
@@ -89,7 +94,7 @@ def stack_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, tran
         return [StackStep("rows", 1, vectors)]
     forms = ("columns", "rows") if m <= _FEW_ROWS and not transpose_x else ("rows", "columns")
     steps = [StackStep(form, m, columns) for columns in (vectors, full) for form in forms]
-    if k > k_block == 512:
+    if k > k_block == _LONG_BLOCK:
         steps = [StackStep("whole", max(m, 4), columns) for columns in (vectors, full)] + steps
     return list(dict.fromkeys(steps))
 
