@@ -197,12 +197,16 @@ def _gradient(left: _Operand, right: _Operand) -> jax.Array:
 
 def _by_rows(rows: _Operand, weights: _Operand, as_columns: bool) -> jax.Array:
     """(batch, M, K) x (batch, N, K)."""
+    if _scattered_entries(rows, weights):
+        return _crossed(rows, weights, transpose_w=True, as_columns=as_columns)
     x, w = (o.arranged(o.batch, o.free, o.contracting) for o in (rows, weights))
     return _multiply(x, w, transpose_w=True, as_columns=as_columns)
 
 
 def _by_columns(rows: _Operand, weights: _Operand) -> jax.Array:
     """(batch, M, K) x (batch, K, N)."""
+    if _scattered_entries(rows, weights):
+        return _crossed(rows, weights, transpose_w=False, as_columns=False)
     stack = weights.stack
     x = rows.arranged(rows.batch, rows.free, rows.contracting)
     if not stack or rows.rows > weights.rows // weights.size(stack):
@@ -215,6 +219,33 @@ def _by_columns(rows: _Operand, weights: _Operand) -> jax.Array:
     x = jnp.broadcast_to(x[:, None], (g, entries, m, k)).reshape(g * entries, m, k)
     y = _multiply(x, w, transpose_w=False).reshape(g, entries, m, -1)
     return y.transpose(0, 2, 1, 3).reshape(g, m, -1)
+
+
+def _scattered_entries(rows: _Operand, weights: _Operand) -> bool:
+    """Returns whether the last batch dimension lies inside of the weights, as that of heads in a cache (B, S, H, D).
+
+    A copy with every entry together would cost more than the product, if the rows are few.
+    """
+    *first, last = weights.batch or (0,)
+    inside = weights.batch and first == list(range(len(first))) and last > len(first)
+    if not inside or weights.size((last,)) * rows.rows > _FEW_ROWS:
+        return False
+    together = weights.contracting == tuple(range(weights.contracting[0], weights.contracting[-1] + 1))
+    at_the_end = weights.contracting[-1] == weights.array.ndim - 1
+    return together and (at_the_end if weights.by_rows else weights.contracting[0] == len(first))
+
+
+def _crossed(rows: _Operand, weights: _Operand, *, transpose_w: bool, as_columns: bool) -> jax.Array:
+    """Multiplies the rows of all entries by the weights of all, as they are stored, and keeps what belongs together."""
+    *first, last = weights.batch
+    entries = weights.size((last,))
+    x = rows.arranged(rows.batch[:-1], (rows.batch[-1], *rows.free), rows.contracting)
+    others = [d for d in range(weights.array.ndim) if d not in first and d not in weights.contracting]
+    groups = (first, others, weights.contracting) if transpose_w else (first, weights.contracting, others)
+    y = _multiply(x, weights.arranged(*groups), transpose_w=transpose_w, as_columns=as_columns)
+    y = y.reshape(y.shape[0], entries, rows.rows, *(weights.array.shape[d] for d in others))
+    own = [lax.index_in_dim(y[:, i], i, 2 + others.index(last), keepdims=False) for i in range(entries)]
+    return jnp.stack(own, axis=1).reshape(-1, rows.rows, weights.rows)
 
 
 def _multiply(x: jax.Array, w: jax.Array, *, transpose_w: bool, as_columns: bool = False) -> jax.Array:

@@ -1,11 +1,17 @@
 """Element-wise primitives on whole vectors."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from pallas_kernels._tiles import isolate
 from pallas_kernels.elementwise import tiled
+
+Function = Callable[..., jax.Array]
 
 
 def on_vectors(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
@@ -18,4 +24,45 @@ def on_vectors(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.A
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
     operands = tuple(jnp.broadcast_to(x, shape) for x in operands)
-    return tiled.elementwise(*operands, program=lambda *vectors: (primitive.bind(*vectors, **parameters),))[0]
+    # Two of XLA:CPU's code generators round halfway through a function in 16 bits, each in its own way.
+    (dtype,) = {x.dtype for x in operands}
+    wide = isolate(*(x.astype(jnp.promote_types(dtype, jnp.float32)) for x in operands))
+    if primitive.name in _COMPOSED:
+        result = _COMPOSED[primitive.name](*wide)
+    else:
+        result = _each(lambda *vectors: primitive.bind(*vectors, **parameters), *wide)
+    return isolate(result)[0].astype(dtype)
+
+
+def _each(function: Function, *arrays: jax.Array) -> jax.Array:
+    return tiled.elementwise(*arrays, program=lambda *vectors: (function(*vectors),))[0]
+
+
+def _over(x: jax.Array, constant: float) -> jax.Array:
+    """Divides by a constant that XLA does not see."""
+    return x / isolate(jnp.full(x.shape, constant, x.dtype))[0]
+
+
+def _arctan(x: jax.Array) -> jax.Array:
+    return _each(lax.atan2, x, isolate(jnp.ones_like(x))[0])
+
+
+def _tan(x: jax.Array) -> jax.Array:
+    return _each(lax.sin, x) / _each(lax.cos, x)
+
+
+def _log2(x: jax.Array) -> jax.Array:
+    return _over(_each(lax.log, x), float(np.log(2)))
+
+
+def _cbrt(x: jax.Array) -> jax.Array:
+    size = jnp.abs(x)
+    root = _each(lax.exp, _over(_each(lax.log, size), 3))
+    (square,) = isolate(root * root)
+    root = root - _over(root - size / square, 3)  # a step of Newton's method
+    ordinary = (size > 0) & (size < jnp.inf)
+    return jnp.where(ordinary, lax.sign(x) * root, x)
+
+
+# XLA:CPU computes these one way where they stand alone and another way where it fuses them or calls them from a loop.
+_COMPOSED: Final[dict[str, Function]] = {"atan": _arctan, "cbrt": _cbrt, "log2": _log2, "tan": _tan}

@@ -95,7 +95,7 @@ VECTORS: Final = _each(
     "computed on whole vectors: XLA:CPU compiles the vector loop and its remainder differently",
     "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv erfc exp exp2"
     " expm1 igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma polynomial pow"
-    " regularized_incomplete_beta rsqrt sin sinh tan tanh zeta",
+    " rsqrt sin sinh tan tanh zeta",
 )
 """Element-wise primitives that XLA:CPU computes by polynomials or iterations."""
 

@@ -29,8 +29,8 @@ def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] 
 _LONG: Final = (_GEMV, *_ladder(lambda rows: ("whole", "stacked"), _TILES[1:]))
 _SHORT: Final = (_GEMV, *_ladder(lambda rows: ("columns", "stacked") if rows <= 32 else ("stacked", "columns")))
 _TRANSPOSED: Final = _ladder(lambda rows: ("whole", "stacked"))
-# Weights (N, K) in the order of (K, N) weights: up to 16 rows their blocks are crossed, from 256 a copy pays.
-_CROSSED: Final = (*_ladder(lambda _: ("crossed",), (2, 4, 8, 16)), *_ladder(lambda _: ("stacked",), (256, 512)))
+# Weights (N, K) in the order of (K, N) weights: up to 32 rows their blocks are crossed, above a copy costs less.
+_CROSSED: Final = (*_ladder(lambda _: ("crossed",), _TILES[:5]), *_ladder(lambda _: ("stacked",), _TILES[5:]))
 _MOST_CROSSED: Final = 6
 
 

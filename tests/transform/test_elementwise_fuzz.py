@@ -1,4 +1,4 @@
-"""Random programs of element-wise operations, broadcasts and row reductions, at many batch sizes and positions."""
+"""Random programs of element-wise operations, broadcasts and row reductions: batch sizes, positions, loops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +91,12 @@ def batches_that_differ(run: Program, seed: int) -> list[tuple[int, int]]:
         return array.view({2: np.uint16, 4: np.uint32}[array.itemsize])
 
     expected = bits(x)
+    # A loop's body is compiled in another way, and a loop of one trip in a third.
+    loop = jax.jit(lambda x, w: lax.map(lambda part: run(part, w), x))
+    for parts in (1, 8):
+        looped = np.asarray(loop(x.reshape(parts, 64 // parts, -1), w)).view(expected.dtype)
+        if (looped.reshape(expected.shape) != expected).any():
+            return [(64 // parts, -1)]
     cases = [(rows, int(rng.integers(0, 64 - rows))) for rows in (1, 2, 3, 8, 17, 31)]
     return [(m, start) for m, start in cases if (bits(x[start : start + m]) != expected[start : start + m]).any()]
 

@@ -1,6 +1,5 @@
 """A GPT in plain JAX: tied embedding, scan over the layers, each of them rematerialised."""
 
-import functools
 from typing import Any
 
 import jax
@@ -73,7 +72,7 @@ def test_gradients_of_examples() -> None:
 def test_gradients_by_accumulation() -> None:
     gradient = bijax.accumulate_gradients(lambda p, s, t: loss(p, s, t).mean(), unit=4)
     whole = jax.jit(gradient)(PARAMS, SHIFT, TOKENS)
-    add = jax.jit(functools.partial(gradient.add))
+    add = jax.jit(gradient.add)
     total = gradient.start(PARAMS, SHIFT[:4], TOKENS[:4])
     for part in (slice(0, 4), slice(4, 8)):
         total = add(total, PARAMS, SHIFT[part], TOKENS[part])

@@ -1,0 +1,104 @@
+"""Functions that XLA:CPU computes by polynomials or iterations: alone, in batches, and in loops."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import bijax
+from bijax.transform._tables import VECTORS
+
+ROWS = 16
+
+FUNCTIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "acos": lambda x, y: lax.acos(jnp.tanh(x)),
+    "acosh": lambda x, y: lax.acosh(jnp.abs(x) + 1),
+    "asin": lambda x, y: lax.asin(jnp.clip(x / 8, -1, 1)),
+    "asinh": lambda x, y: lax.asinh(x),
+    "atan": lambda x, y: lax.atan(x),
+    "atan2": lax.atan2,
+    "atanh": lambda x, y: lax.atanh(jnp.clip(x / 8, -0.9, 0.9)),
+    "bessel_i0e": lambda x, y: lax.bessel_i0e(x),
+    "bessel_i1e": lambda x, y: lax.bessel_i1e(x),
+    "cbrt": lambda x, y: lax.cbrt(x),
+    "cos": lambda x, y: lax.cos(x),
+    "cosh": lambda x, y: lax.cosh(x),
+    "digamma": lambda x, y: lax.digamma(jnp.abs(x) + 1),
+    "erf": lambda x, y: lax.erf(x),
+    "erf_inv": lambda x, y: lax.erf_inv(jnp.clip(x / 8, -0.9, 0.9)),
+    "erfc": lambda x, y: lax.erfc(x),
+    "exp": lambda x, y: lax.exp(x),
+    "exp2": lambda x, y: lax.exp2(x),
+    "expm1": lambda x, y: lax.expm1(x),
+    "igamma": lambda x, y: lax.igamma(jnp.abs(x) + 1, jnp.abs(y) + 1),
+    "igamma_grad_a": lambda x, y: lax.igamma_grad_a(jnp.abs(x) + 1, jnp.abs(y) + 1),
+    "igammac": lambda x, y: lax.igammac(jnp.abs(x) + 1, jnp.abs(y) + 1),
+    "lgamma": lambda x, y: lax.lgamma(jnp.abs(x) + 1),
+    "log": lambda x, y: lax.log(jnp.abs(x)),
+    "log1p": lambda x, y: lax.log1p(jnp.abs(x)),
+    "log2": lambda x, y: jnp.log2(jnp.abs(x)),
+    "logistic": lambda x, y: lax.logistic(x),
+    "polygamma": lambda x, y: lax.polygamma(jnp.round(jnp.abs(y)) + 1, jnp.abs(x) + 1),
+    "pow": lambda x, y: lax.pow(jnp.abs(x) + 0.1, y),
+    "rsqrt": lambda x, y: lax.rsqrt(jnp.abs(x)),
+    "sin": lambda x, y: lax.sin(x),
+    "sinh": lambda x, y: lax.sinh(x),
+    "tan": lambda x, y: lax.tan(x),
+    "tanh": lambda x, y: lax.tanh(x),
+    "zeta": lambda x, y: lax.zeta(jnp.abs(x) + 1.5, jnp.abs(y) + 1),
+}
+WITHOUT_TEST = {"polynomial"}  # no function of jax.lax or jax.numpy makes one
+
+
+def every_function(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+    return {name: function(x, y) for name, function in FUNCTIONS.items()}
+
+
+def looped(x: jax.Array, y: jax.Array, parts: int) -> dict[str, jax.Array]:
+    cut = [a.reshape(parts, ROWS // parts, -1) for a in (x, y)]
+    return {n: r.reshape(x.shape) for n, r in lax.map(lambda xy: every_function(*xy), tuple(cut)).items()}
+
+
+def test_every_such_primitive_is_here() -> None:
+    assert set(FUNCTIONS) | WITHOUT_TEST == set(VECTORS)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("columns", [5, 33])
+def test_alone_in_a_batch_and_in_a_loop(columns: int, dtype: jnp.dtype) -> None:
+    x, y = jnp.asarray(np.random.default_rng(columns).standard_normal((2, ROWS, columns)) * 2, dtype)
+    program, loop = (
+        jax.jit(bijax.invariant(f), static_argnums=2) for f in (lambda x, y, _: every_function(x, y), looped)
+    )
+
+    def bits(results: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+        return {n: np.asarray(r).view({2: np.uint16, 4: np.uint32}[r.dtype.itemsize]) for n, r in results.items()}
+
+    expected = bits(program(x, y, 0))
+    for first, last in ((0, 1), (7, 8), (3, 12)):
+        for name, actual in bits(program(x[first:last], y[first:last], 0)).items():
+            assert (actual == expected[name][first:last]).all(), (name, first, last)
+    for parts in (2, 16):
+        for name, actual in bits(loop(x, y, parts)).items():
+            assert (actual == expected[name]).all(), (name, parts)
+
+
+def test_functions_made_of_others_are_accurate() -> None:
+    x = jnp.asarray([0.0, -0.0, jnp.inf, -jnp.inf, jnp.nan, 8, -27, 2e-38, 1e38, 0.3, -1.5, 1e4])
+    for function, exact, limit in (
+        (lax.cbrt, np.cbrt, 1.5),
+        (lax.atan, np.arctan, 1.0),
+        (lax.tan, np.tan, 2.5),
+        (lambda x: jnp.log2(jnp.abs(x) + 1), lambda x: np.log2(np.abs(x) + 1), 2.0),
+    ):
+        small = jnp.where(jnp.abs(x) < 100, x, 1.0) if function is lax.tan else x
+        actual = np.asarray(jax.jit(bijax.invariant(function))(small), np.float64)
+        with np.errstate(invalid="ignore"):
+            wanted = exact(np.asarray(small, np.float64))
+        finite = np.isfinite(wanted)
+        np.testing.assert_array_equal(actual[~finite], wanted[~finite])
+        ulp = np.abs(actual[finite] - wanted[finite]) / np.spacing(np.abs(wanted[finite]).astype(np.float32))
+        assert ulp.max() <= limit, (function, ulp)
