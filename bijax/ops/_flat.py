@@ -25,13 +25,19 @@ def on_vectors(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.A
     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
     operands = tuple(jnp.broadcast_to(x, shape) for x in operands)
     # Two of XLA:CPU's code generators round halfway through a function in 16 bits, each in its own way.
-    (dtype,) = {x.dtype for x in operands}
-    wide = isolate(*(x.astype(jnp.promote_types(dtype, jnp.float32)) for x in operands))
+    dtype = jnp.result_type(*(x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)))
+    # The exponent of a power may be an integer, and stays one.
+    wide = isolate(*(_widened(x) for x in operands))
     if primitive.name in _COMPOSED:
         result = _COMPOSED[primitive.name](*wide)
     else:
         result = _each(lambda *vectors: primitive.bind(*vectors, **parameters), *wide)
     return isolate(result)[0].astype(dtype)
+
+
+def _widened(x: jax.Array) -> jax.Array:
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if is_float else x
 
 
 def _each(function: Function, *arrays: jax.Array) -> jax.Array:

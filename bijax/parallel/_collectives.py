@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bijax.ops._reduce import reduce_sum
+
 Groups = Sequence[Sequence[int]] | None
 
 _GATHERED_ELEMENTS: Final = 1 << 14  # below, one message to everybody is cheaper than two rounds of parts
@@ -23,14 +25,20 @@ def psum(x: jax.Array, *, axes: tuple[Any, ...], axis_index_groups: Groups = Non
 
     Args:
         x: Array of any shape and floating dtype; float16 and bfloat16 are added in float32.
-        axes: Names of axes; integers among them are dimensions of `x`, which must have been reduced before.
+        axes: Names of axes; integers among them are dimensions of `x`, over which is added first.
         axis_index_groups: Groups of devices that add among themselves.
 
     Returns:
-        Array of the shape and dtype of `x`.
+        Array of the shape and dtype of `x`, without the dimensions among the axes.
 
     Guarantee: each element is the sum over the devices, upwards, whatever the shape.
     """
+    dimensions = tuple(a for a in axes if isinstance(a, int))
+    if dimensions:
+        x = reduce_sum(x, axes=dimensions)
+    axes = tuple(a for a in axes if not isinstance(a, int))
+    if not axes:
+        return x
     n = _devices(axes, axis_index_groups)
     if n == 1 or x.size == 0:
         return x

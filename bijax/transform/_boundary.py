@@ -1,23 +1,64 @@
 """The boundary between an invariant function and the code around it."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+Copies = list[tuple[Any, Any]]
 
-def fenced(tree: Any) -> Any:
+
+def fenced(tree: Any, copies: Copies) -> Any:
     """Returns the same values, behind a barrier where they are traced floating-point arrays.
 
     Without it XLA:CPU could contract a product computed outside with a sum inside, or the other way round; in reverse
-    mode the barriers stand between the cotangents in the same way. Values in containers other than tuples, lists and
-    dicts are left alone: rebuilding a module would break the references that others hold to it.
+    mode the barriers stand between the cotangents in the same way. Modules that can change are left alone: rebuilding
+    one would break the references that others hold to it.
+
+    Args:
+        tree: Arrays in tuples, lists, dicts and frozen dataclasses; anything else passes.
+        copies: Gets a pair (original, copy) for each list and dict that holds such an array.
     """
-    if isinstance(tree, jax.core.Tracer) and jnp.issubdtype(tree.dtype, jnp.floating):
-        return lax.optimization_barrier((tree,))[0]
+    if isinstance(tree, jax.core.Tracer):
+        return lax.optimization_barrier((tree,))[0] if jnp.issubdtype(tree.dtype, jnp.floating) else tree
+    if isinstance(tree, tuple) and (type(tree) is tuple or hasattr(tree, "_fields")):
+        parts = [fenced(value, copies) for value in tree]
+        return tree if _same(parts, tree) else type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if type(tree) is list:
+        parts = [fenced(value, copies) for value in tree]
+        return tree if _same(parts, tree) else _noted(tree, parts, copies)
     if type(tree) is dict:
-        return {key: fenced(value) for key, value in tree.items()}
-    if type(tree) in (tuple, list):
-        return type(tree)(fenced(value) for value in tree)
+        values = [fenced(value, copies) for value in tree.values()]
+        same = _same(values, tree.values())
+        return tree if same else _noted(tree, dict(zip(tree, values, strict=True)), copies)
+    if _is_frozen(tree):
+        leaves, structure = jax.tree.flatten(tree)
+        parts = leaves if leaves == [tree] else [fenced(leaf, copies) for leaf in leaves]
+        return tree if _same(parts, leaves) else jax.tree.unflatten(structure, parts)
     return tree
+
+
+def write_back(copies: Copies) -> None:
+    """Makes in the original lists and dicts the changes that a function made in the copies."""
+    for original, copy in copies:
+        if type(original) is list:
+            original[:] = copy
+        else:
+            original.clear()
+            original.update(copy)
+
+
+def _noted(original: Any, copy: Any, copies: Copies) -> Any:
+    copies.append((original, copy))
+    return copy
+
+
+def _same(parts: Any, values: Any) -> bool:
+    return all(a is b for a, b in zip(parts, values, strict=True))
+
+
+def _is_frozen(tree: Any) -> bool:
+    parameters = getattr(type(tree), "__dataclass_params__", None)
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type) and bool(getattr(parameters, "frozen", False))

@@ -5,6 +5,7 @@ with the same result as before. JAX has a public way to register a rule and none
 its private tables are read here and nowhere else.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from bijax.ops._tag import kernel_code
 from bijax.transform import _fences
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
-from bijax.transform._state import Request, of_equation
+from bijax.transform._state import Request, of_equation, requested
 from bijax.transform._tables import (
     COUNTER,
     FENCED,
@@ -46,13 +47,20 @@ Rule = Callable[..., Sequence[Any]]
 _MARK: Final = "_bijax_stock_rule"
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _lock = threading.Lock()
+_rules_seen = 0
 
 
 def install() -> None:
-    """Wraps every lowering rule that is registered and not yet wrapped."""
+    """Wraps every lowering rule that is registered and not yet wrapped; cheap when there is no new one."""
+    global _rules_seen
     with _lock:
-        found = [(None, tables._lowerings), *tables._platform_specific_lowerings.items()]
-        for platform, rules in found:
+        tables_by_platform = tables._platform_specific_lowerings
+        # To look at each would cost every call of an invariant function 0.2 ms.
+        rules_now = len(tables._lowerings) + sum(map(len, tables_by_platform.values()))
+        if rules_now == _rules_seen:
+            return
+        _install_dot_general()
+        for platform, rules in [(None, tables._lowerings), *tables_by_platform.items()]:
             for primitive, entry in list(rules.items()):
                 if hasattr(entry.rule, _MARK):
                     continue
@@ -60,9 +68,37 @@ def install() -> None:
                 if wrap:
                     rule = wrap(primitive, entry.rule)
                     setattr(rule, _MARK, True)
-                    # A cached rule is given the parameters of a function in place of the operands.
-                    cacheable = primitive.name != "dot_general"
-                    mlir.register_lowering(primitive, rule, platform=platform, inline=entry.inline, cacheable=cacheable)
+                    mlir.register_lowering(primitive, rule, platform=platform, inline=entry.inline)
+        _rules_seen = len(tables._lowerings) + sum(map(len, tables_by_platform.values()))
+
+
+def _install_dot_general() -> None:
+    """Makes one rule of those of `dot_general`, which is given the operands themselves.
+
+    A rule that JAX caches is given the parameters of a function in place of the operands; it would not see that one is
+    a transpose. JAX runs rules that it does not cache in another way, which does not take several for one primitive.
+    """
+    primitive = jax.lax.dot_general_p
+    stock = tables._lowerings[primitive].rule
+    if hasattr(stock, _MARK):
+        return
+    by_platform = tables._platform_specific_lowerings
+    specific = {p: rules.pop(primitive).rule for p, rules in by_platform.items() if primitive in rules}
+
+    @functools.wraps(stock)
+    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+        ctx = ctx.replace(avals_out=list(ctx.avals_out))
+        request = of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
+        platforms = tuple(ctx.platforms or ctx.module_context.platforms)
+        if request.enabled:
+            rules = {p: _rule_for(primitive, specific.get(p, stock), p, request) for p in platforms}
+        else:
+            rules = {p: specific[p] for p in platforms if p in specific}
+        other = None if request.enabled else stock
+        return tables.lower_per_platform(ctx, primitive.name, rules, other, set(), *operands, **parameters)
+
+    setattr(rule, _MARK, True)
+    mlir.register_lowering(primitive, rule, cacheable=False)
 
 
 def _concerns(name: str) -> bool:
@@ -74,12 +110,15 @@ def _concerns(name: str) -> bool:
 
 
 def _locating(_: Primitive, stock: Rule) -> Rule:
-    """Wraps the rule of a primitive that holds a program: errors get the line that calls the program."""
+    """Wraps the rule of a primitive that holds a program: the request reaches the program, errors get its line."""
 
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+        request = of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
         try:
-            return stock(ctx, *operands, **parameters)
+            # A program that was traced elsewhere has equations without the tag.
+            with requested(request) if request.enabled else contextlib.nullcontext():
+                return stock(ctx, *operands, **parameters)
         except NotInvariantError as error:
             # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
             error.line = error.line or _line()
@@ -94,10 +133,12 @@ def _wrap(primitive: Primitive, stock: Rule) -> Rule:
         request = of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
         if not request.enabled:
             return stock(ctx, *operands, **parameters)
+        install()  # a primitive may have been registered since the mode was enabled
         platforms = tuple(ctx.platforms or ctx.module_context.platforms)
         rules = {p: _rule_for(primitive, stock, p, request) for p in platforms}
         if len(platforms) == 1:
             return rules[platforms[0]](ctx, *operands, **parameters)
+        ctx = ctx.replace(avals_out=list(ctx.avals_out))
         return tables.lower_per_platform(ctx, primitive.name, rules, None, set(), *operands, **parameters)
 
     return rule
@@ -175,7 +216,9 @@ def _traced(
     plain = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
     explicit = any(_is_explicit(a) for a in (*ctx.avals_in, *ctx.avals_out))
     parameters = {name: value for name, value in parameters.items() if name != "out_sharding"}
-    with kernel_code(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    # A program may be lowered after the block that allowed its 64 bits has ended.
+    wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in plain) else contextlib.nullcontext()
+    with wide, kernel_code(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         lowered: Sequence[Any] = mlir.lower_fun(function, multiple_results=multiple_results)(
             ctx.replace(avals_in=plain), *operands, **parameters
         )

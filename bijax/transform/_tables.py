@@ -8,6 +8,7 @@ import dataclasses
 import enum
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 
 
@@ -136,6 +137,8 @@ RECURSE: Final = frozenset(
 )
 """Primitives that hold programs."""
 
+_FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
+
 PLATFORMS: Final = ("cpu", "cuda")
 """Platforms for which there are replacements."""
 
@@ -153,6 +156,8 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.RECURSE, "its programs are made invariant")
     if name.startswith("bijax_"):
         return Verdict(Kind.KEEP, "a kernel of bijax")
+    if KEEP.get(name) == COUNTER and (why := _follows_the_shape(dtypes)):
+        return _refused_or_allowed(name, why, allowed)
     if name in KEEP:
         if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
             return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
@@ -169,8 +174,30 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
     if name in STABLE:
         return Verdict(Kind.REPLACE, STABLE[name])
     if name in ORDERED:
+        if (why := _without_kernel(name, dtypes)) is not None:
+            return _refused_or_allowed(name, why, allowed)
         return Verdict(Kind.REPLACE, ORDERED[name])
     return _refused_or_allowed(name, "no invariant form is known", allowed)
+
+
+def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str | None:
+    """Returns why there is no kernel for these dtypes; None if there is one."""
+    others = sorted({str(d) for d in dtypes if jnp.issubdtype(d, jnp.floating) and str(d) not in _FLOATS})
+    if others and name not in ("reduce_max", "reduce_min"):
+        return f"no invariant form for {', '.join(others)}; convert to float32 before"
+    if name == "dot_general" and any(jnp.issubdtype(d, jnp.integer) for d in dtypes[:2]):
+        return "no invariant form for integers with a floating-point result"
+    return None
+
+
+def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:
+    """Returns why a generator's numbers depend on more than key and position; nothing if they do not."""
+    kinds = {str(d) for d in dtypes if jnp.issubdtype(d, jax.dtypes.prng_key)}
+    if kinds - {"key<fry>"}:
+        return f"only keys of threefry2x32 give numbers that do not follow the batch, got {', '.join(sorted(kinds))}"
+    if not jax.config.jax_threefry_partitionable:
+        return "with jax_threefry_partitionable off, the numbers follow the shape of the whole array"
+    return ""
 
 
 def _refused_or_allowed(name: str, why: str, allowed: tuple[str, ...]) -> Verdict:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from bijax.transform._boundary import fenced
+from bijax.transform._boundary import Copies, fenced, write_back
 from bijax.transform._lowering import install
 from bijax.transform._state import Request, requested
 
@@ -23,12 +23,18 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
     Equinox see the operations that they know. It composes in every order: `jit(invariant(f))`, `invariant(jit(f))`,
     `grad(invariant(f))`, `invariant(grad(f))`.
 
+    The order of a sum follows the length of the reduced axes, so padding *along them* (not along the batch) may give
+    other bits. The order of a product follows besides how the program stores its operands, by rows or by columns;
+    `vmap` over leading axes keeps it, `vmap` over the last axis of a vector may not.
+
     What is covered is what `fn` computes while it runs, what JAX derives from that (gradients, `vmap`), and what
-    jitted functions compute that it calls.
+    jitted functions compute that it calls. On the CPU, what is computed outside should come in as an argument: a
+    product that a closure captures may be contracted with a sum inside.
 
     Args:
         fn: A function of arrays, jitted or not, or a callable module.
-        allow: Names of primitives that may stay although they are not known to be invariant.
+        allow: Names of primitives that may stay although they are not known to be invariant. It has no effect on those
+            that are.
 
     Returns:
         A function with the signature of `fn`; with `lower`, `trace` and `eval_shape` if `fn` has them.
@@ -63,7 +69,10 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             install()
             with requested(request):
-                return fenced(method(*fenced(args), **fenced(kwargs)))
+                copies: Copies = []
+                result = method(*fenced(args, copies), **fenced(kwargs, copies))
+                write_back(copies)
+                return fenced(result, [])
 
         return wrapper
 

@@ -53,7 +53,8 @@ def set_batch_invariant_mode(enabled: bool = True, *, allow: Iterable[str] = ())
     Raises:
         TypeError: If `enabled` is not a bool, or `allow` does not hold names.
 
-    Guarantee: as `bijax.invariant`.
+    Guarantee: as `bijax.invariant`, for programs that are traced inside as a whole. In a block inside of a traced
+    function, a product computed before the block may be contracted with a sum in it (on the CPU).
 
     Example:
         >>> with set_batch_invariant_mode():

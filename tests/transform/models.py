@@ -29,10 +29,11 @@ def with_dx(model: Model) -> Callable[..., tuple[jax.Array, jax.Array]]:
 def check_model(
     model: Model, params: Any, x: jax.Array, *others: jax.Array, sizes: Sequence[int] = SIZES, mode: bool = True
 ) -> None:
-    """Asserts that results and input gradients do not depend on the batch, under `invariant` and under the mode."""
+    """Asserts that results and input gradients do not depend on the batch, and that the audit says so."""
     args = (params, x, _cotangents(model, params, x, *others), *others)
     axes = (None, *[0] * (len(args) - 1))
     fn = bijax.invariant(with_dx(model))
+    assert not bijax.audit(fn, *args).variant
     assert_batch_invariant(fn, *args, batch_axes=axes, batch_sizes=sizes, neighbours=NEIGHBOURS, modes=("jit",))
     if mode:
         one = [a[:1] for a in (x, *others)]
@@ -55,6 +56,7 @@ def check_control(
         modes=("jit",),
     )
     assert not report.invariant
+    assert bijax.audit(with_dx(model), *args).variant
     return report
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import bijax
 from bijax.transform._tables import FENCED, KEEP, ORDERED, RECURSE, STABLE, VECTORS, Kind, verdict
 
 ROWS = 40
@@ -51,7 +52,7 @@ def bits(x: Any) -> np.ndarray:
     return array.view(np.uint32) if array.dtype.kind == "f" else array
 
 
-@pytest.mark.parametrize("columns", [1, 7, 16, 300])
+@pytest.mark.parametrize("columns", [7, 300])
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices_do_not_depend_on_the_batch(name: str, columns: int) -> None:
     program, x = jax.jit(CHOICES[name]), tied_rows(columns)
@@ -86,6 +87,20 @@ def test_no_primitive_is_in_two_tables() -> None:
 )
 def test_verdicts(name: str, dtype: Any, platform: str, kind: Kind) -> None:
     assert verdict(name, (jnp.dtype(dtype),), platform).kind is kind
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_generators_that_follow_the_batch_are_refused(kind: str) -> None:
+    keys = jax.random.split(jax.random.key(0, impl=kind), 3)
+    program = jax.jit(bijax.invariant(jax.vmap(lambda key: jax.random.normal(key, (7,)))))
+    with pytest.raises(bijax.NotInvariantError, match="threefry2x32"):
+        program(keys)
+
+
+def test_threefry_whose_counter_follows_the_shape_is_refused() -> None:
+    program = jax.jit(bijax.invariant(lambda key: jax.random.normal(key, (3, 7))))
+    with jax.threefry_partitionable(False), pytest.raises(bijax.NotInvariantError, match="partitionable"):
+        program(jax.random.key(0))
 
 
 def test_the_caller_may_let_a_primitive_pass() -> None:

@@ -2,16 +2,14 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
 from tests.transform.compositions import normal
 from tests.transform.models import check_control, check_model
-
-eqx = pytest.importorskip("equinox")
 
 X = normal(1, 8, 7, 76)
 

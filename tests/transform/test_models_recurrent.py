@@ -56,6 +56,7 @@ def test_linen() -> None:
 def test_nnx() -> None:
     args = (lstm()[1], X, normal(2, 8, 9, 77))
     fn = bijax.invariant(nnx_with_dx)
+    assert not bijax.audit(fn, *args).variant
     assert_batch_invariant(fn, *args, batch_axes=(None, 0, 0), batch_sizes=SIZES, neighbours=NEIGHBOURS, modes=("jit",))
 
 

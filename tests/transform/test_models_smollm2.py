@@ -31,6 +31,8 @@ def test_smollm2() -> None:
     fn = jax.jit(bijax.invariant(logits))
     one = fn(state, alone)
     assert_bits_equal(fn(state, batch)[2], one[0])
+    assert_bits_equal(fn(state, jnp.roll(batch, 2, axis=0))[4], one[0])
+    assert not bijax.audit(fn, state, batch).variant
     expected = reference_llama.logits(checkpoint.weights, checkpoint.config, list(map(int, asked)))
     assert np.abs(np.asarray(one[0]) - expected).max() < 2e-4
 

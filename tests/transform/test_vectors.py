@@ -66,8 +66,7 @@ def test_every_such_primitive_is_here() -> None:
     assert set(FUNCTIONS) | WITHOUT_TEST == set(VECTORS)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("columns", [5, 33])
+@pytest.mark.parametrize(("columns", "dtype"), [(33, jnp.float32), (5, jnp.bfloat16), (33, jnp.float16)])
 def test_alone_in_a_batch_and_in_a_loop(columns: int, dtype: jnp.dtype) -> None:
     x, y = jnp.asarray(np.random.default_rng(columns).standard_normal((2, ROWS, columns)) * 2, dtype)
     program, loop = (
