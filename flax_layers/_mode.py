@@ -1,7 +1,9 @@
 """The mode in which the methods of an invariant layer run."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import bijax
 
@@ -18,3 +20,23 @@ def invariant_mode() -> Iterator[None]:
     # Where the mode is on already, it may have been told to let some operations pass; that choice stays.
     with contextlib.nullcontext() if bijax.is_batch_invariant_mode_enabled() else bijax.set_batch_invariant_mode():
         yield
+
+
+def check_method(cls: type, name: str) -> None:
+    """Checks that a method of a class computes while it is called, and so inside of the mode.
+
+    Raises:
+        TypeError: If its body runs later.
+
+    Example:
+        >>> check_method(dict, "get")
+    """
+    method: Any = getattr(cls, name)
+    body = inspect.unwrap(method)
+    called = body if inspect.isroutine(body) else type(body).__call__
+    tests = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(test(f) for f in (method, body, called) for test in tests):
+        raise TypeError(
+            f"invariant_layer: expected methods that return their results, got {cls.__qualname__}.{name}, whose body"
+            " runs after the call; let its name start with an underscore, and call it inside of a method that returns."
+        )

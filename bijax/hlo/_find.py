@@ -10,7 +10,7 @@ from ._flops import Flops, operand_shapes, terms_of
 from ._libraries import BENIGN, Verdict, library
 from ._module import Computation, Instruction, Module
 from ._opcodes import COLLECTIVES, ORDER_FREE, TRANSCENDENTAL
-from ._origin import Origin
+from ._origin import Origin, is_tagged
 from ._report import Finding
 from ._shape import without_layout
 from ._tiles import split_k_of, tile_of
@@ -140,6 +140,8 @@ class Finder:
         where = "" if self._platform == "cpu" else "on a CPU, "
         if i.opcode in TRANSCENDENTAL and not self._origin.is_ours(computation, i, "approximation"):
             return "elementwise", verdict, "LLVM", f"{where}the vector loop and its remainder are compiled differently"
+        if _was_a_division(computation, i) and not is_tagged(i):
+            return "division", verdict, "XLA", f"{where}a product with the reciprocal, or a division, by the shape"
         if i.opcode in ("add", "subtract") and computation.name in self._fused:
             for factor in computation.operands(i):
                 if factor.opcode == "multiply" and not self._is_our_pair(computation, i, factor):
@@ -215,7 +217,22 @@ def _custom_call(i: Instruction) -> Found | None:
     entry = library(i.target)
     if entry is None:
         return "custom_call", "suspect", i.target, "an unknown call, opaque here"
+    if entry.only_floats and not any(shape.is_float for shape in i.shapes):  # such as printing
+        return entry.kind, "note", i.target, "it results in no floats"
     return entry.kind, entry.verdict, i.target, entry.reason
+
+
+def _was_a_division(computation: Computation, i: Instruction) -> bool:
+    """Returns whether XLA made a product of a division, other than by a scalar constant: there it always does."""
+    if i.opcode != "multiply" or i.metadata.get("op_name", "").rpartition("/")[2] != "div":
+        return False
+    return not any(_is_scalar_constant(computation, factor) for factor in computation.operands(i))
+
+
+def _is_scalar_constant(computation: Computation, i: Instruction) -> bool:
+    while i.opcode in ("broadcast", "bitcast", "reshape") and (operands := computation.operands(i)):
+        i = operands[0]
+    return i.opcode == "constant" and all(n == 1 for n in i.shapes[0].dims)
 
 
 def _collective(i: Instruction) -> Found | None:

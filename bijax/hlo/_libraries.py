@@ -17,6 +17,7 @@ class Library:
         verdict: "note" if its bits do not follow the batch, as far as is known.
         reason: Why.
         only_sums: Whether it matters only where it computes a product or a sum of floats.
+        only_floats: Whether it matters only where its result holds floats; it is a note elsewhere.
     """
 
     pattern: str
@@ -24,6 +25,7 @@ class Library:
     verdict: Verdict
     reason: str
     only_sums: bool = False
+    only_floats: bool = False
 
     def fits(self, name: str) -> bool:
         """Returns whether this entry is about a fusion or call of that name."""
@@ -48,6 +50,7 @@ LIBRARIES: Final = (
     ),
     Library(r"onednn|^__(xnn|ynn)", "library", "variant", "its kernels and the cuts of a sum follow the shape"),
     Library(r"(?i)eigen", "library", "variant", "Eigen: its blocks and its row-vector form follow the shape"),
+    Library(r"^(lapack|blas)_\w*trsm", "library", "variant", "BLAS: its blocks follow the number of right-hand sides"),
     Library(r"^lapack_", "library", "note", "LAPACK, called once for each matrix"),
     Library(
         r"^(cusolver|cublas_|hipsolver|hipblas|magma)",
@@ -64,7 +67,13 @@ LIBRARIES: Final = (
         "suspect",
         "a hand-written kernel, opaque here: its blocks must not follow the batch",
     ),
-    Library(r"callback", "custom_call", "note", "Python code, opaque here"),
+    Library(
+        r"callback",
+        "custom_call",
+        "suspect",
+        "Python code, opaque here: its numbers must not follow the batch",
+        only_floats=True,
+    ),
 )
 
 BENIGN: Final = re.compile(
@@ -76,7 +85,7 @@ BENIGN: Final = re.compile(
 GPU_NAMES: Final = re.compile(
     r"^__(cublas|cudnn|triton|cub\$|gpu)|^__custom_fusion|mosaic_gpu|xla\.gpu|^cusolver|^cub_"
 )
-CPU_NAMES: Final = re.compile(r"^__(ynn|xnn|onednn|eigen)|^lapack_")
+CPU_NAMES: Final = re.compile(r"^__(ynn|xnn|onednn|eigen)|^(lapack|blas)_")
 
 
 def library(name: str) -> Library | None:

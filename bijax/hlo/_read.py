@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 from jax.stages import Compiled, Lowered
 
 from ._libraries import CPU_NAMES, GPU_NAMES
 from ._module import Module
 from ._parse import parse
+from ._trace import traced
 from ._untagged import Class, untagged_classes
 
 GPU_PLATFORMS = ("cuda", "rocm", "gpu")
@@ -49,9 +49,9 @@ def read(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
     if not callable(program):
         raise TypeError(
             "expected a function, a jax.stages.Lowered or Compiled, or the text or path of HLO;"
-            f" got {type(program).__name__}."
+            f" got {type(program).__module__}.{type(program).__qualname__}."
         )
-    return read_lowered(_jitted(program).lower(*args, **kwargs))
+    return read_lowered(traced(program, args, kwargs).lower())
 
 
 def read_text(text: str, platform: str | None) -> Program:
@@ -67,16 +67,12 @@ def read_lowered(lowered: Lowered) -> Program:
 
 def read_for(platform: str, program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     """Lowers a function for any platform of JAX, and reads the program that is handed to that platform's compiler."""
-    lowered = _jitted(program).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
+    lowered = traced(program, args, kwargs).lower(lowering_platforms=(platform,))
     return Program(parse(lowered.as_text("hlo", debug_info=True)), _group(platform), "lowered", _untagged(lowered))
 
 
 def _untagged(lowered: Lowered) -> Callable[[], frozenset[Class]]:
     return lambda: untagged_classes(lowered.compiler_ir("stablehlo"))
-
-
-def _jitted(program: Callable[..., Any]) -> Any:
-    return program if hasattr(program, "lower") and hasattr(program, "trace") else jax.jit(program)
 
 
 def _read_compiled(compiled: Compiled, untagged: Callable[[], frozenset[Class]] | None) -> Program:

@@ -21,7 +21,7 @@ class Finding:
             and may; "note": worth knowing, it does not; "ours": the code of a bijax kernel, whose shape is fixed.
         opcode: As HLO writes it.
         kind: "dot", "convolution", "library", "tile" (a tuned GEMM fusion), "split_k", "reduction", "scatter",
-            "collective", "sort", "random", "loop", "custom_call" or "elementwise".
+            "collective", "sort", "random", "loop", "custom_call", "elementwise" or "division".
         shape: Of the result, without layouts.
         reason: Why it has its verdict.
         source: "FILE:LINE" of the user's program; "~" in front if XLA dropped it and a neighbour's is shown; may be

@@ -62,7 +62,8 @@ def run_audit(parsed: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        AuditError: If a file, module, function or its arguments cannot be had, or the function cannot be traced.
+        AuditError: If a file, module, function or its arguments cannot be had, or the function cannot be traced or
+            compiled.
     """
     result = _read(parsed.hlo, parsed) if parsed.hlo else _audit(parsed)
     if parsed.json:
@@ -84,29 +85,29 @@ def _read(path: Path, parsed: argparse.Namespace) -> hlo.Report:
 def _audit(parsed: argparse.Namespace) -> Audit:
     with _modules_from_here():
         function = _load(parsed.function, "MODULE:FUNCTION")
-        given = _load(parsed.args, "--args")() if parsed.args else ()
+        given: Any = ()
+        if parsed.args:
+            make = _load(parsed.args, "--args")
+            with _reported(f"--args {parsed.args}"):
+                given = make()
         if not isinstance(given, (tuple, list, dict)):
             raise AuditError(
                 f"--args {parsed.args}: expected a function that returns a tuple of arguments, or a dict of keyword"
                 f" arguments; it returned {type(given).__name__}"
             )
         args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
-        try:
+        with _reported(f"{parsed.function} cannot be audited"):
             return audit(function, *args, compiled=parsed.compiled, platform=parsed.platform, **kwargs)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise AuditError(f"{parsed.function} cannot be audited: {error}") from error
 
 
 def _load(name: str, option: str) -> Callable[..., Any]:
     module, _, path = name.partition(":")
     if not module or not path:
         raise AuditError(f"{option}: expected MODULE:FUNCTION, such as my.model:apply, got {name!r}")
-    try:
+    with _reported(f"{option} {name}"):
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise AuditError(f"{option} {name}: {error}") from error
     if not callable(found):
         raise AuditError(f"{option} {name}: expected a function, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
@@ -119,7 +120,17 @@ def _modules_from_here() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove("")
+        with contextlib.suppress(ValueError):  # the user's code may have edited the path
+            sys.path.remove("")
+
+
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Turns whatever the user's code raises, even a `sys.exit`, into an error of the command."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise AuditError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _show(result: Audit | hlo.Report) -> None:

@@ -23,7 +23,7 @@ class Equation:
         metadata: Its tags.
         line: "FILE:LINE" of the user's program; empty if it is not known.
         runs: How often it runs in one run of the program. The body of a `while` counts once, and each branch of a
-            `cond` as if it were taken.
+            `cond` as if it were taken, except those of other platforms.
     """
 
     name: str
@@ -35,16 +35,17 @@ class Equation:
     runs: int
 
 
-def equations(jaxpr: Any, runs: int = 1, outer_line: str = "") -> Iterator[Equation]:
+def equations(jaxpr: Any, platform: str, runs: int = 1, outer_line: str = "") -> Iterator[Equation]:
     """Yields the operations that compute, in the order of the program, without those whose results nothing uses.
 
     Args:
         jaxpr: A jaxpr, closed or open.
+        platform: Platform that is lowered for: of branches for several platforms, its own is taken.
         runs: How often it runs.
         outer_line: Line of the operation that holds it, for operations without a line of their own.
     """
     for eqn in _live(jaxpr):
-        inner = list(_programs(eqn.params)) if eqn.primitive.name in RECURSE else []
+        inner = list(_programs(eqn, platform)) if eqn.primitive.name in RECURSE else []
         line = _line(eqn) or outer_line
         if not inner:
             yield Equation(
@@ -58,7 +59,7 @@ def equations(jaxpr: Any, runs: int = 1, outer_line: str = "") -> Iterator[Equat
             )
         trips = int(eqn.params["length"]) if eqn.primitive.name == "scan" else 1
         for program in inner:
-            yield from equations(program, runs * trips, line)
+            yield from equations(program, platform, runs * trips, line)
 
 
 def _live(jaxpr: Any) -> list[Any]:
@@ -72,11 +73,29 @@ def _live(jaxpr: Any) -> list[Any]:
     return live[::-1]
 
 
-def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
+def _programs(eqn: Any, platform: str) -> Iterator[Any]:
+    """Yields the programs that run; those that a derivative alone would run are no part of the program."""
+    parameters = eqn.params
+    match eqn.primitive.name:
+        case "custom_linear_solve":
+            parameters = {"solve": parameters["jaxprs"].solve}
+        case "linear_call":
+            parameters = {"callee": parameters["callee"]}
+        case "cond" if platforms := parameters.get("branches_platforms"):
+            parameters = {"branches": _of_platform(parameters["branches"], platforms, platform)}
     for value in parameters.values():
         for entry in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(entry, "eqns"):
                 yield entry
+
+
+def _of_platform(branches: tuple[Any, ...], platforms: tuple[tuple[str, ...] | None, ...], platform: str) -> Any:
+    """Returns the branch of a platform, or else the default; all if there is neither, which JAX will not lower."""
+    for own in (True, False):
+        for branch, names in zip(branches, platforms, strict=True):
+            if (names is not None and platform in names) if own else names is None:
+                return branch
+    return branches
 
 
 def _line(eqn: Any) -> str:

@@ -7,14 +7,15 @@ from typing import Any, Final
 import jax
 
 from bijax import hlo
+from bijax.hlo._trace import traced
 from bijax.ops._tag import KERNEL, TAG
 from bijax.transform._audit_flops import flops
 from bijax.transform._audit_report import Audit, Decision, Operation
 from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._state import of_equation
-from bijax.transform._tables import ORDER_FREE, PLATFORMS, XLA_GPU, Kind, verdict
+from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, XLA_GPU, Kind, verdict
 
-_BELIEVED: Final = (ORDER_FREE, XLA_GPU)
+_BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT, XLA_GPU)
 
 
 def audit(
@@ -26,8 +27,11 @@ def audit(
     elsewhere the operations are XLA's.
 
     Args:
-        fn: A function, jitted or not, made invariant or not.
-        *args: Its arguments: arrays or `jax.ShapeDtypeStruct`.
+        fn: A function, jitted or not, made invariant or not, or a callable module. Of a Flax nnx model that changes
+            its state while it runs, pass the call, `audit(lambda m, x: m(x), model, x)`; the model itself as `fn`
+            raises Flax's `TraceContextError`.
+        *args: Its arguments: arrays or `jax.ShapeDtypeStruct`. Static ones, of a function
+            that is not jitted with them, go into a `functools.partial`.
         compiled: Whether to look at the compiled program too, with `bijax.hlo.inspect`; for another platform than the
             present one, at the program that is handed to its compiler.
         platform: "cpu" or "cuda"; None for the present one.
@@ -53,10 +57,10 @@ def audit(
     if not callable(fn):
         raise TypeError(f"bijax.audit: expected a function, got {type(fn).__name__}.")
     platform = _platform(platform)
-    traced = (fn if hasattr(fn, "trace") else jax.jit(fn)).trace(*args, **kwargs)
+    stage = traced(fn, args, kwargs)
     # What JAX lowers: operations of a higher level, such as jnp.searchsorted, are expanded first.
-    program = getattr(traced, "lojax", traced).jaxpr
-    operations = _operations([_operation(e, platform) for e in equations(program)])
+    program = getattr(stage, "lojax", stage).jaxpr
+    operations = _operations([_operation(e, platform) for e in equations(program, platform)])
     report = None
     if compiled and not any(o.verdict == "refused" for o in operations):
         here = platform == _present()
@@ -97,6 +101,9 @@ def _decide(equation: Equation, platform: str) -> tuple[Decision, str]:
         return "invariant", "code of a kernel of bijax"
     request = of_equation(equation.metadata)
     dtypes = tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
+    if equation.name == "pallas_call" and equation.parameters.get("interpret"):
+        why = "interpreted: its body is lowered as operations of XLA"
+        return ("replaced", f"{why}, each made invariant") if request.enabled else ("variant", why)
     found = verdict(equation.name, dtypes, platform, request.allowed)
     match found.kind:
         case Kind.KEEP if equation.name in request.allowed or found.evidence in _BELIEVED:

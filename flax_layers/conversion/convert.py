@@ -18,7 +18,9 @@ def convert[M: (nnx.Module, linen.Module)](model: M, rules: Rules = None) -> M:
     An nnx model is changed in place: its layers get the types of `flax_layers.nnx`, wherever they are shared, and keep
     their state; convert it before functions that hold it are jitted. Of a linen model an equivalent is returned, with
     the same fields, names, parameters and methods, in which the layers run as those of `flax_layers.linen` whenever
-    a method, `init` or `apply` of the model is called; the model that was given stays as it is.
+    a method, `init` or `apply` of the model is called; the model that was given stays as it is. What calls a layer of
+    it past these, `converted.bind(variables).layer(x)` or `linen.apply(lambda m, x: m.layer(x), converted)`, runs the
+    layer as it was; say `converted.apply(variables, x, method=lambda m, x: m.layer(x))`.
 
     What the model computes between its layers stays as it is, too. `bijax.invariant` covers a function as a whole.
 
@@ -35,8 +37,9 @@ def convert[M: (nnx.Module, linen.Module)](model: M, rules: Rules = None) -> M:
 
     Raises:
         TypeError: If the model is no model, or a rule is no rule or converts to a class that does not fit.
-        ValueError: If a rule decides about no module (for a linen model, when `init` has shown its modules), or a linen
-            model is bound.
+        ValueError: If a rule decides about no module, or is to convert but converts nothing (for a linen model, when
+            `init` has shown its modules), or chooses a layer without a drop-in to be converted (for a linen model, when
+            the layer is called), or a linen model is bound.
 
     Guarantee: as the layers that are converted to.
 

@@ -1,10 +1,34 @@
 """The decision about one module, the same for nnx and linen."""
 
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+
+import jax
 
 from .report import Decision
 from .rules import Rule, first_rule
+
+
+def called_functions(layers: Iterable[Any], module_base: type) -> str:
+    """Returns the names of the functions among the layers of a Sequential, without those that are invariant anyway.
+
+    Args:
+        layers: Modules and functions.
+        module_base: The class of all modules, `flax.nnx.Module` or `flax.linen.Module`.
+
+    Example:
+        >>> called_functions([jax.nn.relu, functools.partial(jax.nn.gelu, approximate=False), jax.nn.softmax], type)
+        'gelu, softmax'
+    """
+    names = []
+    for layer in layers:
+        if isinstance(layer, module_base) or layer is jax.nn.relu:
+            continue
+        while isinstance(layer, functools.partial):
+            layer = layer.func
+        names.append(getattr(layer, "__name__", type(layer).__name__))
+    return ", ".join(dict.fromkeys(names))
 
 
 class Decider:
@@ -32,11 +56,17 @@ class Decider:
         self._is_invariant = is_invariant
         self._computes = computes
 
-    def __call__(self, path: str, module_type: type) -> Decision:
+    def __call__(self, path: str, module_type: type, functions: str = "") -> Decision:
         """Returns what is done with the module of a type at a path.
+
+        Args:
+            path: Where the module is.
+            module_type: Its type.
+            functions: Names of functions that the module calls between its layers.
 
         Raises:
             TypeError: If a rule converts it to a class that is not derived from its type.
+            ValueError: If a rule converts a layer that has no drop-in.
         """
         rule = first_rule(self.rules, path, module_type)
         if rule is not None and rule.action is False:
@@ -53,7 +83,20 @@ class Decider:
                 )
             return Decision(path, module_type, after=rule.action, rule=rule)
         after = self._drop_ins.get(module_type)
-        return Decision(path, module_type, after, "" if after else self._reason(module_type), rule)
+        reason = "" if after else self._reason(module_type)
+        if rule is not None and reason and self._is_layer(module_type):
+            raise ValueError(
+                f"convert: the rule {rule} chooses {path or 'the model'}, a"
+                f" {module_type.__module__}.{module_type.__qualname__}, which has no drop-in: {reason}; or leave it by"
+                " a rule before this one, with False."
+            )
+        if functions and not reason:
+            reason = f"calls {functions}, which run as they are"
+        return Decision(path, module_type, after, reason, rule)
+
+    def _is_layer(self, module_type: type) -> bool:
+        """Returns whether a type is a layer of Flax or derived from one that has a drop-in."""
+        return module_type.__module__.startswith("flax.") or any(b in self._drop_ins for b in module_type.__mro__)
 
     def _reason(self, module_type: type) -> str:
         """Returns why a type has no drop-in, or "" if it needs none."""

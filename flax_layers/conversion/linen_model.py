@@ -13,7 +13,7 @@ from flax.core import Scope
 
 from ..linen import DROP_INS
 from ..linen._drop_in import invariant_method, is_invariant_layer
-from .decide import Decider
+from .decide import Decider, called_functions
 from .report import Conversion, Decision, summarize
 from .rules import Rule, Rules, parse
 
@@ -140,7 +140,9 @@ def _intercepting(
         # Flax validates `setup` with a scope of another type, and runs lifted methods in modules of the plain class.
         if context.method_name == "setup" or type(module.scope) is not Scope:
             return next_method(*args, **kwargs)
-        decision = decide("/".join(module.path[len(root) :]), _original(type(module)))
+        original = _original(type(module))
+        functions = called_functions(module.layers, linen.Module) if original is linen.Sequential else ""
+        decision = decide("/".join(module.path[len(root) :]), original, functions)
         if decisions is not None:
             decisions.append(decision)
         if decision.after is None:

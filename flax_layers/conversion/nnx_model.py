@@ -6,7 +6,7 @@ from flax import nnx
 
 from ..nnx import DROP_INS
 from ..nnx._drop_in import computing_methods, is_invariant_layer
-from .decide import Decider
+from .decide import Decider, called_functions
 from .report import Conversion, Decision, summarize
 from .rules import Rules, parse
 
@@ -31,6 +31,12 @@ def _decide(model: nnx.Module, rules: Rules) -> list[tuple[Any, Decision]]:
     checked = parse(rules, nnx.Module)
     decide = Decider(checked, DROP_INS, _NEUTRAL, is_invariant_layer, lambda t: bool(computing_methods(t)))
     modules = sorted(nnx.iter_modules(model), key=lambda found: [str(part) for part in found[0]])
-    decisions = [(module, decide("/".join(map(str, path)), type(module))) for path, module in modules]
+    decisions = [
+        (module, decide("/".join(map(str, path)), type(module), _functions(module))) for path, module in modules
+    ]
     summarize([decision for _, decision in decisions], checked)  # raises before anything is changed
     return decisions
+
+
+def _functions(module: Any) -> str:
+    return called_functions(module.layers, nnx.Module) if type(module) is nnx.Sequential else ""

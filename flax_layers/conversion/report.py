@@ -64,16 +64,22 @@ def summarize(decisions: Sequence[Decision], rules: tuple[Rule, ...]) -> Convers
     """Returns the report of decisions about all modules of a model.
 
     Raises:
-        ValueError: If a rule decided about none of them.
+        ValueError: If a rule decided about none of them, or is to convert but converts nothing.
     """
-    decided = {decision.rule for decision in decisions}
     for rule in rules:
-        if rule not in decided:
+        decided = [decision for decision in decisions if decision.rule == rule]
+        if not decided:
             places = [f"{_place(d)} ({d.before.__name__})" for d in decisions]
             shown = ", ".join(places[:10]) + (f" and {len(places) - 10} more" if len(places) > 10 else "")
             raise ValueError(
                 f"convert: the rule {rule} decides about no module: it chooses none, or rules before it choose the same"
                 f" ones. The modules are {shown}."
+            )
+        if rule.action is True and all(d.reason for d in decided):
+            raise ValueError(
+                f"convert: the rule {rule} converts nothing: it decides about {_place(decided[0])}, a"
+                f" {decided[0].before.__name__}, {decided[0].reason}; choose layers, or convert it to a class that"
+                " invariant_layer made."
             )
     unique = tuple(dict.fromkeys(decisions))
     return Conversion(

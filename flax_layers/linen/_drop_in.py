@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from flax import linen
 
 import bijax
 
-from .._mode import invariant_mode
+from .._mode import check_method, invariant_mode
 
 _CALL = "_call_wrapped_method"  # private: all wrapped methods, `setup` and unbound ones too, are called through it
 
@@ -26,7 +27,8 @@ def invariant_layer[M: linen.Module](cls: type[M]) -> type[M]:
         The same class.
 
     Raises:
-        TypeError: If it is no class of linen modules.
+        TypeError: If it is no class of linen modules, or a public method is a generator or coroutine function, whose
+            body would run later, without effect.
         ImportError: If this version of Flax calls methods in a way that is not known.
 
     Guarantee: row-invariant, for every operation of the methods by itself, see `bijax.invariant`.
@@ -44,6 +46,9 @@ def invariant_layer[M: linen.Module](cls: type[M]) -> type[M]:
     call = getattr(cls, _CALL, None)
     if call is None:
         raise ImportError(f"invariant_layer: flax.linen.Module has no {_CALL}; use a version of Flax that has it.")
+    for name in sorted(set(dir(cls)) - set(dir(linen.Module))):
+        if (name == "__call__" or not name.startswith("_")) and inspect.isfunction(inspect.getattr_static(cls, name)):
+            check_method(cls, name)
 
     @functools.wraps(call)
     def call_invariantly(self: M, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from .._mode import invariant_mode
+from .._mode import check_method, invariant_mode
 
 _MARK = "_is_invariant_layer"
 
@@ -25,7 +25,8 @@ def invariant_layer[M: nnx.Module](cls: type[M]) -> type[M]:
         The same class.
 
     Raises:
-        TypeError: If it is no class of nnx modules.
+        TypeError: If it is no class of nnx modules, or one of the methods is a generator or coroutine function, whose
+            body would run later, without effect.
 
     Guarantee: row-invariant, for every operation of the methods by itself, see `bijax.invariant`.
 
@@ -39,7 +40,10 @@ def invariant_layer[M: nnx.Module](cls: type[M]) -> type[M]:
     """
     if not (isinstance(cls, type) and issubclass(cls, nnx.Module)):
         raise TypeError(f"invariant_layer: expected a subclass of flax.nnx.Module, got {cls!r}.")
-    for name in computing_methods(cls):
+    methods = computing_methods(cls)
+    for name in methods:
+        check_method(cls, name)
+    for name in methods:
         setattr(cls, name, _invariant_method(getattr(cls, name)))
     setattr(cls, _MARK, True)
     return cls
@@ -55,13 +59,14 @@ def is_invariant_layer(cls: type) -> bool:
 
 def computing_methods(cls: type[nnx.Module]) -> list[str]:
     """Returns the names of the methods of a class that compute on inputs."""
-    kept = (property, staticmethod, classmethod, type)
+    kept = (property, staticmethod, classmethod, type, functools.partial)
     return [
         name
         for name in dir(cls)
         if (name == "__call__" or not name.startswith(("_", "init")))
         and name not in dir(nnx.Module)
         and callable(member := inspect.getattr_static(cls, name))
+        and hasattr(type(member), "__get__")  # others are called without the module
         and not isinstance(member, kept)
     ]
 

@@ -47,6 +47,9 @@ def test_a_product_with_all_that_is_said_about_it():
         (lambda x: jnp.zeros((4, 64)).at[jnp.arange(8) % 4].add(x), {"scatter"}),
         (lambda x: lax.conv(x[None, None], jnp.ones((1, 1, 3, 3)), (1, 1), "SAME"), {"convolution", "library", "dot"}),
         (lambda x: jnp.fft.rfft(x), {"library"}),
+        (lambda x: x / x[0], {"division"}),
+        (lambda x: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x), {"custom_call"}),
+        (lambda x: lax.linalg.triangular_solve(jnp.eye(8), x, left_side=True), {"library"}),
     ],
 )
 def test_what_may_follow_the_batch(f, expected):
@@ -67,6 +70,8 @@ def test_what_may_follow_the_batch(f, expected):
         lambda x: x.at[jnp.arange(4)].set(1.0),
         lambda x: x[jnp.arange(4)].T,
         lambda x: jnp.sqrt(x) / jnp.abs(x),
+        lambda x: x / 3,
+        lambda x: (jax.debug.print("{}", x), x)[1],
     ],
 )
 def test_what_does_not(f):
@@ -163,6 +168,53 @@ def test_a_file(tmp_path):
     path = tmp_path / "module.after_optimizations.txt"
     path.write_text(jax.jit(lambda x, w: x @ w).lower(X, W).compile().as_text())
     assert kinds(hlo.inspect(path)) == kinds(hlo.inspect(lambda x, w: x @ w, X, W))
+
+
+@pytest.mark.parametrize("f", [lambda x: x / x[0], lambda x: jax.nn.softmax(x, -1)])
+def test_a_rewritten_division_is_seen_and_not_in_the_invariant_form(f):
+    def divisions(report):
+        return [v.reason for v in report.variant if v.kind == "division"]
+
+    assert len(divisions(hlo.inspect(f, X))) == 1
+    assert hlo.inspect(bijax.invariant(f), X).invariant
+
+
+def test_a_division_that_is_rewritten_by_the_shape_is_a_difference():
+    def shapes(rows):
+        return jax.ShapeDtypeStruct((rows, 8), np.float32), jax.ShapeDtypeStruct((8,), np.float32)
+
+    found = hlo.compare_hlo(lambda x, s: x / s, shapes(1), shapes(64))
+    assert [(d.finding.kind, d.small, d.large) for d in found.differences] == [("division", 0, 1)]
+    assert hlo.compare_hlo(bijax.invariant(lambda x, s: x / s), shapes(1), shapes(64)).alike
+
+
+def test_solving_by_substitution_is_told_from_other_routines():
+    def solve(b):
+        return jax.scipy.linalg.solve_triangular(jnp.eye(64), b.T, lower=True).T
+
+    found = [f for f in hlo.inspect(solve, X).findings if "trsm" in f.implementation]
+    assert [f.verdict for f in found] == ["variant"]
+    assert found[0].reason.startswith("BLAS")
+    text = jax.jit(solve).lower(X).compile().as_text().replace("lapack_strsm", "blas_strsm")
+    assert "blas_strsm" in [f.implementation.removesuffix("_ffi") for f in hlo.inspect_text(text).variant]
+    assert hlo.inspect_text(text).platform == "cpu"
+
+
+def test_modules_and_what_flax_jits():
+    class Module:
+        __hash__ = None
+
+        def __call__(self, x):
+            return jnp.maximum(x, 0)
+
+    hlo.assert_hlo_invariant(Module(), X)
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    jitted = nnx.jit(lambda m, x: m(x))
+    assert kinds(hlo.inspect(jitted, model, X))
+    assert kinds(hlo.inspect_for("cuda", jitted, model, X)) == ["dot"]
+    with pytest.raises(TypeError, match=r"got flax\.nnx\..*\.Lowered"):
+        hlo.inspect(jitted.lower(model, X))
 
 
 def test_wrong_arguments():

@@ -142,7 +142,7 @@ def test_sums_over_devices(groups, verdict, opcode):
         ("mosaic_gpu_v2", "custom_call", "suspect"),
         ("__gpu$xla.gpu.triton", "custom_call", "suspect"),
         ("somebody_else", "custom_call", "suspect"),
-        ("xla_ffi_python_gpu_callback", "custom_call", "note"),
+        ("xla_ffi_python_gpu_callback", "custom_call", "suspect"),
     ],
 )
 def test_calls_out_of_the_program(target, kind, verdict):

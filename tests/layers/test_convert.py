@@ -1,7 +1,6 @@
-"""Conversion of whole models."""
+"""Conversion of whole models: nnx, and what is the same for linen."""
 
-import copy
-import pickle
+import functools
 import re
 from typing import Any
 
@@ -105,7 +104,7 @@ def test_nnx_rules() -> None:
 
 
 def test_nnx_subclasses_are_reported_and_converted_by_a_rule() -> None:
-    model = flax_nnx.Sequential(OwnLinear(K, 33, rngs=flax_nnx.Rngs(0)), flax_nnx.WeightNorm)
+    model = flax_nnx.Sequential(OwnLinear(K, 33, rngs=flax_nnx.Rngs(0)), flax_nnx.relu)
     (entry,) = conversion_report(model).uncovered
     assert entry.path == "layers/0"
     assert entry.reason.startswith("a subclass of Linear that overrides __call__")
@@ -120,6 +119,39 @@ def test_nnx_layers_without_a_drop_in_are_reported() -> None:
     model = flax_nnx.WeightNorm(layer, rngs=flax_nnx.Rngs(0))
     report = conversion_report(model)
     assert [(d.path, d.reason) for d in report.uncovered] == [("", "a layer without a drop-in")]
+
+
+def test_nnx_rules_to_convert_what_cannot_be() -> None:
+    class Own(flax_nnx.Linear):
+        pass
+
+    own = flax_nnx.Sequential(Own(6, 3, rngs=flax_nnx.Rngs(0)), nnx.Linear(3, 2, rngs=flax_nnx.Rngs(0)))
+    norm = flax_nnx.WeightNorm(flax_nnx.Linear(3, 3, rngs=flax_nnx.Rngs(0)), rngs=flax_nnx.Rngs(0))
+    for model, rules, message in (
+        (own, {Own: True}, r"the rule Own: True chooses layers/0, .*Own, which has no drop-in: a subclass of Linear"),
+        (own, {"*": True}, "which has no drop-in: a subclass of Linear"),
+        (norm, {flax_nnx.WeightNorm: True}, "chooses the model, .*WeightNorm, which has no drop-in: a layer without"),
+        (nnx_model(), {NnxBlock: True}, r"the rule NnxBlock: True converts nothing: .*blocks/0, a NnxBlock, its own"),
+    ):
+        for function in (convert, conversion_report):
+            with pytest.raises(ValueError, match=message):
+                function(model, rules)
+    convert(own, [(Own, False), ("*", True)])
+    convert(convert(nnx_model(), {"blocks/*": True}), {"blocks/*": True})  # invariant already
+
+
+def test_nnx_functions_of_a_sequential_are_reported() -> None:
+    class Callable:
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x.sum()
+
+    gelu = functools.partial(jax.nn.gelu, approximate=False)
+    calls = "calls gelu, softmax, Callable, which run as they are"
+    model = flax_nnx.Sequential(
+        flax_nnx.Linear(3, 2, rngs=flax_nnx.Rngs(0)), flax_nnx.relu, gelu, flax_nnx.softmax, flax_nnx.gelu, Callable()
+    )
+    assert [(d.path, d.reason) for d in conversion_report(model).uncovered] == [("", calls)]
+    assert not conversion_report(model, {flax_nnx.Sequential: False}).uncovered
 
 
 def test_nothing_is_converted_when_a_rule_is_wrong() -> None:
@@ -153,157 +185,3 @@ def test_what_is_no_model_is_refused(model: Any, message: str) -> None:
     for function in (convert, conversion_report):
         with pytest.raises(TypeError, match=message):
             function(model)
-
-
-class Block(nn.Module):
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = nn.Dense(64)(nn.LayerNorm()(x))
-        return nn.Dense(x.shape[-1])(nn.relu(y))
-
-
-Lifted = nn.jit(nn.remat(Block))  # keeps what it traced for all models
-
-
-class Model(nn.Module):
-    """A model with lifted blocks, a layer among its fields, and two ways in."""
-
-    head: nn.Module
-    width: int = 40
-
-    def setup(self) -> None:
-        self.encoder = Lifted()
-        self.start = nn.Dense(self.width)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.head(self.encode(x))
-
-    def encode(self, x: jax.Array) -> jax.Array:
-        return self.encoder(self.start(x))
-
-
-def linen_model() -> Model:
-    return Model(nn.Dense(9))
-
-
-def test_linen_is_equivalent() -> None:
-    model, x = linen_model(), rows(8, K)
-    converted = convert(model)
-    assert converted is not model
-    assert isinstance(converted, Model)
-    assert repr(converted) == repr(model)
-    variables, initial = jax.jit(lambda x: (model.init(KEY, x), converted.init(KEY, x)))(x)
-    drop_ins.assert_same_bits(initial, variables)
-    assert not drop_ins.is_invariant(lambda x: model.apply(variables, x), x)  # traced before the converted one is
-    drop_ins.assert_invariant(lambda x: converted.apply(variables, x), x)
-    found, plain = (jax.jit(m.apply)(variables, x) for m in (converted, model))
-    assert jnp.allclose(found, plain, rtol=1e-4, atol=1e-4)
-
-    @jax.jit
-    def other_ways_in(x: jax.Array) -> list[jax.Array]:
-        nested = {"params": {"layers_0": variables["params"]}}
-        return [
-            converted.apply(variables, x, method="encode"),
-            converted.apply(variables, x, method=Model.encode),
-            converted.bind(variables).encode(x),
-            nn.Sequential([converted]).apply(nested, x),
-        ]
-
-    drop_ins.assert_same_bits([y[:1] for y in other_ways_in(x)], other_ways_in(x[:1]))
-
-
-def test_linen_lifted_model() -> None:
-    class Carried(Block):
-        @nn.compact
-        def __call__(self, x: jax.Array, _: Any = None) -> Any:
-            return nn.Dense(x.shape[-1])(x), None
-
-    scanned = nn.scan(Carried, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
-    model, x = scanned(), rows(8, K)
-    variables = model.init(KEY, x, None)
-    drop_ins.assert_invariant(lambda x: convert(model).apply(variables, x, None)[0], x)
-
-
-def test_linen_model_that_is_a_layer() -> None:
-    x = rows(8, K)
-    layer = convert(nn.Dense(33))
-    variables = layer.init(KEY, x)
-    drop_ins.assert_invariant(lambda x: layer.apply(variables, x), x)
-
-
-def test_linen_equality_copies_and_pickles() -> None:
-    model = convert(linen_model())
-    assert model == convert(linen_model())
-    assert hash(model) == hash(convert(linen_model()))
-    assert model != linen_model()
-    assert model != convert(linen_model(), {nn.Dense: False})
-    assert convert(model) == model
-    for twin in (copy.deepcopy(model), model.clone(), pickle.loads(pickle.dumps(convert(Block())))):
-        assert type(twin).__qualname__ == type(twin).__name__
-        assert conversion_report(twin, inputs=(rows(2, 3),)).replaced
-
-
-def test_linen_report() -> None:
-    shape = jax.ShapeDtypeStruct((2, K), jnp.float32)
-    report = conversion_report(linen_model(), {re.compile("encoder/Dense_[0-9]"): False}, inputs=(shape,))
-    assert [(d.path, d.before, d.after) for d in report.replaced] == [
-        ("start", nn.Dense, linen.Dense),
-        ("encoder/LayerNorm_0", nn.LayerNorm, linen.LayerNorm),
-        ("head", nn.Dense, linen.Dense),
-    ]
-    assert [d.path for d in report.left] == ["encoder/Dense_0", "encoder/Dense_1"]
-    assert [d.path for d in report.uncovered] == ["", "encoder"]
-    with pytest.raises(TypeError, match=r"expected inputs=\(x, ...\)"):
-        conversion_report(linen_model())
-    with pytest.raises(TypeError, match="an nnx model has its modules"):
-        conversion_report(nnx_model(), inputs=(shape,))
-
-
-def test_linen_rules() -> None:
-    class Doubled(linen.Dense):
-        @nn.compact
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return 2 * super().__call__(x)
-
-    model, x = linen_model(), rows(8, K)
-    doubled = convert(model, {"head": Doubled})
-    variables, initial = jax.jit(lambda x: (model.init(KEY, x), doubled.init(KEY, x)))(x)
-    drop_ins.assert_same_bits(initial, variables)
-    assert_bits_equal(jax.jit(doubled.apply)(variables, x), 2 * jax.jit(convert(model).apply)(variables, x))
-    assert_bits_equal(jax.jit(convert(model, {object: False}).apply)(variables, x), jax.jit(model.apply)(variables, x))
-
-
-class Halves(nn.Module):
-    """A module with a layer that `setup` makes."""
-
-    def setup(self) -> None:
-        self.inner = nn.Dense(5)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.inner(x) / 2
-
-
-@linen.invariant_layer
-class InvariantHalves(Halves):
-    pass
-
-
-def test_linen_rule_for_an_own_module_with_setup() -> None:
-    model, x = nn.Sequential([Halves()]), rows(8, K)
-    converted = convert(model, {Halves: InvariantHalves})
-    variables = converted.init(KEY, x)
-    drop_ins.assert_same_bits(variables, model.init(KEY, x))
-    drop_ins.assert_invariant(lambda x: converted.apply(variables, x), x)
-    report = conversion_report(model, {Halves: InvariantHalves}, inputs=(x,))
-    assert [d.after for d in report.replaced] == [InvariantHalves, linen.Dense]
-
-
-def test_linen_wrong_use() -> None:
-    model, x = linen_model(), rows(2, 3)
-    converted = convert(model, {"nothing": False})
-    with pytest.raises(ValueError, match=r"the rule 'nothing': False decides about no module.*start \(Dense\)"):
-        jax.eval_shape(converted.init, KEY, x)
-    with pytest.raises(ValueError, match="not bound to variables"):
-        convert(nn.Dense(3).bind(nn.Dense(3).init(KEY, x)))
-    with pytest.raises(TypeError, match="is not derived"):
-        jax.eval_shape(convert(model, {"head": linen.LayerNorm}).init, KEY, x)

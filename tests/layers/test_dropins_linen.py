@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -116,6 +116,12 @@ BITS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("GroupNorm", {"num_groups": 4}, (8, 20, 24)),
     ("BatchNorm", {"use_running_average": True, "bias_init": nn.initializers.normal(1.0)}, (8, K)),
     ("MultiHeadDotProductAttention", {"num_heads": 4}, (8, 5, 160)),
+    ("Einsum", {"shape": (4, 70, 6), "einsum_str": "bthd,hdf->btf"}, (8, 3, 4, 70)),
+    ("ConvTranspose", {"features": 4, "kernel_size": (3,), "strides": (2,)}, (8, 6, 40)),
+    ("ConvLocal", {"features": 4, "kernel_size": (3,)}, (8, 6, 40)),
+    ("InstanceNorm", {"bias_init": nn.initializers.normal(1.0)}, (8, 20, 24)),
+    ("GRUCell", {"features": 40}, (8, K)),
+    ("LSTMCell", {"features": 40}, (8, K)),
 ]
 
 
@@ -275,6 +281,15 @@ def test_classes() -> None:
     layer = linen.Dense(3)
     assert copy.deepcopy(layer) == layer
     assert hash(layer) == hash(linen.Dense(3))
+
+
+def test_methods_whose_body_runs_later_are_refused() -> None:
+    class Own(nn.Dense):
+        def rows(self, x: jax.Array) -> Iterator[jax.Array]:
+            yield self(x)
+
+    with pytest.raises(TypeError, match=r"Own.rows, whose body runs after the call; let its name start with"):
+        linen.invariant_layer(Own)
 
 
 def test_what_is_no_class_of_modules_is_refused() -> None:

@@ -1,8 +1,9 @@
 """The drop-ins for nnx: the originals' parameters and numbers, and rows that do not depend on their batch."""
 
 import copy
+import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -232,6 +233,38 @@ def test_methods_of_an_own_layer() -> None:
     assert not layer.init_state()
     assert not layer.inside
     drop_ins.assert_invariant(functional(layer, Projection.project), rows(8, K))
+
+
+def test_callable_attributes_of_a_class_stay() -> None:
+    class Scale:
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return 2 * x
+
+    @nnx.invariant_layer
+    class Own(flax_nnx.Module):
+        act = functools.partial(jax.nn.gelu, approximate=False)
+        scale = Scale()
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.scale(self.act(x))
+
+    drop_ins.assert_invariant(Own(), rows(8, 5))
+
+
+def test_methods_whose_body_runs_later_are_refused() -> None:
+    class Own(flax_nnx.Linear):
+        def rows(self, x: jax.Array) -> Iterator[jax.Array]:
+            yield self(x)
+
+    class Waiting(flax_nnx.Linear):
+        async def wait(self, x: jax.Array) -> jax.Array:
+            return self(x)
+
+    before = Own.__call__
+    for cls, name in ((Own, "rows"), (Waiting, "wait")):
+        with pytest.raises(TypeError, match=f"{name}, whose body runs after the call; let its name start with"):
+            nnx.invariant_layer(cls)
+    assert Own.__call__ is before
 
 
 def test_classes() -> None:

@@ -167,6 +167,22 @@ def test_nnx_state() -> None:
     assert_same(in_parts(gradient, 4, X, Y, params=params), whole)
 
 
+def test_narrow_integers_and_bools_are_counted() -> None:
+    def loss_fn(p: Params, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        many = {f"int{n}": jnp.full((2,), 100, f"int{n}") for n in (8, 16, 32)}
+        return (x.mean(1) @ p["a"]).sum(), {"bool": x[:, 0, 0].sum() < jnp.inf, "uint8": jnp.uint8(200), **many}
+
+    gradient = bijax.accumulate_gradients(loss_fn, unit=UNIT, reduction="sum", has_aux=True)
+    (_, aux), _ = whole = jax.jit(gradient)(PARAMS, X)
+    assert_same(in_parts(gradient, 2, X), whole)
+    units = EXAMPLES // UNIT
+    assert {name: (str(a.dtype), a.ravel()[0].item()) for name, a in aux.items()} == {
+        "bool": ("int32", units),
+        "uint8": ("uint32", 200 * units),
+        **{f"int{n}": ("int32", 100 * units) for n in (8, 16, 32)},
+    }
+
+
 def test_empty_last_unit_filled_with_weights_of_zero() -> None:
     gradient = bijax.accumulate_gradients(summed, unit=UNIT, reduction="sum", has_aux=True)
     filled = [jnp.concatenate([a[:27], jnp.zeros_like(a[:5])]) for a in (X, Y, WEIGHTS)]

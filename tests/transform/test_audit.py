@@ -1,5 +1,6 @@
 """The audit: every operation with its verdict, its line and its share of the work."""
 
+import dataclasses
 import functools
 import inspect as python_inspect
 import json
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 
 import bijax
 from bijax import hlo
@@ -47,7 +49,7 @@ def test_the_same_program_made_invariant():
     assert found.variant == ()
     assert verdicts(found, "dot_general") == verdicts(found, "tanh") == verdicts(found, "reduce_sum") == {"replaced"}
     assert verdicts(found, "add") == {"invariant"}
-    assert names(found) == names(audit(network, X, W))
+    assert names(found) - {"optimization_barrier"} == names(audit(network, X, W))  # barriers stand at the boundary
 
 
 def test_elementwise_code_on_a_gpu_is_believed():
@@ -195,6 +197,34 @@ def test_what_nothing_uses_is_not_listed():
     assert "reduce_sum" in names(printed)
 
 
+@pytest.mark.parametrize("interpret", [False, True])
+def test_a_kernel_of_the_user_is_believed_unless_it_is_interpreted(interpret):
+    def f(x):
+        def kernel(x_ref, out_ref):
+            out_ref[...] = jnp.tanh(x_ref[...])
+
+        return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=interpret)(x)
+
+    plain, ours = (verdicts(audit(g, X, platform="cpu"), "pallas_call") for g in (f, bijax.invariant(f)))
+    assert (plain, ours) == (({"variant"}, {"replaced"}) if interpret else ({"believed"}, {"believed"}))
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("cpu", "sin"), ("cuda", "cos")])
+def test_of_branches_for_platforms_the_one_that_runs_is_judged(platform, expected):
+    for branches in ({"cpu": jnp.sin, "cuda": jnp.cos}, {platform: getattr(jnp, expected), "default": jnp.tan}):
+        found = audit(lambda x, b=branches: lax.platform_dependent(x, **b), X, platform=platform)
+        assert names(found) & {"sin", "cos", "tan"} == {expected}
+    found = audit(lambda x: lax.platform_dependent(x, tpu=jnp.sin, default=jnp.cos), X, platform=platform)
+    assert names(found) & {"sin", "cos"} == {"cos"}
+
+
+def test_what_only_a_derivative_runs_is_not_listed():
+    def solve(b):
+        return lax.custom_linear_solve(lambda v: W.T @ (W @ v), b, lambda _, c: jnp.sin(c), lambda _, c: jnp.cos(c))
+
+    assert names(audit(solve, jnp.ones(32))) & {"sin", "cos", "dot_general"} == {"sin"}
+
+
 def test_operations_of_a_higher_level_are_expanded():
     found = audit(bijax.invariant(lambda x: jnp.searchsorted(x[0], x[1])), X)
     assert found.invariant
@@ -270,6 +300,41 @@ def test_rich():
 def test_shapes_and_keywords_are_enough():
     shapes = [jax.ShapeDtypeStruct(a.shape, np.float32) for a in (X, W)]
     assert audit(network, *shapes).operations == audit(network, x=X, w=W).operations
+
+
+@dataclasses.dataclass(eq=True)
+class Unhashable:
+    """A module that compares by its weights, and has a method that is named as one of a jitted function."""
+
+    w: jax.Array
+
+    def __call__(self, x):
+        return x @ self.w
+
+    def trace(self):
+        raise NotImplementedError
+
+
+def test_a_module_need_not_be_hashable():
+    module = Unhashable(W)
+    assert verdicts(audit(module, X), "dot_general") == {"variant"}
+    assert audit(bijax.invariant(module), X).invariant
+    module.w = module.w.astype(jnp.bfloat16)
+    assert "bf16[64,32]" in audit(module, X.astype(jnp.bfloat16)).operations[0].shapes
+
+
+def test_flax_jit():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    for jitted, options in (
+        (nnx.jit(lambda m, x: m(x)), {}),
+        (nnx.jit(lambda m, x, twice: m(x) * 2 if twice else m(x), static_argnames="twice"), {"twice": True}),
+    ):
+        assert verdicts(audit(jitted, model, X, platform="cpu", **options), "dot_general") == {"variant"}
+        found = audit(bijax.invariant(jitted), model, X, compiled=True, **options)
+        assert verdicts(found, "dot_general") == {"replaced"}
+        assert found.invariant
+        assert found.hlo.invariant
 
 
 def test_wrong_arguments():

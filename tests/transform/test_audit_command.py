@@ -26,13 +26,35 @@ def keywords():
 
 def wrong():
     return 3
+
+def raising():
+    raise OSError("no weights")
+
+def missing(x, w):
+    return {}["a layer"]
+
+def wanting(x, w):
+    assert x.shape[0] == 1, "one row, please"
+
+def editing(x, w):
+    import sys
+    sys.path.remove("")
+    raise RuntimeError("after the path")
 """
+
+BROKEN = {
+    "broken_syntax": "def f(:",
+    "broken_import": "raise RuntimeError('no device')",
+    "broken_exit": "import sys; sys.exit(0)",
+}
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Runs `bijax audit` in a folder with a module; returns the exit code and what was printed."""
     (tmp_path / "audited_network.py").write_text(MODULE)
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "gpu.hlo").write_text(gpu_programs.CUBLAS)
     monkeypatch.chdir(tmp_path)
 
@@ -87,6 +109,14 @@ def test_hlo_of_a_file(run):
         (["m:nothing"], "has no attribute 'nothing'"),
         (["no_such_module:f"], "No module named 'no_such_module'"),
         (["network"], "expected MODULE:FUNCTION"),
+        (["broken_syntax:f"], "SyntaxError"),
+        (["broken_import:f"], "RuntimeError: no device"),
+        (["broken_exit:f"], "SystemExit: 0"),
+        (["m:network", "--args", "m:raising"], "OSError: no weights"),
+        (["m:missing", "--args", "m:arguments"], "KeyError: 'a layer'"),
+        (["m:wanting", "--args", "m:arguments"], "AssertionError: one row, please"),
+        (["m:editing", "--args", "m:arguments"], "RuntimeError: after the path"),
+        ([".m:network"], "TypeError"),
         (["--hlo", "nowhere.hlo"], "nowhere.hlo"),
         (["--hlo", "audited_network.py"], "HloModule NAME"),
         (["--hlo", "gpu.hlo", "--compiled"], "compiled already"),
