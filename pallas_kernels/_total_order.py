@@ -4,28 +4,44 @@ The maximum of two floating numbers leaves open which zero and which nan comes o
 integers here are totally ordered: -0 stands before +0, and every nan is one and the same nan at the end that wins.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_SIGNED: Final = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}
+from pallas_kernels.errors import UnsupportedError
+
+# Other floats of 8 bits have no sign, or a nan in the place of -0.
+_SIGNED: Final = {
+    **dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"), jnp.int8),
+    **dict.fromkeys(("bfloat16", "float16"), jnp.int16),
+    "float32": jnp.int32,
+    "float64": jnp.int64,
+}
 
 
 def to_ordered(x: jax.Array, *, nan_first: bool = False) -> jax.Array:
     """Returns signed integers, as wide as the elements of `x`, in the order of its elements.
 
     Args:
-        x: Array of any floating dtype of 2, 4 or 8 bytes.
+        x: Array of a floating dtype of 2, 4 or 8 bytes, float8_e3m4, float8_e4m3, float8_e4m3fn or float8_e5m2.
         nan_first: Whether nans stand before all numbers (they win a minimum) or behind them (they win a maximum).
+
+    Raises:
+        UnsupportedError: If the dtype is none of these.
 
     Example:
         >>> to_ordered(jnp.array([-0.0, 0.0, 1.0])).tolist()
         [-1, 0, 1065353216]
     """
-    bits = _flip(lax.bitcast_convert_type(x, _SIGNED[x.dtype.itemsize]))
+    if x.dtype.name not in _SIGNED:
+        raise UnsupportedError(
+            f"maximum or minimum: a batch-invariant order is defined for {', '.join(_SIGNED)}, got {x.dtype.name};"
+            " convert the operand to a wider dtype."
+        )
+    bits = _flip(lax.bitcast_convert_type(x, _SIGNED[x.dtype.name]))
     return lax.select(x != x, lax.full_like(bits, ordered_nan(x.dtype, nan_first=nan_first)), bits)
 
 
@@ -36,14 +52,32 @@ def from_ordered(ordered: jax.Array, dtype: np.dtype, *, nan_first: bool = False
     return lax.select(is_nan, lax.full_like(x, jnp.nan), x)
 
 
+def has_infinity(dtype: np.dtype) -> bool:
+    """Returns whether a floating dtype has infinities.
+
+    Example:
+        >>> has_infinity(np.dtype("float32")), has_infinity(jnp.dtype("float8_e4m3fn"))
+        (True, False)
+    """
+    return bool(np.isinf(np.asarray(jnp.inf, dtype)))
+
+
+def largest(dtype: np.dtype) -> float:
+    """Returns infinity, or the largest number of a dtype that has none."""
+    if has_infinity(dtype):
+        return float("inf")
+    limits: Any = jnp.finfo
+    return float(limits(dtype).max)
+
+
 def ordered_infinity(dtype: np.dtype, *, negative: bool) -> int:
-    """Returns the integer of an infinity.
+    """Returns the integer of an infinity, or of the largest or smallest number of a dtype that has none.
 
     Example:
         >>> ordered_infinity(np.dtype("float32"), negative=False) == 0x7F800000
         True
     """
-    bits = int(np.asarray(jnp.inf, dtype).view(f"i{dtype.itemsize}"))
+    bits = int(np.asarray(largest(dtype), dtype).view(f"i{dtype.itemsize}"))
     return -1 - bits if negative else bits
 
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels._positions import Window
+from pallas_kernels._total_order import has_infinity, largest
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.windows import tiled
 
 _Padding = Sequence[tuple[int, int]]
@@ -62,7 +64,11 @@ def reduce_window_max(
 ) -> jax.Array:
     """Returns the maxima of sliding windows: nan where a window holds one, +0 rather than -0.
 
-    The arguments are those of `reduce_window_sum`, of any floating dtype; padding and holes count as -inf.
+    The arguments are those of `reduce_window_sum`, of the dtypes of `pallas_kernels.rows.fold.choose_axis`; padding and
+    holes count as -inf, or as the smallest number where a dtype has no infinities.
+
+    Raises:
+        UnsupportedError: If the dtype is none of these.
 
     Guarantee: row-invariant. (Rows are windows.)
 
@@ -72,7 +78,7 @@ def reduce_window_max(
         ...                   base_dilation=one, window_dilation=one).tolist()
         [1.0, 3.0]
     """
-    padded = _pad(operand, -jnp.inf, padding, base_dilation)
+    padded = _pad(operand, -largest(operand.dtype), padding, base_dilation)
     window = _window(window_dimensions, window_strides, window_dilation)
     return tiled.choose_in_windows(padded, window=window, smallest=False)
 
@@ -88,7 +94,11 @@ def reduce_window_min(
 ) -> jax.Array:
     """Returns the minima of sliding windows: nan where a window holds one, -0 rather than +0.
 
-    The arguments are those of `reduce_window_sum`, of any floating dtype; padding and holes count as +inf.
+    The arguments are those of `reduce_window_max`; padding and holes count as +inf, or as the largest number where a
+    dtype has no infinities.
+
+    Raises:
+        UnsupportedError: If the dtype is none of these.
 
     Guarantee: row-invariant. (Rows are windows.)
 
@@ -98,7 +108,7 @@ def reduce_window_min(
         ...                   base_dilation=one, window_dilation=one).tolist()
         [0.0, 0.0, 1.0, 2.0]
     """
-    padded = _pad(operand, jnp.inf, padding, base_dilation)
+    padded = _pad(operand, largest(operand.dtype), padding, base_dilation)
     window = _window(window_dimensions, window_strides, window_dilation)
     return tiled.choose_in_windows(padded, window=window, smallest=True)
 
@@ -120,7 +130,7 @@ def select_and_scatter_add(
         select_prim: `jax.lax.ge_p` for the maximum, `jax.lax.le_p` for the minimum.
         window_dimensions: Elements of the window along each axis.
         window_strides: Distance of two windows.
-        padding: Elements that lose every choice, before and after each axis.
+        padding: Elements that lose every choice, before and after each axis; negative numbers cut elements off.
 
     Returns:
         An array of the shape of `operand` and the dtype of `source`. Values that meet in one place are added in
@@ -141,9 +151,8 @@ def select_and_scatter_add(
     padded = _pad(operand, jnp.inf if smallest else -jnp.inf, padding, (1,) * operand.ndim)
     window = _window(window_dimensions, window_strides, (1,) * operand.ndim)
     total = tiled.scatter_selected(source, padded, window=window, smallest=smallest)
-    start = [low for low, _ in padding]
-    stop = [low + n for low, n in zip(start, operand.shape, strict=True)]
-    return lax.slice(total, start, stop).astype(source.dtype)
+    # An element that negative padding cut off belongs to no window.
+    return _pad(total, 0, [(-low, -high) for low, high in padding], (1,) * operand.ndim).astype(source.dtype)
 
 
 def select_and_gather_add(
@@ -161,7 +170,7 @@ def select_and_gather_add(
 
     Args:
         tangents: Array of the shape of `operand`.
-        operand: Array from which to choose, of a floating dtype.
+        operand: Array from which to choose, of a floating dtype with infinities.
         select_prim: `jax.lax.ge_p` for the maximum, `jax.lax.le_p` for the minimum.
         window_dimensions: Elements of the window along each axis.
         window_strides: Distance of two windows.
@@ -172,6 +181,9 @@ def select_and_gather_add(
     Returns:
         One tangent for each window, of the dtype of `tangents`.
 
+    Raises:
+        UnsupportedError: If the dtype of `operand` has no infinities.
+
     Guarantee: row-invariant. (Rows are windows.)
 
     Example:
@@ -180,6 +192,11 @@ def select_and_gather_add(
         ...                       padding=((0, 0),), base_dilation=one, window_dilation=one).tolist()
         [30.0, 40.0]
     """
+    if not has_infinity(operand.dtype):
+        raise UnsupportedError(
+            "select_and_gather_add: expected an operand whose dtype has infinities, which lose every choice, got"
+            f" {operand.dtype.name}; convert the operand to bfloat16 or a wider dtype."
+        )
     smallest = select_prim is lax.le_p
     padded = _pad(operand, jnp.inf if smallest else -jnp.inf, padding, base_dilation)
     values = _pad(tangents, 0, padding, base_dilation)

@@ -1,9 +1,8 @@
 """Stopping XLA:CPU's rewrites of element-wise code, in the lowered program.
 
-XLA and LLVM see through everything but a value that they cannot know. A constant behind an optimization barrier is not
-enough: a small loop (its body and all) becomes one LLVM function, in which constants are constants again. So a zero is
-made of the number of the replica, which the program is told when it runs. It costs an integer operation on each element
-and no pass over memory, since the fused loop stays one loop.
+XLA and LLVM see through everything but a value that they cannot know, so a zero is made of such a value
+(pallas_kernels._opaque says why a constant behind a barrier is not enough). It costs an integer operation on each
+element and no pass over memory, since the fused loop stays one loop.
 """
 
 from typing import Any
@@ -12,6 +11,8 @@ import numpy as np
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
+
+from pallas_kernels._opaque import emit_opaque_zero
 
 Value = Any
 
@@ -27,7 +28,7 @@ def fence_product(product: Value) -> Value:
     width = element.width
     integers = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(width))
     scalar = ir.RankedTensorType.get([], integers.element_type)
-    zero = _repeated(hlo.convert(scalar, _hidden_zero()), integers)
+    zero = _repeated(hlo.convert(scalar, emit_opaque_zero()), integers)
     return hlo.bitcast_convert(shaped, hlo.xor(hlo.bitcast_convert(integers, product), zero))
 
 
@@ -38,17 +39,11 @@ def hide_denominator(numerator: Value, denominator: Value) -> Value:
     nothing, as in a batch of one.
     """
     mask = ir.RankedTensorType.get(denominator.type.shape, ir.IntegerType.get_signless(1))
-    # Not from the hidden zero: LLVM would take it for 0 where the comparison holds, and see through `fence_product`.
+    # Not from the opaque zero: LLVM would take it for 0 where the comparison holds, and see through `fence_product`.
     number = hlo.OptimizationBarrierOp([hlo.replica_id()]).results[0]
     none = mlir.ir_constant(np.uint32(2**31 - 1))
     true = hlo.compare(number, none, hlo.ComparisonDirectionAttr.get("NE"))
     return hlo.select(_repeated(true, mask), denominator, numerator)
-
-
-def _hidden_zero() -> Value:
-    """Returns an unsigned zero of 32 bits of which the compiler cannot know that it is zero."""
-    zero = hlo.shift_right_logical(hlo.replica_id(), mlir.ir_constant(np.uint32(31)))
-    return hlo.OptimizationBarrierOp([zero]).results[0]
 
 
 def _repeated(scalar: Value, shape: Any) -> Value:

@@ -174,20 +174,20 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
     if name in STABLE:
         return Verdict(Kind.REPLACE, STABLE[name])
     if name in ORDERED:
-        if (why := _without_kernel(name, dtypes)) is not None:
-            return _refused_or_allowed(name, why, allowed)
+        if missing := _without_kernel(name, dtypes):
+            return _refused_or_allowed(name, missing, allowed)
         return Verdict(Kind.REPLACE, ORDERED[name])
     return _refused_or_allowed(name, "no invariant form is known", allowed)
 
 
-def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str | None:
-    """Returns why there is no kernel for these dtypes; None if there is one."""
+def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
+    """Returns why there is no kernel for these dtypes; nothing if there is one."""
     others = sorted({str(d) for d in dtypes if jnp.issubdtype(d, jnp.floating) and str(d) not in _FLOATS})
     if others and name not in ("reduce_max", "reduce_min"):
         return f"no invariant form for {', '.join(others)}; convert to float32 before"
     if name == "dot_general" and any(jnp.issubdtype(d, jnp.integer) for d in dtypes[:2]):
         return "no invariant form for integers with a floating-point result"
-    return None
+    return ""
 
 
 def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:

@@ -25,10 +25,10 @@ class GradientSum:
 
     Attributes:
         value: Sum of the units' losses, float32 (float64 for float64).
-        aux: Sums of the units' auxiliary outputs; None without.
+        aux: Sums of the units' auxiliary outputs, integers in 32 bits at least; None without.
         grads: Sums of the units' gradients, float32 (float64 for float64).
         units: How many units were added, int32.
-        dtypes: The dtypes of loss, auxiliary outputs and gradients as `jax.value_and_grad` returns them.
+        dtypes: The dtypes of the results: those of `jax.value_and_grad`, but for integers and bools those of the sums.
         reduction: What the loss function does over its examples, "mean" or "sum".
         has_aux: Whether there are auxiliary outputs.
     """
@@ -46,7 +46,8 @@ class GradientSum:
 
         Returns:
             The loss, or the pair of the loss and the auxiliary outputs, and the gradients. Each is rounded once to its
-            dtype. All are nan if nothing was added to a mean.
+            dtype; integers and bools come as sums, in int32 or uint32 at least. All are nan if nothing was added to a
+            mean.
         """
         sums = ((self.value, self.aux), self.grads)
 
@@ -100,7 +101,7 @@ class GradientAccumulation:
         result = invariant(lambda: self._one_unit(args, first, kwargs))
         value, aux, grads = jax.eval_shape(result)
         _check_aux(aux, self._reduction)
-        dtypes = tuple(x.dtype for x in jax.tree.leaves(((value, aux), grads)))
+        dtypes = tuple(_result(x.dtype) for x in jax.tree.leaves(((value, aux), grads)))
         value, aux, grads = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (value, aux, grads))
         return GradientSum(value, aux, grads, jnp.zeros((), jnp.int32), dtypes, self._reduction, self._has_aux)
 
@@ -198,7 +199,8 @@ def accumulate_gradients(
         batch_argnums: Which positional arguments hold examples, along the first axis of every array in them; by
             default all that are not differentiated. The others, and all keyword arguments, are passed on whole.
         has_aux: Whether `loss_fn` returns auxiliary outputs too. They are added, and in a mean averaged, as the loss
-            is.
+            is. In a sum they may be integers, or bools, of which the true ones are counted; the results are then
+            int32 or uint32 at least, whatever their dtype, and wrap around as those of `jnp.sum` do.
         reduction: What `loss_fn` does over its examples. With "mean", the total is the mean over the units, which all
             have the same number of examples. With "sum", it is the sum; use it for examples of different weights
             (counts of tokens, padding), return the sum of the weights as auxiliary output, and divide at the end.
@@ -262,4 +264,16 @@ def _check_aux(aux: PyTree, reduction: str) -> None:
 
 
 def _wide(dtype: jnp.dtype) -> jnp.dtype:
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    """Returns the dtype of sums."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.promote_types(dtype, jnp.float32)
+    if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
+        # The sum of bools counts the true ones, and narrow integers would overflow.
+        unsigned = jnp.issubdtype(dtype, jnp.unsignedinteger)
+        return jnp.promote_types(dtype, jnp.uint32 if unsigned else jnp.int32)
+    return dtype
+
+
+def _result(dtype: jnp.dtype) -> jnp.dtype:
+    """Returns the dtype of results; a count need not fit into the dtype of what was counted."""
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else _wide(dtype)

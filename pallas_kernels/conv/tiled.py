@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._opaque import opaque_zero
 from pallas_kernels._positions import Window, fold_positions
 from pallas_kernels._tiles import isolate, pad_rows
 from pallas_kernels.contract import ROW_CHUNK
@@ -107,7 +108,7 @@ def _tiles(
 
     def body(i: jax.Array, y: jax.Array) -> jax.Array:
         example, place = (
-            lax.min(at * size, n - size)
+            lax.min(at * size, jnp.int32(n - size))
             for at, n, size in zip((i // parts[1], i % parts[1]), counts, tile_shape, strict=True)
         )
         start = (example, place, *(jnp.zeros_like(i),) * (y.ndim - 2))
@@ -136,7 +137,7 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.
     """
     x, w = isolate(x, w)
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    (hidden,) = isolate(jnp.zeros((), unsigned))
+    hidden = opaque_zero().astype(unsigned)
 
     def term(position: jax.Array | int) -> jax.Array:
         scaled = window.read(x, position) * lax.dynamic_index_in_dim(w, position, keepdims=False)[:, 0]

@@ -15,7 +15,6 @@ from jax import lax
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._lanes import Combine, run_flat
 from pallas_kernels._tiles import isolate
-from pallas_kernels._total_order import from_ordered, to_ordered
 
 Scan = Literal["sum", "prod", "logsumexp"]
 
@@ -50,29 +49,6 @@ def scan_axis(x: jax.Array, *, scan: Scan) -> jax.Array:
     if scan == "sum":
         result = jnp.where(result == 0, jnp.zeros((), dtype), result)
     return isolate(result)[0]
-
-
-def choose_axis(x: jax.Array, *, smallest: bool) -> jax.Array:
-    """Returns the largest (or smallest) element of every prefix along the middle axis, nan from the first nan on.
-
-    Args:
-        x: (A, N, B) of any floating dtype.
-        smallest: Which end to choose.
-
-    Returns:
-        An array of the shape and dtype of `x`.
-
-    Guarantee: row-invariant; an element depends on its prefix alone, not on the length of the axis.
-
-    Example:
-        >>> choose_axis(jnp.array([[[1.0], [3.0], [2.0]]]), smallest=False).ravel().tolist()
-        [1.0, 3.0, 3.0]
-    """
-    if 0 in x.shape:
-        return x
-    ordered = to_ordered(*isolate(x), nan_first=smallest)
-    chosen = _scan(ordered, lax.min if smallest else lax.max)
-    return isolate(from_ordered(chosen, x.dtype, nan_first=smallest))[0]
 
 
 def _scan(x: jax.Array, combine: Combine) -> jax.Array:

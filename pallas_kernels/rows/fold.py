@@ -9,7 +9,7 @@ from jax import lax
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._lanes import Combine, fold_lanes
 from pallas_kernels._tiles import isolate
-from pallas_kernels._total_order import from_ordered, ordered_infinity, to_ordered
+from pallas_kernels._total_order import from_ordered, largest, ordered_infinity, to_ordered
 from pallas_kernels.contract import RowContract
 
 Fold = Literal["sum", "prod"]
@@ -57,13 +57,16 @@ def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.A
     """Returns the largest or smallest element along the middle axis, which no order of comparisons changes.
 
     Args:
-        x: (A, R, B) of any floating dtype.
+        x: (A, R, B) of a floating dtype of 16, 32 or 64 bits, float8_e3m4, float8_e4m3, float8_e4m3fn or float8_e5m2.
         choice: Which one.
         contract: Order of the comparisons; it fixes no bit.
 
     Returns:
         (A, B) of the dtype of `x`. It is nan where the elements hold one; -0 is smaller than +0; of nothing the maximum
-        is -inf and the minimum +inf.
+        is -inf and the minimum +inf (the smallest and the largest number where a dtype has no infinities).
+
+    Raises:
+        UnsupportedError: If the dtype is none of these.
 
     Guarantee: row-invariant.
 
@@ -74,7 +77,7 @@ def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.A
     """
     smallest = choice == "min"
     if 0 in x.shape:
-        return jnp.full((x.shape[0], x.shape[2]), jnp.inf if smallest else -jnp.inf, x.dtype)
+        return jnp.full((x.shape[0], x.shape[2]), largest(x.dtype) if smallest else -largest(x.dtype), x.dtype)
     ordered = to_ordered(*isolate(x), nan_first=smallest)
     unit = ordered_infinity(x.dtype, negative=not smallest)
     chosen = _fold(lax.min if smallest else lax.max, ordered, unit, contract, ordered.dtype)

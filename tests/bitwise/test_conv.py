@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import bijax
 from bijax.ops._conv import conv_general_dilated
 from bijax.ops._dot_general import dot_general
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
@@ -177,6 +178,23 @@ def test_tiles_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> No
     for elements in (18 * 9 * 3, 18 * 4):
         monkeypatch.setattr("pallas_kernels.conv.tiled._TILE_ELEMENTS", elements)
         assert_bits_equal(jax.jit(lambda x, w: run(x, w))(x, w), whole, err_msg=str(elements))
+
+
+def test_depthwise_examples_keep_their_bits_in_loops() -> None:
+    # A small loop becomes one LLVM function, which knows every constant.
+    w, x = normal(0, 3, 1, 2), normal(1, 5, 8, 2)
+    rows = conv(("NHC", "HIO", "NHC"), (1,), "VALID", feature_group_count=2)
+    run = jax.jit(bijax.invariant(lambda x: lax.map(lambda e: rows(e[None], w)[0], x)))
+    assert_bits_equal(run(x[:1])[0], run(x)[0])
+    assert_bits_equal(jax.jit(bijax.invariant(jax.vmap(lambda e: rows(e[None], w)[0])))(x), run(x))
+
+
+def test_tiles_do_not_mix_dtypes_of_integers_in_x64() -> None:
+    x, w = normal(20, 48, 540, 8), normal(21, 3, 8, 5)
+    run = substitute(conv(("NWC", "WIO", "NWC"), (1,), rhs_dilation=(2,)), RULES)
+    narrow = jax.jit(lambda x, w: run(x, w))(x, w)
+    with jax.enable_x64(True):
+        assert_bits_equal(jax.jit(lambda x, w: run(x, w))(x, w), narrow)
 
 
 def test_errors_and_other_platforms() -> None:

@@ -106,6 +106,24 @@ def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
         assert_bits_equal(_reduce.reduce_max(tiny, axes=(1,)), tiny[:, 1])
 
 
+@pytest.mark.parametrize("dtype", ["float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"])
+def test_maxima_of_eight_bits(dtype: str) -> None:
+    x = np.arange(256, dtype=np.uint8).view(jnp.dtype(dtype))
+    numbers = x[~np.isnan(x.astype(np.float32))]
+    rows = np.random.default_rng(0).choice(numbers, (5, 19))
+
+    def same(found: jax.Array, expected: np.ndarray) -> bool:
+        return bool((np.asarray(found).view(np.uint8) == expected.astype(dtype).view(np.uint8)).all())
+
+    for rule, expected in ((_reduce.reduce_max, np.max), (_reduce.reduce_min, np.min)):
+        assert same(rule(jnp.asarray(rows), axes=(1,)), expected(rows.astype(np.float32), axis=1))
+        # Each number by itself comes back as it is, and a nan wins.
+        assert same(rule(jnp.asarray(numbers)[:, None], axes=(1,)), numbers)
+        assert np.isnan(np.asarray(rule(jnp.asarray(x), axes=(0,)), np.float32))
+        least = -expected(numbers.astype(np.float32), keepdims=True)
+        assert same(rule(jnp.zeros((1, 0), dtype), axes=(1,)), least)
+
+
 def test_stock_argmax_is_exact_already() -> None:
     """Ties and nans among batches of every size: the first one wins, so these primitives need no replacement."""
     rng = np.random.default_rng(0)
@@ -124,4 +142,7 @@ def test_stock_argmax_is_exact_already() -> None:
 def test_errors_and_other_platforms() -> None:
     with pytest.raises(UnsupportedError, match="reduce_sum: a batch-invariant order is defined for float32"):
         _reduce.reduce_sum(jnp.ones(3, jnp.complex64), axes=(0,))
+    for dtype in ("float8_e4m3fnuz", "float8_e8m0fnu", "float4_e2m1fn"):
+        with pytest.raises(UnsupportedError, match=f"got {dtype}; convert the operand"):
+            _reduce.reduce_max(jnp.ones(3, dtype), axes=(0,))
     assert lowers_for_cuda(lambda x: every(x, (0,)), jnp.ones((200, 3), jnp.bfloat16))

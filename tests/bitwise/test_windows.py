@@ -10,6 +10,7 @@ from jax import lax
 
 from bijax.ops import _windows
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
+from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import FLOATS, compared, equations, lowers_for_cuda, normal, substitute
 
 NAMES = (
@@ -130,6 +131,32 @@ def test_ties_nans_and_empty_windows() -> None:
         parameters = dict(window, window_dimensions=(1, 9))
         ours = substitute(lambda x, kind=kind, parameters=parameters: pool(x, kind, **parameters), RULES)(x)
         assert ours.shape == (1, 0)
+
+
+def test_eight_bits_without_infinities() -> None:
+    x = (normal(7, 4, 6) * 100).astype("float8_e4m3fn")
+    window: Any = {"window_dimensions": (2, 2), "window_strides": (1, 2), "padding": ((0, 1), (1, 0))}
+    parameters = {**window, "base_dilation": (1, 1), "window_dilation": (1, 1)}
+    for kind in ("max", "min"):
+        found = RULES[f"reduce_window_{kind}"](x, **parameters)
+        assert found.dtype == x.dtype
+        assert_bits_equal(found.astype(jnp.float32), pool(x.astype(jnp.float32), kind, **window))
+    with pytest.raises(UnsupportedError, match="whose dtype has infinities"):
+        _windows.select_and_gather_add(x, x, select_prim=lax.ge_p, **parameters)
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_gradients_where_negative_padding_cuts_elements_off(kind: str) -> None:
+    # Small whole numbers: sums of them are exact. (JAX has no such gradient on a CPU, but for a cut operand.)
+    x, g = jnp.round(normal(5, 5, 6) * 8), jnp.round(normal(6, 3, 3) * 8)
+    window: Any = {"window_dimensions": (2, 2), "window_strides": (1, 2)}
+
+    def gradient(x: jax.Array, g: jax.Array, padding: Any) -> jax.Array:
+        return jax.vjp(lambda x: pool(x, kind, padding=padding, **window), x)[1](g)[0]
+
+    found = jax.jit(substitute(lambda x, g: gradient(x, g, ((-1, 0), (1, -1))), RULES))(x, g)
+    cut = jax.jit(lambda x, g: gradient(x, g, ((0, 0), (1, 0))))(x[1:, :5], g)
+    assert_bits_equal(found, jnp.pad(cut, ((1, 0), (0, 1))))
 
 
 def test_vmap_keeps_the_bits_and_other_platforms_lower() -> None:

@@ -1,0 +1,60 @@
+"""A zero of which no compiler can know that it is zero.
+
+A constant behind an optimization barrier is not enough: XLA:CPU makes one LLVM function of a small loop (its body and
+all), in which constants are constants again. So the zero is made of the number of the replica, which the program is
+told when it runs.
+"""
+
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.mlir.dialects import stablehlo as hlo
+from jax.interpreters import mlir
+
+Value = Any
+
+# Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
+_opaque_zero_p: Final = Primitive("bijax_opaque_zero")
+
+
+def opaque_zero() -> jax.Array:
+    """Returns a zero that no rewrite can fold away, uint32 without axes.
+
+    Example:
+        >>> opaque_zero()
+        Array(0, dtype=uint32)
+    """
+    zero: jax.Array = _opaque_zero_p.bind()
+    return zero
+
+
+def emit_opaque_zero() -> Value:
+    """Returns that zero in a program that is being lowered, an unsigned integer of 32 bits."""
+    # There are far fewer than 2**31 replicas.
+    zero = hlo.shift_right_logical(hlo.replica_id(), mlir.ir_constant(np.uint32(31)))
+    return hlo.OptimizationBarrierOp([zero]).results[0]
+
+
+_compiled: Final = jax.jit(opaque_zero)
+
+
+def _evaluate() -> jax.Array:
+    # Compiled under jax.disable_jit too: there is no other way to run it.
+    with jax.disable_jit(False):
+        zero: jax.Array = _compiled()
+    return zero
+
+
+def _abstract() -> jax.core.ShapedArray:
+    return jax.core.ShapedArray((), np.dtype(np.uint32))
+
+
+def _lower(_: Any) -> list[Value]:
+    return [emit_opaque_zero()]
+
+
+_opaque_zero_p.def_impl(_evaluate)
+_opaque_zero_p.def_abstract_eval(_abstract)
+mlir.register_lowering(_opaque_zero_p, _lower)
