@@ -149,7 +149,7 @@ def test_embed_and_attend() -> None:
         drop_ins.assert_invariant(lambda x, m=method: ours.apply(variables, x, method=m), rows(8, K))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     features=st.one_of(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)),
     axis=st.sampled_from([-1, (-1,), (1, 2), (-2, -1), (2, 0), (0, 1, 2)]),

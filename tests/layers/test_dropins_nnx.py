@@ -121,7 +121,7 @@ def test_rotary_embedding() -> None:
     assert jnp.allclose(nnx.RoPE()(x), flax_nnx.RoPE()(x), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     out_features=st.one_of(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)),
     axis=st.sampled_from([-1, (-1,), (1, 2), (-2, -1)]),

@@ -102,7 +102,7 @@ def batches_that_differ(run: Program, seed: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["elementwise", "rows"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_programs_are_invariant(seed: int, rows: bool) -> None:
     assert not batches_that_differ(bijax.invariant(program(seed, rows)), seed)
 
