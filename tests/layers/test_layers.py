@@ -13,7 +13,7 @@ from flax_layers import INVARIANT, PLAIN, Ops
 from flax_layers.models.layers import MLP, Attention, Embed, Linear, RMSNorm, RotaryEmbedding
 
 FEATURES = 192
-SIZES = (1, 3, 8, 33)
+SIZES = (3, 33)
 KINDS = ("permuted", "nan")
 
 
