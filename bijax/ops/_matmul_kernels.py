@@ -1,13 +1,12 @@
 """The kernels of matmul as primitives: products, stacks of products, and the gradients of weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.contract import ChunkContract, MatmulContract
+from bijax.ops._primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.matmul import cpu, cpu_gradient, stacked, tiled
 
 
@@ -35,54 +34,36 @@ def _entries_in_front(size: int, arrays: Arrays, axes: Sequence[int | None]) -> 
     )
 
 
-def _cpu_matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool) -> Arrays:
-    return (cpu.matmul(x, w, contract=contract, transpose_w=transpose_w),)
+def _one_result(kernel: Callable[..., jax.Array]) -> Kernel:
+    """Returns a kernel that gives a tuple, as `define_kernel` expects it."""
+    return lambda *arrays, **parameters: (kernel(*arrays, **parameters),)
 
 
-def _tiled_matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool) -> Arrays:
-    return (tiled.matmul(x, w, contract=contract, transpose_w=transpose_w),)
+def _continued(kernel: Callable[..., jax.Array]) -> Kernel:
+    """The same for a kernel whose third array is a sum to continue."""
+    return lambda x, g, total, **parameters: (kernel(x, g, accumulate=total, **parameters),)
 
 
-def _cpu_stacked_matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool) -> Arrays:
-    return (stacked.matmul(x, w, contract=contract, transpose_w=transpose_w),)
-
-
-def _tiled_stacked_matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool) -> Arrays:
-    return (tiled.stacked_matmul(x, w, contract=contract, transpose_w=transpose_w),)
-
-
-def _cpu_gradient(
-    x: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract, transpose_w: bool
-) -> Arrays:
-    return (cpu_gradient.weight_gradient(x, g, contract=contract, transpose_w=transpose_w, accumulate=total),)
-
-
-def _tiled_gradient(
-    x: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract, transpose_w: bool
-) -> Arrays:
-    return (tiled.weight_gradient(x, g, contract=contract, transpose_w=transpose_w, accumulate=total),)
-
-
-def _cpu_stacked_gradient(x: jax.Array, g: jax.Array, *, contract: ChunkContract) -> Arrays:
-    return (cpu_gradient.stacked_weight_gradient(x, g, contract=contract),)
-
-
-def _tiled_stacked_gradient(x: jax.Array, g: jax.Array, *, contract: ChunkContract) -> Arrays:
-    return (tiled.stacked_weight_gradient(x, g, contract=contract),)
-
-
-matmul_kernel = define_kernel("matmul", {"cpu": _cpu_matmul, "cuda": _tiled_matmul}, _fold_matmul)
+matmul_kernel = define_kernel(
+    "matmul", {"cpu": _one_result(cpu.matmul), "cuda": _one_result(tiled.matmul)}, _fold_matmul
+)
 """(M, K) x (K, N), or (N, K) with `transpose_w`; parameters `contract: MatmulContract`, `transpose_w`."""
 
 stacked_matmul_kernel = define_kernel(
-    "stacked_matmul", {"cpu": _cpu_stacked_matmul, "cuda": _tiled_stacked_matmul}, _fold_stacked_matmul
+    "stacked_matmul",
+    {"cpu": _one_result(stacked.matmul), "cuda": _one_result(tiled.stacked_matmul)},
+    _fold_stacked_matmul,
 )
 """(G, M, K) x (G, K, N), or (G, N, K) with `transpose_w`; parameters as those of `matmul_kernel`."""
 
-weight_gradient_kernel = define_kernel("weight_gradient", {"cpu": _cpu_gradient, "cuda": _tiled_gradient})
+weight_gradient_kernel = define_kernel(
+    "weight_gradient", {"cpu": _continued(cpu_gradient.weight_gradient), "cuda": _continued(tiled.weight_gradient)}
+)
 """(M, K), (M, N) and a sum to continue; parameters `contract: ChunkContract`, `transpose_w`."""
 
 stacked_weight_gradient_kernel = define_kernel(
-    "stacked_weight_gradient", {"cpu": _cpu_stacked_gradient, "cuda": _tiled_stacked_gradient}, _fold_stacked_gradient
+    "stacked_weight_gradient",
+    {"cpu": _one_result(cpu_gradient.stacked_weight_gradient), "cuda": _one_result(tiled.stacked_weight_gradient)},
+    _fold_stacked_gradient,
 )
 """(G, M, K), (G, M, N); parameter `contract: ChunkContract`."""

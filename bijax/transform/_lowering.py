@@ -8,8 +8,9 @@ its private tables are read here and nowhere else.
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import jax
@@ -84,19 +85,7 @@ def _install_dot_general() -> None:
         return
     by_platform = tables._platform_specific_lowerings
     specific = {p: rules.pop(primitive).rule for p, rules in by_platform.items() if primitive in rules}
-
-    @functools.wraps(stock)
-    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-        ctx = ctx.replace(avals_out=list(ctx.avals_out))
-        request = of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
-        platforms = tuple(ctx.platforms or ctx.module_context.platforms)
-        if request.enabled:
-            rules = {p: _rule_for(primitive, specific.get(p, stock), p, request) for p in platforms}
-        else:
-            rules = {p: specific[p] for p in platforms if p in specific}
-        other = None if request.enabled else stock
-        return tables.lower_per_platform(ctx, primitive.name, rules, other, set(), *operands, **parameters)
-
+    rule = _wrap(primitive, stock, specific)
     setattr(rule, _MARK, True)
     mlir.register_lowering(primitive, rule, cacheable=False)
 
@@ -114,7 +103,7 @@ def _locating(_: Primitive, stock: Rule) -> Rule:
 
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-        request = of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
+        request = _request(ctx)
         try:
             # A program that was traced elsewhere has equations without the tag.
             with requested(request) if request.enabled else contextlib.nullcontext():
@@ -127,21 +116,35 @@ def _locating(_: Primitive, stock: Rule) -> Rule:
     return rule
 
 
-def _wrap(primitive: Primitive, stock: Rule) -> Rule:
+def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = MappingProxyType({})) -> Rule:
+    """Wraps the rule of a primitive.
+
+    Args:
+        primitive: The primitive.
+        stock: The rule where nothing is requested.
+        specific: Rules that take its place for some platforms.
+    """
+
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-        request = of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
-        if not request.enabled:
-            return stock(ctx, *operands, **parameters)
-        install()  # a primitive may have been registered since the mode was enabled
+        request = _request(ctx)
         platforms = tuple(ctx.platforms or ctx.module_context.platforms)
-        rules = {p: _rule_for(primitive, stock, p, request) for p in platforms}
-        if len(platforms) == 1:
+        if request.enabled:
+            install()  # a primitive may have been registered since the mode was enabled
+            rules = {p: _rule_for(primitive, specific.get(p, stock), p, request) for p in platforms}
+        else:
+            rules = {p: specific.get(p, stock) for p in platforms}
+        if len(set(rules.values())) == 1:
             return rules[platforms[0]](ctx, *operands, **parameters)
         ctx = ctx.replace(avals_out=list(ctx.avals_out))
         return tables.lower_per_platform(ctx, primitive.name, rules, None, set(), *operands, **parameters)
 
     return rule
+
+
+def _request(ctx: Context) -> Request:
+    """Returns the request that holds for the equation of a rule's context."""
+    return of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
 
 
 def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request) -> Rule:
