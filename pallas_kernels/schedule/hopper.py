@@ -108,15 +108,16 @@ class MatmulSchedule:
         """Columns of the result in a block's tile."""
         return self.block_rows if self.swap else self.block_columns
 
-    def shared_bytes(self, itemsize: int, out_itemsize: int) -> int:
+    def shared_bytes(self, itemsize: int, out_itemsize: int, *, residual: bool = False) -> int:
         """Returns the shared memory of a block.
 
         Args:
             itemsize: Bytes of an operand's element.
             out_itemsize: Bytes of a result's element.
+            residual: Whether a residual of the result's dtype is fetched while the block multiplies.
         """
         stage = (self.block_rows + self.block_columns) * self.k_step * itemsize
-        if self.swap:
+        if self.swap or residual:
             out = self.block_rows * self.block_columns * out_itemsize
         else:
             out = self.warpgroups * 2 * _OUT_ROWS * min(_ROW_BYTES, self.tile_columns * out_itemsize)
@@ -169,6 +170,17 @@ _WIDE: Final = (
     _Shape(True, 64, 128, 128, 1),
     _Shape(True, 64, 64, 128, 1),
 )
+
+
+def _gated_shapes(m: int) -> Iterator[_Shape]:
+    """Yields the shapes that are tried for `m` rows of a pair of products: a warpgroup has columns of both weights."""
+    if m > 64:
+        yield from (shape for shape in _WIDE if not shape.swap)
+    if m <= 256:
+        columns = max(_FEWEST_ROWS, 1 << (m - 1).bit_length())
+        for k_step in (128, 64):
+            yield _Shape(True, 128, min(columns, 128), k_step, 1)
+            yield _Shape(True, 128, min(columns, 128), k_step, 1, 2)
 
 
 def _shapes(m: int, transpose_w: bool) -> Iterator[_Shape]:
@@ -225,7 +237,15 @@ def _table() -> dict[tuple[int, int, bool], dict[int, str]]:
 
 
 def candidates(
-    m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, itemsize: int = 2, out_itemsize: int = 2
+    m: int,
+    k: int,
+    n: int,
+    *,
+    stack: int = 1,
+    transpose_w: bool = False,
+    itemsize: int = 2,
+    out_itemsize: int = 2,
+    gated: bool = False,
 ) -> dict[str, MatmulSchedule]:
     """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first.
 
@@ -237,10 +257,11 @@ def candidates(
         transpose_w: Whether the weights are stored as (N, K).
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of a result's element.
+        gated: Whether there are two weights, whose products a block makes one result of.
     """
-    problem = _Problem(stack, m, k, n, transpose_w, itemsize, out_itemsize)
+    problem = _Problem(stack, m, k, 2 * n if gated else n, transpose_w, itemsize, out_itemsize)
     found = []
-    for shape in _shapes(m, transpose_w):
+    for shape in _gated_shapes(m) if gated else _shapes(m, transpose_w):
         schedule = _fill(shape, problem)
         if schedule is not None:
             found.append((_estimate_ns(schedule, shape.blocks_per_sm, problem), shape.name, schedule))

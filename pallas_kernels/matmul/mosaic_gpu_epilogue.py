@@ -1,0 +1,263 @@
+"""The end of the Hopper matmul: what happens to a float32 tile between its sum over K and memory.
+
+The order is fixed: `activation(tile + bias) + residual`, or for a pair of products `activation(gate) * up`, every step
+in float32, rounded once to the result's dtype, whatever the schedule. `exp` and `tanh` are those of the device library
+(`pallas_kernels.matmul._activations`), the same code for every tile.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.matmul._activations import activate
+from pallas_kernels.schedule.hopper import MatmulSchedule
+
+SWIZZLE_BYTES: Final = 128
+"""Bytes of a shared memory row that wgmma reads without bank conflicts."""
+
+ROWS: Final = 8
+"""Rows of one swizzled core matrix."""
+
+_WGMMA_ROWS: Final = 64
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to the float32 product before it is rounded: activation(product + bias) + residual.
+
+    Attributes:
+        bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N.
+        activation: A name that `pallas_kernels.matmul._activations.activate` takes.
+        residual: Of the shape and the dtype of the result.
+        up: Weights of a second product of the same rows, stored as the first: activation(first) * second. The tile is
+            then a pair, its halves lying along the columns of the weights, and there is no bias.
+    """
+
+    bias: jax.Array | None = None
+    activation: str | None = None
+    residual: jax.Array | None = None
+    up: jax.Array | None = None
+
+    @property
+    def gated(self) -> bool:
+        """Whether a tile is a pair of products."""
+        return self.up is not None
+
+    @property
+    def inputs(self) -> tuple[jax.Array, ...]:
+        """Arrays that the kernel gets behind its operands."""
+        return tuple(a for a in (self.up, self.bias, self.residual) if a is not None)
+
+    def map(self, change: Callable[[jax.Array], jax.Array]) -> "Epilogue":
+        """Returns the epilogue with its arrays changed."""
+        arrays = (None if a is None else change(a) for a in (self.bias, self.residual, self.up))
+        bias, residual, up = arrays
+        return Epilogue(bias, self.activation, residual, up)
+
+    def padded(self, columns: int) -> "Epilogue":
+        """Returns the epilogue with a bias of whole tiles of `columns`."""
+        if self.bias is None or self.bias.shape[0] % columns == 0:
+            return self
+        return replace(self, bias=jnp.pad(self.bias, (0, -self.bias.shape[0] % columns)))
+
+    def take(self, refs: tuple[Any, ...]) -> tuple[Any, Any, Any, tuple[Any, ...]]:
+        """Returns the references of `up`, `bias` and `residual`, None for what there is not, and those behind them."""
+        left = list(refs)
+        up, bias, residual = (None if a is None else left.pop(0) for a in (self.up, self.bias, self.residual))
+        return up, bias, residual, tuple(left)
+
+    def before_residual(self, tile: Any, bias: Any, swap: bool) -> Any:
+        """Returns the finished tile but for the residual; with `swap` the weights are the rows of `tile`."""
+        if bias is not None:
+            tile += bias
+        if not self.gated:
+            return activate(tile, self.activation)
+        half = tile.shape[0 if swap else 1] // 2
+        gate, up = (tile[:half], tile[half:]) if swap else (tile[:, :half], tile[:, half:])
+        return activate(gate, self.activation) * up
+
+
+@dataclass(frozen=True)
+class Store:
+    """How one warpgroup hands its part of the result to memory, a (rows, width) block at a time.
+
+    Attributes:
+        rows: Rows of the result in a block.
+        width: Columns of the result in a block.
+        swizzle: Elements of a swizzled row.
+        ragged: Whether the result does not divide into whole (8, swizzle) tiles.
+        buffers: Blocks that can be on their way to memory.
+    """
+
+    rows: int
+    width: int
+    swizzle: int
+    ragged: bool
+    buffers: int
+
+    def scratch(self, warpgroups: int, dtype: Any, alias: bool) -> Any:
+        """Shared memory of the blocks; with `alias` also as plain rows, for copies in parts."""
+        transforms = tile_transforms(self.swizzle, dtype)
+        tiled = plgpu.SMEM((warpgroups, self.buffers, self.rows, self.width), dtype, transforms=transforms)
+        if not alias:
+            return tiled
+        # A tile is `swizzle` wide, so blocks of 8 rows or of that width are plain rows in memory order.
+        plain = (warpgroups, self.buffers, self.width // self.swizzle, self.rows, self.swizzle)
+        return plgpu.RefUnion(tiled, plgpu.SMEM(plain, dtype, transforms=transforms[1:]))
+
+    def barrier(self, warpgroups: int, alias: bool) -> Any:
+        """Barriers that a warpgroup's whole residual has arrived."""
+        copies = self.buffers * (self.width // self.swizzle if alias else 1)
+        return plgpu.Barrier(num_arrivals=copies, num_barriers=warpgroups)
+
+    def send(self, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
+        """Starts the copy of one block to memory; what lies outside of the result is dropped."""
+        windows = self._windows(tiled, plain, out, row, column)
+        for index, (block, window) in enumerate(windows):
+            plgpu.copy_smem_to_gmem(block, window, commit_group=index == len(windows) - 1)
+
+    def fetch(self, tiled: Any, plain: Any, source: Any, row: Any, column: Any, barrier: Any) -> None:
+        """Starts the copy of one block from memory; what lies outside comes as zeros."""
+        for block, window in self._windows(tiled, plain, source, row, column):
+            plgpu.copy_gmem_to_smem(window, block, barrier)
+
+    def _windows(self, tiled: Any, plain: Any, whole: Any, row: Any, column: Any) -> list[tuple[Any, Any]]:
+        rows = pl.ds(row, self.rows)
+        if plain is None:
+            return [(tiled, whole.at[rows, pl.ds(column, self.width)])]
+        starts = range(0, self.width, self.swizzle)
+        return [(plain.at[i], whole.at[rows, pl.ds(column + at, self.swizzle)]) for i, at in enumerate(starts)]
+
+
+def make_store(s: MatmulSchedule, m: int, n: int, dtype: Any, epilogue: Epilogue) -> Store:
+    """Returns how an (M, N) result of `dtype` leaves the kernel.
+
+    A residual is fetched while the products are summed, so every block of the tile has a buffer of its own then.
+    """
+    widest = SWIZZLE_BYTES // dtype.itemsize
+    if not s.swap:
+        columns = s.tile_columns // (2 if epilogue.gated else 1)
+        width = math.gcd(columns, widest)
+        blocks = s.tile_rows // _WGMMA_ROWS * (columns // width)
+        buffers = 2 if epilogue.residual is None else blocks
+        return Store(_WGMMA_ROWS, width, width, m % ROWS != 0 or n % width != 0, buffers)
+    ragged = (m % ROWS != 0 and m > ROWS) or n % widest != 0
+    # Ragged blocks of 8 rows are plain rows in memory order; whole ones leave in one piece.
+    rows = ROWS if ragged else s.tile_columns
+    return Store(rows, s.tile_rows // (2 if epilogue.gated else 1), widest, ragged, s.tile_columns // rows)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The epilogue and the store of one warpgroup, bound to their references inside of the kernel.
+
+    Attributes:
+        epilogue: What is done to the tile.
+        store: How it leaves.
+        swap: Whether the weights are the rows of the tile.
+        out: The result.
+        tiled: Buffers of the store.
+        plain: The same as plain rows, or None.
+        bias: Reference of the bias, or None.
+        residual: Reference of the residual, or None.
+        fetched: Barrier of the residual's blocks, or None.
+    """
+
+    epilogue: Epilogue
+    store: Store
+    swap: bool
+    out: Any
+    tiled: Any
+    plain: Any
+    bias: Any
+    residual: Any
+    fetched: Any
+
+    def begin(self, place: Any, row: Any, column: Any, shape: tuple[int, int]) -> None:
+        """Starts to fetch the residual of the tile of `shape` that starts at wgmma's `row` and `column`."""
+        if self.residual is None:
+            return
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before has left the buffers
+        source = in_stack(self.residual, place)
+        if self.swap:
+            row, column = column, row
+        for slot, (down, right) in enumerate(self._blocks(shape)):
+            self.store.fetch(*self._buffer(slot), source, row + down, column + right, self.fetched)
+
+    def finish(self, tile: Any, place: Any, row: Any, column: Any) -> None:
+        """Finishes the float32 tile that starts at wgmma's `row` and `column`, and starts its way to memory."""
+        shape = tile.shape
+        bias = None
+        if self.bias is not None:
+            bias = _broadcast_bias(self.bias, row if self.swap else column, shape, self.swap)
+        tile = self.epilogue.before_residual(tile, bias, self.swap)
+        if self.residual is not None:
+            plgpu.barrier_wait(self.fetched)
+        put = self._put_swapped if self.swap else self._put
+        put(tile, self._blocks(shape), in_stack(self.out, place), row, column)
+
+    def _put(self, tile: Any, blocks: list[tuple[int, int]], out: Any, row: Any, column: Any) -> None:
+        """Writes (rows, columns) of the result, block by block through the buffers."""
+        store = self.store
+        for index, (down, right) in enumerate(blocks):
+            slot = index % store.buffers
+            # The block that was in this buffer has left it; of the tile before, every block has.
+            plgpu.wait_smem_to_gmem(store.buffers - 1 if index else 0, wait_read_only=True)
+            tiled, plain = self._buffer(slot)
+            part = tile[down : down + store.rows, right : right + store.width]
+            if self.residual is not None:
+                part += plgpu.load(tiled, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+            tiled[...] = part.astype(out.dtype)
+            plgpu.commit_smem()
+            store.send(tiled, plain, out, row + down, column + right)
+
+    def _put_swapped(self, tile: Any, blocks: list[tuple[int, int]], out: Any, row: Any, column: Any) -> None:
+        """Writes (columns of the result, rows of the result), transposed on the way through shared memory."""
+        store, turned = self.store, plgpu.Layout.WGMMA_TRANSPOSED
+        tile = plgpu.layout_cast(tile if self.residual is not None else tile.astype(out.dtype), turned)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        for slot, (down, _) in enumerate(blocks):
+            buffer = self._buffer(slot)[0].transpose((1, 0))
+            part = tile if len(blocks) == 1 else tile[:, down : down + store.rows]
+            if self.residual is not None:
+                part += plgpu.load(buffer, layout=turned).astype(jnp.float32)
+            buffer[...] = part.astype(out.dtype)
+        plgpu.commit_smem()
+        for slot, (down, _) in enumerate(blocks):
+            store.send(*self._buffer(slot), out, column + down, row)
+
+    def _blocks(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
+        """Returns where the blocks of a tile of `shape`, as it is summed, start in the finished tile of the result."""
+        rows, columns = shape[::-1] if self.swap else shape
+        columns //= 2 if self.epilogue.gated else 1
+        return [(i, j) for i in range(0, rows, self.store.rows) for j in range(0, columns, self.store.width)]
+
+    def _buffer(self, slot: int) -> tuple[Any, Any]:
+        return self.tiled.at[slot], None if self.plain is None else self.plain.at[slot]
+
+
+def in_stack(ref: Any, place: Any) -> Any:
+    """Returns one entry of a stack, or all of what is no stack."""
+    return ref if place is None else ref.at[place]
+
+
+def tile_transforms(swizzle: int, dtype: Any) -> tuple[Any, Any]:
+    """Returns the tiling and the swizzle of rows of `swizzle` elements in shared memory."""
+    tiling: Any = plgpu.TilingTransform  # typed as abstract classes in JAX 0.12
+    swizzling: Any = plgpu.SwizzleTransform
+    return tiling((ROWS, swizzle)), swizzling(swizzle * jnp.dtype(dtype).itemsize)
+
+
+def _broadcast_bias(bias: Any, start: Any, shape: tuple[int, int], swap: bool) -> Any:
+    """Returns a warpgroup's part of the bias in float32, along wgmma's rows with `swap`, else along its columns."""
+    axis = 0 if swap else 1
+    layout = plgpu.Layout.WGMMA.reduce(1 - axis)
+    part = plgpu.load(bias.at[pl.ds(start, shape[axis])], layout=layout, optimized=False)
+    return lax.broadcast_in_dim(part.astype(jnp.float32), shape, (axis,))
