@@ -7,6 +7,7 @@ so no choice of theirs can depend on it. Whatever else makes a program fast is a
 Source: "contract and schedule" in the project's design.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -276,21 +277,29 @@ def shard_length(k: int, shards: int) -> int:
     return max(1, -(-k // (shards * _SHARD_STEP))) * _SHARD_STEP
 
 
-def add_as_tree(term: Callable[[int], Any], count: int, first: int = 0) -> Any:
+def add_as_tree(
+    term: Callable[[int], Any], count: int, add: Callable[[Any, Any], Any] = operator.add, first: int = 0
+) -> Any:
     """Adds the terms `first`, ..., `first + count - 1` as the binary tree of the split contracts.
 
     The left half is as large a power of two as leaves something for the right one. Terms are asked for from left to
     right, so that no more than log2(count) + 1 of them are alive.
 
+    Args:
+        term: Returns a term by its number.
+        count: Number of terms, at least 1.
+        add: Adds two terms or sums.
+        first: Number of the first term.
+
     Example:
-        >>> add_as_tree(str, 3), add_as_tree(lambda i: [i], 3)
-        ('012', [0, 1, 2])
+        >>> add_as_tree(str, 5, "({} + {})".format)
+        '(((0 + 1) + (2 + 3)) + 4)'
     """
     if count == 1:
         return term(first)
     left = 1 << ((count - 1).bit_length() - 1)
-    total = add_as_tree(term, left, first)
-    return total + add_as_tree(term, count - left, first + left)
+    total = add_as_tree(term, left, add, first)
+    return add(total, add_as_tree(term, count - left, add, first + left))
 
 
 def _check_shards(shards: int) -> None:

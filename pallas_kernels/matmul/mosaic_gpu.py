@@ -146,8 +146,8 @@ def gated_matmul(
         activation: As for `matmul`.
         transpose_w: Whether the weights are stored as (N, K).
         out_dtype: bfloat16, float16 or float32; that of `x` by default.
-        schedule: Tiles; chosen from the shape by default. A warpgroup's tile has columns of both weights: with `swap`
-            it has 128 rows, and more warpgroups stand side by side along the rows of `x`.
+        schedule: Tiles; chosen from the shape by default. Half of a warpgroup's tile is for each of the weights, so
+            with `swap` it has 128 rows.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -185,11 +185,10 @@ def gated_matmul(
     if schedule is None:
         schedule = gated_schedule(m, k, n, transpose_w=transpose_w, **sizes)
     _check_schedule(schedule, **sizes)
-    along_weights = schedule.split == ("rows" if schedule.swap else "columns")
-    if (schedule.swap and schedule.tile_rows % 128) or (along_weights and schedule.warpgroups > 1):
+    if schedule.swap and schedule.tile_rows % 128:
         raise UnsupportedError(
-            f"{_GATED_OP}: expected a schedule in which every warpgroup has 64 columns of both weights, got {schedule};"
-            " use tile_rows=128 with swap, and let the warpgroups split the rows of x."
+            f"{_GATED_OP}: expected a schedule in which every warpgroup has 64 rows of both weights, got {schedule};"
+            " use tile_rows=128 with swap."
         )
     out = ring_matmul(
         x,

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.matmul._activations import activate
-from pallas_kernels.schedule.hopper import MatmulSchedule
 
 SWIZZLE_BYTES: Final = 128
 """Bytes of a shared memory row that wgmma reads without bank conflicts."""
@@ -36,8 +35,7 @@ class Epilogue:
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N.
         activation: A name that `pallas_kernels.matmul._activations.activate` takes.
         residual: Of the shape and the dtype of the result.
-        up: Weights of a second product of the same rows, stored as the first: activation(first) * second. The tile is
-            then a pair, its halves lying along the columns of the weights, and there is no bias.
+        up: Weights of a second product of the same rows, stored as the first: activation(first) * second. No bias then.
     """
 
     bias: jax.Array | None = None
@@ -47,7 +45,7 @@ class Epilogue:
 
     @property
     def gated(self) -> bool:
-        """Whether a tile is a pair of products."""
+        """Whether there are two products."""
         return self.up is not None
 
     @property
@@ -73,15 +71,13 @@ class Epilogue:
         up, bias, residual = (None if a is None else left.pop(0) for a in (self.up, self.bias, self.residual))
         return up, bias, residual, tuple(left)
 
-    def before_residual(self, tile: Any, bias: Any, swap: bool) -> Any:
-        """Returns the finished tile but for the residual; with `swap` the weights are the rows of `tile`."""
+    def before_residual(self, tiles: tuple[Any, ...], bias: Any) -> Any:
+        """Returns the finished tile but for the residual, from the float32 tile of the product or of both products."""
+        first, *second = tiles
         if bias is not None:
-            tile += bias
-        if not self.gated:
-            return activate(tile, self.activation)
-        half = tile.shape[0 if swap else 1] // 2
-        gate, up = (tile[:half], tile[half:]) if swap else (tile[:, :half], tile[:, half:])
-        return activate(gate, self.activation) * up
+            first += bias
+        first = activate(first, self.activation)
+        return first * second[0] if second else first
 
 
 @dataclass(frozen=True)
@@ -136,22 +132,20 @@ class Store:
         return [(plain.at[i], whole.at[rows, pl.ds(column + at, self.swizzle)]) for i, at in enumerate(starts)]
 
 
-def make_store(s: MatmulSchedule, m: int, n: int, dtype: Any, epilogue: Epilogue) -> Store:
-    """Returns how an (M, N) result of `dtype` leaves the kernel.
+def make_store(shape: tuple[int, int], swap: bool, m: int, n: int, dtype: Any, epilogue: Epilogue) -> Store:
+    """Returns how an (M, N) result of `dtype` leaves the kernel from warpgroups with tiles of `shape`.
 
     A residual is fetched while the products are summed, so every block of the tile has a buffer of its own then.
     """
     widest = SWIZZLE_BYTES // dtype.itemsize
-    if not s.swap:
-        columns = s.tile_columns // (2 if epilogue.gated else 1)
-        width = math.gcd(columns, widest)
-        blocks = s.tile_rows // _WGMMA_ROWS * (columns // width)
-        buffers = 2 if epilogue.residual is None else blocks
+    if not swap:
+        width = math.gcd(shape[1], widest)
+        buffers = 2 if epilogue.residual is None else shape[0] // _WGMMA_ROWS * (shape[1] // width)
         return Store(_WGMMA_ROWS, width, width, m % ROWS != 0 or n % width != 0, buffers)
     ragged = (m % ROWS != 0 and m > ROWS) or n % widest != 0
     # Ragged blocks of 8 rows are plain rows in memory order; whole ones leave in one piece.
-    rows = ROWS if ragged else s.tile_columns
-    return Store(rows, s.tile_rows // (2 if epilogue.gated else 1), widest, ragged, s.tile_columns // rows)
+    rows = ROWS if ragged else shape[1]
+    return Store(rows, shape[0], widest, ragged, shape[1] // rows)
 
 
 @dataclass(frozen=True)
@@ -191,13 +185,13 @@ class Ending:
         for slot, (down, right) in enumerate(self._blocks(shape)):
             self.store.fetch(*self._buffer(slot), source, row + down, column + right, self.fetched)
 
-    def finish(self, tile: Any, place: Any, row: Any, column: Any) -> None:
-        """Finishes the float32 tile that starts at wgmma's `row` and `column`, and starts its way to memory."""
-        shape = tile.shape
+    def finish(self, tiles: tuple[Any, ...], place: Any, row: Any, column: Any) -> None:
+        """Finishes the float32 tiles that start at wgmma's `row` and `column`, and starts their way to memory."""
+        shape = tiles[0].shape
         bias = None
         if self.bias is not None:
             bias = _broadcast_bias(self.bias, row if self.swap else column, shape, self.swap)
-        tile = self.epilogue.before_residual(tile, bias, self.swap)
+        tile = self.epilogue.before_residual(tiles, bias)
         if self.residual is not None:
             plgpu.barrier_wait(self.fetched)
         put = self._put_swapped if self.swap else self._put
@@ -234,13 +228,17 @@ class Ending:
             store.send(*self._buffer(slot), out, column + down, row)
 
     def _blocks(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
-        """Returns where the blocks of a tile of `shape`, as it is summed, start in the finished tile of the result."""
+        """Returns where the blocks of a tile of `shape`, as it is summed, start in the tile as it is stored."""
         rows, columns = shape[::-1] if self.swap else shape
-        columns //= 2 if self.epilogue.gated else 1
         return [(i, j) for i in range(0, rows, self.store.rows) for j in range(0, columns, self.store.width)]
 
     def _buffer(self, slot: int) -> tuple[Any, Any]:
         return self.tiled.at[slot], None if self.plain is None else self.plain.at[slot]
+
+
+def add_tiles(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Adds the sums of one shard to those of another."""
+    return tuple(a + b for a, b in zip(left, right, strict=True))
 
 
 def in_stack(ref: Any, place: Any) -> Any:

@@ -26,6 +26,7 @@ from pallas_kernels.matmul.mosaic_gpu_epilogue import (
     SWIZZLE_BYTES,
     Ending,
     Epilogue,
+    add_tiles,
     in_stack,
     make_store,
     tile_transforms,
@@ -58,11 +59,11 @@ class _Side:
         size: Rows or columns of the whole operand.
         k: Length of the contracted dimension.
         k_major: Whether K is the contiguous dimension in memory.
-        tile: Rows or columns of a block's tile, from each source.
+        tile: Rows or columns of a block's tile in each source.
         loaded: How many of them are copied; the others are never read by what is stored.
         swizzle: Elements of a swizzled row.
         k_step: Elements of K in a stage.
-        sources: Operands of this shape whose tiles lie side by side, 1 or 2.
+        sources: Operands of this shape, 1 or 2; each has an accumulator of its own.
     """
 
     size: int
@@ -93,10 +94,9 @@ class _Side:
         return self.k_step // self.swizzle if self.ragged else 1
 
     def shape(self, stages: int) -> tuple[int, ...]:
-        tile = self.sources * self.tile
         if not self.k_major:
-            return (stages, 1, self.k_step, tile)
-        return (stages, self.pieces, tile, self.k_step // self.pieces)
+            return (stages, self.sources, self.k_step, self.tile)
+        return (stages, self.sources * self.pieces, self.tile, self.k_step // self.pieces)
 
     def scratch(self, stages: int, dtype: Any, alias: bool) -> Any:
         """Shared memory of the stages; with `alias` also as plain rows, for copies in pieces."""
@@ -110,25 +110,28 @@ class _Side:
         """Starts the copies of one stage."""
         size = pl.ds(start, self.loaded)
         for index, source in enumerate(sources):
-            part = pl.ds(index * self.tile, self.loaded)
             for piece in range(self.pieces):
+                place = target.at[slot, index * self.pieces + piece]
                 if self.k_major:
                     width = self.k_step // self.pieces
                     window = source.at[size, pl.ds(k + piece * width, width)]
-                    place = target.at[slot, piece, part]
+                    place = place.at[pl.ds(0, self.loaded)]
                 else:
                     window = source.at[pl.ds(k, self.k_step), size]
-                    place = target.at[slot, piece, :, part] if self.sources > 1 else target.at[slot, piece]
                 plgpu.copy_gmem_to_smem(window, place, barrier, collective_axes=axes)
 
-    def operand(self, ref: Any, slot: Any, piece: int, pieces: int, part: Any) -> Any:
-        """Returns the rows or columns `part` of piece `piece` of `pieces` of a stage, as (part, K)."""
+    def operand(self, ref: Any, slot: Any, source: int, piece: int, pieces: int, part: Any) -> Any:
+        """Returns the rows or columns `part` of piece `piece` of `pieces` of a stage, as (part, K).
+
+        A side with one source has it wherever the other side has two.
+        """
+        first = source % self.sources * self.pieces
         width = self.k_step // pieces
         window: Any = slice(None)
         if self.pieces == pieces:
-            ref = ref.at[slot, piece]
+            ref = ref.at[slot, first + piece]
         else:
-            ref, window = ref.at[slot, 0], pl.ds(piece * width, width)
+            ref, window = ref.at[slot, first], pl.ds(piece * width, width)
         if self.k_major:
             return ref.at[part, window]
         return ref.at[window, part].transpose((1, 0))
@@ -181,7 +184,8 @@ def ring_matmul(
     k_steps = chains * chain_steps
     clusters = min(tiles, s.clusters) if s.clusters else tiles
     stages = min(s.stages, k_steps * _cdiv(tiles, clusters))
-    store = make_store(s, m, n, jnp.dtype(out_dtype), epilogue)
+    shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)  # of an accumulator
+    store = make_store(shape, s.swap, m, n, jnp.dtype(out_dtype), epilogue)
     pieces = max(rows.pieces, columns.pieces)
     alias = [not interpret and ragged for ragged in (rows.ragged, columns.ragged, store.ragged)]
     collective = ("member",) if cluster > 1 else None
@@ -247,8 +251,8 @@ def ring_matmul(
         def consume() -> None:
             if s.warpgroups > 1:
                 plgpu.set_max_registers(_COMPUTE_REGISTERS[s.warpgroups], action="increase")
-            row_offset = warpgroup * s.tile_rows if s.split == "rows" else 0
-            column_offset = warpgroup * s.tile_columns if s.split == "columns" else 0
+            row_offset = warpgroup * shape[0] if s.split == "rows" else 0
+            column_offset = warpgroup * shape[1] if s.split == "columns" else 0
             ending = Ending(
                 epilogue,
                 store,
@@ -260,23 +264,23 @@ def ring_matmul(
                 residual_ref,
                 fetched[0].at[warpgroup] if fetched else None,
             )
-            row_part = pl.ds(row_offset, s.tile_rows) if rows.tile > s.tile_rows else slice(None)
-            column_part = pl.ds(column_offset, s.tile_columns) if columns.tile > s.tile_columns else slice(None)
+            row_part = pl.ds(row_offset, shape[0]) if rows.tile > shape[0] else slice(None)
+            column_part = pl.ds(column_offset, shape[1]) if columns.tile > shape[1] else slice(None)
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
                 place, row, column = origin(tile)
                 row, column = row + row_offset, column + column_offset
-                shape = (s.tile_rows, s.tile_columns)
                 ending.begin(place, row, column, shape)
 
-                def multiply(accumulator: Any, step: Any) -> None:
+                def multiply(accumulators: Any, step: Any) -> None:
                     slot = lax.rem(tile * k_steps + step, stages)
                     plgpu.barrier_wait(full.at[slot])
                     for piece in range(pieces):
-                        left = rows.operand(rows_ref, slot, piece, pieces, row_part)
-                        right = columns.operand(columns_ref, slot, piece, pieces, column_part)
-                        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+                        for source, accumulator in enumerate(accumulators):
+                            left = rows.operand(rows_ref, slot, source, piece, pieces, row_part)
+                            right = columns.operand(columns_ref, slot, source, piece, pieces, column_part)
+                            plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
 
                 def release(step: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(tile * k_steps + step, stages)])
@@ -285,22 +289,24 @@ def ring_matmul(
                     """Sums the steps of one chain."""
                     first, last = index * chain_steps, (index + 1) * chain_steps
 
-                    def accumulate(accumulator: Any) -> Any:
-                        multiply(accumulator, first)
+                    def accumulate(*accumulators: Any) -> Any:
+                        multiply(accumulators, first)
 
                         @pl.loop(first + 1, last)
                         def _(step: Any) -> None:
-                            multiply(accumulator, step)
-                            plgpu.wgmma_wait(pieces)  # the products of the step before are done, this one's go on
+                            multiply(accumulators, step)
+                            # The products of the step before are done, this one's go on.
+                            plgpu.wgmma_wait(pieces * sources)
                             release(step - 1)
 
                         plgpu.wgmma_wait(0)
                         release(last - 1)
-                        return accumulator[...]
+                        return tuple(accumulator[...] for accumulator in accumulators)
 
-                    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+                    scratch = [plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * sources
+                    return pl.run_scoped(accumulate, *scratch)
 
-                ending.finish(add_as_tree(chain, chains), place, row, column)
+                ending.finish(add_as_tree(chain, chains, add_tiles), place, row, column)
 
             plgpu.wait_smem_to_gmem(0)
 
