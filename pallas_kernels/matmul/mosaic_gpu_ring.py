@@ -168,8 +168,8 @@ def ring_matmul(
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
             weights are (K, N). A stack where `x` is one.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
-        total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a cluster
-            computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
+        total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
+            cluster computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
         transpose_x: Whether `x` is stored as (K, M).
@@ -286,9 +286,7 @@ def ring_matmul(
                 def previous() -> Any:
                     """Returns this warpgroup's part of the sums to continue."""
                     at = pl.ds(row + row_offset, s.tile_rows), pl.ds(column + column_offset, s.tile_columns)
-                    return plgpu.load(
-                        _in_stack(total_ref, place).at[at], layout=plgpu.Layout.WGMMA, optimized=False
-                    )
+                    return plgpu.load(_in_stack(total_ref, place).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
 
                 def accumulate(accumulator: Any) -> None:
                     if total_ref is not None and not interpret:
