@@ -1,15 +1,17 @@
 """The backends of matmul: for each platform the kernels and the contract under which they sum.
 
-A backend's functions take operands with any stack in front that the two share, and choose their contract themselves,
-from the length of the sum, the storage of the weights, the dtype and the architecture; never from the number of rows.
+A backend's functions take matrices or stacks of them, and choose their contract themselves, from the length of the
+sum, the storage of the weights, the dtype and the architecture; never from the number of rows.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
 from pallas_kernels.contract import (
@@ -20,6 +22,8 @@ from pallas_kernels.contract import (
     matmul_contract,
 )
 from pallas_kernels.matmul import cpu, cpu_gradient, mosaic_gpu, stacked, tiled
+
+Kernel = Callable[..., jax.Array]
 
 _WIDE: Final = MatmulContract(128, dtype="float64")
 
@@ -45,62 +49,64 @@ class Backend(NamedTuple):
     """The functions of a backend.
 
     Attributes:
-        matmul: Maps x (..., M, K), w (..., K, N) or (..., N, K), a bias (N,) or None, and the product to (..., M, N).
-        weight_gradient: Maps x (..., M, K), g (..., M, N), a float32 sum to continue or None, and the product of which
-            it is the gradient to (..., K, N), or (..., N, K) with `transpose_w`.
+        matmul: Maps x (M, K), w (K, N) or (N, K), a bias (N,) or None, and the product to (M, N). Or a stack of
+            weights, with a stack of x or one x, to a stack.
+        weight_gradient: Maps x (M, K), g (M, N), a float32 sum to continue or None, and the product of which it is the
+            gradient to (K, N), or (N, K) with `transpose_w`. Or a stack of x, of g or of both, to a stack.
     """
 
     matmul: Callable[[jax.Array, jax.Array, jax.Array | None, Product], jax.Array]
     weight_gradient: Callable[[jax.Array, jax.Array, jax.Array | None, Product], jax.Array]
 
 
-def _fold_contract(x: jax.Array, w: jax.Array, product: Product) -> MatmulContract:
-    if "float64" in (x.dtype.name, w.dtype.name, product.out_dtype):
-        return _WIDE
-    return matmul_contract(x.shape[-1], transpose_w=product.transpose_w and not product.as_columns)
-
-
-def _rounded(y: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    y = y if bias is None else y + bias.astype(jnp.float32)
-    return y.astype(product.out_dtype)
-
-
 def _cpu_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    kernel = cpu.matmul if x.ndim == 2 else stacked.matmul
-    y = kernel(x, w, contract=_fold_contract(x, w, product), transpose_w=product.transpose_w)
-    return _rounded(y, bias, product)
+    return _fold_matmul((cpu.matmul, stacked.matmul), x, w, bias, product)
 
 
 def _cpu_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_gradient(x, g, total, product, cpu_gradient.weight_gradient, cpu_gradient.stacked_weight_gradient)
+    kernels = cpu_gradient.weight_gradient, cpu_gradient.stacked_weight_gradient
+    return _fold_gradient(kernels, x, g, total, product)
 
 
 def _portable_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    kernel = tiled.matmul if x.ndim == 2 else tiled.stacked_matmul
-    y = kernel(x, w, contract=_fold_contract(x, w, product), transpose_w=product.transpose_w)
-    return _rounded(y, bias, product)
+    return _fold_matmul((tiled.matmul, tiled.stacked_matmul), x, w, bias, product)
 
 
 def _portable_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_gradient(x, g, total, product, tiled.weight_gradient, tiled.stacked_weight_gradient)
+    return _fold_gradient((tiled.weight_gradient, tiled.stacked_weight_gradient), x, g, total, product)
+
+
+def _fold_matmul(
+    kernels: tuple[Kernel, Kernel], x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product
+) -> jax.Array:
+    """Multiplies by a kernel for matrices or by one for stacks, under a `MatmulContract`."""
+    if "float64" in (x.dtype.name, w.dtype.name, product.out_dtype):
+        contract = _WIDE
+    else:
+        contract = matmul_contract(x.shape[-1], transpose_w=product.transpose_w and not product.as_columns)
+    single, stack = kernels
+    if w.ndim == 2:
+        y = single(x, w, contract=contract, transpose_w=product.transpose_w)
+    else:
+        x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
+        y = stack(x, w, contract=contract, transpose_w=product.transpose_w)
+    return (y if bias is None else y + bias.astype(jnp.float32)).astype(product.out_dtype)
 
 
 def _fold_gradient(
-    x: jax.Array,
-    g: jax.Array,
-    total: jax.Array | None,
-    product: Product,
-    single: Callable[..., jax.Array],
-    stack: Callable[..., jax.Array],
+    kernels: tuple[Kernel, Kernel], x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product
 ) -> jax.Array:
-    contract = chunk_contract()
+    """The same for gradients, under the `ChunkContract`."""
     left, right = (g, x) if product.transpose_w else (x, g)
-    if x.ndim == 2:
-        y = single(left, right, contract=contract, accumulate=total)
+    single, stack = (functools.partial(kernel, contract=chunk_contract()) for kernel in kernels)
+    lead = x.shape[:-2] or g.shape[:-2]
+    left, right = (jnp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (left, right))
+    if not lead:
+        y = single(left, right, accumulate=total)
     elif total is None:
-        y = stack(left, right, contract=contract)
+        y = stack(left, right)
     else:
-        y = jax.lax.map(lambda e: single(e[0], e[1], contract=contract, accumulate=e[2]), (left, right, total))
+        y = lax.map(lambda entry: single(*entry[:2], accumulate=entry[2]), (left, right, total))
     return y.astype(product.out_dtype)
 
 

@@ -44,7 +44,7 @@ def matmul(
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         w: (K, N) or (..., K, N) of the same dtype, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions
-            are those of `x`.
+            are those of `x`, which may have none: its rows are multiplied by every entry's weights then.
         contract: Order of the sum over K.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
@@ -75,7 +75,7 @@ def matmul(
     _check(x, w, bias, contract, transpose_w, out_dtype)
     if not interpret:
         _check_device()
-    (*lead, m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
+    (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
     if 0 in (*lead, m, k, n):
         # An empty sum is zero; the bias is added to it.
         value = jnp.zeros((n,), jnp.float32) if bias is None else bias.astype(jnp.float32)
@@ -84,8 +84,7 @@ def matmul(
     k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
     x = _pad(x, -1, _ALIGN)
     w = _pad(_pad(w, k_axis, _ALIGN), n_axis, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
-    if lead:
-        x, w = x.reshape(stack, *x.shape[-2:]), w.reshape(stack, *w.shape[-2:])
+    x, w = _one_axis(x), _one_axis(w)
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         schedule = matmul_schedule(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
@@ -113,8 +112,8 @@ def weight_gradient(
 
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
-        g: (M, N) or (..., M, N) of the same dtype, the cotangent of the product. Exchange the two for weights that are
-            stored as (N, K).
+        g: (M, N) or (..., M, N) of the same dtype, the cotangent of the product. One of the two may have no leading
+            dimensions: it belongs to every entry then. Exchange the two for weights that are stored as (N, K).
         contract: Order of the sum over the rows.
         accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
@@ -144,22 +143,19 @@ def weight_gradient(
     _check_gradient(x, g, accumulate, contract, out_dtype)
     if not interpret:
         _check_device()
-    (*lead, m, k), n = x.shape, g.shape[-1]
+    (m, k), n, lead = x.shape[-2:], g.shape[-1], x.shape[:-2] or g.shape[:-2]
     if 0 in (*lead, m, k, n):
         zero = jnp.zeros((), jnp.float32) if accumulate is None else accumulate
         return jnp.broadcast_to(zero.astype(out_dtype), (*lead, k, n))
     stack = math.prod(lead)
-    x, g = (_pad(_pad(a, -2, _ALIGN), -1, _WEIGHT_COLUMNS) for a in (x, g))
-    if lead:
-        x, g = x.reshape(stack, *x.shape[-2:]), g.reshape(stack, *g.shape[-2:])
+    x, g = (_one_axis(_pad(_pad(a, -2, _ALIGN), -1, _WEIGHT_COLUMNS)) for a in (x, g))
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         ranked = candidates(k, m, n, stack=stack, transpose_w=False, **sizes).values()
         schedule = next(s for s in ranked if not s.swap)
     _check_schedule(schedule, **sizes)
     if accumulate is not None:
-        accumulate = accumulate.reshape(*x.shape[:-2], k, n)
-        accumulate = _pad(accumulate, -2, schedule.block_m * schedule.cluster_rows)
+        accumulate = _pad(_one_axis(accumulate), -2, schedule.block_m * schedule.cluster_rows)
         accumulate = _pad(accumulate, -1, schedule.block_n * schedule.cluster_columns)
     out = ring_matmul(
         x,
@@ -172,6 +168,11 @@ def weight_gradient(
         interpret=interpret,
     )
     return (out if out.shape[-2:] == (k, n) else out[..., :k, :n]).reshape(*lead, k, n)
+
+
+def _one_axis(a: jax.Array) -> jax.Array:
+    """Returns a stack with one axis in front of its matrices; a matrix as it is."""
+    return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]) if a.ndim > 2 else a
 
 
 def _pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
@@ -189,10 +190,10 @@ def _check(x: Any, w: Any, bias: Any, contract: WgmmaContract, transpose_w: bool
             f"{_OP}: expected a WgmmaContract, the one order that this backend sums in, got {contract!r}; ask the"
             " backend of that contract instead."
         )
-    if x.ndim < 2 or x.ndim != w.ndim or x.shape[:-2] != w.shape[:-2]:
+    if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
         raise UnsupportedError(
-            f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, {came}; fold the leading"
-            " dimensions of x into its rows where they share the weights."
+            f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, or x (M, K), {came}; fold"
+            " the leading dimensions of x into its rows where they share the weights."
         )
     if x.shape[-1] != w.shape[-1 if transpose_w else -2]:
         raise UnsupportedError(
@@ -222,8 +223,12 @@ def _check_gradient(x: Any, g: Any, accumulate: Any, contract: WgmmaChunkContrac
             f"{_GRADIENT_OP}: expected a WgmmaChunkContract, the one order that this backend sums in, got"
             f" {contract!r}; ask the backend of that contract instead."
         )
-    if x.ndim < 2 or x.shape[:-1] != g.shape[:-1]:
-        raise UnsupportedError(f"{_GRADIENT_OP}: expected x (..., M, K) and g (..., M, N) with equal rows, {came}.")
+    stacks = {a.shape[:-2] for a in (x, g)} - {()}
+    if x.ndim < 2 or g.ndim < 2 or x.shape[-2] != g.shape[-2] or len(stacks) > 1:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected x (..., M, K) and g (..., M, N) with as many rows and equal leading dimensions,"
+            f" or none in one of them, {came}."
+        )
     if x.dtype != g.dtype or x.dtype not in _OPERANDS:
         raise UnsupportedError(
             f"{_GRADIENT_OP}: expected x and g of one dtype, bfloat16 or float16, {came}; cast them, or use another"
@@ -233,7 +238,7 @@ def _check_gradient(x: Any, g: Any, accumulate: Any, contract: WgmmaChunkContrac
         raise UnsupportedError(
             f"{_GRADIENT_OP}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result."
         )
-    shape = (*x.shape[:-2], x.shape[-1], g.shape[-1])
+    shape = (*(x.shape[:-2] or g.shape[:-2]), x.shape[-1], g.shape[-1])
     if accumulate is not None and (accumulate.shape != shape or accumulate.dtype != jnp.float32):
         raise UnsupportedError(
             f"{_GRADIENT_OP}: expected accumulate float32{list(shape)}, got {accumulate.dtype}"

@@ -164,9 +164,9 @@ def ring_matmul(
 
     Args:
         x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1. (K, M) with `transpose_x`, where M is a
-            multiple of 16.
+            multiple of 16. A matrix beside a stack of `w` belongs to every entry.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
-            weights are (K, N). A stack where `x` is one.
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
         total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
             cluster computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
@@ -179,7 +179,7 @@ def ring_matmul(
     Returns:
         (M, N) or (B, M, N) of `out_dtype`.
     """
-    stack, n, s = x.shape[:-2], w.shape[-2 if transpose_w else -1], schedule
+    stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
     m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
     swizzle = SWIZZLE_BYTES // x.dtype.itemsize
     if not transpose_w:
@@ -343,7 +343,8 @@ def ring_matmul(
 
 
 def _in_stack(ref: Any, place: Any) -> Any:
-    return ref if place is None else ref.at[place]
+    """Returns the entry of a stack, or the matrix that stands for every entry."""
+    return ref if len(ref.shape) == 2 else ref.at[place]
 
 
 def _broadcast_bias(bias: Any, start: Any, shape: tuple[int, int], swap: bool) -> Any:
