@@ -3,9 +3,6 @@
 The tensor core adds 16 products at a time to a float32 accumulator. On Hopper that step gives the same bits at every
 tile size, for either order of the operands, so one chain over K is a contract that every schedule honours
 (benchmarks/NOTES.md; tests/gpu compares them).
-
-State: this form of the kernel has passed Mosaic's interpreter with race detection and lowers for CUDA; it has not run
-on a GPU yet, so `bijax.matmul` does not use it.
 """
 
 import math
@@ -14,13 +11,13 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract
+from pallas_kernels.contract import SplitWgmmaContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul._activations import activate
 from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
 from pallas_kernels.matmul.mosaic_gpu_finish import finish
 from pallas_kernels.matmul.mosaic_gpu_ring import Shards, ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, matmul_schedule
+from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates, matmul_schedule
 from pallas_kernels.schedule.hopper_fused import SplitSchedule, gated_schedule, residual_schedule, split_schedules
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
@@ -28,6 +25,7 @@ _GATED_OP: Final = "pallas_kernels.matmul.mosaic_gpu.gated_matmul"
 _CAPABILITY: Final = "9.0"
 _ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile
+_GRADIENT_OP: Final = "pallas_kernels.matmul.mosaic_gpu.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _RESULTS: Final = (*_OPERANDS, jnp.dtype(jnp.float32))
 
@@ -56,7 +54,7 @@ def matmul(
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         w: (K, N) or (..., K, N) of the same dtype, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions
-            are those of `x`.
+            are those of `x`, which may have none: its rows are multiplied by every entry's weights then.
         contract: Order of the sum over K. One that cuts K into shards takes no stack.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
@@ -90,7 +88,7 @@ def matmul(
     _check(x, w, bias, residual, contract, transpose_w, out_dtype)
     if not interpret:
         _check_device()
-    (*lead, m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
+    (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
     if 0 in (*lead, m, k, n):
         # An empty sum is zero; what follows is done to it.
         value = jnp.zeros((n,), jnp.float32) if bias is None else bias.astype(jnp.float32)
@@ -98,13 +96,11 @@ def matmul(
         return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
     stack = math.prod(lead)
     x, (w,) = _pad(x, -1, _ALIGN), _pad_weights([w], transpose_w)
-    if lead:
-        x, w = x.reshape(stack, *x.shape[-2:]), w.reshape(stack, *w.shape[-2:])
+    x, w = _one_axis(x), _one_axis(w)
     if residual is not None:
-        residual = _pad(residual, -1, w.shape[-2 if transpose_w else -1])
-        residual = residual.reshape(stack, *residual.shape[-2:]) if lead else residual
+        residual = _one_axis(_pad(residual, -1, w.shape[-2 if transpose_w else -1]))
     epilogue = Epilogue(bias, activation, residual)
-    if isinstance(contract, SplitWgmmaContract):
+    if isinstance(contract, SplitWgmmaContract) and contract.shard_length(k) < k:
         out = _split(x, w, epilogue, contract, schedule, transpose_w, out_dtype, interpret)
     else:
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
@@ -215,20 +211,8 @@ def _split(
     """Multiplies under a contract that cuts K, in whichever of its two forms the schedule says."""
     (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
     length = contract.shard_length(k)
-    count = -(-k // length)
+    count = -(-k // length)  # a short K has fewer shards than the contract names
     residual = epilogue.residual is not None
-    if count == 1:
-        return matmul(
-            x,
-            w,
-            contract=WgmmaContract(),
-            transpose_w=transpose_w,
-            bias=epilogue.bias,
-            activation=epilogue.activation,
-            residual=epilogue.residual,
-            out_dtype=out_dtype,
-            interpret=interpret,
-        )
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         found = split_schedules(m, k, n, shards=count, length=length, transpose_w=transpose_w, **sizes)
@@ -255,6 +239,87 @@ def _pad_weights(weights: list[jax.Array], transpose_w: bool) -> list[jax.Array]
     return [_pad(_pad(w, k_axis, _ALIGN), n_axis, columns) for w in weights]
 
 
+def weight_gradient(
+    x: jax.Array,
+    g: jax.Array,
+    *,
+    contract: WgmmaChunkContract,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = None,
+    schedule: MatmulSchedule | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Sums the outer products of rows: the gradient of `w` in `x @ w`, for every entry of a stack in one launch.
+
+    Both operands are used where they lie if M is a multiple of 8 and K and N are multiples of 16. Others are copied
+    once, padded with zeros, which adds exact zeros to the sums.
+
+    Args:
+        x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
+        g: (M, N) or (..., M, N) of the same dtype, the cotangent of the product. One of the two may have no leading
+            dimensions: it belongs to every entry then. Exchange the two for weights that are stored as (N, K).
+        contract: Order of the sum over the rows.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        out_dtype: float32 by default; bfloat16 or float16 round the sum once.
+        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule moves a bit.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU. The interpreter adds
+            `accumulate` behind the sum.
+
+    Returns:
+        (K, N) or (..., K, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract for these operands.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows. An element's bits depend on its column
+    of `x` and its column of `g` alone.
+
+    Example:
+        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+
+        >>> from jax.experimental.pallas import mosaic_gpu as plgpu
+        >>> x, g = jnp.ones((40, 64), jnp.bfloat16), jnp.ones((40, 64), jnp.bfloat16)
+        >>> contract, interpret = WgmmaChunkContract(), plgpu.InterpretGPUParams()
+        >>> weight_gradient(x, g, contract=contract, interpret=interpret)[0, :2].tolist()
+        [40.0, 40.0]
+    """
+    out_dtype = jnp.dtype(jnp.float32 if out_dtype is None else out_dtype)
+    _check_gradient(x, g, accumulate, contract, out_dtype)
+    if not interpret:
+        _check_device()
+    (m, k), n, lead = x.shape[-2:], g.shape[-1], x.shape[:-2] or g.shape[:-2]
+    if 0 in (*lead, m, k, n):
+        zero = jnp.zeros((), jnp.float32) if accumulate is None else accumulate
+        return jnp.broadcast_to(zero.astype(out_dtype), (*lead, k, n))
+    stack = math.prod(lead)
+    x, g = (_one_axis(_pad(_pad(a, -2, _ALIGN), -1, _WEIGHT_COLUMNS)) for a in (x, g))
+    sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
+    if schedule is None:
+        ranked = candidates(k, m, n, stack=stack, transpose_w=False, **sizes).values()
+        schedule = next(s for s in ranked if not s.swap)
+    _check_schedule(schedule, **sizes)
+    if accumulate is not None:
+        accumulate = _pad(_one_axis(accumulate), -2, schedule.block_m * schedule.cluster_rows)
+        accumulate = _pad(accumulate, -1, schedule.block_n * schedule.cluster_columns)
+    out = ring_matmul(
+        x,
+        g,
+        Epilogue(),
+        total=accumulate,
+        schedule=schedule,
+        transpose_w=False,
+        transpose_x=True,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
+    return (out if out.shape[-2:] == (k, n) else out[..., :k, :n]).reshape(*lead, k, n)
+
+
+def _one_axis(a: jax.Array) -> jax.Array:
+    """Returns a stack with one axis in front of its matrices; a matrix as it is."""
+    return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]) if a.ndim > 2 else a
+
+
 def _pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
     """Returns `a` with zeros behind its end along `axis`, or `a` itself where it is a multiple already."""
     missing = -a.shape[axis] % multiple
@@ -278,12 +343,12 @@ def _check(
             f"{_OP}: expected a WgmmaContract or SplitWgmmaContract, the orders that this backend sums in, got"
             f" {contract!r}; ask the backend of that contract instead."
         )
-    if isinstance(contract, SplitWgmmaContract) and x.ndim > 2:
+    if isinstance(contract, SplitWgmmaContract) and w.ndim > 2:
         raise UnsupportedError(f"{_OP}: expected a single product for a contract with shards, {came}; map over them.")
-    if x.ndim < 2 or x.ndim != w.ndim or x.shape[:-2] != w.shape[:-2]:
+    if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
         raise UnsupportedError(
-            f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, {came}; fold the leading"
-            " dimensions of x into its rows where they share the weights."
+            f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, or x (M, K), {came}; fold"
+            " the leading dimensions of x into its rows where they share the weights."
         )
     if x.shape[-1] != w.shape[-1 if transpose_w else -2]:
         raise UnsupportedError(
@@ -297,9 +362,9 @@ def _check(
     if out_dtype not in _RESULTS:
         raise UnsupportedError(f"{_OP}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result.")
     n = w.shape[-2 if transpose_w else -1]
-    if residual is not None and (residual.shape != (*x.shape[:-1], n) or residual.dtype != out_dtype):
+    if residual is not None and (residual.shape != (*w.shape[:-2], x.shape[-2], n) or residual.dtype != out_dtype):
         raise UnsupportedError(
-            f"{_OP}: expected a residual {[*x.shape[:-1], n]} of the result's dtype {out_dtype.name}, got residual"
+            f"{_OP}: expected a residual {[*w.shape[:-2], x.shape[-2], n]} of the result's dtype {out_dtype.name}, got residual"
             f" {residual.dtype}{list(residual.shape)}, {came}; cast it, or ask for its dtype with out_dtype."
         )
     if bias is None:
@@ -308,6 +373,36 @@ def _check(
         raise UnsupportedError(
             f"{_OP}: expected a bias ({n},) of {x.dtype} or float32, got bias {bias.dtype}{list(bias.shape)}, {came};"
             " give one value for each column of the result."
+        )
+
+
+def _check_gradient(x: Any, g: Any, accumulate: Any, contract: WgmmaChunkContract, out_dtype: Any) -> None:
+    came = f"got x {x.dtype}{list(x.shape)}, g {g.dtype}{list(g.shape)}, out_dtype={out_dtype.name}"
+    if not isinstance(contract, WgmmaChunkContract):
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected a WgmmaChunkContract, the one order that this backend sums in, got"
+            f" {contract!r}; ask the backend of that contract instead."
+        )
+    stacks = {a.shape[:-2] for a in (x, g)} - {()}
+    if x.ndim < 2 or g.ndim < 2 or x.shape[-2] != g.shape[-2] or len(stacks) > 1:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected x (..., M, K) and g (..., M, N) with as many rows and equal leading dimensions,"
+            f" or none in one of them, {came}."
+        )
+    if x.dtype != g.dtype or x.dtype not in _OPERANDS:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected x and g of one dtype, bfloat16 or float16, {came}; cast them, or use another"
+            " backend."
+        )
+    if out_dtype not in _RESULTS:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result."
+        )
+    shape = (*(x.shape[:-2] or g.shape[:-2]), x.shape[-1], g.shape[-1])
+    if accumulate is not None and (accumulate.shape != shape or accumulate.dtype != jnp.float32):
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected accumulate float32{list(shape)}, got {accumulate.dtype}"
+            f"{list(accumulate.shape)}, {came}; pass the float32 result of the previous call."
         )
 
 

@@ -242,8 +242,8 @@ def add_tiles(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def in_stack(ref: Any, place: Any) -> Any:
-    """Returns one entry of a stack, or all of what is no stack."""
-    return ref if place is None else ref.at[place]
+    """Returns the entry of a stack, or the matrix that stands for every entry."""
+    return ref if len(ref.shape) == 2 else ref.at[place]
 
 
 def tile_transforms(swizzle: int, dtype: Any) -> tuple[Any, Any]:

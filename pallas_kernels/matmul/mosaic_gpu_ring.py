@@ -79,8 +79,8 @@ class _Side:
     def ragged(self) -> bool:
         """Whether the operand does not divide into the whole (8, swizzle) tiles that wgmma reads.
 
-        Fewer than 8 rows are one tile. Weights stored as (K, N) divide: their K is a multiple of 8, their swizzle
-        divides N.
+        Fewer than 8 rows are one tile. An operand stored with K in front divides: its K is a multiple of 8, its swizzle
+        divides its size.
         """
         return self.k_major and ((self.size % ROWS != 0 and self.size > ROWS) or self.k % self.swizzle != 0)
 
@@ -142,8 +142,10 @@ def ring_matmul(
     w: jax.Array,
     epilogue: Epilogue,
     *,
+    total: jax.Array | None = None,
     schedule: MatmulSchedule,
     transpose_w: bool,
+    transpose_x: bool = False,
     out_dtype: Any,
     interpret: Any,
     shards: Shards | None = None,
@@ -151,36 +153,43 @@ def ring_matmul(
     """Runs the kernel on operands that the copy engine can address.
 
     Args:
-        x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1.
+        x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1. (K, M) with `transpose_x`, where M is a
+            multiple of 16. A matrix beside a stack of `w` belongs to every entry.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
-            weights are (K, N). A stack where `x` is one.
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry.
         epilogue: What is done to the float32 sums before they are rounded.
+        total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
+            cluster computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
+        transpose_x: Whether `x` is stored as (K, M).
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        shards: The cut of K; by default there is one chain. No stack then.
+        shards: The cut of K, for matrices; by default there is one chain.
 
     Returns:
         (M, N) or (B, M, N) of `out_dtype`; with shards across blocks (count, M, N), the shards' own sums.
     """
-    (*stack, m, k), n, s = x.shape, w.shape[-2 if transpose_w else -1], schedule
-    across = shards is not None and shards.across
+    stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
+    m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
+    across, length, chains = False, k, 1
     if shards is not None:
-        stack, k = [shards.count] if shards.across else [], shards.length
-    chains = shards.count if shards is not None and not shards.across else 1
+        across, length = shards.across, shards.length
+        stack, chains = ((shards.count,), 1) if shards.across else ((), shards.count)
     sources = 2 if epilogue.gated else 1
     swizzle, w_tile = SWIZZLE_BYTES // x.dtype.itemsize, s.block_n // sources
     if not transpose_w:
         swizzle = math.gcd(swizzle, n, w_tile)
-    x_size = s.block_m if m > s.block_m else min(s.block_m, -(-m // ROWS) * ROWS)
-    x_side = _Side(m, x.shape[-1], True, s.block_m, x_size, swizzle, s.k_step)
-    w_side = _Side(n, x.shape[-1], transpose_w, w_tile, w_tile, swizzle, s.k_step, sources)
+    if transpose_x:
+        swizzle = math.gcd(swizzle, m, s.block_m)
+    x_size = s.block_m if transpose_x or m > s.block_m else min(s.block_m, -(-m // ROWS) * ROWS)
+    x_side = _Side(m, k, not transpose_x, s.block_m, x_size, swizzle, s.k_step)
+    w_side = _Side(n, k, transpose_w, w_tile, w_tile, swizzle, s.k_step, sources)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     row_tiles = _cdiv(rows.size, rows.tile * s.cluster_rows)
     column_tiles = _cdiv(columns.size, columns.tile * s.cluster_columns)
     tiles, cluster = math.prod(stack) * row_tiles * column_tiles, s.cluster_rows * s.cluster_columns
-    chain_steps = _cdiv(k, s.k_step)
+    chain_steps = _cdiv(length, s.k_step)
     k_steps = chains * chain_steps
     clusters = min(tiles, s.clusters) if s.clusters else tiles
     stages = min(s.stages, k_steps * _cdiv(tiles, clusters))
@@ -191,6 +200,7 @@ def ring_matmul(
     collective = ("member",) if cluster > 1 else None
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
+        total_ref, refs = (None, refs) if total is None else (refs[0], refs[1:])
         up_ref, bias_ref, residual_ref, (out_ref, *scratch) = epilogue.take(refs)
         (rows_ref, rows_in), (columns_ref, columns_in), (out_tiled, out_plain) = (
             ref if aliased else (ref, None) for ref, aliased in zip(scratch, alias, strict=False)
@@ -221,7 +231,7 @@ def ring_matmul(
             @pl.loop(0, count)
             def _(tile: Any) -> None:
                 place, row, column = origin(tile)
-                start = place * k if across else 0
+                start = place * length if across else 0
 
                 @pl.loop(0, k_steps)
                 def _(step: Any) -> None:
@@ -233,10 +243,10 @@ def ring_matmul(
                         plgpu.barrier_wait(empty.at[slot])
 
                     def copy(side: _Side, refs: Any, tiled: Any, plain: Any, at: Any, shared: bool) -> None:
-                        sources = [in_stack(ref, None if across else place) for ref in refs]
+                        operands = [in_stack(ref, place) for ref in refs]
                         axes = collective if shared else None
                         target = tiled if plain is None else plain
-                        side.copy(sources, target, at, start + step * s.k_step, slot, full.at[slot], axes)
+                        side.copy(operands, target, at, start + step * s.k_step, slot, full.at[slot], axes)
 
                     copy(rows, row_sources, rows_ref, rows_in, row, s.cluster_columns > 1)
                     copy(columns, column_sources, columns_ref, columns_in, column, s.cluster_rows > 1)
@@ -285,11 +295,18 @@ def ring_matmul(
                 def release(step: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(tile * k_steps + step, stages)])
 
+                def previous() -> Any:
+                    """Returns this warpgroup's part of the sums to continue."""
+                    at = pl.ds(row, shape[0]), pl.ds(column, shape[1])
+                    return plgpu.load(in_stack(total_ref, place).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
+
                 def chain(index: int) -> Any:
                     """Sums the steps of one chain."""
                     first, last = index * chain_steps, (index + 1) * chain_steps
 
                     def accumulate(*accumulators: Any) -> Any:
+                        if total_ref is not None and not interpret:
+                            accumulators[0][...] = previous()
                         multiply(accumulators, first)
 
                         @pl.loop(first + 1, last)
@@ -301,7 +318,11 @@ def ring_matmul(
 
                         plgpu.wgmma_wait(0)
                         release(last - 1)
-                        return tuple(accumulator[...] for accumulator in accumulators)
+                        results = tuple(accumulator[...] for accumulator in accumulators)
+                        if total_ref is not None and interpret:
+                            # The interpreter cannot store to an accumulator: another order.
+                            return (results[0] + previous(),)
+                        return results
 
                     scratch = [plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * sources
                     return pl.run_scoped(accumulate, *scratch)
@@ -336,7 +357,7 @@ def ring_matmul(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    result: jax.Array = launch(x, w, *epilogue.inputs)
+    result: jax.Array = launch(x, w, *([] if total is None else [total]), *epilogue.inputs)
     return result
 
 
