@@ -11,7 +11,8 @@ or it has no free dimension, else "by columns".
 | by columns | by rows | the same, the operands swapped: products commute exactly |
 | by columns | by columns | `chunk_contract()`, as the gradient of weights `x.T @ g` |
 
-In float64 it is always fused chains of 128, added upwards.
+In float64 it is always fused chains of 128, added upwards. On a Hopper GPU, for two operands of bfloat16 or of float16,
+it is one chain in every row of the table (`WgmmaContract`, `WgmmaChunkContract`: the same steps of 16, upwards).
 
 Batch dimensions and free dimensions in front do not change the storage, so `vmap` over leading axes keeps the order.
 """
@@ -66,7 +67,7 @@ def dot_general(
         lhs: float32, bfloat16, float16 or float64, of any shape, dimensions of length 0 included.
         rhs: The same; its dtype may be another one of these.
         dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
-        precision: As in `jax.lax.dot_general`. On the CPU every precision is the full one.
+        precision: As in `jax.lax.dot_general`. Every precision is the full one so far.
         preferred_element_type: Dtype of the result; one of these dtypes.
         out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
         as_columns: Whether one of two operands stored by rows stands for its transpose: the sum has the order of
@@ -80,8 +81,9 @@ def dot_general(
             `precision` is an algorithm that accumulates in another dtype.
 
     Guarantee: an element's bits depend on its row of `lhs`, its column of `rhs`, the contracted length and the storage
-    order of the two operands alone (see the table above). On the CPU; on other platforms they may depend on the number
-    of columns. Where both operands are stored by columns the sum is split-invariant for cuts at multiples of 128.
+    order of the two operands alone (see the table above). On the CPU, and for 16-bit operands on a Hopper GPU; in
+    portable programs they may depend on the number of columns. Where both operands are stored by columns the sum is
+    split-invariant for cuts at multiples of 128.
 
     Example:
         >>> x, w = jnp.ones((3, 5), jnp.bfloat16), jnp.ones((5, 2), jnp.bfloat16)

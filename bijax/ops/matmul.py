@@ -34,7 +34,9 @@ def matmul(
 ) -> jax.Array:
     """Multiplies the rows of `x` by the weights `w`.
 
-    Products are summed in float32 in an order that depends on K and on the storage of `w` alone.
+    Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
+    alone, and the sum is rounded once. On a Hopper GPU bfloat16 and float16 run on the tensor cores, in one launch for
+    any number of leading dimensions; everything else runs there as a portable program.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included; K may be 0.
@@ -42,7 +44,7 @@ def matmul(
             those of `x` (B..., M, K), for a batch of products.
         bias: (N,) of the same dtype, added in float32 before the result is rounded.
         transpose_w: Whether `w` is stored as (N, K).
-        precision: As in `jax.lax.dot_general`. On the CPU every precision is full float32.
+        precision: As in `jax.lax.dot_general`. Every precision is full float32 so far.
         preferred_element_type: Dtype of the result; that of `x` by default.
 
     Returns:
@@ -53,7 +55,9 @@ def matmul(
         ValueError: If ranks or the contracted lengths do not fit.
 
     Guarantee: row-invariant; the gradient of `x` too. The gradients of `w` and `bias` are split-invariant for cuts of
-    the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`), see `weight_gradient`.
+    the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and that of `w` in a portable
+    program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w` everywhere, where
+    `weight_gradient` continues the sum.
 
     Source: fixed-tile matmul without split-K, as the project's first and third seed documents describe it.
 
@@ -80,8 +84,9 @@ def matmul(
 def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: Any = None) -> jax.Array:
     """Returns the gradient of the weights of `matmul(x, w)` for the cotangent `g`, in float32.
 
-    The rows are summed in chunks of 128 in ascending order. With `accumulate` the chain of a previous call goes on,
-    so that micro-batches cut at multiples of 128 rows give the bits of the whole batch:
+    The rows are summed in ascending order: in chunks of 128, or on a Hopper GPU, for two operands of bfloat16 or of
+    float16, in one chain with 16 rows a step. With `accumulate` the sum of a previous call goes on, so that
+    micro-batches cut at multiples of 128 rows give the bits of the whole batch.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.

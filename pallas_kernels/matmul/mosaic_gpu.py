@@ -298,6 +298,8 @@ def weight_gradient(
         ranked = candidates(k, m, n, stack=stack, transpose_w=False, **sizes).values()
         schedule = next(s for s in ranked if not s.swap)
     _check_schedule(schedule, **sizes)
+    if schedule.swap:
+        raise UnsupportedError(f"{_GRADIENT_OP}: expected a schedule without swap, got {schedule}; exchange x and g.")
     if accumulate is not None:
         accumulate = _pad(_one_axis(accumulate), -2, schedule.block_m * schedule.cluster_rows)
         accumulate = _pad(accumulate, -1, schedule.block_n * schedule.cluster_columns)
