@@ -31,7 +31,7 @@ _LONG_ROWS: Final = 964
 _SHARD_STEP: Final = 64
 _SHARD: Final = 512  # elements of K in the shortest shard that is chosen
 _SHARD_COLUMNS: Final = 64
-_SHARD_BLOCKS: Final = 132
+_SHARD_BLOCKS: Final = 80  # what keeps the memory of a Hopper GPU busy
 _MOST_SHARDS: Final = 4  # the sums that one warpgroup holds while it adds the tree
 
 
@@ -279,7 +279,7 @@ def split_shards(k: int, n: int) -> int:
     """Returns into how many shards K is cut where the caller leaves it open; 1 where one chain is fast enough.
 
     One chain over K gives a GPU a block for every 64 columns of the weights. A long K with few columns leaves most of
-    the chip idle, so K is cut until the blocks fill it or the shards get short.
+    the chip idle, so K is cut as long as that brings blocks that the memory can feed.
 
     Args:
         k: Length of the contracted dimension.

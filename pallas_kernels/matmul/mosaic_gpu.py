@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul._activations import activate
+from pallas_kernels.matmul.activations import activate
 from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
 from pallas_kernels.matmul.mosaic_gpu_finish import finish
 from pallas_kernels.matmul.mosaic_gpu_ring import Shards, ring_matmul
@@ -59,7 +59,7 @@ def matmul(
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
         activation: "gelu" (tanh form), "silu", "relu" or None. `exp` and `tanh` are those of the device library
-            (`pallas_kernels.matmul._activations`).
+            (`pallas_kernels.matmul.activations`).
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `SplitSchedule` where K is cut.

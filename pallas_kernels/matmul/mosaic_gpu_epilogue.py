@@ -2,7 +2,7 @@
 
 The order is fixed: `activation(tile + bias) + residual`, or for a pair of products `activation(gate) * up`, every step
 in float32, rounded once to the result's dtype, whatever the schedule. `exp` and `tanh` are those of the device library
-(`pallas_kernels.matmul._activations`), the same code for every tile.
+(`pallas_kernels.matmul.activations`), the same code for every tile.
 """
 
 import math
@@ -16,7 +16,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.matmul._activations import activate
+from pallas_kernels.matmul.activations import activate
 
 SWIZZLE_BYTES: Final = 128
 """Bytes of a shared memory row that wgmma reads without bank conflicts."""
@@ -33,7 +33,7 @@ class Epilogue:
 
     Attributes:
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N.
-        activation: A name that `pallas_kernels.matmul._activations.activate` takes.
+        activation: A name that `pallas_kernels.matmul.activations.activate` takes.
         residual: Of the shape and the dtype of the result.
         up: Weights of a second product of the same rows, stored as the first: activation(first) * second. No bias then.
     """

@@ -25,7 +25,8 @@ def _silu(z: jax.Array) -> jax.Array:
 
 
 def _relu(z: jax.Array) -> jax.Array:
-    return jnp.maximum(z, 0.0)
+    # As in jax.nn.relu the derivative at 0 is 0, and nan stays nan.
+    return jnp.where(z <= 0.0, 0.0, z)
 
 
 ACTIVATIONS: Final[dict[str, Callable[[jax.Array], jax.Array]]] = {
