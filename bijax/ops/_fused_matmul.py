@@ -62,8 +62,11 @@ def _backward(
     fusion: Fusion, saved: tuple[jax.Array, jax.Array, Optional, Optional], g: jax.Array
 ) -> tuple[Optional, ...]:
     x, w, up, bias = saved
-    first = differentiable_matmul(x, w, bias, fusion.wide)
     to_residual = g if fusion.given[2] else None
+    if up is None and fusion.activation is None:
+        dx, dw, db = matmul_gradients(fusion.product, (x, w, bias), g)
+        return dx, dw, None, db, to_residual
+    first = differentiable_matmul(x, w, bias, fusion.wide)
     # The cotangents of the products have the dtype of the operands, as those of a plain matmul have.
     if up is None:
         d_first = _pull_back(fusion.activation)(first, g).astype(x.dtype)
@@ -155,7 +158,7 @@ def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dic
     if any(d is not None for i, d in enumerate(axes) if i not in (0, last)):
         return None
     rows = [0] if last is None else [0, last]
-    folded = dict(zip(rows, fold_rows(size, [arrays[i] for i in rows], [axes[i] for i in rows]), strict=True))
+    folded = dict(zip(rows, fold_rows(size, tuple(arrays[i] for i in rows), [axes[i] for i in rows]), strict=True))
     return unfold_rows(size, fused_matmul_kernel(*(folded.get(i, a) for i, a in enumerate(arrays)), **parameters))
 
 

@@ -81,7 +81,7 @@ def _by_shards(matmul: Matmul) -> Matmul:
             start, stop = index * length, min(k, (index + 1) * length)
             return matmul(x[..., start:stop], lax.slice_in_dim(w, start, stop, axis=k_axis), None, part)
 
-        total = add_as_tree(shard, -(-k // length))
+        total: jax.Array = add_as_tree(shard, -(-k // length))
         return (total if bias is None else total + bias.astype(jnp.float32)).astype(product.out_dtype)
 
     return by_shards
@@ -141,7 +141,7 @@ def _fold_gradient(
 def _hopper_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
     if product.shards > 1 and w.ndim > 2:
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
-        stack: jax.Array = lax.map(lambda entry: _hopper_matmul(*entry, bias, product), (x, w))
+        stack: jax.Array = lax.map(lambda entry: _hopper_matmul(entry[0], entry[1], bias, product), (x, w))
         return stack
     return mosaic_gpu.matmul(
         x,

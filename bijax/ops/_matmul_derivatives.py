@@ -36,7 +36,9 @@ def matmul_gradients(
     """Returns the gradients of x, w and bias for the cotangent `g`; their sums are not cut into shards."""
     x, w, bias = saved
     product = replace(product, shards=1)
-    dx = differentiable_matmul(g, w, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name))
+    dx = differentiable_matmul(
+        g, w, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name)
+    )
     dw = differentiable_weight_gradient(x, g, None, replace(product, out_dtype=w.dtype.name))
     if bias is None:
         return dx, dw, None
@@ -63,7 +65,9 @@ def _weight_gradient_backward(
     product: Product, saved: tuple[jax.Array, jax.Array, bool], ct: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     x, g, continued = saved
-    dx = differentiable_matmul(g, ct, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name))
+    dx = differentiable_matmul(
+        g, ct, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name)
+    )
     dg = differentiable_matmul(x, ct, None, replace(product, out_dtype=g.dtype.name))
     return dx, dg, ct.astype(jnp.float32) if continued else None
 

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._fused_matmul import Fusion, fused_matmul

@@ -31,8 +31,9 @@ def matmul(
     """Multiplies the rows of `x` by the weights `w`: activation(x @ w + bias) + residual.
 
     Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
-    alone. What follows is computed in float32 too, and rounded once, at the end. On a Hopper GPU bfloat16 and float16 run on the tensor cores, in one launch for
-    any number of leading dimensions; everything else runs there as a portable program.
+    alone. What follows is computed in float32 too, and rounded once, at the end. On a Hopper GPU bfloat16 and float16
+    run on the tensor cores, in one launch for any number of leading dimensions; everything else runs there as a
+    portable program.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included; K may be 0.
@@ -44,10 +45,11 @@ def matmul(
         transpose_w: Whether `w` is stored as (N, K).
         precision: As in `jax.lax.dot_general`. Every precision is full float32 so far.
         preferred_element_type: Dtype of the result; that of `x` by default.
-        split_k: Another contract, for long K and few columns, where one chain over K leaves most of a GPU idle: K is cut
-            into this many shards (a power of two), each is summed for itself, and the sums are added as a fixed binary
-            tree. "auto" takes as many as K and N ask for (`pallas_kernels.contract.split_shards`). Its bits are not
-            those of the default, so a layer must use one of the two at every batch size. Gradients have the default.
+        split_k: Another contract, for long K and few columns, where one chain over K leaves most of a GPU idle: K is
+            cut into this many shards (a power of two), each is summed for itself, and the sums are added as a fixed
+            binary tree. "auto" takes as many as K and N ask for (`pallas_kernels.contract.split_shards`). Its bits
+            are not those of the default, so a layer must use one of the two at every batch size. The sums of the
+            gradients are not cut.
 
     Returns:
         (..., N).
@@ -56,15 +58,15 @@ def matmul(
         TypeError: If dtypes are unsupported or differ.
         ValueError: If ranks or the contracted lengths do not fit, or there is no such activation or split.
 
-    With an activation or a residual the backward pass computes the product again, in place of keeping it in float32,
-    and the gradient of the product is rounded to the dtype of `x`, as it is without them. On a GPU `exp` and `tanh` are
+    With an activation the backward pass computes the product again, in place of keeping it in float32, and the
+    gradient of the product is rounded to the dtype of `x`, as it is without one. On a GPU `exp` and `tanh` are
     those of the kernel: `matmul(x, w, activation="silu")` need not have the bits of `bijax.elementwise(jax.nn.silu)`
     behind a float32 product.
 
-    Guarantee: row-invariant, with every option; the gradient of `x` too. The gradients of `w` and `bias` are split-invariant for cuts of
-    the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and that of `w` in a portable
-    program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w` everywhere, where
-    `weight_gradient` continues the sum.
+    Guarantee: row-invariant, with every option; the gradient of `x` too. The gradients of `w` and `bias` are
+    split-invariant for cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and
+    that of `w` in a portable program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w`
+    everywhere, where `weight_gradient` continues the sum.
 
     Source: fixed-tile matmul without split-K, as the project's first and third seed documents describe it.
 

@@ -103,6 +103,8 @@ def matmul(
     if isinstance(contract, SplitWgmmaContract) and contract.shard_length(k) < k:
         out = _split(x, w, epilogue, contract, schedule, transpose_w, out_dtype, interpret)
     else:
+        if isinstance(schedule, SplitSchedule):
+            raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
@@ -203,7 +205,7 @@ def _split(
     w: jax.Array,
     epilogue: Epilogue,
     contract: SplitWgmmaContract,
-    schedule: SplitSchedule | None,
+    schedule: MatmulSchedule | SplitSchedule | None,
     transpose_w: bool,
     out_dtype: Any,
     interpret: Any,
@@ -217,13 +219,13 @@ def _split(
     if schedule is None:
         found = split_schedules(m, k, n, shards=count, length=length, transpose_w=transpose_w, **sizes)
         schedule = found[0]
-    across, tiles = schedule
-    if length % tiles.k_step:
+    if not isinstance(schedule, SplitSchedule) or length % schedule.tiles.k_step:
         raise UnsupportedError(
-            f"{_OP}: expected a schedule whose k_step divides the {length} elements of a shard, got {tiles}."
+            f"{_OP}: expected a SplitSchedule whose k_step divides the {length} elements of a shard, got {schedule}."
         )
+    across, tiles = schedule
     shards = Shards(count, length, across)
-    common = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "shards": shards}
+    common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "shards": shards}
     if not across:
         _check_schedule(tiles, residual=residual, **sizes)
         return ring_matmul(x, w, epilogue.padded(tiles.block_n), out_dtype=out_dtype, **common)
@@ -366,8 +368,8 @@ def _check(
     n = w.shape[-2 if transpose_w else -1]
     if residual is not None and (residual.shape != (*w.shape[:-2], x.shape[-2], n) or residual.dtype != out_dtype):
         raise UnsupportedError(
-            f"{_OP}: expected a residual {[*w.shape[:-2], x.shape[-2], n]} of the result's dtype {out_dtype.name}, got residual"
-            f" {residual.dtype}{list(residual.shape)}, {came}; cast it, or ask for its dtype with out_dtype."
+            f"{_OP}: expected a residual {[*w.shape[:-2], x.shape[-2], n]} of the result's dtype {out_dtype.name}, got"
+            f" residual {residual.dtype}{list(residual.shape)}, {came}; cast it, or ask for its dtype with out_dtype."
         )
     if bias is None:
         return

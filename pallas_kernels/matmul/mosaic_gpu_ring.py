@@ -12,7 +12,7 @@ that a small batch fills 8 columns instead of 64 rows; without it the activation
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
@@ -37,7 +37,8 @@ _PRODUCER_REGISTERS: Final = 40
 _COMPUTE_REGISTERS: Final = {2: 232, 3: 152}
 
 
-class Shards(NamedTuple):
+@dataclass(frozen=True)
+class Shards:
     """K cut into chains of their own (`pallas_kernels.contract.SplitWgmmaContract`).
 
     Attributes:

@@ -4,7 +4,7 @@ They are the candidates of `pallas_kernels.schedule.hopper` with what else has t
 """
 
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule, candidates, matmul_schedule
 
@@ -40,7 +40,7 @@ def residual_schedule(
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of an element of the result and of the residual.
     """
-    sizes = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
+    sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
     ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
     for schedule in (matmul_schedule(m, k, n, transpose_w=transpose_w, **sizes), *ranked):
         stage = (schedule.block_rows + schedule.block_columns) * schedule.k_step * itemsize
@@ -64,9 +64,7 @@ def gated_schedule(
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of a result's element.
     """
-    ranked = candidates(
-        m, k, n, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize, gated=True
-    )
+    ranked = candidates(m, k, n, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize, gated=True)
     return next(iter(ranked.values()))
 
 
@@ -96,7 +94,7 @@ def split_schedules(
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of a result's element.
     """
-    common = {"transpose_w": transpose_w, "itemsize": itemsize}
+    common: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
     parts = candidates(m, length, n, stack=shards, out_itemsize=4, **common).values()
     whole = candidates(m, k, n, out_itemsize=out_itemsize, **common).values()
     alive = (shards - 1).bit_length() + 1

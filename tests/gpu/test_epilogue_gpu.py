@@ -42,22 +42,26 @@ SCHEDULES = {
     "weights, wide": MatmulSchedule(True, 64, 64, 64, 3, 2),
 }
 PAIRS = {
-    **{name: SCHEDULES[name] for name in ("rows", "two warpgroups", "by columns", "walks all tiles", "wide")},
+    **{name: SCHEDULES[name] for name in ("rows", "two warpgroups", "walks all tiles", "wide")},
+    "by columns": MatmulSchedule(False, 64, 128, 64, 3, 2, split="columns"),
     "weights": MatmulSchedule(True, 128, 16, 128, 3),
     "weights, wide": MatmulSchedule(True, 128, 64, 64, 3),
     "weights, two warpgroups": MatmulSchedule(True, 128, 64, 64, 3, 2),
 }
-# What is given behind the product: bias, activation, residual, dtype of the result.
+# A shape and what is given behind the product: bias, activation, residual, dtype of the result.
 EPILOGUES = [
-    (True, "gelu", False, "bfloat16"),
-    (True, "silu", True, "bfloat16"),
-    (False, "relu", True, "float32"),
-    (False, None, True, "bfloat16"),
+    ("aligned", True, "gelu", False, "bfloat16"),
+    ("aligned", True, "silu", True, "bfloat16"),
+    ("aligned", False, None, True, "bfloat16"),
+    ("ragged transposed", True, "silu", True, "bfloat16"),
+    ("ragged transposed", False, "relu", True, "float32"),
+    ("few rows", True, "gelu", True, "bfloat16"),
+    ("few rows", False, "silu", False, "float32"),
+    ("unaligned", True, "relu", True, "bfloat16"),
 ]
 
 
-@pytest.mark.parametrize(("with_bias", "activation", "with_residual", "out"), EPILOGUES)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "with_bias", "activation", "with_residual", "out"), EPILOGUES)
 def test_every_schedule_finishes_the_float32_product(
     name: str, with_bias: bool, activation: str | None, with_residual: bool, out: str
 ) -> None:
@@ -91,8 +95,10 @@ def test_every_schedule_finishes_the_float32_product(
     compare({**fitting(SCHEDULES, out, with_residual), "default": None}, run, operands, expected)
 
 
-@pytest.mark.parametrize("out", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "out"),
+    [("aligned", "bfloat16"), ("ragged transposed", "bfloat16"), ("few rows", "float32"), ("unaligned", "bfloat16")],
+)
 def test_every_schedule_gates(name: str, out: str) -> None:
     (m, k, n), transpose_w = SHAPES[name]
     operands = [
@@ -108,7 +114,7 @@ def test_every_schedule_gates(name: str, out: str) -> None:
     def run(schedule: MatmulSchedule | None) -> Callable[..., jax.Array]:
         return lambda x, gate, up: gated_matmul(x, gate, up, out_dtype=out, schedule=schedule, **common)
 
-    found = {f"{rows} rows: {s}": s for rows in (8, 64, 512) for s in list(candidates(rows, k, n, gated=True).values())}
+    found = {f"{rows}: {s}": s for rows in (8, 64, 512) for s in list(candidates(rows, k, n, gated=True).values())[:2]}
     compare({**fitting({**PAIRS, **found}, out), "default": None}, run, operands, expected)
 
 
@@ -141,12 +147,12 @@ def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, shards: int) 
     ]
     found = {
         f"{rows} rows: {s}": s
-        for rows in (8, m, 2048)
+        for rows in (8, 2048)
         for across in (True, False)
         for s in [
             s for s in split_schedules(rows, k, n, shards=count, length=length, transpose_w=transpose_w)
             if s.across == across and (s.across or s.tiles.shared_bytes(2, 2, residual=True) <= 227 * 1024)
-        ][:4]
+        ][:3]
     }  # fmt: skip
     assert {s.across for s in found.values()} == {True, False}
 

@@ -1,4 +1,4 @@
-"""What follows a product in the Hopper kernel, and K cut into shards, on a CPU: under Mosaic's interpreter, and lowered."""
+"""Epilogues, gated pairs and shards of K in the Hopper kernel, on a CPU: under Mosaic's interpreter, and lowered."""
 
 import dataclasses
 import re
@@ -36,9 +36,14 @@ PAIRS = {
 SPLITS = {
     "inside": ((70, 512, 136), True, "bfloat16", SplitSchedule(False, WIDE)),
     "across": ((5, 512, 128), False, "float32", SplitSchedule(True, NARROW)),
-    "across, shorter last shard": ((5, 456, 128), False, "float32", SplitSchedule(True, MatmulSchedule(True, 64, 8, 64, 3))),
+    "short shard": (
+        (5, 456, 128),
+        False,
+        "float32",
+        SplitSchedule(True, dataclasses.replace(NARROW, k_step=64)),
+    ),
     "padded": ((9, 300, 21), False, "bfloat16", None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RESIDUALS)

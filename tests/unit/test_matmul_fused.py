@@ -1,4 +1,4 @@
-"""`bijax.matmul` with an activation, a residual or a split of K, and `bijax.gated_matmul`: bits, gradients, bad input."""
+"""`bijax.matmul` with an activation, a residual or a split of K, and `bijax.gated_matmul`: bits and gradients."""
 
 from collections.abc import Callable
 from typing import Any
