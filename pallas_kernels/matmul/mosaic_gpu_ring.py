@@ -127,14 +127,22 @@ class _Store:
     ragged: bool
     buffers: int
 
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """First row and column of the pieces of a block that are plain rows in memory order."""
+        return [(i, j) for i in range(0, self.rows, self.piece_rows) for j in range(0, self.width, self.swizzle)]
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows of such a piece: a block that is one swizzled row wide is one piece."""
+        return self.rows if self.width == self.swizzle else _ROWS
+
     def scratch(self, warpgroups: int, dtype: Any, alias: bool) -> Any:
         transforms = _transforms(self.swizzle, dtype)
         tiled = plgpu.SMEM((warpgroups, self.buffers, self.rows, self.width), dtype, transforms=transforms)
         if not alias:
             return tiled
-        # A tile is `swizzle` wide, so blocks of 8 rows or of that width are plain rows in memory order.
-        parts = self.width // self.swizzle
-        plain = (warpgroups, self.buffers, parts, self.rows, self.swizzle)
+        plain = (warpgroups, self.buffers, len(self.pieces), self.piece_rows, self.swizzle)
         return plgpu.RefUnion(tiled, plgpu.SMEM(plain, dtype, transforms=transforms[1:]))
 
     def send(self, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
@@ -142,10 +150,9 @@ class _Store:
         if plain is None:
             plgpu.copy_smem_to_gmem(tiled, out.at[pl.ds(row, self.rows), pl.ds(column, self.width)])
             return
-        parts = self.width // self.swizzle
-        for part in range(parts):
-            window = out.at[pl.ds(row, self.rows), pl.ds(column + part * self.swizzle, self.swizzle)]
-            plgpu.copy_smem_to_gmem(plain.at[part], window, commit_group=part == parts - 1)
+        for index, (i, j) in enumerate(self.pieces):
+            window = out.at[pl.ds(row + i, self.piece_rows), pl.ds(column + j, self.swizzle)]
+            plgpu.copy_smem_to_gmem(plain.at[index], window, commit_group=index == len(self.pieces) - 1)
 
 
 def ring_matmul(
@@ -189,6 +196,7 @@ def ring_matmul(
     stages = min(s.stages, k_steps * _cdiv(tiles, clusters))
     store = _store(s, m, n, jnp.dtype(out_dtype))
     pieces = max(rows.pieces, columns.pieces)
+    takers = s.warpgroups if s.split == "tiles" else 1  # warpgroups that take tiles in turn
     alias = [not interpret and ragged for ragged in (rows.ragged, columns.ragged, store.ragged)]
     collective = ("member",) if cluster > 1 else None
 
@@ -216,6 +224,10 @@ def ring_matmul(
                 column = column * cluster + member
             return place, row * rows.tile, column * columns.tile
 
+        def arrival(tile: Any, slot: Any) -> Any:
+            """The barrier of a stage: one for each taker, because a barrier must see all who wait wait each time."""
+            return slot if takers == 1 else lax.rem(tile, takers) * stages + slot
+
         def produce() -> None:
             if s.warpgroups > 1:
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
@@ -233,14 +245,13 @@ def ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
+                    ready, start = full.at[arrival(tile, slot)], step * s.k_step
                     target = rows_ref if rows_in is None else rows_in
                     axes = collective if s.cluster_columns > 1 else None
-                    rows.copy(_in_stack(row_source, place), target, row, step * s.k_step, slot, full.at[slot], axes)
+                    rows.copy(_in_stack(row_source, place), target, row, start, slot, ready, axes)
                     target = columns_ref if columns_in is None else columns_in
                     axes = collective if s.cluster_rows > 1 else None
-                    columns.copy(
-                        _in_stack(column_source, place), target, column, step * s.k_step, slot, full.at[slot], axes
-                    )
+                    columns.copy(_in_stack(column_source, place), target, column, start, slot, ready, axes)
 
             # Every signal is awaited: a neighbour in the cluster may still write to this block's shared memory.
             total = count * k_steps
@@ -257,13 +268,14 @@ def ring_matmul(
             row_part = pl.ds(row_offset, s.tile_rows) if rows.tile > s.tile_rows else slice(None)
             column_part = pl.ds(column_offset, s.tile_columns) if columns.tile > s.tile_columns else slice(None)
 
-            @pl.loop(0, count)
-            def _(tile: Any) -> None:
+            @pl.loop(0, count if takers == 1 else lax.div(count - warpgroup + takers - 1, takers))
+            def _(turn: Any) -> None:
+                tile = turn if takers == 1 else turn * takers + warpgroup
                 place, row, column = origin(tile)
 
                 def multiply(accumulator: Any, step: Any) -> None:
                     slot = lax.rem(tile * k_steps + step, stages)
-                    plgpu.barrier_wait(full.at[slot])
+                    plgpu.barrier_wait(full.at[arrival(tile, slot)])
                     for piece in range(pieces):
                         left = rows.operand(rows_ref, slot, piece, pieces, row_part)
                         right = columns.operand(columns_ref, slot, piece, pieces, column_part)
@@ -287,9 +299,10 @@ def ring_matmul(
                     if bias_ref is not None:
                         result += _broadcast_bias(bias_ref, at_row if s.swap else at_column, result.shape, s.swap)
                     plain = None if out_plain is None else out_plain.at[warpgroup]
-                    put = _put_swapped if s.swap else _put
-                    out = _in_stack(out_ref, place)
-                    put(store, result.astype(out_dtype), out_tiled.at[warpgroup], plain, out, at_row, at_column)
+                    if s.swap:
+                        at_row, at_column = at_column, at_row
+                    tiled, out = out_tiled.at[warpgroup], _in_stack(out_ref, place)
+                    _put(store, result.astype(out_dtype), s.swap, tiled, plain, out, at_row, at_column)
 
                 pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
 
@@ -312,8 +325,8 @@ def ring_matmul(
             rows.scratch(stages, x.dtype, alias[0]),
             columns.scratch(stages, x.dtype, alias[1]),
             store.scratch(s.warpgroups, out_dtype, alias[2]),
-            plgpu.Barrier(num_arrivals=rows.pieces + columns.pieces, num_barriers=stages),
-            barrier(num_arrivals=s.warpgroups, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=rows.pieces + columns.pieces, num_barriers=stages * takers),
+            barrier(num_arrivals=s.warpgroups // takers, num_barriers=stages),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
@@ -336,40 +349,45 @@ def _broadcast_bias(bias: Any, start: Any, shape: tuple[int, int], swap: bool) -
 
 def _store(s: MatmulSchedule, m: int, n: int, dtype: Any) -> _Store:
     """Returns how the result leaves the kernel."""
-    widest = SWIZZLE_BYTES // dtype.itemsize
-    if not s.swap:
-        width = min(math.gcd(s.tile_columns, widest), s.tile_columns)
-        return _Store(_WGMMA_ROWS, width, width, m % _ROWS != 0 or n % width != 0, 2)
-    ragged = (m % _ROWS != 0 and m > _ROWS) or n % widest != 0
-    # Ragged blocks of 8 rows are plain rows in memory order; whole ones leave in one piece.
-    rows = _ROWS if ragged else s.tile_columns
-    return _Store(rows, s.tile_rows, widest, ragged, s.tile_columns // rows)
+    (rows, width, buffers), swizzle = s.out_blocks(dtype.itemsize), SWIZZLE_BYTES // dtype.itemsize
+    if s.swap:
+        return _Store(rows, width, swizzle, (m % _ROWS != 0 and m > _ROWS) or n % swizzle != 0, buffers)
+    return _Store(rows, width, width, m % _ROWS != 0 or n % width != 0, buffers)
 
 
-def _put(store: _Store, result: Any, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
-    """Writes a warpgroup's (rows, columns) of the result, block by block through two buffers."""
-    index = 0
-    for i in range(0, result.shape[0], store.rows):
-        for j in range(0, result.shape[1], store.width):
-            slot = index % store.buffers
-            # The block before the last has left its buffer; of the tile before, every block has.
-            plgpu.wait_smem_to_gmem(store.buffers - 1 if index else 0, wait_read_only=True)
-            tiled.at[slot][...] = result[i : i + store.rows, j : j + store.width]
-            plgpu.commit_smem()
-            store.send(tiled.at[slot], None if plain is None else plain.at[slot], out, row + i, column + j)
-            index += 1
+def _put(store: _Store, result: Any, swap: bool, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
+    """Writes a warpgroup's part of the result from (row, column) on, transposed with `swap`, block by block."""
+    if swap:
+        result = plgpu.layout_cast(result, plgpu.Layout.WGMMA_TRANSPOSED)
+    m, n = reversed(result.shape) if swap else result.shape
+    blocks = [(i, j) for i in range(0, m, store.rows) for j in range(0, n, store.width)]
 
+    def write(index: int, i: int, j: int) -> None:
+        block = slice(i, i + store.rows), slice(j, j + store.width)
+        target = tiled.at[index % store.buffers]
+        if swap:
+            target.transpose((1, 0))[...] = result if len(blocks) == 1 else result[block[::-1]]
+        else:
+            target[...] = result[block]
 
-def _put_swapped(store: _Store, result: Any, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
-    """Writes a warpgroup's (columns of the result, rows of the result), transposed on the way through shared memory."""
-    result = plgpu.layout_cast(result, plgpu.Layout.WGMMA_TRANSPOSED)
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    for slot in range(store.buffers):
-        part = result if store.buffers == 1 else result[:, slot * store.rows : (slot + 1) * store.rows]
-        tiled.at[slot].transpose((1, 0))[...] = part
-    plgpu.commit_smem()
-    for slot in range(store.buffers):
-        store.send(tiled.at[slot], None if plain is None else plain.at[slot], out, column + slot * store.rows, row)
+    def send(index: int, i: int, j: int) -> None:
+        slot = index % store.buffers
+        store.send(tiled.at[slot], None if plain is None else plain.at[slot], out, row + i, column + j)
+
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the tile before, every block has left its buffer
+    if len(blocks) <= store.buffers:
+        for index, block in enumerate(blocks):
+            write(index, *block)
+        plgpu.commit_smem()
+        for index, block in enumerate(blocks):
+            send(index, *block)
+        return
+    for index, block in enumerate(blocks):
+        if index >= store.buffers:
+            plgpu.wait_smem_to_gmem(store.buffers - 1, wait_read_only=True)
+        write(index, *block)
+        plgpu.commit_smem()
+        send(index, *block)
 
 
 def _tile_position(index: Any, row_tiles: int, column_tiles: int, group: int) -> tuple[Any, Any]:
