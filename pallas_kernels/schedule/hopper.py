@@ -59,6 +59,8 @@ class MatmulSchedule:
         group: Tiles along the rows that are walked before the next column.
         out_buffers: Blocks of the result, of 64 rows by 128 bytes or 64 rows by the warpgroup's columns, that it can
             have on their way to memory.
+        warp_producers: Whether one warp copies the rows and another the columns, instead of a warpgroup both: a copy
+            then costs 64 arrivals in place of 128, and the two go side by side.
     """
 
     swap: bool
@@ -73,6 +75,7 @@ class MatmulSchedule:
     clusters: int = 0
     group: int = 8
     out_buffers: int = 2
+    warp_producers: bool = False
 
     def __post_init__(self) -> None:
         def fail(what: str) -> None:
