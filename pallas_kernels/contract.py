@@ -85,6 +85,34 @@ class WgmmaContract:
 
 
 @dataclass(frozen=True)
+class WgmmaChunkContract:
+    """How wgmma takes a sum over the rows of a batch (a weight gradient).
+
+    One float32 accumulator starts at zero, or where a previous sum ended, and takes the outer products of 16 rows at a
+    time, upwards, as the tensor core adds them; missing rows of the last 16 count as zeros.
+
+    Attributes:
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> WgmmaChunkContract().id, WgmmaChunkContract().rows
+        ('chunks/v1/f32-wgmma16-chain', 16)
+    """
+
+    version: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of one step: a batch that is cut at multiples of it continues the same chain."""
+        return 16
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"chunks/v{self.version}/f32-wgmma16-chain"
+
+
+@dataclass(frozen=True)
 class RowContract:
     """How a row is reduced.
 
