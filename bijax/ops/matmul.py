@@ -35,8 +35,8 @@ def matmul(
     """Multiplies the rows of `x` by the weights `w`.
 
     Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
-    alone, and the sum is rounded once. On a Hopper GPU bfloat16 and float16 run on the tensor cores, in one launch for
-    any number of leading dimensions; everything else runs there as a portable program.
+    alone, and the sum is rounded once. On a Hopper GPU every dtype runs on the tensor cores, in one launch for any
+    number of leading dimensions; gradients of float32 weights run there as a portable program.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included; K may be 0.
@@ -44,7 +44,8 @@ def matmul(
             those of `x` (B..., M, K), for a batch of products.
         bias: (N,) of the same dtype, added in float32 before the result is rounded.
         transpose_w: Whether `w` is stored as (N, K).
-        precision: As in `jax.lax.dot_general`. Every precision is full float32 so far.
+        precision: As in `jax.lax.dot_general`. On a Hopper GPU float32 operands are multiplied in TF32 by default, with
+            float32 accuracy at HIGHEST; elsewhere always in full float32.
         preferred_element_type: Dtype of the result; that of `x` by default.
 
     Returns:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu_ring import ring_matmul
+from pallas_kernels.matmul.mosaic_gpu_ring import SWIZZLE_BYTES, ring_matmul
 from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates, matmul_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
@@ -262,6 +262,11 @@ def _check_device() -> None:
 
 
 def _check_schedule(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> None:
+    if schedule.k_step * itemsize % SWIZZLE_BYTES:
+        raise UnsupportedError(
+            f"{_OP}: expected a schedule whose stages are whole rows of {SWIZZLE_BYTES} bytes, got {schedule}; make its"
+            f" k_step a multiple of {SWIZZLE_BYTES // itemsize}."
+        )
     needed = schedule.shared_bytes(itemsize, out_itemsize)
     if needed > SHARED_BYTES:
         raise UnsupportedError(
