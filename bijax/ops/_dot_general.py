@@ -11,7 +11,8 @@ or it has no free dimension, else "by columns".
 | by columns | by rows | the same, the operands swapped: products commute exactly |
 | by columns | by columns | `chunk_contract()`, as the gradient of weights `x.T @ g` |
 
-In float64 it is always fused chains of 128, added upwards.
+In float64 it is always fused chains of 128, added upwards. On a Hopper GPU, for two operands of bfloat16 or of float16,
+it is one chain in every row of the table (`WgmmaContract`, `WgmmaChunkContract`: the same steps of 16, upwards).
 
 Batch dimensions and free dimensions in front do not change the storage, so `vmap` over leading axes keeps the order.
 """
@@ -19,6 +20,7 @@ Batch dimensions and free dimensions in front do not change the storage, so `vma
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -27,20 +29,21 @@ import numpy as np
 from jax import lax
 
 from bijax.ops._checks import FLOATS, describe
+from bijax.ops._matmul_backends import Product
 from bijax.ops._matmul_kernels import (
     matmul_kernel,
     stacked_matmul_kernel,
     stacked_weight_gradient_kernel,
     weight_gradient_kernel,
 )
+from bijax.ops._precision import precision_name
 from pallas_kernels._tiles import isolate
-from pallas_kernels.contract import MatmulContract, chunk_contract, matmul_contract
+from pallas_kernels.contract import matmul_contract
 from pallas_kernels.errors import UnsupportedError
 
 _OP = "lax.dot_general"
 _FEW_ROWS = 32
 _FEW = 8
-_WIDE = MatmulContract(128, dtype="float64")
 _DTYPES = (*FLOATS, "float64")
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
@@ -64,7 +67,7 @@ def dot_general(
         lhs: float32, bfloat16, float16 or float64, of any shape, dimensions of length 0 included.
         rhs: The same; its dtype may be another one of these.
         dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
-        precision: As in `jax.lax.dot_general`. On the CPU every precision is the full one.
+        precision: As in `jax.lax.dot_general`. See `bijax.matmul`.
         preferred_element_type: Dtype of the result; one of these dtypes.
         out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
         as_columns: Whether one of two operands stored by rows stands for its transpose: the sum has the order of
@@ -78,8 +81,9 @@ def dot_general(
             `precision` is an algorithm that accumulates in another dtype.
 
     Guarantee: an element's bits depend on its row of `lhs`, its column of `rhs`, the contracted length and the storage
-    order of the two operands alone (see the table above). On the CPU; on other platforms they may depend on the number
-    of columns. Where both operands are stored by columns the sum is split-invariant for cuts at multiples of 128.
+    order of the two operands alone (see the table above). On the CPU, and for 16-bit operands on a Hopper GPU; in
+    portable programs they may depend on the number of columns. Where both operands are stored by columns the sum is
+    split-invariant for cuts at multiples of 128.
 
     Example:
         >>> x, w = jnp.ones((3, 5), jnp.bfloat16), jnp.ones((5, 2), jnp.bfloat16)
@@ -104,8 +108,8 @@ def dot_general(
     pairs = sorted(zip(lhs_contracting, rhs_contracting, strict=True))
     left = _Operand.of(lhs, lhs_batch, [p[0] for p in pairs])
     right = _Operand.of(rhs, rhs_batch, [p[1] for p in pairs])
-    product = _wide_product if wide else functools.partial(_product, as_columns=as_columns)
-    return product(left, right).reshape(out.shape).astype(out.dtype)
+    product = Product(out.dtype.name, precision=precision_name(precision), as_columns=as_columns)
+    return (_wide_product if wide else _product)(left, right, product).reshape(out.shape)
 
 
 def storage_may_change(length: int) -> bool:
@@ -153,29 +157,29 @@ class _Operand(NamedTuple):
         return tuple(d for d in self.free if d < min(self.contracting, default=0))
 
 
-def _product(left: _Operand, right: _Operand, as_columns: bool) -> jax.Array:
-    """Returns (batch, lhs free, rhs free) float32; the groups of dimensions may still be several."""
+def _product(left: _Operand, right: _Operand, product: Product) -> jax.Array:
+    """Returns (batch, lhs free, rhs free); the groups of dimensions may still be several."""
     if left.size(left.contracting) == 1:
-        return _outer(left, right, jnp.float32)
+        return _outer(left, right, jnp.float32).astype(product.out_dtype)
     if not left.by_rows and not right.by_rows:
-        return _gradient(left, right)
+        return _gradient(left, right, product)
     if left.by_rows and right.by_rows:
         # Either may be the weights; a few rows beside many are the activations.
         if right.rows < left.rows and right.rows <= _FEW_ROWS:
-            return _by_rows(right, left, as_columns).swapaxes(1, 2)
-        return _by_rows(left, right, as_columns)
+            return _by_rows(right, left, product).swapaxes(1, 2)
+        return _by_rows(left, right, product)
     if left.by_rows:
-        return _by_columns(left, right)
-    return _by_columns(right, left).swapaxes(1, 2)
+        return _by_columns(left, right, product)
+    return _by_columns(right, left, product).swapaxes(1, 2)
 
 
-def _wide_product(left: _Operand, right: _Operand) -> jax.Array:
+def _wide_product(left: _Operand, right: _Operand, product: Product) -> jax.Array:
     """The same in float64, where one order fits every storage."""
     if left.size(left.contracting) == 1:
-        return _outer(left, right, jnp.float64)
+        return _outer(left, right, jnp.float64).astype(product.out_dtype)
     x = left.arranged(left.batch, left.free, left.contracting)
     w = right.arranged(right.batch, right.contracting, right.free)
-    return stacked_matmul_kernel(x, w, contract=_WIDE, transpose_w=False)[0]
+    return stacked_matmul_kernel(x, w, product=product)[0]
 
 
 def _outer(left: _Operand, right: _Operand, dtype: Any) -> jax.Array:
@@ -186,38 +190,38 @@ def _outer(left: _Operand, right: _Operand, dtype: Any) -> jax.Array:
     return isolate(x * y)[0] + isolate(jnp.zeros((), dtype))[0]
 
 
-def _gradient(left: _Operand, right: _Operand) -> jax.Array:
+def _gradient(left: _Operand, right: _Operand, product: Product) -> jax.Array:
     if left.size(left.batch) == 1:
         x, g = (o.arranged((*o.batch, *o.contracting), o.free) for o in (left, right))
-        total = jnp.zeros((left.rows, right.rows), jnp.float32)
-        return weight_gradient_kernel(x, g, total, contract=chunk_contract(), transpose_w=False)[0][None]
+        return weight_gradient_kernel(x, g, product=product)[0][None]
     x, g = (o.arranged(o.batch, o.contracting, o.free) for o in (left, right))
-    return stacked_weight_gradient_kernel(x, g, contract=chunk_contract())[0]
+    return stacked_weight_gradient_kernel(x, g, product=product)[0]
 
 
-def _by_rows(rows: _Operand, weights: _Operand, as_columns: bool) -> jax.Array:
+def _by_rows(rows: _Operand, weights: _Operand, product: Product) -> jax.Array:
     """(batch, M, K) x (batch, N, K)."""
+    product = replace(product, transpose_w=True)
     if _scattered_entries(rows, weights):
-        return _crossed(rows, weights, transpose_w=True, as_columns=as_columns)
+        return _crossed(rows, weights, product)
     x, w = (o.arranged(o.batch, o.free, o.contracting) for o in (rows, weights))
-    return _multiply(x, w, transpose_w=True, as_columns=as_columns)
+    return _multiply(x, w, product)
 
 
-def _by_columns(rows: _Operand, weights: _Operand) -> jax.Array:
+def _by_columns(rows: _Operand, weights: _Operand, product: Product) -> jax.Array:
     """(batch, M, K) x (batch, K, N)."""
     if _scattered_entries(rows, weights):
-        return _crossed(rows, weights, transpose_w=False, as_columns=False)
+        return _crossed(rows, weights, product)
     stack = weights.stack
     x = rows.arranged(rows.batch, rows.free, rows.contracting)
     if not stack or rows.rows > weights.rows // weights.size(stack):
-        return _multiply(x, weights.arranged(weights.batch, weights.contracting, weights.free), transpose_w=False)
+        return _multiply(x, weights.arranged(weights.batch, weights.contracting, weights.free), product)
     # Weights of many entries stay as they are, the fewer rows are repeated for each.
     g, m, k = x.shape
     entries = weights.size(stack)
     columns = tuple(d for d in weights.free if d not in stack)
     w = weights.arranged((*weights.batch, *stack), weights.contracting, columns)
     x = jnp.broadcast_to(x[:, None], (g, entries, m, k)).reshape(g * entries, m, k)
-    y = _multiply(x, w, transpose_w=False).reshape(g, entries, m, -1)
+    y = _multiply(x, w, product).reshape(g, entries, m, -1)
     return y.transpose(0, 2, 1, 3).reshape(g, m, -1)
 
 
@@ -235,24 +239,23 @@ def _scattered_entries(rows: _Operand, weights: _Operand) -> bool:
     return together and (at_the_end if weights.by_rows else weights.contracting[0] == len(first))
 
 
-def _crossed(rows: _Operand, weights: _Operand, *, transpose_w: bool, as_columns: bool) -> jax.Array:
+def _crossed(rows: _Operand, weights: _Operand, product: Product) -> jax.Array:
     """Multiplies the rows of all entries by the weights of all, as they are stored, and keeps what belongs together."""
     *first, last = weights.batch
     entries = weights.size((last,))
     x = rows.arranged(rows.batch[:-1], (rows.batch[-1], *rows.free), rows.contracting)
     others = [d for d in range(weights.array.ndim) if d not in first and d not in weights.contracting]
-    groups = (first, others, weights.contracting) if transpose_w else (first, weights.contracting, others)
-    y = _multiply(x, weights.arranged(*groups), transpose_w=transpose_w, as_columns=as_columns)
+    groups = (first, others, weights.contracting) if product.transpose_w else (first, weights.contracting, others)
+    y = _multiply(x, weights.arranged(*groups), product)
     y = y.reshape(y.shape[0], entries, rows.rows, *(weights.array.shape[d] for d in others))
     own = [lax.index_in_dim(y[:, i], i, 2 + others.index(last), keepdims=False) for i in range(entries)]
     return jnp.stack(own, axis=1).reshape(-1, rows.rows, weights.rows)
 
 
-def _multiply(x: jax.Array, w: jax.Array, *, transpose_w: bool, as_columns: bool = False) -> jax.Array:
-    contract = matmul_contract(x.shape[2], transpose_w=transpose_w and not as_columns)
-    if x.shape[0] == 1 and max(x.shape[1], w.shape[1 if transpose_w else 2]) > _FEW:
-        return matmul_kernel(x[0], w[0], contract=contract, transpose_w=transpose_w)[0][None]
-    return stacked_matmul_kernel(x, w, contract=contract, transpose_w=transpose_w)[0]
+def _multiply(x: jax.Array, w: jax.Array, product: Product) -> jax.Array:
+    if x.shape[0] == 1 and max(x.shape[1], w.shape[1 if product.transpose_w else 2]) > _FEW:
+        return matmul_kernel(x[0], w[0], product=product)[0][None]
+    return stacked_matmul_kernel(x, w, product=product)[0]
 
 
 def _check_dtypes(lhs: jax.Array, rhs: jax.Array, out: np.dtype[Any]) -> None:

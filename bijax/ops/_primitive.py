@@ -24,17 +24,20 @@ Kernel = Callable[..., Arrays]
 FoldRule = Callable[[int, Arrays, Sequence[int | None], dict[str, Any]], Arrays | None]
 
 
-def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None = None) -> Callable[..., Arrays]:
+def define_kernel(
+    name: str, backends: dict[str, Kernel], fold: FoldRule | None = None, shapes: Kernel | None = None
+) -> Callable[..., Arrays]:
     """Makes a primitive of a kernel.
 
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
         backends: The kernel for each platform of JAX ("cpu", "cuda", ...). A kernel maps arrays and hashable keyword
-            parameters to a tuple of arrays; all backends return the same shapes and dtypes. The last one should be the
-            cheapest to trace: result shapes are taken from it.
+            parameters to a tuple of arrays; all backends return the same shapes and dtypes.
         fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
             in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
             repeated for every entry of the axis.
+        shapes: A function of the same arguments that is cheap to trace, from which the shapes and dtypes of the results
+            are taken; the last backend by default.
 
     Returns:
         A function of arrays and keyword parameters that returns a tuple of arrays.
@@ -54,15 +57,16 @@ def define_kernel(name: str, backends: dict[str, Kernel], fold: FoldRule | None 
         with jax.disable_jit(False):
             return compiled(tuple(sorted(parameters.items())))(*arrays)
 
+    # Not the first, which is the CPU's: tracing it would compile and compare schedules for a mere shape.
+    cheapest = shapes or list(backends.values())[-1]
+
     @functools.cache
-    def shapes(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
-        # The last backend is the portable one: tracing the CPU's would compile and compare schedules for a mere shape.
-        kernel = list(backends.values())[-1]
-        return tuple(jax.eval_shape(functools.partial(kernel, **dict(parameters)), *avals))
+    def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
+        return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
 
     def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
         arguments = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-        return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes(arguments, tuple(sorted(parameters.items())))]
+        return [jax.core.ShapedArray(s.shape, s.dtype) for s in results(arguments, tuple(sorted(parameters.items())))]
 
     def batch(arrays: Arrays, axes: Sequence[int | None], **parameters: Hashable) -> tuple[Arrays, tuple[int, ...]]:
         size = next(a.shape[d] for a, d in zip(arrays, axes, strict=True) if d is not None)

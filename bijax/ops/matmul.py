@@ -2,17 +2,23 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from bijax.ops._checks import describe, float_array, float_dtype, same_dtype
-from bijax.ops._matmul_kernels import matmul_kernel, weight_gradient_kernel
+from bijax.ops._matmul_backends import Product
+from bijax.ops._matmul_kernels import (
+    matmul_kernel,
+    stacked_matmul_kernel,
+    stacked_weight_gradient_kernel,
+    weight_gradient_kernel,
+)
+from bijax.ops._precision import precision_name
 from bijax.ops._primitive import Arrays
 from bijax.ops.sum_rows import sum_rows
-from pallas_kernels.contract import chunk_contract, matmul_contract
 
 _OP = "bijax.matmul"
 
@@ -28,7 +34,9 @@ def matmul(
 ) -> jax.Array:
     """Multiplies the rows of `x` by the weights `w`.
 
-    Products are summed in float32 in an order that depends on K and on the storage of `w` alone.
+    Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
+    alone, and the sum is rounded once. On a Hopper GPU every dtype runs on the tensor cores, in one launch for any
+    number of leading dimensions; gradients of float32 weights run there as a portable program.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included; K may be 0.
@@ -36,7 +44,8 @@ def matmul(
             those of `x` (B..., M, K), for a batch of products.
         bias: (N,) of the same dtype, added in float32 before the result is rounded.
         transpose_w: Whether `w` is stored as (N, K).
-        precision: As in `jax.lax.dot_general`. On the CPU every precision is full float32.
+        precision: As in `jax.lax.dot_general`. On a Hopper GPU float32 operands are multiplied in TF32 by default, with
+            float32 accuracy at HIGHEST; elsewhere always in full float32.
         preferred_element_type: Dtype of the result; that of `x` by default.
 
     Returns:
@@ -47,7 +56,9 @@ def matmul(
         ValueError: If ranks or the contracted lengths do not fit.
 
     Guarantee: row-invariant; the gradient of `x` too. The gradients of `w` and `bias` are split-invariant for cuts of
-    the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`), see `weight_gradient`.
+    the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and that of `w` in a portable
+    program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w` everywhere, where
+    `weight_gradient` continues the sum.
 
     Source: fixed-tile matmul without split-K, as the project's first and third seed documents describe it.
 
@@ -63,26 +74,20 @@ def matmul(
     dtype = x.dtype
     if preferred_element_type is not None:
         dtype = float_dtype(_OP, "preferred_element_type", preferred_element_type)
-    _check_precision(precision)
+    product = Product(dtype.name, transpose_w, _precision(precision))
     _check_shapes(x, w, bias, transpose_w)
-    lead = x.shape[:-1] if w.ndim == 2 else w.shape[:-2]
-    if w.ndim == 2:
-        y = _matmul(x.reshape(math.prod(lead), x.shape[-1]), w, transpose_w)
-    else:
-        stack = math.prod(lead)
-        y = jax.vmap(lambda x, w: _matmul(x, w, transpose_w))(
-            x.reshape(stack, *x.shape[-2:]), w.reshape(stack, *w.shape[-2:])
-        )
-    if bias is not None:
-        y = _add_bias(y.reshape(-1, y.shape[-1]), bias)
-    return y.reshape(*x.shape[:-1], y.shape[-1]).astype(dtype)
+    stack = () if w.ndim == 2 else (math.prod(w.shape[:-2]),)
+    rows = x.shape[-2:-1] if stack else (math.prod(x.shape[:-1]),)
+    y = _matmul(x.reshape(*stack, *rows, x.shape[-1]), w.reshape(*stack, *w.shape[-2:]), bias, product)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: Any = None) -> jax.Array:
     """Returns the gradient of the weights of `matmul(x, w)` for the cotangent `g`, in float32.
 
-    The rows are summed in chunks of 128 in ascending order. With `accumulate` the chain of a previous call goes on,
-    so that micro-batches cut at multiples of 128 rows give the bits of the whole batch:
+    The rows are summed in ascending order: in chunks of 128, or on a Hopper GPU, for two operands of bfloat16 or of
+    float16, in one chain with 16 rows a step. With `accumulate` the sum of a previous call goes on, so that
+    micro-batches cut at multiples of 128 rows give the bits of the whole batch.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.
@@ -112,75 +117,76 @@ def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: An
         raise ValueError(f"{op}: x and g must have the same rows, got x {describe(x)} and g {describe(g)}.")
     x, g = (a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) for a in (x, g))
     shape = (g.shape[1], x.shape[1]) if transpose_w else (x.shape[1], g.shape[1])
-    if accumulate is None:
-        accumulate = jnp.zeros(shape, jnp.float32)
-    accumulate = float_array(op, "accumulate", accumulate)
-    if accumulate.dtype != jnp.float32:
-        raise TypeError(f"{op}: accumulate must be float32, got {describe(accumulate)}.")
-    if accumulate.shape != shape:
-        raise ValueError(f"{op}: accumulate must have the shape {shape} of the weights, got {describe(accumulate)}.")
-    return accumulate_weight_gradient(x, g, accumulate, transpose_w)
+    if accumulate is not None:
+        accumulate = float_array(op, "accumulate", accumulate)
+        if accumulate.dtype != jnp.float32:
+            raise TypeError(f"{op}: accumulate must be float32, got {describe(accumulate)}.")
+        if accumulate.shape != shape:
+            raise ValueError(
+                f"{op}: accumulate must have the shape {shape} of the weights, got {describe(accumulate)}."
+            )
+    return _weight_gradient(x, g, accumulate, Product("float32", transpose_w))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _matmul(x: jax.Array, w: jax.Array, transpose_w: bool) -> jax.Array:
-    """(M, K) x (K, N) in float32, without checks."""
-    contract = matmul_contract(x.shape[1], transpose_w=transpose_w)
-    return matmul_kernel(x, w, contract=contract, transpose_w=transpose_w)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    """(M, K) x (K, N), or a stack of them, without checks."""
+    kernel = matmul_kernel if w.ndim == 2 else stacked_matmul_kernel
+    return kernel(x, w, *_given(bias), product=product)[0]
 
 
-def _matmul_forward(x: jax.Array, w: jax.Array, transpose_w: bool) -> tuple[jax.Array, Arrays]:
-    return _matmul(x, w, transpose_w), (x, w)
+def _matmul_forward(
+    x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None]]:
+    return _matmul(x, w, bias, product), (x, w, bias)
 
 
-def _matmul_backward(transpose_w: bool, saved: Arrays, g: jax.Array) -> Arrays:
-    x, w = saved
-    dw = accumulate_weight_gradient(x, g, jnp.zeros(w.shape, jnp.float32), transpose_w)
-    return _matmul(g, w, not transpose_w).astype(x.dtype), dw.astype(w.dtype)
+def _matmul_backward(
+    product: Product, saved: tuple[jax.Array, jax.Array, jax.Array | None], g: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x, w, bias = saved
+    dx = _matmul(g, w, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name))
+    dw = _weight_gradient(x, g, None, replace(product, out_dtype=w.dtype.name))
+    if bias is None:
+        return dx, dw, None
+    return dx, dw, sum_rows(g.reshape(-1, g.shape[-1])).astype(bias.dtype)
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def accumulate_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array, transpose_w: bool) -> jax.Array:
-    """Continues the sum of outer products of the rows of x (M, K) and g (M, N), without checks."""
-    return weight_gradient_kernel(x, g, total, contract=chunk_contract(), transpose_w=transpose_w)[0]
+def _weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    """Continues the sum of outer products of the rows of x (M, K) and g (M, N), or of stacks, without checks."""
+    kernel = weight_gradient_kernel if x.ndim == 2 else stacked_weight_gradient_kernel
+    return kernel(x, g, *_given(total), product=product)[0]
 
 
 def _weight_gradient_forward(
-    x: jax.Array, g: jax.Array, total: jax.Array, transpose_w: bool
-) -> tuple[jax.Array, Arrays]:
-    return accumulate_weight_gradient(x, g, total, transpose_w), (x, g)
+    x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, bool]]:
+    return _weight_gradient(x, g, total, product), (x, g, total is not None)
 
 
-def _weight_gradient_backward(transpose_w: bool, saved: Arrays, ct: jax.Array) -> Arrays:
-    x, g = saved
-    return _matmul(g, ct, not transpose_w).astype(x.dtype), _matmul(x, ct, transpose_w).astype(g.dtype), ct
+def _weight_gradient_backward(
+    product: Product, saved: tuple[jax.Array, jax.Array, bool], ct: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x, g, continued = saved
+    dx = _matmul(g, ct, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name))
+    dg = _matmul(x, ct, None, replace(product, out_dtype=g.dtype.name))
+    return dx, dg, ct.astype(jnp.float32) if continued else None
 
 
-accumulate_weight_gradient.defvjp(_weight_gradient_forward, _weight_gradient_backward)
+_weight_gradient.defvjp(_weight_gradient_forward, _weight_gradient_backward)
 
 
-@jax.custom_vjp
-def _add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
-    return y + bias.astype(jnp.float32)
+def _given(array: jax.Array | None) -> Arrays:
+    return () if array is None else (array,)
 
 
-def _add_bias_forward(y: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _add_bias(y, bias), bias
-
-
-def _add_bias_backward(bias: jax.Array, g: jax.Array) -> Arrays:
-    return g, sum_rows(g).astype(bias.dtype)
-
-
-_add_bias.defvjp(_add_bias_forward, _add_bias_backward)
-
-
-def _check_precision(precision: Any) -> None:
+def _precision(precision: Any) -> str:
     try:
-        jax.eval_shape(lambda a: lax.dot(a, a, precision=precision), jax.ShapeDtypeStruct((1, 1), jnp.float32))
+        return precision_name(precision)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{_OP}: precision must be one that jax.lax.dot takes, got {precision!r}.") from error
 

@@ -3,9 +3,6 @@
 The tensor core adds 16 products at a time to a float32 accumulator. On Hopper that step gives the same bits at every
 tile size, for either order of the operands, so one chain over K is a contract that every schedule honours
 (benchmarks/NOTES.md; tests/gpu compares them).
-
-State: this form of the kernel has passed Mosaic's interpreter with race detection and lowers for CUDA; it has not run
-on a GPU yet, so `bijax.matmul` does not use it.
 """
 
 import math
@@ -14,15 +11,16 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.contract import WgmmaContract
+from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu_ring import ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, matmul_schedule
+from pallas_kernels.matmul.mosaic_gpu_ring import SWIZZLE_BYTES, ring_matmul
+from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates, matmul_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
 _CAPABILITY: Final = "9.0"
 _ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile
+_GRADIENT_OP: Final = "pallas_kernels.matmul.mosaic_gpu.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _RESULTS: Final = (*_OPERANDS, jnp.dtype(jnp.float32))
 
@@ -46,7 +44,7 @@ def matmul(
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         w: (K, N) or (..., K, N) of the same dtype, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions
-            are those of `x`.
+            are those of `x`, which may have none: its rows are multiplied by every entry's weights then.
         contract: Order of the sum over K.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
@@ -77,7 +75,7 @@ def matmul(
     _check(x, w, bias, contract, transpose_w, out_dtype)
     if not interpret:
         _check_device()
-    (*lead, m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
+    (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
     if 0 in (*lead, m, k, n):
         # An empty sum is zero; the bias is added to it.
         value = jnp.zeros((n,), jnp.float32) if bias is None else bias.astype(jnp.float32)
@@ -86,8 +84,7 @@ def matmul(
     k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
     x = _pad(x, -1, _ALIGN)
     w = _pad(_pad(w, k_axis, _ALIGN), n_axis, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
-    if lead:
-        x, w = x.reshape(stack, *x.shape[-2:]), w.reshape(stack, *w.shape[-2:])
+    x, w = _one_axis(x), _one_axis(w)
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         schedule = matmul_schedule(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
@@ -96,6 +93,88 @@ def matmul(
         bias = _pad(bias, 0, schedule.block_n)
     out = ring_matmul(x, w, bias, schedule=schedule, transpose_w=transpose_w, out_dtype=out_dtype, interpret=interpret)
     return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)
+
+
+def weight_gradient(
+    x: jax.Array,
+    g: jax.Array,
+    *,
+    contract: WgmmaChunkContract,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = None,
+    schedule: MatmulSchedule | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Sums the outer products of rows: the gradient of `w` in `x @ w`, for every entry of a stack in one launch.
+
+    Both operands are used where they lie if M is a multiple of 8 and K and N are multiples of 16. Others are copied
+    once, padded with zeros, which adds exact zeros to the sums.
+
+    Args:
+        x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
+        g: (M, N) or (..., M, N) of the same dtype, the cotangent of the product. One of the two may have no leading
+            dimensions: it belongs to every entry then. Exchange the two for weights that are stored as (N, K).
+        contract: Order of the sum over the rows.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        out_dtype: float32 by default; bfloat16 or float16 round the sum once.
+        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule moves a bit.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU. The interpreter adds
+            `accumulate` behind the sum.
+
+    Returns:
+        (K, N) or (..., K, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract for these operands.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows. An element's bits depend on its column
+    of `x` and its column of `g` alone.
+
+    Example:
+        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+
+        >>> from jax.experimental.pallas import mosaic_gpu as plgpu
+        >>> x, g = jnp.ones((40, 64), jnp.bfloat16), jnp.ones((40, 64), jnp.bfloat16)
+        >>> contract, interpret = WgmmaChunkContract(), plgpu.InterpretGPUParams()
+        >>> weight_gradient(x, g, contract=contract, interpret=interpret)[0, :2].tolist()
+        [40.0, 40.0]
+    """
+    out_dtype = jnp.dtype(jnp.float32 if out_dtype is None else out_dtype)
+    _check_gradient(x, g, accumulate, contract, out_dtype)
+    if not interpret:
+        _check_device()
+    (m, k), n, lead = x.shape[-2:], g.shape[-1], x.shape[:-2] or g.shape[:-2]
+    if 0 in (*lead, m, k, n):
+        zero = jnp.zeros((), jnp.float32) if accumulate is None else accumulate
+        return jnp.broadcast_to(zero.astype(out_dtype), (*lead, k, n))
+    stack = math.prod(lead)
+    x, g = (_one_axis(_pad(_pad(a, -2, _ALIGN), -1, _WEIGHT_COLUMNS)) for a in (x, g))
+    sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
+    if schedule is None:
+        ranked = candidates(k, m, n, stack=stack, transpose_w=False, **sizes).values()
+        schedule = next(s for s in ranked if not s.swap)
+    _check_schedule(schedule, **sizes)
+    if schedule.swap:
+        raise UnsupportedError(f"{_GRADIENT_OP}: expected a schedule without swap, got {schedule}; exchange x and g.")
+    if accumulate is not None:
+        accumulate = _pad(_one_axis(accumulate), -2, schedule.block_m * schedule.cluster_rows)
+        accumulate = _pad(accumulate, -1, schedule.block_n * schedule.cluster_columns)
+    out = ring_matmul(
+        x,
+        g,
+        total=accumulate,
+        schedule=schedule,
+        transpose_w=False,
+        transpose_x=True,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
+    return (out if out.shape[-2:] == (k, n) else out[..., :k, :n]).reshape(*lead, k, n)
+
+
+def _one_axis(a: jax.Array) -> jax.Array:
+    """Returns a stack with one axis in front of its matrices; a matrix as it is."""
+    return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]) if a.ndim > 2 else a
 
 
 def _pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
@@ -113,10 +192,10 @@ def _check(x: Any, w: Any, bias: Any, contract: WgmmaContract, transpose_w: bool
             f"{_OP}: expected a WgmmaContract, the one order that this backend sums in, got {contract!r}; ask the"
             " backend of that contract instead."
         )
-    if x.ndim < 2 or x.ndim != w.ndim or x.shape[:-2] != w.shape[:-2]:
+    if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
         raise UnsupportedError(
-            f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, {came}; fold the leading"
-            " dimensions of x into its rows where they share the weights."
+            f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, or x (M, K), {came}; fold"
+            " the leading dimensions of x into its rows where they share the weights."
         )
     if x.shape[-1] != w.shape[-1 if transpose_w else -2]:
         raise UnsupportedError(
@@ -139,6 +218,36 @@ def _check(x: Any, w: Any, bias: Any, contract: WgmmaContract, transpose_w: bool
         )
 
 
+def _check_gradient(x: Any, g: Any, accumulate: Any, contract: WgmmaChunkContract, out_dtype: Any) -> None:
+    came = f"got x {x.dtype}{list(x.shape)}, g {g.dtype}{list(g.shape)}, out_dtype={out_dtype.name}"
+    if not isinstance(contract, WgmmaChunkContract):
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected a WgmmaChunkContract, the one order that this backend sums in, got"
+            f" {contract!r}; ask the backend of that contract instead."
+        )
+    stacks = {a.shape[:-2] for a in (x, g)} - {()}
+    if x.ndim < 2 or g.ndim < 2 or x.shape[-2] != g.shape[-2] or len(stacks) > 1:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected x (..., M, K) and g (..., M, N) with as many rows and equal leading dimensions,"
+            f" or none in one of them, {came}."
+        )
+    if x.dtype != g.dtype or x.dtype not in _OPERANDS:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected x and g of one dtype, bfloat16 or float16, {came}; cast them, or use another"
+            " backend."
+        )
+    if out_dtype not in _RESULTS:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result."
+        )
+    shape = (*(x.shape[:-2] or g.shape[:-2]), x.shape[-1], g.shape[-1])
+    if accumulate is not None and (accumulate.shape != shape or accumulate.dtype != jnp.float32):
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected accumulate float32{list(shape)}, got {accumulate.dtype}"
+            f"{list(accumulate.shape)}, {came}; pass the float32 result of the previous call."
+        )
+
+
 def _check_device() -> None:
     """Refuses a GPU without wgmma in this process; a process without a GPU may lower for a Hopper one elsewhere."""
     if jax.default_backend() != "gpu":
@@ -153,6 +262,11 @@ def _check_device() -> None:
 
 
 def _check_schedule(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> None:
+    if schedule.k_step * itemsize % SWIZZLE_BYTES:
+        raise UnsupportedError(
+            f"{_OP}: expected a schedule whose stages are whole rows of {SWIZZLE_BYTES} bytes, got {schedule}; make its"
+            f" k_step a multiple of {SWIZZLE_BYTES // itemsize}."
+        )
     needed = schedule.shared_bytes(itemsize, out_itemsize)
     if needed > SHARED_BYTES:
         raise UnsupportedError(

@@ -56,8 +56,8 @@ class _Side:
     def ragged(self) -> bool:
         """Whether the operand does not divide into the whole (8, swizzle) tiles that wgmma reads.
 
-        Fewer than 8 rows are one tile. Weights stored as (K, N) divide: their K is a multiple of 8, their swizzle
-        divides N.
+        Fewer than 8 rows are one tile. An operand stored with K in front divides: its K is a multiple of 8, its swizzle
+        divides its size.
         """
         return self.k_major and ((self.size % _ROWS != 0 and self.size > _ROWS) or self.k % self.swizzle != 0)
 
@@ -160,32 +160,41 @@ def ring_matmul(
     w: jax.Array,
     bias: jax.Array | None = None,
     *,
+    total: jax.Array | None = None,
     schedule: MatmulSchedule,
     transpose_w: bool,
+    transpose_x: bool = False,
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
     """Runs the kernel on operands that the copy engine can address.
 
     Args:
-        x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1.
+        x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1. (K, M) with `transpose_x`, where M is a
+            multiple of 16. A matrix beside a stack of `w` belongs to every entry.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
-            weights are (K, N). A stack where `x` is one.
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
+        total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
+            cluster computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
+        transpose_x: Whether `x` is stored as (K, M).
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
         (M, N) or (B, M, N) of `out_dtype`.
     """
-    (*stack, m, k), n, s = x.shape, w.shape[-2 if transpose_w else -1], schedule
+    stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
+    m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
     swizzle = SWIZZLE_BYTES // x.dtype.itemsize
     if not transpose_w:
         swizzle = math.gcd(swizzle, n, s.block_n)
-    x_size = s.block_m if m > s.block_m else min(s.block_m, -(-m // _ROWS) * _ROWS)
-    x_side = _Side(m, k, True, s.block_m, x_size, swizzle, s.k_step)
+    if transpose_x:
+        swizzle = math.gcd(swizzle, m, s.block_m)
+    x_size = s.block_m if transpose_x or m > s.block_m else min(s.block_m, -(-m // _ROWS) * _ROWS)
+    x_side = _Side(m, k, not transpose_x, s.block_m, x_size, swizzle, s.k_step)
     w_side = _Side(n, k, transpose_w, s.block_n, s.block_n, swizzle, s.k_step)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     row_tiles = _cdiv(rows.size, rows.tile * s.cluster_rows)
@@ -201,8 +210,10 @@ def ring_matmul(
     collective = ("member",) if cluster > 1 else None
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
-        bias_ref = refs[0] if bias is not None else None
-        out_ref, *scratch = refs if bias is None else refs[1:]
+        given = iter(refs)
+        bias_ref = next(given) if bias is not None else None
+        total_ref = next(given) if total is not None else None
+        out_ref, *scratch = given
         (rows_ref, rows_in), (columns_ref, columns_in), (out_tiled, out_plain) = (
             ref if aliased else (ref, None) for ref, aliased in zip(scratch, alias, strict=False)
         )
@@ -301,7 +312,14 @@ def ring_matmul(
                 def release(step: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(tile * k_steps + step, stages)])
 
+                def previous() -> Any:
+                    """Returns this warpgroup's part of the sums to continue."""
+                    at = pl.ds(row + row_offset, s.tile_rows), pl.ds(column + column_offset, s.tile_columns)
+                    return plgpu.load(_in_stack(total_ref, place).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
+
                 def accumulate(accumulator: Any) -> None:
+                    if total_ref is not None and not interpret:
+                        accumulator[...] = previous()
                     multiply(accumulator, 0)
 
                     @pl.loop(1, k_steps)
@@ -313,6 +331,8 @@ def ring_matmul(
                     plgpu.wgmma_wait(0)
                     release(k_steps - 1)
                     result, at_row, at_column = accumulator[...], row + row_offset, column + column_offset
+                    if total_ref is not None and interpret:
+                        result += previous()  # the interpreter cannot store to an accumulator: another order
                     if bias_ref is not None:
                         result += _broadcast_bias(bias_ref, at_row if s.swap else at_column, result.shape, s.swap)
                     plain = None if out_plain is None else out_plain.at[warpgroup]
@@ -348,12 +368,13 @@ def ring_matmul(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    result: jax.Array = launch(x, w) if bias is None else launch(x, w, bias)
+    result: jax.Array = launch(x, w, *(a for a in (bias, total) if a is not None))
     return result
 
 
 def _in_stack(ref: Any, place: Any) -> Any:
-    return ref if place is None else ref.at[place]
+    """Returns the entry of a stack, or the matrix that stands for every entry."""
+    return ref if len(ref.shape) == 2 else ref.at[place]
 
 
 def _broadcast_bias(bias: Any, start: Any, shape: tuple[int, int], swap: bool) -> Any:

@@ -48,7 +48,8 @@ class MatmulSchedule:
         swap: Whether the weights are wgmma's rows.
         tile_rows: Rows of one warpgroup, a multiple of 64.
         tile_columns: Columns of one warpgroup, a multiple of 8 up to 256.
-        k_step: Elements of K in a stage, a multiple of 64.
+        k_step: Elements of K in a stage, a multiple of the 128 bytes of a swizzled row: of 64 for 2-byte operands, of
+            32 for 4-byte ones.
         stages: Stages in shared memory, at least 2.
         warpgroups: Computing warpgroups of a block, 1 to 3.
         split: Along what the warpgroups of a block stand side by side; with "tiles" they take whole tiles in turn, so
@@ -85,8 +86,8 @@ class MatmulSchedule:
             fail("tile_rows must be a positive multiple of 64")
         if not 8 <= self.tile_columns <= 256 or self.tile_columns % 8:
             fail("tile_columns must be a multiple of 8 from 8 to 256")
-        if self.k_step < 64 or self.k_step % 64:
-            fail("k_step must be a positive multiple of 64")
+        if self.k_step < 32 or self.k_step % 32:
+            fail("k_step must be a positive multiple of 32")
         if self.stages < 2:
             fail("stages must be at least 2")
         if not 1 <= self.warpgroups <= 3 or self.split not in ("rows", "columns", "tiles"):

@@ -1,0 +1,187 @@
+"""The backends of matmul: for each platform the kernels and the contract under which they sum.
+
+A backend's functions take matrices or stacks of them, and choose their contract themselves, from the length of the
+sum, the storage of the weights, the dtype and the architecture; never from the number of rows.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax.ops._architecture import HOPPER, cuda_architecture
+from pallas_kernels.contract import (
+    MatmulContract,
+    Tf32Contract,
+    WgmmaChunkContract,
+    WgmmaContract,
+    chunk_contract,
+    matmul_contract,
+    split_contract,
+)
+from pallas_kernels.matmul import (
+    cpu,
+    cpu_gradient,
+    mosaic_gpu,
+    mosaic_gpu_highest,
+    mosaic_gpu_tf32,
+    stacked,
+    tiled,
+)
+
+Kernel = Callable[..., jax.Array]
+
+_WIDE: Final = MatmulContract(128, dtype="float64")
+
+_IN_TF32: Final = {
+    "default",
+    "high",
+    "tf32_tf32_f32",
+    "f16_f16_f32",
+    "f16_f16_f16",
+    "bf16_bf16_f32",
+    "bf16_bf16_bf16",
+}
+"""The precisions for which JAX multiplies float32 operands in TF32 on a GPU, or in less; every other is float32."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a backend is told of a product besides its operands.
+
+    Attributes:
+        out_dtype: Dtype of the result, to which the sum is rounded once.
+        transpose_w: Whether the weights are stored as (N, K).
+        precision: See `bijax.ops._precision.precision_name`.
+        as_columns: Whether weights stored as (N, K) stand for their transpose: the sum has the order of `x @ w` then.
+    """
+
+    out_dtype: str
+    transpose_w: bool = False
+    precision: str = "default"
+    as_columns: bool = False
+
+
+class Backend(NamedTuple):
+    """The functions of a backend.
+
+    Attributes:
+        matmul: Maps x (M, K), w (K, N) or (N, K), a bias (N,) or None, and the product to (M, N). Or a stack of
+            weights, with a stack of x or one x, to a stack.
+        weight_gradient: Maps x (M, K), g (M, N), a float32 sum to continue or None, and the product of which it is the
+            gradient to (K, N), or (N, K) with `transpose_w`. Or a stack of x, of g or of both, to a stack.
+    """
+
+    matmul: Callable[[jax.Array, jax.Array, jax.Array | None, Product], jax.Array]
+    weight_gradient: Callable[[jax.Array, jax.Array, jax.Array | None, Product], jax.Array]
+
+
+def _cpu_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    return _fold_matmul((cpu.matmul, stacked.matmul), x, w, bias, product)
+
+
+def _cpu_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    kernels = cpu_gradient.weight_gradient, cpu_gradient.stacked_weight_gradient
+    return _fold_gradient(kernels, x, g, total, product)
+
+
+def _portable_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    return _fold_matmul((tiled.matmul, tiled.stacked_matmul), x, w, bias, product)
+
+
+def _portable_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    return _fold_gradient((tiled.weight_gradient, tiled.stacked_weight_gradient), x, g, total, product)
+
+
+def _fold_matmul(
+    kernels: tuple[Kernel, Kernel], x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product
+) -> jax.Array:
+    """Multiplies by a kernel for matrices or by one for stacks, under a `MatmulContract`."""
+    if "float64" in (x.dtype.name, w.dtype.name, product.out_dtype):
+        contract = _WIDE
+    else:
+        contract = matmul_contract(x.shape[-1], transpose_w=product.transpose_w and not product.as_columns)
+    single, stack = kernels
+    if w.ndim == 2:
+        y = single(x, w, contract=contract, transpose_w=product.transpose_w)
+    else:
+        x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
+        y = stack(x, w, contract=contract, transpose_w=product.transpose_w)
+    return (y if bias is None else y + bias.astype(jnp.float32)).astype(product.out_dtype)
+
+
+def _fold_gradient(
+    kernels: tuple[Kernel, Kernel], x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product
+) -> jax.Array:
+    """The same for gradients, under the `ChunkContract`."""
+    left, right = (g, x) if product.transpose_w else (x, g)
+    single, stack = (functools.partial(kernel, contract=chunk_contract()) for kernel in kernels)
+    lead = x.shape[:-2] or g.shape[:-2]
+    left, right = (jnp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (left, right))
+    if not lead:
+        y = single(left, right, accumulate=total)
+    elif total is None:
+        y = stack(left, right)
+    else:
+        y = lax.map(lambda entry: single(*entry[:2], accumulate=entry[2]), (left, right, total))
+    return y.astype(product.out_dtype)
+
+
+def _hopper_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    return mosaic_gpu.matmul(
+        x, w, contract=WgmmaContract(), transpose_w=product.transpose_w, bias=bias, out_dtype=product.out_dtype
+    )
+
+
+def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    left, right = (g, x) if product.transpose_w else (x, g)
+    return mosaic_gpu.weight_gradient(
+        left, right, contract=WgmmaChunkContract(), accumulate=total, out_dtype=product.out_dtype
+    )
+
+
+def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    bias = None if bias is None else bias.astype(jnp.float32)
+    options: dict[str, Any] = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
+    if product.precision in _IN_TF32:
+        return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
+    return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
+
+
+CPU: Final = Backend(_cpu_matmul, _cpu_weight_gradient)
+PORTABLE: Final = Backend(_portable_matmul, _portable_weight_gradient)
+HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
+HOPPER_FLOAT32: Final = Backend(_hopper_float32_matmul, _portable_weight_gradient)
+
+CUDA: Final[dict[tuple[str, str], Backend]] = {
+    (HOPPER, "bfloat16"): HOPPER_16_BIT,
+    (HOPPER, "float16"): HOPPER_16_BIT,
+    (HOPPER, "float32"): HOPPER_FLOAT32,
+}
+"""The backend for an architecture and the dtype of the operands; `PORTABLE` serves every other pair."""
+
+
+def _cuda_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    backend, x, w = _for_operands(x, w, product)
+    return backend.matmul(x, w, bias, product)
+
+
+def _cuda_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    backend, x, g = _for_operands(x, g, product)
+    return backend.weight_gradient(x, g, total, product)
+
+
+def _for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend, jax.Array, jax.Array]:
+    """Returns the backend for two operands, and the operands in one dtype that holds the values of both."""
+    dtype = jnp.promote_types(a.dtype, b.dtype)
+    if product.out_dtype == "float64":
+        dtype = jnp.dtype("float64")
+    return CUDA.get((cuda_architecture(), dtype.name), PORTABLE), a.astype(dtype), b.astype(dtype)
+
+
+PLATFORMS: Final = {"cpu": CPU, "cuda": Backend(_cuda_matmul, _cuda_weight_gradient)}
+"""The backend that a platform's lowering calls."""
