@@ -32,7 +32,10 @@ _SHARD_STEP: Final = 64
 _SHARD: Final = 512  # elements of K in the shortest shard that is chosen
 _SHARD_COLUMNS: Final = 64
 _SHARD_BLOCKS: Final = 80  # what keeps the memory of a Hopper GPU busy
-_MOST_SHARDS: Final = 4  # the sums that one warpgroup holds while it adds the tree
+_MOST_WGMMA_SHARDS: Final = 4  # the sums that one warpgroup holds while it adds the tree
+_SPLIT_BLOCK: Final = 64
+_SHORTEST_SHARD: Final = 256
+_MOST_SHARDS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,67 @@ class WgmmaChunkContract:
     def id(self) -> str:
         """Name of the contract, stable across runs and machines."""
         return f"chunks/v{self.version}/f32-wgmma16-chain"
+
+
+@dataclass(frozen=True)
+class Tf32Contract:
+    """How one element of `x @ w` is summed by wgmma in TF32.
+
+    Of each float32 operand the tensor core reads the sign, the exponent and the upper 10 bits of the fraction; the
+    lower 13 are dropped. One float32 accumulator starts at zero and takes the products of 8 elements of K at a time,
+    upwards, as the tensor core adds them; K is padded with zeros. There is no second accumulator and no split of K.
+
+    Attributes:
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> Tf32Contract().id
+        'matmul/v1/f32-tf32-wgmma8-chain'
+    """
+
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-tf32-wgmma8-chain"
+
+
+@dataclass(frozen=True)
+class SplitContract:
+    """How one element of `x @ w` is summed in float32 by bfloat16 products.
+
+    Each operand is the sum of three bfloat16 parts: the value rounded to nearest even, the rest rounded, the rest.
+    Blocks of 64 elements of K start at 0, 64, 128, ...; in a block one float32 accumulator starts at zero and takes six
+    products, each 16 elements of K at a time, upwards, as the tensor core adds them: low by high, high by low (weights
+    by activations), middle by middle, middle by high, high by middle, high by high. The blocks of a shard are added
+    upwards in float32 to a sum that starts at zero, rounded to nearest; so are the shards. K counts as padded with
+    zeros.
+
+    Attributes:
+        shard: Elements of K in one shard, a multiple of 64.
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> SplitContract(512).id, SplitContract(512).shards(1100)
+        ('matmul/v1/f32-bf16x6-block64-shard512', 3)
+    """
+
+    shard: int
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.shard < 64 or self.shard % 64:
+            raise ValueError(f"shard must be a positive multiple of 64, got {self.shard}.")
+
+    def shards(self, k: int) -> int:
+        """Returns the number of shards of `k` elements, at least 1."""
+        return max(1, -(-k // self.shard))
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-bf16x6-block64-shard{self.shard}"
 
 
 @dataclass(frozen=True)
@@ -289,8 +353,8 @@ def split_shards(k: int, n: int) -> int:
         >>> split_shards(8192, 1280), split_shards(4096, 4096)
         (4, 1)
     """
-    shards = 1
-    while shards < _MOST_SHARDS and 2 * shards * -(-n // _SHARD_COLUMNS) <= _SHARD_BLOCKS and k >= 2 * shards * _SHARD:
+    shards, blocks = 1, -(-n // _SHARD_COLUMNS)
+    while shards < _MOST_WGMMA_SHARDS and 2 * shards * blocks <= _SHARD_BLOCKS and k >= 2 * shards * _SHARD:
         shards *= 2
     return shards
 
@@ -333,6 +397,28 @@ def add_as_tree(
 def _check_shards(shards: int) -> None:
     if shards < 2 or shards & (shards - 1):
         raise ValueError(f"shards must be a power of two and at least 2, got {shards}.")
+
+
+def split_contract(k: int) -> SplitContract:
+    """Returns the contract of a float32 matmul by bfloat16 products whose rows have `k` elements.
+
+    There are about as many shards as K has 256s, 16 at most: so many blocks of a GPU can share the K of few rows.
+
+    Args:
+        k: Length of the contracted dimension; 0 is allowed.
+
+    Raises:
+        ValueError: If `k` is negative.
+
+    Example:
+        >>> split_contract(4096).shard, split_contract(576).shard, split_contract(14336).shard
+        (256, 320, 896)
+    """
+    if k < 0:
+        raise ValueError(f"K must not be negative, got {k}.")
+    blocks = max(1, -(-k // _SPLIT_BLOCK))
+    shards = min(_MOST_SHARDS, max(1, k // _SHORTEST_SHARD))
+    return SplitContract(-(-blocks // shards) * _SPLIT_BLOCK)
 
 
 def row_contract() -> RowContract:

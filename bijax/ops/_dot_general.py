@@ -67,7 +67,7 @@ def dot_general(
         lhs: float32, bfloat16, float16 or float64, of any shape, dimensions of length 0 included.
         rhs: The same; its dtype may be another one of these.
         dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
-        precision: As in `jax.lax.dot_general`. Every precision is the full one so far.
+        precision: As in `jax.lax.dot_general`. See `bijax.matmul`.
         preferred_element_type: Dtype of the result; one of these dtypes.
         out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
         as_columns: Whether one of two operands stored by rows stands for its transpose: the sum has the order of

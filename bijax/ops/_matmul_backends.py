@@ -7,7 +7,7 @@ sum, the storage of the weights, the dtype and the architecture; never from the 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,40 @@ from bijax.ops._architecture import HOPPER, cuda_architecture
 from pallas_kernels.contract import (
     MatmulContract,
     SplitWgmmaContract,
+    Tf32Contract,
     WgmmaChunkContract,
     WgmmaContract,
     add_as_tree,
     chunk_contract,
     matmul_contract,
     shard_length,
+    split_contract,
 )
-from pallas_kernels.matmul import cpu, cpu_gradient, mosaic_gpu, stacked, tiled
+from pallas_kernels.matmul import (
+    cpu,
+    cpu_gradient,
+    mosaic_gpu,
+    mosaic_gpu_highest,
+    mosaic_gpu_tf32,
+    stacked,
+    tiled,
+)
 
 Kernel = Callable[..., jax.Array]
 Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array]
 
 _WIDE: Final = MatmulContract(128, dtype="float64")
+
+_IN_TF32: Final = {
+    "default",
+    "high",
+    "tf32_tf32_f32",
+    "f16_f16_f32",
+    "f16_f16_f16",
+    "bf16_bf16_f32",
+    "bf16_bf16_bf16",
+}
+"""The precisions for which JAX multiplies float32 operands in TF32 on a GPU, or in less; every other is float32."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +186,23 @@ def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None,
     )
 
 
+def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    bias = None if bias is None else bias.astype(jnp.float32)
+    options: dict[str, Any] = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
+    if product.precision in _IN_TF32:
+        return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
+    return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
+
+
 CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)
 PORTABLE: Final = Backend(_by_shards(_portable_matmul), _portable_weight_gradient)
 HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
+HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _portable_weight_gradient)
 
 CUDA: Final[dict[tuple[str, str], Backend]] = {
     (HOPPER, "bfloat16"): HOPPER_16_BIT,
     (HOPPER, "float16"): HOPPER_16_BIT,
+    (HOPPER, "float32"): HOPPER_FLOAT32,
 }
 """The backend for an architecture and the dtype of the operands; `PORTABLE` serves every other pair."""
 

@@ -31,8 +31,8 @@ def matmul(
     """Multiplies the rows of `x` by the weights `w`: activation(x @ w + bias) + residual.
 
     Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
-    alone. What follows is computed in float32 too, and rounded once, at the end. On a Hopper GPU bfloat16 and float16
-    run on the tensor cores, in one launch for any number of leading dimensions; everything else runs there as a
+    alone. What follows is computed in float32 too, and rounded once, at the end. On a Hopper GPU every dtype runs on
+    the tensor cores, in one launch for any number of leading dimensions; gradients of float32 weights run there as a
     portable program.
 
     Args:
@@ -43,7 +43,8 @@ def matmul(
         activation: "gelu" (its tanh form), "silu", "relu" or None.
         residual: (..., N) of the result's dtype, added behind the activation.
         transpose_w: Whether `w` is stored as (N, K).
-        precision: As in `jax.lax.dot_general`. Every precision is full float32 so far.
+        precision: As in `jax.lax.dot_general`. On a Hopper GPU float32 operands are multiplied in TF32 by default, with
+            float32 accuracy at HIGHEST; elsewhere always in full float32.
         preferred_element_type: Dtype of the result; that of `x` by default.
         split_k: Another contract, for long K and few columns, where one chain over K leaves most of a GPU idle: K is
             cut into this many shards (a power of two), each is summed for itself, and the sums are added as a fixed

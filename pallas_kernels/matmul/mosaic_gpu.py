@@ -14,11 +14,17 @@ import jax.numpy as jnp
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.activations import activate
-from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
+from pallas_kernels.matmul.mosaic_gpu_epilogue import SWIZZLE_BYTES, Epilogue
 from pallas_kernels.matmul.mosaic_gpu_finish import finish
 from pallas_kernels.matmul.mosaic_gpu_ring import Shards, ring_matmul
 from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates, matmul_schedule
-from pallas_kernels.schedule.hopper_fused import SplitSchedule, gated_schedule, residual_schedule, split_schedules
+from pallas_kernels.schedule.hopper_fused import (
+    ShardSchedule,
+    for_residual,
+    gated_schedule,
+    residual_schedule,
+    shard_schedules,
+)
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.mosaic_gpu.gated_matmul"
@@ -40,7 +46,7 @@ def matmul(
     activation: str | None = None,
     residual: jax.Array | None = None,
     out_dtype: Any = None,
-    schedule: MatmulSchedule | SplitSchedule | None = None,
+    schedule: MatmulSchedule | ShardSchedule | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Multiplies rows by weights, or every matrix of a stack by its own weights in one launch.
@@ -62,7 +68,7 @@ def matmul(
             (`pallas_kernels.matmul.activations`).
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `SplitSchedule` where K is cut.
+        schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `ShardSchedule` where K is cut.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -103,13 +109,14 @@ def matmul(
     if isinstance(contract, SplitWgmmaContract) and contract.shard_length(k) < k:
         out = _split(x, w, epilogue, contract, schedule, transpose_w, out_dtype, interpret)
     else:
-        if isinstance(schedule, SplitSchedule):
+        if isinstance(schedule, ShardSchedule):
             raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
         sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
         if schedule is None:
             choose = matmul_schedule if residual is None else residual_schedule
             schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
-        _check_schedule(schedule, residual=residual is not None, **sizes)
+        schedule = schedule if residual is None else for_residual(schedule)
+        _check_schedule(schedule, **sizes)
         out = ring_matmul(
             x,
             w,
@@ -205,7 +212,7 @@ def _split(
     w: jax.Array,
     epilogue: Epilogue,
     contract: SplitWgmmaContract,
-    schedule: MatmulSchedule | SplitSchedule | None,
+    schedule: MatmulSchedule | ShardSchedule | None,
     transpose_w: bool,
     out_dtype: Any,
     interpret: Any,
@@ -214,20 +221,21 @@ def _split(
     (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
     length = contract.shard_length(k)
     count = -(-k // length)  # a short K has fewer shards than the contract names
-    residual = epilogue.residual is not None
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
-        found = split_schedules(m, k, n, shards=count, length=length, transpose_w=transpose_w, **sizes)
+        found = shard_schedules(m, k, n, shards=count, length=length, transpose_w=transpose_w, **sizes)
         schedule = found[0]
-    if not isinstance(schedule, SplitSchedule) or length % schedule.tiles.k_step:
+    if not isinstance(schedule, ShardSchedule) or length % schedule.tiles.k_step:
         raise UnsupportedError(
-            f"{_OP}: expected a SplitSchedule whose k_step divides the {length} elements of a shard, got {schedule}."
+            f"{_OP}: expected a ShardSchedule whose k_step divides the {length} elements of a shard, got {schedule}."
         )
     across, tiles = schedule
+    if epilogue.residual is not None and not across:
+        tiles = for_residual(tiles)
     shards = Shards(count, length, across)
     common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "shards": shards}
     if not across:
-        _check_schedule(tiles, residual=residual, **sizes)
+        _check_schedule(tiles, **sizes)
         return ring_matmul(x, w, epilogue.padded(tiles.block_n), out_dtype=out_dtype, **common)
     _check_schedule(tiles, itemsize=x.dtype.itemsize, out_itemsize=4)
     partials = ring_matmul(x, w, Epilogue(), out_dtype=jnp.dtype(jnp.float32), **common)
@@ -423,8 +431,13 @@ def _check_device() -> None:
         )
 
 
-def _check_schedule(schedule: MatmulSchedule, itemsize: int, out_itemsize: int, residual: bool = False) -> None:
-    needed = schedule.shared_bytes(itemsize, out_itemsize, residual=residual)
+def _check_schedule(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> None:
+    if schedule.k_step * itemsize % SWIZZLE_BYTES:
+        raise UnsupportedError(
+            f"{_OP}: expected a schedule whose stages are whole rows of {SWIZZLE_BYTES} bytes, got {schedule}; make its"
+            f" k_step a multiple of {SWIZZLE_BYTES // itemsize}."
+        )
+    needed = schedule.shared_bytes(itemsize, out_itemsize)
     if needed > SHARED_BYTES:
         raise UnsupportedError(
             f"{_OP}: expected a schedule that fits into {SHARED_BYTES} bytes of shared memory, got one that needs"

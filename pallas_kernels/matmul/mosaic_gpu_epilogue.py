@@ -5,7 +5,6 @@ in float32, rounded once to the result's dtype, whatever the schedule. `exp` and
 (`pallas_kernels.matmul.activations`), the same code for every tile.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,14 +16,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.matmul.activations import activate
+from pallas_kernels.schedule.hopper import MatmulSchedule
 
 SWIZZLE_BYTES: Final = 128
 """Bytes of a shared memory row that wgmma reads without bank conflicts."""
 
 ROWS: Final = 8
 """Rows of one swizzled core matrix."""
-
-_WGMMA_ROWS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -98,19 +96,28 @@ class Store:
     ragged: bool
     buffers: int
 
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """First row and column of the pieces of a block that are plain rows in memory order."""
+        return [(i, j) for i in range(0, self.rows, self.piece_rows) for j in range(0, self.width, self.swizzle)]
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows of such a piece: a block that is one swizzled row wide is one piece."""
+        return self.rows if self.width == self.swizzle else ROWS
+
     def scratch(self, warpgroups: int, dtype: Any, alias: bool) -> Any:
-        """Shared memory of the blocks; with `alias` also as plain rows, for copies in parts."""
+        """Shared memory of the blocks; with `alias` also as plain rows, for copies in pieces."""
         transforms = tile_transforms(self.swizzle, dtype)
         tiled = plgpu.SMEM((warpgroups, self.buffers, self.rows, self.width), dtype, transforms=transforms)
         if not alias:
             return tiled
-        # A tile is `swizzle` wide, so blocks of 8 rows or of that width are plain rows in memory order.
-        plain = (warpgroups, self.buffers, self.width // self.swizzle, self.rows, self.swizzle)
+        plain = (warpgroups, self.buffers, len(self.pieces), self.piece_rows, self.swizzle)
         return plgpu.RefUnion(tiled, plgpu.SMEM(plain, dtype, transforms=transforms[1:]))
 
     def barrier(self, warpgroups: int, alias: bool) -> Any:
         """Barriers that a warpgroup's whole residual has arrived."""
-        copies = self.buffers * (self.width // self.swizzle if alias else 1)
+        copies = self.buffers * (len(self.pieces) if alias else 1)
         return plgpu.Barrier(num_arrivals=copies, num_barriers=warpgroups)
 
     def send(self, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
@@ -125,27 +132,26 @@ class Store:
             plgpu.copy_gmem_to_smem(window, block, barrier)
 
     def _windows(self, tiled: Any, plain: Any, whole: Any, row: Any, column: Any) -> list[tuple[Any, Any]]:
-        rows = pl.ds(row, self.rows)
         if plain is None:
-            return [(tiled, whole.at[rows, pl.ds(column, self.width)])]
-        starts = range(0, self.width, self.swizzle)
-        return [(plain.at[i], whole.at[rows, pl.ds(column + at, self.swizzle)]) for i, at in enumerate(starts)]
+            return [(tiled, whole.at[pl.ds(row, self.rows), pl.ds(column, self.width)])]
+        return [
+            (plain.at[index], whole.at[pl.ds(row + i, self.piece_rows), pl.ds(column + j, self.swizzle)])
+            for index, (i, j) in enumerate(self.pieces)
+        ]
 
 
-def make_store(shape: tuple[int, int], swap: bool, m: int, n: int, dtype: Any, epilogue: Epilogue) -> Store:
-    """Returns how an (M, N) result of `dtype` leaves the kernel from warpgroups with tiles of `shape`.
+def make_store(s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype: Any, epilogue: Epilogue) -> Store:
+    """Returns how an (M, N) result of `dtype` leaves the kernel from warpgroups with accumulators of `shape`.
 
     A residual is fetched while the products are summed, so every block of the tile has a buffer of its own then.
     """
-    widest = SWIZZLE_BYTES // dtype.itemsize
-    if not swap:
-        width = math.gcd(shape[1], widest)
-        buffers = 2 if epilogue.residual is None else shape[0] // _WGMMA_ROWS * (shape[1] // width)
-        return Store(_WGMMA_ROWS, width, width, m % ROWS != 0 or n % width != 0, buffers)
-    ragged = (m % ROWS != 0 and m > ROWS) or n % widest != 0
-    # Ragged blocks of 8 rows are plain rows in memory order; whole ones leave in one piece.
-    rows = ROWS if ragged else shape[1]
-    return Store(rows, shape[0], widest, ragged, shape[1] // rows)
+    s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
+    (rows, width, buffers), swizzle = s.out_blocks(dtype.itemsize), SWIZZLE_BYTES // dtype.itemsize
+    if epilogue.residual is not None:
+        buffers = shape[0] * shape[1] // (rows * width)
+    if s.swap:
+        return Store(rows, width, swizzle, (m % ROWS != 0 and m > ROWS) or n % swizzle != 0, buffers)
+    return Store(rows, width, width, m % ROWS != 0 or n % width != 0, buffers)
 
 
 @dataclass(frozen=True)
@@ -170,62 +176,69 @@ class Ending:
     out: Any
     tiled: Any
     plain: Any
-    bias: Any
-    residual: Any
-    fetched: Any
+    bias: Any = None
+    residual: Any = None
+    fetched: Any = None
 
     def begin(self, place: Any, row: Any, column: Any, shape: tuple[int, int]) -> None:
         """Starts to fetch the residual of the tile of `shape` that starts at wgmma's `row` and `column`."""
         if self.residual is None:
             return
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before has left the buffers
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the tile before, every block has left its buffer
         source = in_stack(self.residual, place)
         if self.swap:
             row, column = column, row
-        for slot, (down, right) in enumerate(self._blocks(shape)):
-            self.store.fetch(*self._buffer(slot), source, row + down, column + right, self.fetched)
+        for slot, (i, j) in enumerate(self._blocks(shape)):
+            self.store.fetch(*self._buffer(slot), source, row + i, column + j, self.fetched)
 
     def finish(self, tiles: tuple[Any, ...], place: Any, row: Any, column: Any) -> None:
         """Finishes the float32 tiles that start at wgmma's `row` and `column`, and starts their way to memory."""
-        shape = tiles[0].shape
         bias = None
         if self.bias is not None:
-            bias = _broadcast_bias(self.bias, row if self.swap else column, shape, self.swap)
+            bias = _broadcast_bias(self.bias, row if self.swap else column, tiles[0].shape, self.swap)
         tile = self.epilogue.before_residual(tiles, bias)
-        if self.residual is not None:
+        if self.residual is None:
+            tile = tile.astype(self.out.dtype)
+        else:
             plgpu.barrier_wait(self.fetched)
-        put = self._put_swapped if self.swap else self._put
-        put(tile, self._blocks(shape), in_stack(self.out, place), row, column)
+        if self.swap:
+            row, column = column, row
+            tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
+        self._put(tile, in_stack(self.out, place), row, column)
 
-    def _put(self, tile: Any, blocks: list[tuple[int, int]], out: Any, row: Any, column: Any) -> None:
-        """Writes (rows, columns) of the result, block by block through the buffers."""
-        store = self.store
-        for index, (down, right) in enumerate(blocks):
-            slot = index % store.buffers
-            # The block that was in this buffer has left it; of the tile before, every block has.
-            plgpu.wait_smem_to_gmem(store.buffers - 1 if index else 0, wait_read_only=True)
-            tiled, plain = self._buffer(slot)
-            part = tile[down : down + store.rows, right : right + store.width]
-            if self.residual is not None:
-                part += plgpu.load(tiled, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
-            tiled[...] = part.astype(out.dtype)
+    def _put(self, tile: Any, out: Any, row: Any, column: Any) -> None:
+        """Writes a tile from (row, column) of the result on, transposed with `swap`, block by block."""
+        store, blocks = self.store, self._blocks(tile.shape)
+
+        def send(index: int, i: int, j: int) -> None:
+            store.send(*self._buffer(index % store.buffers), out, row + i, column + j)
+
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the tile before, every block has left its buffer
+        if len(blocks) <= store.buffers:
+            for index, block in enumerate(blocks):
+                self._write(tile, index, *block)
             plgpu.commit_smem()
-            store.send(tiled, plain, out, row + down, column + right)
+            for index, block in enumerate(blocks):
+                send(index, *block)
+            return
+        for index, block in enumerate(blocks):
+            if index >= store.buffers:
+                plgpu.wait_smem_to_gmem(store.buffers - 1, wait_read_only=True)
+            self._write(tile, index, *block)
+            plgpu.commit_smem()
+            send(index, *block)
 
-    def _put_swapped(self, tile: Any, blocks: list[tuple[int, int]], out: Any, row: Any, column: Any) -> None:
-        """Writes (columns of the result, rows of the result), transposed on the way through shared memory."""
-        store, turned = self.store, plgpu.Layout.WGMMA_TRANSPOSED
-        tile = plgpu.layout_cast(tile if self.residual is not None else tile.astype(out.dtype), turned)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        for slot, (down, _) in enumerate(blocks):
-            buffer = self._buffer(slot)[0].transpose((1, 0))
-            part = tile if len(blocks) == 1 else tile[:, down : down + store.rows]
-            if self.residual is not None:
-                part += plgpu.load(buffer, layout=turned).astype(jnp.float32)
-            buffer[...] = part.astype(out.dtype)
-        plgpu.commit_smem()
-        for slot, (down, _) in enumerate(blocks):
-            store.send(*self._buffer(slot), out, column + down, row)
+    def _write(self, tile: Any, index: int, i: int, j: int) -> None:
+        """Writes a block into its buffer, on top of the residual that is there."""
+        block = slice(i, i + self.store.rows), slice(j, j + self.store.width)
+        buffer = self._buffer(index % self.store.buffers)[0]
+        layout = plgpu.Layout.WGMMA
+        if self.swap:
+            block, buffer, layout = block[::-1], buffer.transpose((1, 0)), plgpu.Layout.WGMMA_TRANSPOSED
+        part = tile if tile.shape == buffer.shape else tile[block]
+        if self.residual is not None:
+            part = (part + plgpu.load(buffer, layout=layout).astype(jnp.float32)).astype(buffer.dtype)
+        buffer[...] = part
 
     def _blocks(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
         """Returns where the blocks of a tile of `shape`, as it is summed, start in the tile as it is stored."""

@@ -195,8 +195,9 @@ def ring_matmul(
     clusters = min(tiles, s.clusters) if s.clusters else tiles
     stages = min(s.stages, k_steps * _cdiv(tiles, clusters))
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)  # of an accumulator
-    store = make_store(shape, s.swap, m, n, jnp.dtype(out_dtype), epilogue)
+    store = make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue)
     pieces = max(rows.pieces, columns.pieces)
+    takers = s.warpgroups if s.split == "tiles" else 1  # warpgroups that take tiles in turn
     alias = [not interpret and ragged for ragged in (rows.ragged, columns.ragged, store.ragged)]
     collective = ("member",) if cluster > 1 else None
 
@@ -208,7 +209,6 @@ def ring_matmul(
         )
         full, empty, *fetched = scratch[3:]
         weights = [w_ref] if up_ref is None else [w_ref, up_ref]
-        row_sources, column_sources = (weights, [x_ref]) if s.swap else ([x_ref], weights)
         warpgroup, first = lax.axis_index("warpgroup"), lax.axis_index("cluster")
         member = lax.axis_index("member") if cluster > 1 else 0
         count = lax.div(tiles - first + clusters - 1, clusters)
@@ -225,9 +225,22 @@ def ring_matmul(
                 column = column * cluster + member
             return place, row * rows.tile, column * columns.tile
 
-        def produce() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+        def arrival(tile: Any, slot: Any) -> Any:
+            """The barrier of a stage: one for each taker, because a barrier must see all who wait wait each time."""
+            return slot if takers == 1 else lax.rem(tile, takers) * stages + slot
+
+        def copy_rows(place: Any, row: Any, column: Any, k: Any, slot: Any, ready: Any) -> None:
+            sources = [in_stack(ref, place) for ref in (weights if s.swap else [x_ref])]
+            target = rows_ref if rows_in is None else rows_in
+            rows.copy(sources, target, row, k, slot, ready, collective if s.cluster_columns > 1 else None)
+
+        def copy_columns(place: Any, row: Any, column: Any, k: Any, slot: Any, ready: Any) -> None:
+            sources = [in_stack(ref, place) for ref in ([x_ref] if s.swap else weights)]
+            target = columns_ref if columns_in is None else columns_in
+            columns.copy(sources, target, column, k, slot, ready, collective if s.cluster_rows > 1 else None)
+
+        def stream(*copies: Any) -> None:
+            """Keeps the stages full."""
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
@@ -243,14 +256,8 @@ def ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    def copy(side: _Side, refs: Any, tiled: Any, plain: Any, at: Any, shared: bool) -> None:
-                        operands = [in_stack(ref, place) for ref in refs]
-                        axes = collective if shared else None
-                        target = tiled if plain is None else plain
-                        side.copy(operands, target, at, start + step * s.k_step, slot, full.at[slot], axes)
-
-                    copy(rows, row_sources, rows_ref, rows_in, row, s.cluster_columns > 1)
-                    copy(columns, column_sources, columns_ref, columns_in, column, s.cluster_rows > 1)
+                    for copy in copies:
+                        copy(place, row, column, start + step * s.k_step, slot, full.at[arrival(tile, slot)])
 
             # Every signal is awaited: a neighbour in the cluster may still write to this block's shared memory.
             total = count * k_steps
@@ -258,6 +265,21 @@ def ring_matmul(
             @pl.loop(0, jnp.minimum(total, stages))
             def _(i: Any) -> None:
                 plgpu.barrier_wait(empty.at[lax.rem(jnp.maximum(total - stages, 0) + i, stages)])
+
+        def produce() -> None:
+            if s.warpgroups > 1:
+                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+            if not s.warp_producers:
+                stream(copy_rows, copy_columns)
+                return
+
+            @functools.partial(pl.kernel, mesh=plgpu.WarpMesh(axis_name="warp"))
+            def _() -> None:
+                warp = lax.axis_index("warp")
+                pl.when(warp == 0)(functools.partial(stream, copy_rows))
+                pl.when(warp == 1)(functools.partial(stream, copy_columns))
+
+            _()
 
         def consume() -> None:
             if s.warpgroups > 1:
@@ -278,15 +300,16 @@ def ring_matmul(
             row_part = pl.ds(row_offset, shape[0]) if rows.tile > shape[0] else slice(None)
             column_part = pl.ds(column_offset, shape[1]) if columns.tile > shape[1] else slice(None)
 
-            @pl.loop(0, count)
-            def _(tile: Any) -> None:
+            @pl.loop(0, count if takers == 1 else lax.div(count - warpgroup + takers - 1, takers))
+            def _(turn: Any) -> None:
+                tile = turn if takers == 1 else turn * takers + warpgroup
                 place, row, column = origin(tile)
                 row, column = row + row_offset, column + column_offset
                 ending.begin(place, row, column, shape)
 
                 def multiply(accumulators: Any, step: Any) -> None:
                     slot = lax.rem(tile * k_steps + step, stages)
-                    plgpu.barrier_wait(full.at[slot])
+                    plgpu.barrier_wait(full.at[arrival(tile, slot)])
                     for piece in range(pieces):
                         for source, accumulator in enumerate(accumulators):
                             left = rows.operand(rows_ref, slot, source, piece, pieces, row_part)
@@ -350,9 +373,10 @@ def ring_matmul(
             columns.scratch(stages, x.dtype, alias[1]),
             store.scratch(s.warpgroups, out_dtype, alias[2]),
             plgpu.Barrier(
-                num_arrivals=rows.pieces * rows.sources + columns.pieces * columns.sources, num_barriers=stages
+                num_arrivals=rows.pieces * rows.sources + columns.pieces * columns.sources,
+                num_barriers=stages * takers,
             ),
-            barrier(num_arrivals=s.warpgroups, num_barriers=stages),
+            barrier(num_arrivals=s.warpgroups // takers, num_barriers=stages),
             *([] if epilogue.residual is None else [store.barrier(s.warpgroups, alias[2])]),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),

@@ -7,6 +7,7 @@ follow the number of rows. A shape that was tuned has its schedule in `hopper_ma
 
 import functools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,14 +48,20 @@ class MatmulSchedule:
         swap: Whether the weights are wgmma's rows.
         tile_rows: Rows of one warpgroup, a multiple of 64.
         tile_columns: Columns of one warpgroup, a multiple of 8 up to 256.
-        k_step: Elements of K in a stage, a multiple of 64.
+        k_step: Elements of K in a stage, a multiple of the 128 bytes of a swizzled row: of 64 for 2-byte operands, of
+            32 for 4-byte ones.
         stages: Stages in shared memory, at least 2.
         warpgroups: Computing warpgroups of a block, 1 to 3.
-        split: Along what the warpgroups of a block stand side by side.
+        split: Along what the warpgroups of a block stand side by side; with "tiles" they take whole tiles in turn, so
+            that one writes its result while another multiplies.
         cluster_rows: Blocks along the rows that share a tile of columns (multicast), 1 or 2.
         cluster_columns: Blocks along the columns that share a tile of rows, 1 or 2; not both.
         clusters: Clusters that are launched and walk the tiles; 0 launches one for each.
         group: Tiles along the rows that are walked before the next column.
+        out_buffers: Blocks of the result, of 64 rows by 128 bytes or 64 rows by the warpgroup's columns, that it can
+            have on their way to memory.
+        warp_producers: Whether one warp copies the rows and another the columns, instead of a warpgroup both: a copy
+            then costs 64 arrivals in place of 128, and the two go side by side.
     """
 
     swap: bool
@@ -63,11 +70,13 @@ class MatmulSchedule:
     k_step: int
     stages: int
     warpgroups: int = 1
-    split: Literal["rows", "columns"] = "rows"
+    split: Literal["rows", "columns", "tiles"] = "rows"
     cluster_rows: int = 1
     cluster_columns: int = 1
     clusters: int = 0
     group: int = 8
+    out_buffers: int = 2
+    warp_producers: bool = False
 
     def __post_init__(self) -> None:
         def fail(what: str) -> None:
@@ -77,16 +86,16 @@ class MatmulSchedule:
             fail("tile_rows must be a positive multiple of 64")
         if not 8 <= self.tile_columns <= 256 or self.tile_columns % 8:
             fail("tile_columns must be a multiple of 8 from 8 to 256")
-        if self.k_step < 64 or self.k_step % 64:
-            fail("k_step must be a positive multiple of 64")
+        if self.k_step < 32 or self.k_step % 32:
+            fail("k_step must be a positive multiple of 32")
         if self.stages < 2:
             fail("stages must be at least 2")
-        if not 1 <= self.warpgroups <= 3 or self.split not in ("rows", "columns"):
-            fail("warpgroups must be 1, 2 or 3 and split 'rows' or 'columns'")
+        if not 1 <= self.warpgroups <= 3 or self.split not in ("rows", "columns", "tiles"):
+            fail("warpgroups must be 1, 2 or 3 and split 'rows', 'columns' or 'tiles'")
         if {self.cluster_rows, self.cluster_columns} not in ({1}, {1, 2}):
             fail("one of cluster_rows and cluster_columns may be 2, the other must be 1")
-        if self.clusters < 0 or self.group < 1:
-            fail("clusters must not be negative and group must be positive")
+        if self.clusters < 0 or self.group < 1 or self.out_buffers < 1:
+            fail("clusters must not be negative, group and out_buffers must be positive")
 
     @property
     def block_rows(self) -> int:
@@ -108,20 +117,32 @@ class MatmulSchedule:
         """Columns of the result in a block's tile."""
         return self.block_rows if self.swap else self.block_columns
 
-    def shared_bytes(self, itemsize: int, out_itemsize: int, *, residual: bool = False) -> int:
+    def out_blocks(self, out_itemsize: int) -> tuple[int, int, int]:
+        """Returns how a warpgroup's part of the result leaves: the rows and columns of a block, and buffers for blocks.
+
+        Args:
+            out_itemsize: Bytes of a result's element.
+        """
+        if self.swap:
+            # Long rows are what the memory likes, so all columns leave together.
+            rows, columns = max(r for r in range(8, _OUT_ROWS + 1, 8) if self.tile_columns % r == 0), self.tile_rows
+            buffers = self.out_buffers * (_OUT_ROWS // rows)
+        else:
+            widest = _ROW_BYTES // out_itemsize
+            rows, columns = _OUT_ROWS, math.gcd(self.tile_columns, widest)
+            buffers = self.out_buffers * (widest // columns)
+        return rows, columns, min(buffers, self.tile_rows * self.tile_columns // (rows * columns))
+
+    def shared_bytes(self, itemsize: int, out_itemsize: int) -> int:
         """Returns the shared memory of a block.
 
         Args:
             itemsize: Bytes of an operand's element.
             out_itemsize: Bytes of a result's element.
-            residual: Whether a residual of the result's dtype is fetched while the block multiplies.
         """
         stage = (self.block_rows + self.block_columns) * self.k_step * itemsize
-        if self.swap or residual:
-            out = self.block_rows * self.block_columns * out_itemsize
-        else:
-            out = self.warpgroups * 2 * _OUT_ROWS * min(_ROW_BYTES, self.tile_columns * out_itemsize)
-        return self.stages * stage + out + _BARRIER_BYTES
+        out = math.prod(self.out_blocks(out_itemsize)) * out_itemsize
+        return self.stages * stage + self.warpgroups * out + _BARRIER_BYTES
 
 
 class _Problem(NamedTuple):

@@ -9,12 +9,13 @@ from typing import Any, Final, NamedTuple
 from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule, candidates, matmul_schedule
 
 _FEWEST_STAGES: Final = 3
+_ALL_BLOCKS: Final = 64  # more than a tile has
 _THREADS: Final = 128
 _REGISTERS: Final = 192  # of a thread, for the sums of a tree
 _ACROSS_TILES: Final = SMS // 2
 
 
-class SplitSchedule(NamedTuple):
+class ShardSchedule(NamedTuple):
     """How a matmul runs whose K is cut into shards.
 
     Attributes:
@@ -24,6 +25,11 @@ class SplitSchedule(NamedTuple):
 
     across: bool
     tiles: MatmulSchedule
+
+
+def for_residual(schedule: MatmulSchedule) -> MatmulSchedule:
+    """Returns the schedule with a buffer for every block of the result: a residual is fetched into them."""
+    return replace(schedule, out_buffers=_ALL_BLOCKS)
 
 
 def residual_schedule(
@@ -43,8 +49,9 @@ def residual_schedule(
     sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
     ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
     for schedule in (matmul_schedule(m, k, n, transpose_w=transpose_w, **sizes), *ranked):
+        schedule = for_residual(schedule)
         stage = (schedule.block_rows + schedule.block_columns) * schedule.k_step * itemsize
-        missing = schedule.shared_bytes(itemsize, out_itemsize, residual=True) - SHARED_BYTES
+        missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
         stages = schedule.stages - max(0, -(-missing // stage))
         if stages >= _FEWEST_STAGES:
             return replace(schedule, stages=stages)
@@ -68,7 +75,7 @@ def gated_schedule(
     return next(iter(ranked.values()))
 
 
-def split_schedules(
+def shard_schedules(
     m: int,
     k: int,
     n: int,
@@ -78,7 +85,7 @@ def split_schedules(
     transpose_w: bool = False,
     itemsize: int = 2,
     out_itemsize: int = 2,
-) -> tuple[SplitSchedule, ...]:
+) -> tuple[ShardSchedule, ...]:
     """Returns the schedules of a matmul whose K is cut into shards, the one to use first.
 
     Few tiles leave multiprocessors idle that shards of their own fill; many tiles do without the partial sums in
@@ -98,9 +105,9 @@ def split_schedules(
     parts = candidates(m, length, n, stack=shards, out_itemsize=4, **common).values()
     whole = candidates(m, k, n, out_itemsize=out_itemsize, **common).values()
     alive = (shards - 1).bit_length() + 1
-    across = [SplitSchedule(True, s) for s in parts if length % s.k_step == 0]
+    across = [ShardSchedule(True, s) for s in parts if length % s.k_step == 0]
     inside = [
-        SplitSchedule(False, s)
+        ShardSchedule(False, s)
         for s in whole
         if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
     ]

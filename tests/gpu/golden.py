@@ -20,7 +20,15 @@ from bijax.ops import weight_gradient
 from bijax.ops._architecture import cuda_architecture
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
 
-GOLDEN: Final[dict[str, str]] = {}
+GOLDEN: Final[dict[str, str]] = {
+    "matmul bfloat16 | matmul/v1/f32-wgmma16-chain | sm_90": "04589be765fd205f",
+    "matmul float16 | matmul/v1/f32-wgmma16-chain | sm_90": "19347011bb2dbb59",
+    "matmul bfloat16 (N, K) | matmul/v1/f32-wgmma16-chain | sm_90": "73cbec7265154e15",
+    "matmul bfloat16 bias | matmul/v1/f32-wgmma16-chain | sm_90": "280afcb6c1bfcbf9",
+    "matmul bfloat16 stack | matmul/v1/f32-wgmma16-chain | sm_90": "81a5b206cf99a494",
+    "gradient of x bfloat16 | matmul/v1/f32-wgmma16-chain | sm_90": "4190fed7a1fbd14b",
+    "gradient of w bfloat16 | chunks/v1/f32-wgmma16-chain | sm_90": "3ae9cf3718b28a30",
+}
 """'operation | contract | architecture' to the first 16 digits of the SHA-256 of the result."""
 
 

@@ -15,7 +15,7 @@ from pallas_kernels.matmul.mosaic_gpu import gated_matmul, matmul
 from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
 from pallas_kernels.matmul.mosaic_gpu_finish import finish
 from pallas_kernels.schedule.hopper import MatmulSchedule, candidates
-from pallas_kernels.schedule.hopper_fused import SplitSchedule, split_schedules
+from pallas_kernels.schedule.hopper_fused import ShardSchedule, shard_schedules
 
 pytestmark = pytest.mark.gpu
 
@@ -150,13 +150,13 @@ def test_both_ways_to_split_give_the_tree_of_the_shards(name: str, shards: int) 
         for rows in (8, 2048)
         for across in (True, False)
         for s in [
-            s for s in split_schedules(rows, k, n, shards=count, length=length, transpose_w=transpose_w)
+            s for s in shard_schedules(rows, k, n, shards=count, length=length, transpose_w=transpose_w)
             if s.across == across and (s.across or s.tiles.shared_bytes(2, 2, residual=True) <= 227 * 1024)
         ][:3]
     }  # fmt: skip
     assert {s.across for s in found.values()} == {True, False}
 
-    def run(schedule: SplitSchedule | None) -> Callable[..., jax.Array]:
+    def run(schedule: ShardSchedule | None) -> Callable[..., jax.Array]:
         return lambda x, w: matmul(
             x,
             w,

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import bijax
 from bijax.ops import _matmul_backends, weight_gradient
@@ -74,11 +75,38 @@ def test_the_result_leaves_the_kernel_in_its_own_dtype() -> None:
     assert not re.search(r"stablehlo\.(convert|add)", text)
 
 
-@pytest.mark.parametrize(("dtypes", "out"), [(("float32", "float32"), None), (("bfloat16", "bfloat16"), "float32")])
-def test_other_operands_get_the_portable_program(dtypes: tuple[str, str], out: str | None) -> None:
-    """float32 operands, and the float32 cotangent of a float32 result beside bfloat16 weights."""
-    x, w = (jax.ShapeDtypeStruct(a.shape, d) for a, d in zip((X, W), dtypes, strict=True))
-    text = lowered(jax.grad(lambda x, w: bijax.matmul(x, w, preferred_element_type=out).sum(), (0, 1)), x, w)
+def test_other_operands_get_the_portable_program() -> None:
+    with jax.enable_x64(True):
+        x, w = (jax.ShapeDtypeStruct(a.shape, "float64") for a in (X, W))
+        text = lowered(bijax.invariant(jax.grad(lambda x, w: jax.lax.dot(x, w).sum(), (0, 1))), x, w)
+    assert "stablehlo.dot_general" in text
+    assert "mosaic_gpu" not in text
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernel"),
+    [(None, "tf32"), ("high", "tf32"), ("highest", "highest"), (lax.DotAlgorithmPreset.BF16_BF16_F32_X6, "highest")],
+)
+def test_precision_chooses_the_kernel_of_float32(precision: Any, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    for name in ("tf32", "highest"):
+        module = getattr(_matmul_backends, f"mosaic_gpu_{name}")
+
+        def spy(*args: Any, name: str = name, kernel: Any = module.matmul, **options: Any) -> jax.Array:
+            called.append(name)
+            return kernel(*args, **options)
+
+        monkeypatch.setattr(module, "matmul", spy)
+    x, w = (jax.ShapeDtypeStruct(a.shape, "float32") for a in (X, W))
+    text = lowered(jax.grad(lambda x, w: (bijax.matmul(x, w, precision=precision) ** 2).sum()), x, w)
+    assert set(called) == {kernel}
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 2
+    assert "stablehlo.dot" not in text
+
+
+def test_gradients_of_float32_weights_are_portable() -> None:
+    """Those of bfloat16 weights too, where the result and its cotangent are float32."""
+    text = lowered(lambda x, g: weight_gradient(x, g), X, jax.ShapeDtypeStruct(G.shape, "float32"))
     assert "stablehlo.dot_general" in text
     assert "mosaic_gpu" not in text
 
@@ -86,8 +114,8 @@ def test_other_operands_get_the_portable_program(dtypes: tuple[str, str], out: s
 def test_mixed_dtypes_under_the_transform_are_widened() -> None:
     w = jax.ShapeDtypeStruct(W.shape, "float16")
     text = lowered(bijax.invariant(lambda x, w: jax.lax.dot(x, w, preferred_element_type=jnp.float32)), X, w)
-    assert "mosaic_gpu" not in text
-    assert "stablehlo.dot_general" in text
+    assert "mosaic_gpu" in text
+    assert "stablehlo.dot" not in text
 
 
 def test_an_older_gpu_gets_the_portable_program(monkeypatch: pytest.MonkeyPatch) -> None:

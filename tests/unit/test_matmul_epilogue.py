@@ -14,7 +14,7 @@ from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_sha
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.mosaic_gpu import gated_matmul, matmul
 from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_fused import SplitSchedule
+from pallas_kernels.schedule.hopper_fused import ShardSchedule
 from tests.unit.test_matmul_mosaic import interpreter, operands, reported_races  # noqa: F401
 
 CONTRACT = WgmmaContract()
@@ -34,13 +34,13 @@ PAIRS = {
     "narrow ragged": ((13, 136, 72), True, "float32", MatmulSchedule(True, 128, 16, 64, 3)),
 }
 SPLITS = {
-    "inside": ((70, 512, 136), True, "bfloat16", SplitSchedule(False, WIDE)),
-    "across": ((5, 512, 128), False, "float32", SplitSchedule(True, NARROW)),
+    "inside": ((70, 512, 136), True, "bfloat16", ShardSchedule(False, WIDE)),
+    "across": ((5, 512, 128), False, "float32", ShardSchedule(True, NARROW)),
     "short shard": (
         (5, 456, 128),
         False,
         "float32",
-        SplitSchedule(True, dataclasses.replace(NARROW, k_step=64)),
+        ShardSchedule(True, dataclasses.replace(NARROW, k_step=64)),
     ),
     "padded": ((9, 300, 21), False, "bfloat16", None),
 }
@@ -138,7 +138,7 @@ def test_the_program_for_hopper_holds_kernels_and_no_dot(name: str) -> None:
     [
         ({"activation": "mish"}, "expected an activation among gelu, silu, relu"),
         ({"residual": jnp.ones((2, 8))}, r"expected a residual \[2, 8\] of the result's dtype bfloat16"),
-        ({"contract": SplitWgmmaContract(2), "schedule": SplitSchedule(True, NARROW)}, "k_step divides the 64"),
+        ({"contract": SplitWgmmaContract(2), "schedule": ShardSchedule(True, NARROW)}, "k_step divides the 64"),
     ],
 )
 def test_unsupported_operands_are_named(options: dict[str, object], message: str) -> None:

@@ -1,0 +1,70 @@
+"""What the float32 matmuls of a Hopper GPU share: checks of their operands, padding, empty sums."""
+
+import math
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.errors import UnsupportedError
+
+_CAPABILITY: Final = "9.0"
+_FLOAT32: Final = jnp.dtype(jnp.float32)
+_RESULTS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16), _FLOAT32)
+
+
+def check_float32(op: str, x: Any, w: Any, bias: Any, transpose_w: bool, out_dtype: Any) -> None:
+    """Raises `UnsupportedError` unless the operands are float32 matrices, or stacks of them, that fit together."""
+    came = f"got x {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}, {transpose_w=}, out_dtype={out_dtype.name}"
+    if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
+        raise UnsupportedError(
+            f"{op}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, or x (M, K), {came}; fold"
+            " the leading dimensions of x into its rows where they share the weights."
+        )
+    if x.shape[-1] != w.shape[-1 if transpose_w else -2]:
+        raise UnsupportedError(
+            f"{op}: expected equal contracted lengths, {came}; pass transpose_w={not transpose_w} if w is stored the"
+            " other way."
+        )
+    if x.dtype != _FLOAT32 or w.dtype != _FLOAT32:
+        raise UnsupportedError(f"{op}: expected x and w of float32, {came}; cast them, or use another backend.")
+    if out_dtype not in _RESULTS:
+        raise UnsupportedError(f"{op}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result.")
+    n = w.shape[-2 if transpose_w else -1]
+    if bias is not None and (bias.shape != (n,) or bias.dtype != _FLOAT32):
+        raise UnsupportedError(
+            f"{op}: expected a bias ({n},) of float32, got bias {bias.dtype}{list(bias.shape)}, {came}; give one value"
+            " for each column of the result."
+        )
+
+
+def check_device(op: str) -> None:
+    """Refuses a GPU without wgmma in this process; a process without a GPU may lower for a Hopper one elsewhere."""
+    if jax.default_backend() != "gpu":
+        return
+    device = jax.local_devices()[0]
+    capability = getattr(device, "compute_capability", "unknown")
+    if capability != _CAPABILITY:
+        raise UnsupportedError(
+            f"{op}: expected a Hopper GPU (compute capability {_CAPABILITY}), got {device.device_kind} with"
+            f" {capability}; use the portable backend pallas_kernels.matmul.tiled."
+        )
+
+
+def empty(shape: tuple[int, ...], bias: jax.Array | None, out_dtype: Any) -> jax.Array:
+    """Returns an empty sum, zero, with the bias added to it."""
+    value = jnp.zeros(shape[-1:], jnp.float32) if bias is None else bias
+    return jnp.broadcast_to(value.astype(out_dtype), shape)
+
+
+def one_axis(a: jax.Array) -> jax.Array:
+    """Returns a stack with one axis in front of its matrices; a matrix as it is."""
+    return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]) if a.ndim > 2 else a
+
+
+def pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
+    """Returns `a` with zeros behind its end along `axis`, or `a` itself where it is a multiple already."""
+    missing = -a.shape[axis] % multiple
+    if not missing:
+        return a
+    return jnp.pad(a, [(0, missing if d == axis % a.ndim else 0) for d in range(a.ndim)])

@@ -1,0 +1,199 @@
+"""The float32 matmuls on a Hopper GPU: every schedule gives the same bits, few rows those of many; accuracy."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
+from pallas_kernels.contract import Tf32Contract, split_contract
+from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
+from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.schedule.hopper_split import SplitSchedule, split_candidates
+from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_candidates
+
+pytestmark = pytest.mark.gpu
+
+PRECISIONS = ("default", "highest")
+
+# (M, K, N), weights stored as (N, K): aligned, ragged in each dimension, fewer than 8 rows, padded.
+SHAPES = {
+    "aligned": ((256, 1024, 512), False),
+    "aligned transposed": ((256, 1024, 512), True),
+    "ragged": ((203, 1000, 528), False),
+    "ragged transposed": ((203, 1000, 520), True),
+    "one row": ((1, 2048, 1280), False),
+    "few rows": ((13, 576, 1536), False),
+    "few rows transposed": ((13, 72, 504), True),
+    "unaligned": ((9, 77, 21), False),
+}
+KINDS = ("normal", "wide", "cancelling", "linspace", "inf")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_schedule_gives_the_same_bits(name: str, precision: str) -> None:
+    (m, k, n), transpose_w = SHAPES[name]
+    data = [operands(kind, m, k, n, transpose_w) for kind in KINDS]
+    # A share of them for each shape: compiling is what takes time.
+    found = list(dict.fromkeys(schedules(precision, m, k, n, transpose_w)))
+    share = list(SHAPES).index(name) % 4
+    found = [found[0], *found[1 + share :: 4]]
+    with ThreadPoolExecutor(8) as pool:
+        programs = list(pool.map(lambda schedule: compiled(precision, schedule, *data[0], transpose_w), found))
+    expected = [programs[0](x, w) for x, w in data]
+    for schedule, program in zip(found[1:], programs[1:], strict=True):
+        for kind, (x, w), y in zip(KINDS, data, expected, strict=True):
+            assert_bits_equal(program(x, w), y, err_msg=f"{kind}, {schedule}")
+
+
+def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> Iterator[Any]:
+    """Every candidate for the rows, for fewer and for more rows, and what the candidates leave out."""
+    if precision == "highest":
+        tiles = MatmulSchedule(True, 64, 64, 64, 2)
+        yield SplitSchedule(tiles)
+        yield SplitSchedule(dataclasses.replace(tiles, clusters=1, warpgroups=2, group=1))
+        for rows in (8, 64, m, 512):
+            yield from split_candidates(rows, k, n, split_contract(k).shards(k))
+        return
+    tiles = MatmulSchedule(False, 64, 64, 32, 3)
+    yield Tf32Schedule(tiles)
+    yield Tf32Schedule(dataclasses.replace(tiles, clusters=1))
+    yield Tf32Schedule(dataclasses.replace(tiles, cluster_rows=2))
+    for rows in (8, 64, m, 512):
+        yield from tf32_candidates(rows, k, n, transpose_w=transpose_w)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_both_storages_give_the_same_bits(precision: str) -> None:
+    x, w = operands("wide", 40, 512, 256, False)
+    assert_bits_equal(multiply(precision, x, w.T, transpose_w=True), multiply(precision, x, w))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_numbers_of_rows(precision: str) -> None:
+    x, w = operands("wide", 300, 512, 256, False)
+    whole = np.asarray(multiply(precision, x, w))
+    numbers = (1, 2, 3, 7, 8, 9, 13, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200, 255, 256)
+    with ThreadPoolExecutor(8) as pool:
+        programs = pool.map(lambda m: compiled(precision, None, x[:m], w, False), numbers)
+        for m, program in zip(numbers, programs, strict=True):
+            assert_bits_equal(program(x[-m:], w), whole[-m:], err_msg=f"{m} rows")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_larger_numbers_of_rows(precision: str) -> None:
+    x, w = operands("normal", 4096, 4096, 1024, False)
+    whole = np.asarray(multiply(precision, x, w))
+    for m in (1, 33, 128, 1000):
+        assert_bits_equal(multiply(precision, x[-m:], w), whole[-m:], err_msg=f"{m} rows")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("transpose_w", [False, True])
+def test_rows_at_every_position_among_any_neighbours(transpose_w: bool, precision: str) -> None:
+    x, w = operands("normal", 16, 256, 128, transpose_w)
+    assert_batch_invariant(
+        lambda x, w: multiply(precision, x, w, transpose_w=transpose_w),
+        x,
+        w,
+        batch_axes=(0, None),
+        batch_sizes=(2, 13, 129),
+        modes=("jit",),
+    )
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["ragged transposed", "few rows"])
+def test_a_stack_gives_the_bits_of_its_products(name: str, precision: str) -> None:
+    (m, k, n), transpose_w = SHAPES[name]
+    data = [operands(kind, m, k, n, transpose_w) for kind in ("normal", "wide")]
+    x, w = (jnp.stack(arrays) for arrays in zip(*data, strict=True))
+    y = multiply(precision, x, w, transpose_w=transpose_w)
+    for i, (one, weights) in enumerate(data):
+        assert_bits_equal(y[i], multiply(precision, one, weights, transpose_w=transpose_w))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["aligned", "unaligned"])
+def test_bias_is_added_to_the_sum(name: str, precision: str) -> None:
+    (m, k, n), transpose_w = SHAPES[name]
+    x, w = operands("normal", m, k, n, transpose_w)
+    bias = jnp.asarray(hostile_rows(n, (n,), "float32")["normal"])
+    y = multiply(precision, x, w, transpose_w=transpose_w, bias=bias)
+    assert_bits_equal(y, multiply(precision, x, w, transpose_w=transpose_w) + bias)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("weights", ["normal", "inf", "ones"])
+def test_what_is_not_finite_comes_out_as_in_float32(weights: str, precision: str) -> None:
+    """Infinities and nan of x, of w (columns 1 and 3) and of both; weights that are bfloat16 numbers."""
+    x = np.random.default_rng(0).standard_normal((12, 128)).astype(np.float32)
+    w = np.random.default_rng(1).standard_normal((128, 64)).astype(np.float32)
+    x[0, 5], x[1, 7], x[2, 9], x[3, 2:4], x[4, 5], x[5, 64] = np.inf, -np.inf, np.nan, (np.inf, -np.inf), 0.0, 3.4e38
+    w = np.ones_like(w) if weights == "ones" else w
+    w[64] *= 0.25
+    w[7, 0] = 0.0  # infinity times zero
+    if weights == "inf":
+        w[5, 1], w[7, 3] = np.inf, -np.inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = x.astype(np.float64) @ w.astype(np.float64)
+    y = np.asarray(multiply(precision, jnp.asarray(x), jnp.asarray(w)))
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
+    infinite = np.isinf(exact)
+    np.testing.assert_array_equal(y[infinite], exact[infinite])
+    assert np.isfinite(y[np.isfinite(exact)]).all()
+
+
+@pytest.mark.parametrize("kind", ["normal", "positive", "wide", "cancelling", "linspace"])
+@pytest.mark.parametrize("k", [64, 4096])
+def test_highest_is_as_accurate_as_float32(kind: str, k: int) -> None:
+    x, w = operands("normal" if kind == "positive" else kind, 64, k, 256, False)
+    if kind == "positive":
+        x, w = jnp.abs(x), jnp.abs(w)
+    ours = relative_errors(multiply("highest", x, w), x, w)
+    xla = relative_errors(jnp.dot(x, w, precision="highest"), x, w)
+    assert ours.max() <= max(1.05 * xla.max(), 2.0**-23), (ours.max() * 2**24, xla.max() * 2**24)
+    assert np.sqrt((ours**2).mean()) <= max(1.05 * np.sqrt((xla**2).mean()), 2.0**-24)
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "cancelling"])
+def test_default_is_as_accurate_as_tf32(kind: str) -> None:
+    x, w = operands(kind, 64, 4096, 256, False)
+    # Two operands cut to 10 bits of fraction, and a chain of K/8 additions that truncate.
+    assert relative_errors(multiply("default", x, w), x, w).max() <= 2 * 2.0**-10 + 4096 / 8 * 2.0**-22
+
+
+def relative_errors(y: jax.Array, x: jax.Array, w: jax.Array) -> np.ndarray:
+    """Errors against float64 in units of the sum of magnitudes."""
+    left, right = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    scale = np.abs(left) @ np.abs(right)
+    return np.abs(np.asarray(y, np.float64) - left @ right) / np.where(scale == 0, 1, scale)
+
+
+def compiled(
+    precision: str, schedule: Any, x: jax.Array, w: jax.Array, transpose_w: bool
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    compiled: Callable[[jax.Array, jax.Array], jax.Array]
+    compiled = multiply.lower(precision, x, w, transpose_w=transpose_w, schedule=schedule).compile()
+    return compiled
+
+
+@functools.partial(jax.jit, static_argnames=("precision", "transpose_w", "schedule"))
+def multiply(precision: str, x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
+    if precision == "highest":
+        return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
+    return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
+
+
+def operands(kind: str, m: int, k: int, n: int, transpose_w: bool) -> tuple[jax.Array, jax.Array]:
+    """Hostile activations; weights that are normal, or as wide as the activations."""
+    x = hostile_rows(m + k, (m, k), "float32")[kind]
+    w = hostile_rows(n + k, (n, k) if transpose_w else (k, n), "float32")["wide" if kind == "wide" else "normal"]
+    return jnp.asarray(x), jnp.asarray(w)

@@ -1,0 +1,197 @@
+"""The float32 matmuls for Hopper on a CPU: interpreted kernels, the split of operands, the program, bad input."""
+
+import dataclasses
+import functools
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from bijax.testing import assert_bits_equal, hostile_rows
+from pallas_kernels.contract import SplitContract, Tf32Contract, WgmmaContract, split_contract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
+from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.schedule.hopper_split import SplitSchedule
+from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule
+
+MATMULS: dict[str, Callable[..., jax.Array]] = {
+    "tf32": functools.partial(mosaic_gpu_tf32.matmul, contract=Tf32Contract()),
+    "highest": functools.partial(mosaic_gpu_highest.matmul, contract=SplitContract(128)),
+}
+RING = MatmulSchedule(False, 64, 64, 32, 3)
+TILES = MatmulSchedule(True, 64, 16, 64, 3)
+
+# Which, (..., M, K, N), weights stored as (N, K), schedule: every form, every kind of edge. The interpreter multiplies
+# float32 operands of wgmma with all their bits.
+INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
+    "tf32 wide": ("tf32", (70, 128, 72), True, Tf32Schedule(RING)),
+    "tf32 wide, turned by a copy": ("tf32", (70, 100, 20), False, Tf32Schedule(RING)),
+    "tf32 narrow": ("tf32", (5, 128, 128), True, Tf32Schedule(dataclasses.replace(TILES, tile_columns=8))),
+    "tf32 turned": ("tf32", (13, 200, 128), False, Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), True)),
+    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, clusters=3), True)),
+    "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
+    "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, clusters=2), True)),
+    "highest two warpgroups": (
+        "highest",
+        (70, 256, 128),
+        False,
+        SplitSchedule(dataclasses.replace(TILES, warpgroups=2)),
+    ),
+    "highest stack": ("highest", (2, 9, 77, 21), False, None),
+}
+
+
+@pytest.fixture
+def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
+    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
+    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
+
+
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_interpreted_kernel_multiplies(name: str, reported_races: Callable[[], int]) -> None:
+    which, (*lead, m, k, n), transpose_w, schedule = INTERPRETED[name]
+    x, w = operands((*lead, m, k), n, transpose_w)
+    bias = jnp.asarray(np.random.default_rng(n).standard_normal(n), jnp.float32)
+    options = {"transpose_w": transpose_w, "bias": bias, "schedule": schedule, "interpret": interpreter()}
+    y = MATMULS[which](x, w, **options)
+    assert (y.shape, y.dtype) == ((*lead, m, n), jnp.float32)
+    left, right = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    right = right.swapaxes(-1, -2) if transpose_w else right
+    exact, scale = left @ right + np.asarray(bias), np.abs(left) @ np.abs(right) + np.abs(np.asarray(bias))
+    assert (np.abs(np.asarray(y, np.float64) - exact) <= 2.0**-22 * scale).all()
+    assert not reported_races()
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "huge", "linspace"])
+def test_three_parts_hold_a_float32(kind: str) -> None:
+    x = hostile_rows(3, (16, 64), "float32")[kind]
+    parts = np.asarray(jax.jit(mosaic_gpu_highest._parts)(x), np.float64).reshape(16, 3, 64)
+    np.testing.assert_array_equal(parts.sum(1), x)
+    assert (np.abs(parts[:, 1]) <= 2.0**-7 * np.abs(parts[:, 0])).all()
+    assert (np.abs(parts[:, 2]) <= 2.0**-15 * np.abs(parts[:, 0])).all()
+
+
+@pytest.mark.parametrize("kind", ["normal", "wide", "cancelling", "positive"])
+def test_six_products_have_float32_accuracy(kind: str) -> None:
+    """The products that are left out are no more than what rounding every product to float32 would cost."""
+    x = hostile_rows(3, (8, 256), "float32")["normal" if kind == "positive" else kind]
+    w = hostile_rows(4, (8, 256), "float32")["normal" if kind == "positive" else kind]
+    if kind == "positive":
+        x, w = np.abs(x), np.abs(w)
+    left, right = (
+        np.asarray(mosaic_gpu_highest._parts(jnp.asarray(a)), np.float64).reshape(8, 4, 3, 64).swapaxes(0, 2)
+        for a in (x, w)
+    )
+    kept = sum(left[i] * right[j] for i in range(3) for j in range(3) if i + j < 3)
+    exact = left.sum(0) * right.sum(0)
+    assert (np.abs(kept - exact) <= 2.0**-24 * np.abs(exact)).all()
+    assert np.sqrt(((kept - exact) ** 2).sum()) <= 2.0**-26 * np.sqrt((exact**2).sum())
+
+
+@pytest.mark.parametrize("which", MATMULS)
+def test_a_matrix_belongs_to_every_entry_of_a_stack(which: str) -> None:
+    x, _ = operands((5, 64), 32, False)
+    _, w = operands((2, 5, 64), 32, False)
+    y = MATMULS[which](x, w, interpret=interpreter())
+    assert_bits_equal(y, MATMULS[which](jnp.stack([x, x]), w, interpret=interpreter()))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("weights", ["normal", "ones"])
+def test_what_is_not_finite_comes_out_as_in_float32(weights: str) -> None:
+    """Rows with infinities or nan; weights that are infinite too, and weights whose lower parts are zero."""
+    x, w = (np.asarray(a).copy() for a in operands((8, 64), 64, False))
+    w = np.ones_like(w) if weights == "ones" else w
+    x[0, 5], x[1, 7], x[2, 9], x[3, 2:4], x[4, 5], x[5, 6] = np.inf, -np.inf, np.nan, (np.inf, -np.inf), 0.0, 3.4e38
+    w[7, 0], w[5, 1], w[7, 3], w[6] = 0.0, np.inf, -np.inf, 0.25
+    with np.errstate(invalid="ignore"):
+        exact = x.astype(np.float64) @ w.astype(np.float64)
+    y = np.asarray(MATMULS["highest"](jnp.asarray(x), jnp.asarray(w), interpret=interpreter()))
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
+    np.testing.assert_array_equal(y[np.isinf(exact)], exact[np.isinf(exact)])
+    assert np.isfinite(y[np.isfinite(exact)]).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8), (3, 0, 8), (3, 8, 0)])
+@pytest.mark.parametrize("which", MATMULS)
+def test_empty_sums_are_the_bias(which: str, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    bias = jnp.arange(n, dtype=jnp.float32)
+    y = MATMULS[which](jnp.ones((2, m, k)), jnp.ones((2, k, n)), bias=bias, out_dtype=jnp.bfloat16)
+    assert_bits_equal(y, jnp.broadcast_to(bias.astype(jnp.bfloat16), (2, m, n)))
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize("which", MATMULS)
+@pytest.mark.parametrize("shape", [(1, 8192, 1280), (300, 4096, 4096), (13, 77, 21)])
+def test_program_for_cuda_is_lowered_on_a_cpu(shape: tuple[int, int, int], which: str, transpose_w: bool) -> None:
+    m, k, n = shape
+    x = jax.ShapeDtypeStruct((m, k), jnp.float32)
+    w = jax.ShapeDtypeStruct((n, k) if transpose_w else (k, n), jnp.float32)
+    program = jax.jit(lambda x, w: MATMULS[which](x, w, transpose_w=transpose_w))
+    text = program.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+    assert not re.search(r"stablehlo\.dot", text)
+    turned_by_a_copy = which == "tf32" and not transpose_w and m > 128
+    assert ("stablehlo.transpose" in text) == turned_by_a_copy
+
+
+@pytest.mark.parametrize("k", [1, 63, 64, 576, 4096, 4097, 14336])
+def test_shards_cover_k(k: int) -> None:
+    contract = split_contract(k)
+    assert 1 <= contract.shards(k) <= 16
+    assert (contract.shards(k) - 1) * contract.shard < k <= contract.shards(k) * contract.shard
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"contract": WgmmaContract()}, "expected a (Tf32|Split)Contract"),
+        ({"x": jnp.ones((2, 3, 8))}, "equal leading dimensions"),
+        ({"x": jnp.ones((2, 16))}, "equal contracted lengths"),
+        ({"x": jnp.ones((2, 8), jnp.bfloat16)}, "expected x and w of float32"),
+        ({"bias": jnp.ones(7)}, "expected a bias"),
+        ({"out_dtype": "float64"}, "expected out_dtype"),
+    ],
+)
+@pytest.mark.parametrize("which", MATMULS)
+def test_unsupported_operands_are_named(which: str, change: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        MATMULS[which](**{"x": jnp.ones((2, 8)), "w": jnp.ones((8, 8)), **change})
+
+
+@pytest.mark.parametrize("which", MATMULS)
+def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
+    tiles = dataclasses.replace(TILES, stages=60)
+    schedule = Tf32Schedule(tiles) if which == "tf32" else SplitSchedule(tiles)
+    with pytest.raises(UnsupportedError, match="shared memory"):
+        MATMULS[which](jnp.ones((2, 8)), jnp.ones((8, 8)), schedule=schedule)
+
+
+@pytest.mark.parametrize("which", MATMULS)
+def test_other_gpus_are_refused(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = types.SimpleNamespace(compute_capability="8.0", device_kind="another GPU")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    with pytest.raises(UnsupportedError, match=r"Hopper GPU.*another GPU with 8\.0"):
+        MATMULS[which](jnp.ones((2, 8)), jnp.ones((8, 8)))
+
+
+def operands(shape: tuple[int, ...], n: int, transpose_w: bool) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(n)
+    *lead, _, k = shape
+    x, w = rng.standard_normal(shape), rng.standard_normal((*lead, *((n, k) if transpose_w else (k, n))))
+    return jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
+
+
+def interpreter() -> plgpu.InterpretGPUParams:
+    """Races are reported as text: JAX 0.11 does nothing else, 0.12 would raise and leave the interpreter unusable."""
+    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
+    return plgpu.InterpretGPUParams(detect_races=True, **({"on_race": "warn"} if "on_race" in fields else {}))
