@@ -25,12 +25,13 @@ DTYPE = "bfloat16"
 # (M, K, N), weights stored as (N, K), result, schedule.
 RESIDUALS = {
     "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, clusters=2)),
+    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", clusters=2)),
     "narrow ragged": ((13, 136, 72), True, "float32", NARROW),
     "padded": ((9, 77, 21), False, "bfloat16", None),
 }
 PAIRS = {
     "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, tile_columns=128, clusters=2)),
-    "wide": ((70, 128, 144), False, "float32", MatmulSchedule(False, 64, 64, 64, 3)),
+    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", clusters=2)),
     "narrow ragged": ((13, 136, 72), True, "float32", MatmulSchedule(True, 128, 16, 64, 3)),
 }
 SPLITS = {

@@ -49,7 +49,7 @@ def test_more_tiles_than_multiprocessors_make_a_persistent_grid() -> None:
         {"tile_rows": 96},
         {"tile_columns": 12},
         {"tile_columns": 264},
-        {"k_step": 32},
+        {"k_step": 16},
         {"stages": 1},
         {"warpgroups": 4},
         {"split": "k"},
