@@ -50,6 +50,7 @@ def gated_matmul(
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> x = jnp.array([[1.0, 2.0]])
         >>> gated_matmul(x, jnp.ones((2, 1)), jnp.ones((2, 1)), activation="relu").tolist()
         [[9.0]]
