@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.mosaic_gpu_ring import SWIZZLE_BYTES, ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates, matmul_schedule
+from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule
+from pallas_kernels.schedule.hopper_matmul import candidates, matmul_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
 _CAPABILITY: Final = "9.0"

@@ -185,7 +185,8 @@ def split_ring_matmul(
                     result = lax.fori_loop(0, in_block, add_shard, zeros())
                 plain = None if out_plain is None else out_plain.at[warpgroup]
                 out = ring._in_stack(out_ref.at[part], place)
-                ring._put_swapped(store, result, out_tiled.at[warpgroup], plain, out, row + warpgroup * 64, column)
+                tiled, at_column = out_tiled.at[warpgroup], row + warpgroup * 64
+                ring._put(store, result, True, tiled, plain, out, column, at_column)
 
             plgpu.wait_smem_to_gmem(0)
 

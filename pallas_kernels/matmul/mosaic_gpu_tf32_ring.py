@@ -140,7 +140,7 @@ def turning_ring_matmul(
                     plain = None if out_plain is None else out_plain.at[warpgroup]
                     out = ring._in_stack(out_ref, place)
                     result = result.astype(out_dtype)
-                    ring._put_swapped(store, result, out_tiled.at[warpgroup], plain, out, at_row, column)
+                    ring._put(store, result, True, out_tiled.at[warpgroup], plain, out, column, at_row)
 
                 pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
 
