@@ -51,7 +51,8 @@ def main() -> None:
     cells: list[dict[str, Any]] = []
     jobs = {(k, n): [Job(m, k, n, arguments.dtype) for m in arguments.rows] for k, n in arguments.weights}
     with Workers() as workers:
-        ours = {shape: [workers.ours(job) for job in found] for shape, found in jobs.items()}
+        pending = {shape: [workers.ours(job) for job in found] for shape, found in jobs.items()}
+        ours = {shape: [program.result() for program in found] for shape, found in pending.items()}
         for (k, n), found in jobs.items():
             if time.monotonic() > deadline:
                 print(f"The limit of {arguments.limit_s} s is reached before K={k}, N={n}.")
@@ -59,10 +60,10 @@ def main() -> None:
             # XLA tunes on the GPU while it compiles: it has to be done before anything is timed.
             theirs = [program.result() for program in [workers.xla(job) for job in found]]
             ws = weights(k, n, arguments.dtype)
-            for job, xla, mine in zip(found, theirs, ours.pop((k, n)), strict=True):
+            for job, xla, mine in zip(found, theirs, ours[k, n], strict=True):
                 xs = activations(job.m, k, arguments.dtype)
                 try:
-                    xla_us, ours_us = time_us(xla, xs, ws), time_us(mine.result(), xs, ws)
+                    xla_us, ours_us = time_us(xla, xs, ws), time_us(mine, xs, ws)
                 except RuntimeError as error:
                     print(f"{job.m:5d} {k:6d} {n:7d}  skipped: {error}", flush=True)
                     continue

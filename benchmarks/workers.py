@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from jax import export
 from pallas_kernels.contract import WgmmaContract
 from pallas_kernels.matmul.mosaic_gpu import matmul
 from pallas_kernels.schedule.hopper import MatmulSchedule
+
+_TUNING_THREADS: Final = 6  # more would disturb each other's measurements
 
 Program = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -47,10 +49,10 @@ class Workers:
         threads: Threads that compile.
     """
 
-    def __init__(self, processes: int | None = None, threads: int = 12) -> None:
+    def __init__(self, processes: int | None = None, threads: int = 16) -> None:
         spawn, processes = multiprocessing.get_context("spawn"), processes or max(2, (os.cpu_count() or 4) - 2)
         self._processes = ProcessPoolExecutor(processes, mp_context=spawn, initializer=without_gpu)
-        self._threads, self._tuning = ThreadPoolExecutor(threads), ThreadPoolExecutor(threads)
+        self._threads, self._tuning = ThreadPoolExecutor(threads), ThreadPoolExecutor(_TUNING_THREADS)
 
     def __enter__(self) -> "Workers":
         return self
