@@ -6,9 +6,10 @@ without a GPU lowers the program for CUDA and hands its StableHLO back; XLA comp
 
 import dataclasses
 import multiprocessing
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from jax import export
 from pallas_kernels.contract import WgmmaContract
 from pallas_kernels.matmul.mosaic_gpu import matmul
 from pallas_kernels.schedule.hopper import MatmulSchedule
+
+_TUNING_THREADS: Final = 6  # more would disturb each other's measurements
 
 Program = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -42,14 +45,14 @@ class Workers:
     """Worker processes that lower and threads that compile; a context manager.
 
     Args:
-        processes: Worker processes.
+        processes: Worker processes; by default all cores but two.
         threads: Threads that compile.
     """
 
-    def __init__(self, processes: int, threads: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
+    def __init__(self, processes: int | None = None, threads: int = 16) -> None:
+        spawn, processes = multiprocessing.get_context("spawn"), processes or max(2, (os.cpu_count() or 4) - 2)
         self._processes = ProcessPoolExecutor(processes, mp_context=spawn, initializer=without_gpu)
-        self._threads = ThreadPoolExecutor(threads)
+        self._threads, self._tuning = ThreadPoolExecutor(threads), ThreadPoolExecutor(_TUNING_THREADS)
 
     def __enter__(self) -> "Workers":
         return self
@@ -57,6 +60,7 @@ class Workers:
     def __exit__(self, *raised: object) -> None:
         self._processes.shutdown(cancel_futures=True)
         self._threads.shutdown(cancel_futures=True)
+        self._tuning.shutdown(cancel_futures=True)
 
     def ours(self, job: Job) -> Future[Program]:
         """Starts to compile our program."""
@@ -64,8 +68,8 @@ class Workers:
         return self._threads.submit(lambda: compiled(job, lowered.result()))
 
     def xla(self, job: Job) -> Future[Program]:
-        """Starts to compile XLA's default dot."""
-        return self._threads.submit(lambda: jax.jit(lambda x, w: jnp.dot(x, w)).lower(*job.operands).compile())
+        """Starts to compile XLA's default dot, which is tuned on the GPU meanwhile: see `device_time`."""
+        return self._tuning.submit(lambda: jax.jit(lambda x, w: jnp.dot(x, w)).lower(*job.operands).compile())
 
 
 def without_gpu() -> None:

@@ -17,7 +17,7 @@ from pallas_kernels.matmul.activations import activate
 from pallas_kernels.matmul.mosaic_gpu_epilogue import SWIZZLE_BYTES, Epilogue
 from pallas_kernels.matmul.mosaic_gpu_finish import finish
 from pallas_kernels.matmul.mosaic_gpu_ring import Shards, ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates, matmul_schedule
+from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule
 from pallas_kernels.schedule.hopper_fused import (
     ShardSchedule,
     for_residual,
@@ -25,6 +25,7 @@ from pallas_kernels.schedule.hopper_fused import (
     residual_schedule,
     shard_schedules,
 )
+from pallas_kernels.schedule.hopper_matmul import candidates, matmul_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.mosaic_gpu.gated_matmul"

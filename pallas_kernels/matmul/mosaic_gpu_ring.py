@@ -229,18 +229,19 @@ def ring_matmul(
             """The barrier of a stage: one for each taker, because a barrier must see all who wait wait each time."""
             return slot if takers == 1 else lax.rem(tile, takers) * stages + slot
 
-        def copy_rows(place: Any, row: Any, column: Any, k: Any, slot: Any, ready: Any) -> None:
+        def copy_rows(place: Any, row: Any, k: Any, slot: Any, ready: Any) -> None:
             sources = [in_stack(ref, place) for ref in (weights if s.swap else [x_ref])]
             target = rows_ref if rows_in is None else rows_in
             rows.copy(sources, target, row, k, slot, ready, collective if s.cluster_columns > 1 else None)
 
-        def copy_columns(place: Any, row: Any, column: Any, k: Any, slot: Any, ready: Any) -> None:
+        def copy_columns(place: Any, column: Any, k: Any, slot: Any, ready: Any) -> None:
             sources = [in_stack(ref, place) for ref in ([x_ref] if s.swap else weights)]
             target = columns_ref if columns_in is None else columns_in
             columns.copy(sources, target, column, k, slot, ready, collective if s.cluster_rows > 1 else None)
 
-        def stream(*copies: Any) -> None:
-            """Keeps the stages full."""
+        def produce() -> None:
+            if s.warpgroups > 1:
+                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
@@ -256,8 +257,8 @@ def ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    for copy in copies:
-                        copy(place, row, column, start + step * s.k_step, slot, full.at[arrival(tile, slot)])
+                    copy_rows(place, row, start + step * s.k_step, slot, full.at[arrival(tile, slot)])
+                    copy_columns(place, column, start + step * s.k_step, slot, full.at[arrival(tile, slot)])
 
             # Every signal is awaited: a neighbour in the cluster may still write to this block's shared memory.
             total = count * k_steps
@@ -265,21 +266,6 @@ def ring_matmul(
             @pl.loop(0, jnp.minimum(total, stages))
             def _(i: Any) -> None:
                 plgpu.barrier_wait(empty.at[lax.rem(jnp.maximum(total - stages, 0) + i, stages)])
-
-        def produce() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            if not s.warp_producers:
-                stream(copy_rows, copy_columns)
-                return
-
-            @functools.partial(pl.kernel, mesh=plgpu.WarpMesh(axis_name="warp"))
-            def _() -> None:
-                warp = lax.axis_index("warp")
-                pl.when(warp == 0)(functools.partial(stream, copy_rows))
-                pl.when(warp == 1)(functools.partial(stream, copy_columns))
-
-            _()
 
         def consume() -> None:
             if s.warpgroups > 1:

@@ -1,12 +1,13 @@
 """Hopper schedules of matmuls that do more than multiply: with a residual, in pairs, or with K cut into shards.
 
-They are the candidates of `pallas_kernels.schedule.hopper` with what else has to fit into a block.
+They are the candidates of `pallas_kernels.schedule.hopper_matmul` with what else has to fit into a block.
 """
 
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule, candidates, matmul_schedule
+from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule
+from pallas_kernels.schedule.hopper_matmul import candidates, matmul_schedule
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule, candidates
+from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule
+from pallas_kernels.schedule.hopper_matmul import candidates
 
 _K_STEP: Final = 64
 _MOST_STAGES: Final = 8

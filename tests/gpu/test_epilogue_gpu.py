@@ -14,8 +14,9 @@ from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, add_as_tr
 from pallas_kernels.matmul.mosaic_gpu import gated_matmul, matmul
 from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
 from pallas_kernels.matmul.mosaic_gpu_finish import finish
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates
+from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule
 from pallas_kernels.schedule.hopper_fused import ShardSchedule, for_residual, shard_schedules
+from pallas_kernels.schedule.hopper_matmul import candidates
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +38,6 @@ SCHEDULES = {
     "wide": MatmulSchedule(False, 64, 256, 64, 2, 2),
     "walks all tiles": MatmulSchedule(False, 64, 128, 64, 3, clusters=1),
     "tiles in turn": MatmulSchedule(False, 64, 64, 64, 3, 2, split="tiles", clusters=3),
-    "warp producers": MatmulSchedule(False, 64, 128, 64, 3, 2, warp_producers=True),
     "few columns": MatmulSchedule(False, 64, 32, 128, 3),
     "cluster": MatmulSchedule(False, 64, 64, 64, 3, cluster_rows=2),
     "weights": MatmulSchedule(True, 64, 16, 128, 3),
