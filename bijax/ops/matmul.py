@@ -60,9 +60,9 @@ def matmul(
         ValueError: If ranks or the contracted lengths do not fit, or there is no such activation or split.
 
     With an activation the backward pass computes the product again, in place of keeping it in float32, and the
-    gradient of the product is rounded to the dtype of `x`, as it is without one. On a GPU `exp` and `tanh` are
-    those of the kernel: `matmul(x, w, activation="silu")` need not have the bits of `bijax.elementwise(jax.nn.silu)`
-    behind a float32 product.
+    gradient of the product is rounded to the dtype of `x`, as it is without one. On a GPU the kernel
+    computes activations in its own way: `matmul(x, w, activation="silu")` need not have the bits of
+    `bijax.elementwise(jax.nn.silu)` behind a float32 product.
 
     Guarantee: row-invariant, with every option; the gradient of `x` too. The gradients of `w` and `bias` are
     split-invariant for cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and

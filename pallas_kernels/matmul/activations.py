@@ -1,4 +1,4 @@
-"""Activations of a float32 value, written once for every backend and every schedule of matmul."""
+"""Activations of a float32 value: the portable form, and that of the gradients on every platform."""
 
 import math
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from pallas_kernels.errors import UnsupportedError
 
 Activation = Literal["gelu", "silu", "relu"]
 
-_SLOPE: Final = math.sqrt(2 / math.pi)
-_CUBIC: Final = 0.044715
+SLOPE: Final = math.sqrt(2 / math.pi)
+CUBIC: Final = 0.044715
 
 
 def _gelu(z: jax.Array) -> jax.Array:
-    return 0.5 * z * (1.0 + lax.tanh(_SLOPE * (z + _CUBIC * (z * z * z))))
+    return 0.5 * z * (1.0 + lax.tanh(SLOPE * (z + CUBIC * (z * z * z))))
 
 
 def _silu(z: jax.Array) -> jax.Array:
@@ -34,9 +34,9 @@ ACTIVATIONS: Final[dict[str, Callable[[jax.Array], jax.Array]]] = {
     "silu": _silu,
     "relu": _relu,
 }
-"""Functions of float32 values. Mosaic computes `exp` and `tanh` with the device library (`math.exp`, `math.tanh`; no
-approximate instruction of its own choice) and `logistic` as 1 / (1 + exp(-z)), the division rounded to nearest. XLA
-has its own forms, so a platform's bits are its own. The erf form of gelu is missing: Mosaic does not lower `erf`."""
+"""Functions of float32 values. Kernels on a Hopper GPU spell silu and gelu out
+(`pallas_kernels.matmul.mosaic_gpu_activation`), so a platform's bits are its own. The erf form of gelu is missing:
+Mosaic does not lower `erf`."""
 
 
 def activate(z: jax.Array, activation: str | None) -> jax.Array:

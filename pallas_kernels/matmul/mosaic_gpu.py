@@ -65,8 +65,7 @@ def matmul(
         contract: Order of the sum over K. One that cuts K into shards takes no stack.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
-        activation: "gelu" (tanh form), "silu", "relu" or None. `exp` and `tanh` are those of the device library
-            (`pallas_kernels.matmul.activations`).
+        activation: "gelu" (tanh form), "silu", "relu" or None (`pallas_kernels.matmul.mosaic_gpu_activation`).
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `ShardSchedule` where K is cut.

@@ -1,8 +1,8 @@
 """The end of the Hopper matmul: what happens to a float32 tile between its sum over K and memory.
 
 The order is fixed: `activation(tile + bias) + residual`, or for a pair of products `activation(gate) * up`, every step
-in float32, rounded once to the result's dtype, whatever the schedule. `exp` and `tanh` are those of the device library
-(`pallas_kernels.matmul.activations`), the same code for every tile.
+in float32, rounded once to the result's dtype, whatever the schedule. No product meets a sum but inside of an
+activation, whose instructions are fixed (`pallas_kernels.matmul.mosaic_gpu_activation`): so none is fused with it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.matmul.activations import activate
+from pallas_kernels.matmul.mosaic_gpu_activation import activate_tile
 from pallas_kernels.schedule.hopper import MatmulSchedule
 
 SWIZZLE_BYTES: Final = 128
@@ -69,12 +69,19 @@ class Epilogue:
         up, bias, residual = (None if a is None else left.pop(0) for a in (self.up, self.bias, self.residual))
         return up, bias, residual, tuple(left)
 
-    def before_residual(self, tiles: tuple[Any, ...], bias: Any) -> Any:
-        """Returns the finished tile but for the residual, from the float32 tile of the product or of both products."""
+    def before_residual(self, tiles: tuple[Any, ...], bias: Any, layout: Any, interpret: Any) -> Any:
+        """Returns the finished tile but for the residual.
+
+        Args:
+            tiles: float32 tile of the product, or of both products.
+            bias: Part of the bias, of the shape of a tile, or None.
+            layout: Layout of a tile.
+            interpret: Whether the interpreter runs the kernel.
+        """
         first, *second = tiles
         if bias is not None:
             first += bias
-        first = activate(first, self.activation)
+        first = activate_tile(first, self.activation, layout, interpret)
         return first * second[0] if second else first
 
 
@@ -168,6 +175,7 @@ class Ending:
         bias: Reference of the bias, or None.
         residual: Reference of the residual, or None.
         fetched: Barrier of the residual's blocks, or None.
+        interpret: Whether the interpreter runs the kernel.
     """
 
     epilogue: Epilogue
@@ -179,6 +187,7 @@ class Ending:
     bias: Any = None
     residual: Any = None
     fetched: Any = None
+    interpret: Any = False
 
     def begin(self, place: Any, row: Any, column: Any, shape: tuple[int, int]) -> None:
         """Starts to fetch the residual of the tile of `shape` that starts at wgmma's `row` and `column`."""
@@ -196,7 +205,7 @@ class Ending:
         bias = None
         if self.bias is not None:
             bias = _broadcast_bias(self.bias, row if self.swap else column, tiles[0].shape, self.swap)
-        tile = self.epilogue.before_residual(tiles, bias)
+        tile = self.epilogue.before_residual(tiles, bias, plgpu.Layout.WGMMA, self.interpret)
         if self.residual is None:
             tile = tile.astype(self.out.dtype)
         else:

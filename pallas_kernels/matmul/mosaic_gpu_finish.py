@@ -51,7 +51,7 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
 
         total = add_as_tree(lambda shard: load(partials_ref.at[shard, row, part]), shards)
         bias = None if bias_ref is None else load(bias_ref.at[part])
-        total = epilogue.before_residual((total,), bias)
+        total = epilogue.before_residual((total,), bias, layout, interpret)
         if residual_ref is not None:
             total += load(residual_ref.at[row, part])
         out_ref[row, part] = total.astype(out_dtype)

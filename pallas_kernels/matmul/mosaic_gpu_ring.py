@@ -282,6 +282,7 @@ def ring_matmul(
                 bias_ref,
                 residual_ref,
                 fetched[0].at[warpgroup] if fetched else None,
+                interpret,
             )
             row_part = pl.ds(row_offset, shape[0]) if rows.tile > shape[0] else slice(None)
             column_part = pl.ds(column_offset, shape[1]) if columns.tile > shape[1] else slice(None)
