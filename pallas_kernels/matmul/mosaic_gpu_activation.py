@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
-import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
@@ -60,14 +59,14 @@ def activate_tile(z: jax.Array, activation: str | None, layout: Any, interpret: 
         return activate(z, activation)
     ptx = _PTX[activation]
 
-    @plgpu.inline_mgpu(arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct(z.shape, jnp.float32, layout=layout))
     def apply(_: Any, z: Any) -> Any:
         registers = z.registers.copy()
         for at in range(registers.size):
             registers.flat[at] = _each_element(ptx, registers.flat[at])
         return mgpu.FragmentedArray(_registers=registers, _layout=z.layout, _is_signed=None)
 
-    result: jax.Array = apply(z)
+    kind = plgpu.ShapeDtypeStruct(z.shape, z.dtype, layout=layout)
+    result: jax.Array = plgpu.inline_mgpu(arg_types=(layout,), return_type=kind)(apply)(z)
     return result
 
 
