@@ -95,11 +95,11 @@ def matmul(
     x, w = one_axis(x), one_axis(w)
     if bias is not None:
         bias = pad(bias, 0, schedule.tiles.block_n)
-    arguments: dict[str, Any] = {"schedule": schedule.tiles, "out_dtype": out_dtype, "interpret": interpret}
-    if schedule.turned and not transpose_w:
+    arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
+    if schedule.turners and not transpose_w:
         w = pad(pad(w, -1, _TURNED_COLUMNS), -2, _TURNED_K)
-        out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, **arguments)
+        out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, schedule=schedule, **arguments)
     else:
         w = pad(pad(w if transpose_w else w.swapaxes(-1, -2), -1, _ALIGN), -2, _COLUMNS)
-        out = ring_matmul(pad(x, -1, _ALIGN), w, bias, transpose_w=True, **arguments)
+        out = ring_matmul(pad(x, -1, _ALIGN), w, bias, schedule=schedule.tiles, transpose_w=True, **arguments)
     return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)

@@ -1,11 +1,13 @@
-"""The kernel of the Hopper TF32 matmul for few rows and weights stored as (K, N).
+"""The kernel of the Hopper TF32 matmul for weights stored as (K, N).
 
-wgmma reads float32 operands only along K. The ring of `mosaic_gpu_ring` therefore takes (N, K) weights; here every
-computing warpgroup turns its tile of (K, N) weights in shared memory, so that few rows do not pay for a copy of the
-weights. The weights are wgmma's rows. The accumulator is the same chain over K in steps of 8, so are its bits.
+wgmma reads float32 operands only along K. The ring of `mosaic_gpu_ring` therefore takes (N, K) weights; here one or two
+warpgroups more turn every tile of (K, N) weights in shared memory, in place, between the producer that copies it and
+the warpgroups that multiply it. So nothing pays for a copy of the weights. The accumulator is the same chain over K in
+steps of 8, so are its bits.
 """
 
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -15,10 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.matmul import mosaic_gpu_ring as ring
+from pallas_kernels.matmul._turn import turn
 from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.schedule.hopper_tf32 import STORE_BUFFERS, STORED_ROWS, Tf32Schedule
 
 _SWIZZLE: Final = ring.SWIZZLE_BYTES // 4
-_TURNED: Final = 2  # turned tiles of a warpgroup: one is multiplied while the next is written
+# By computing and turning warpgroups: registers of a thread that copies, that turns, that computes.
+_REGISTERS: Final = {(1, 1): (40, 104, 232), (1, 2): (40, 80, 232), (2, 1): (40, 88, 192), (2, 2): (40, 72, 144)}
 
 
 def turning_ring_matmul(
@@ -26,7 +31,7 @@ def turning_ring_matmul(
     w: jax.Array,
     bias: jax.Array | None = None,
     *,
-    schedule: MatmulSchedule,
+    schedule: Tf32Schedule,
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
@@ -37,27 +42,31 @@ def turning_ring_matmul(
         w: (K, N) float32, N a multiple of 32. A stack where `x` is one; a matrix `x` beside a stack belongs to
             every entry.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
-        schedule: Tiles and stages, with `swap`, `tile_rows` of 64, no clusters.
+        schedule: Tiles and stages, with turning warpgroups.
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
         (M, N) or (B, M, N) of `out_dtype`.
     """
-    stack, (m, k), n, s = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule
+    stack, (m, k), n, s, turners = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.turners
     x_rows = s.block_m if m > s.block_m else min(s.block_m, -(-m // 8) * 8)
     x_side = ring._Side(m, k, True, s.block_m, x_rows, _SWIZZLE, s.k_step)
     w_side = ring._Side(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
-    row_tiles, column_tiles = -(-n // s.block_n), -(-m // s.block_m)
+    rows_size, columns_size = (n, m) if s.swap else (m, n)
+    row_tiles, column_tiles = -(-rows_size // s.block_rows), -(-columns_size // s.block_columns)
     tiles, k_steps = math.prod(stack) * row_tiles * column_tiles, -(-k // s.k_step)
     blocks = min(tiles, s.clusters) if s.clusters else tiles
-    stages = min(s.stages, k_steps * -(-tiles // blocks))
-    store = ring._store(s, m, n, jnp.dtype(out_dtype))
+    stages = min(s.stages, turners * -(-k_steps * -(-tiles // blocks) // turners))
+    store = _store(s, m, n, jnp.dtype(out_dtype))
     alias = [not interpret and ragged for ragged in (x_side.ragged, store.ragged)]
+    transforms = ring._transforms(_SWIZZLE, jnp.float32)
+    producer_registers, turner_registers, compute_registers = _REGISTERS[s.warpgroups, turners]
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
         bias_ref = refs[0] if bias is not None else None
-        out_ref, w_smem, x_smem, out_smem, turned, full, empty = refs if bias is None else refs[1:]
+        out_ref, w_smem, x_smem, out_smem, *apart, full, ready, empty = refs if bias is None else refs[1:]
+        w_tiles, turned = (w_smem, *apart) if apart else w_smem
         x_tiled, x_plain = x_smem if alias[0] else (x_smem, x_smem)
         out_tiled, out_plain = out_smem if alias[1] else (out_smem, None)
         warpgroup, first = lax.axis_index("warpgroup"), lax.axis_index("block")
@@ -69,15 +78,15 @@ def turning_ring_matmul(
             place = lax.div(index, row_tiles * column_tiles) if stack else None
             index = lax.rem(index, row_tiles * column_tiles) if stack else index
             row, column = ring._tile_position(index, row_tiles, column_tiles, s.group)
-            return place, row * s.block_n, column * s.block_m
+            return place, row * s.block_rows, column * s.block_columns
 
         def produce() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(ring._PRODUCER_REGISTERS, action="decrease")
+            plgpu.set_max_registers(producer_registers, action="decrease")
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
                 place, row, column = origin(tile)
+                w_start, x_start = (row, column) if s.swap else (column, row)
 
                 @pl.loop(0, k_steps)
                 def _(step: Any) -> None:
@@ -88,8 +97,8 @@ def turning_ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    w_side.copy(ring._in_stack(w_ref, place), w_smem, row, start, slot, full.at[slot], None)
-                    x_side.copy(ring._in_stack(x_ref, place), x_plain, column, start, slot, full.at[slot], None)
+                    w_side.copy(ring._in_stack(w_ref, place), w_tiles, w_start, start, slot, full.at[slot], None)
+                    x_side.copy(ring._in_stack(x_ref, place), x_plain, x_start, start, slot, full.at[slot], None)
 
             total = count * k_steps
 
@@ -97,11 +106,26 @@ def turning_ring_matmul(
             def _(i: Any) -> None:  # every signal is awaited
                 plgpu.barrier_wait(empty.at[lax.rem(jnp.maximum(total - stages, 0) + i, stages)])
 
+        def turn_tiles() -> None:
+            plgpu.set_max_registers(turner_registers, action="decrease")
+            turner = warpgroup - s.warpgroups
+
+            # Stages are a multiple of the turners, so each of them meets every phase of its own stages.
+            @pl.loop(0, lax.div(count * k_steps - turner + turners - 1, turners))
+            def _(i: Any) -> None:
+                slot = lax.rem(turner + i * turners, stages)
+                plgpu.barrier_wait(full.at[slot])
+                if interpret:
+                    turned.at[slot][...] = w_tiles.at[slot, 0].transpose((1, 0))[...]
+                else:
+                    turn(w_tiles.at[slot, 0], s.k_step, s.block_n, transforms)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(ready.at[slot])
+
         def consume() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(ring._COMPUTE_REGISTERS[s.warpgroups], action="increase")
-            offset = warpgroup * 64
-            part = pl.ds(offset, 64) if s.warpgroups > 1 else slice(None)
+            plgpu.set_max_registers(compute_registers, action="increase")
+            offset = warpgroup * s.tile_rows
+            part = pl.ds(offset, s.tile_rows) if s.warpgroups > 1 else slice(None)
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
@@ -110,15 +134,14 @@ def turning_ring_matmul(
                 def multiply(accumulator: Any, step: Any) -> None:
                     slot = lax.rem(tile * k_steps + step, stages)
                     plgpu.barrier_wait(full.at[slot])
-                    weights = w_side.operand(w_smem, slot, 0, 1, part)
-                    value = plgpu.load(weights, layout=plgpu.Layout.WGMMA_TRANSPOSED)
-                    rows = turned.at[warpgroup, lax.rem(step, _TURNED)]
-                    rows[...] = plgpu.layout_cast(value, plgpu.Layout.WGMMA)
-                    plgpu.commit_smem()
+                    plgpu.barrier_wait(ready.at[slot])
                     width = s.k_step // x_side.pieces
                     for piece in range(x_side.pieces):
-                        columns = x_side.operand(x_tiled, slot, piece, x_side.pieces, slice(None))
-                        plgpu.wgmma(accumulator, rows.at[:, pl.ds(piece * width, width)], columns.transpose((1, 0)))
+                        window = pl.ds(piece * width, width) if x_side.pieces > 1 else slice(None)
+                        weights = turned.at[slot, part if s.swap else slice(None), window]
+                        rows = x_side.operand(x_tiled, slot, piece, x_side.pieces, slice(None) if s.swap else part)
+                        left, right = (weights, rows) if s.swap else (rows, weights)
+                        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
 
                 def release(step: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(tile * k_steps + step, stages)])
@@ -136,34 +159,38 @@ def turning_ring_matmul(
                     release(k_steps - 1)
                     result, at_row = accumulator[...], row + offset
                     if bias_ref is not None:
-                        result += ring._broadcast_bias(bias_ref, at_row, result.shape, True)
+                        result += ring._broadcast_bias(bias_ref, at_row if s.swap else column, result.shape, s.swap)
                     plain = None if out_plain is None else out_plain.at[warpgroup]
+                    put = _put_swapped if s.swap else ring._put
                     out = ring._in_stack(out_ref, place)
-                    result = result.astype(out_dtype)
-                    ring._put_swapped(store, result, out_tiled.at[warpgroup], plain, out, at_row, column)
+                    put(store, result.astype(out_dtype), out_tiled.at[warpgroup], plain, out, at_row, column)
 
-                pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
+                pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
 
             plgpu.wait_smem_to_gmem(0)
 
-        pl.when(warpgroup == s.warpgroups)(produce)
+        pl.when(warpgroup == s.warpgroups + turners)(produce)
+        pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + turners))(turn_tiles)
         pl.when(warpgroup < s.warpgroups)(consume)
 
+    w_tiles = w_side.scratch(stages, jnp.float32, False)
+    turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=transforms)
+    # The interpreter knows no two views of the same bytes.
+    weights = (w_tiles, turned) if interpret else (plgpu.RefUnion(w_tiles, turned),)
     launch = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((*stack, m, n), out_dtype),
         grid=(blocks,),
         grid_names=("block",),
-        num_threads=s.warpgroups + 1,
+        num_threads=s.warpgroups + turners + 1,
         thread_name="warpgroup",
         scratch_types=[
-            w_side.scratch(stages, jnp.float32, False),
+            weights[0],
             x_side.scratch(stages, jnp.float32, alias[0]),
             store.scratch(s.warpgroups, out_dtype, alias[1]),
-            plgpu.SMEM(
-                (s.warpgroups, _TURNED, 64, s.k_step), jnp.float32, transforms=ring._transforms(_SWIZZLE, jnp.float32)
-            ),
+            *weights[1:],
             plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=1, num_barriers=stages),
             plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
@@ -171,3 +198,21 @@ def turning_ring_matmul(
     )
     result: jax.Array = launch(x, w) if bias is None else launch(x, w, bias)
     return result
+
+
+def _store(s: MatmulSchedule, m: int, n: int, dtype: Any) -> ring._Store:
+    """Returns how the result leaves the kernel: in parts, so that most of the shared memory is left to the stages."""
+    store = ring._store(s, m, n, dtype)
+    return replace(store, rows=min(store.rows, STORED_ROWS), buffers=STORE_BUFFERS) if s.swap else store
+
+
+def _put_swapped(store: ring._Store, result: Any, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
+    """Writes a warpgroup's (columns of the result, rows of the result), transposed on the way through two buffers."""
+    for i in range(result.shape[1] // store.rows):
+        slot, part = i % store.buffers, slice(i * store.rows, (i + 1) * store.rows)
+        # The part before the last has left its buffer; of the tile before, every part has.
+        plgpu.wait_smem_to_gmem(store.buffers - 1 if i else 0, wait_read_only=True)
+        value = result if store.rows == result.shape[1] else result[:, part]
+        tiled.at[slot].transpose((1, 0))[...] = plgpu.layout_cast(value, plgpu.Layout.WGMMA_TRANSPOSED)
+        plgpu.commit_smem()
+        store.send(tiled.at[slot], None if plain is None else plain.at[slot], out, column + i * store.rows, row)

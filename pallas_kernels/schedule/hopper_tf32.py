@@ -1,7 +1,8 @@
 """Hopper schedules of the TF32 matmul: which tiles multiply a shape fast.
 
 A step of wgmma takes 32 bytes of K of either operand whatever their dtype, so float32 rows of K elements cost what
-bfloat16 rows of 2 K elements do, and the schedules of `pallas_kernels.schedule.hopper` are taken over.
+bfloat16 rows of 2 K elements do, and the shapes of `pallas_kernels.schedule.hopper` are taken over for (N, K) weights.
+(K, N) weights are turned by a kernel of its own, or by a copy. No schedule moves a bit.
 """
 
 from collections.abc import Iterator
@@ -10,15 +11,30 @@ from typing import Final
 
 from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule, candidates
 
-_K_STEP: Final = 64
-_MOST_STAGES: Final = 8
-_TURNED_BYTES: Final = 2 * 64 * _K_STEP * 4  # of one warpgroup
-_MOST_TURNED_ROWS: Final = 128
+STORED_ROWS: Final = 32
+"""Rows of the result that a turning kernel's warpgroup with `swap` hands to memory at a time."""
+
+STORE_BUFFERS: Final = 2
+"""How many such parts can be on their way."""
+
+_SQUARE: Final = 32
+_THREADS: Final = 128
+_MOST_TURNED: Final = 64  # elements that a thread holds while it turns
+_BARRIER_BYTES: Final = 3 * 1024
+_MOST_STAGES: Final = 12
+
+# What the estimate knows of the chip.
 _CYCLES_PER_NS: Final = 1.75
 _BYTES_PER_NS: Final = 4200
-_TURN_CYCLES: Final = 350  # a warpgroup turns a tile of 64 by 64
-_INGEST_BYTES_PER_CYCLE: Final = 60
+_COPY_BYTES_PER_NS: Final = 4000  # a transposing copy, of what it reads and writes
+_MULTIPLY_PER_CYCLE: Final = 920
+_CHAIN_CYCLES: Final = 22  # one dependent wgmma of 8 elements of K
+_SHARED_BYTES_PER_CYCLE: Final = 120
+_INGEST_BYTES_PER_CYCLE: Final = 75
+_TURN_CYCLES: Final = 250  # of a turning warpgroup's stage, beside what it reads and writes
+_ISSUE_CYCLES: Final = 240  # two copies
 _START_CYCLES: Final = 3000
+_TILE_CYCLES: Final = 600
 
 
 @dataclass(frozen=True)
@@ -27,24 +43,39 @@ class Tf32Schedule:
 
     Attributes:
         tiles: Tiles and stages.
-        turned: Whether (K, N) weights are turned inside of the kernel, tile by tile; otherwise by a copy in front of
+        turners: Warpgroups of a block, 1 or 2, that turn (K, N) weights inside of the kernel; 0 for a copy in front of
             it. Without a meaning for (N, K) weights.
     """
 
     tiles: MatmulSchedule
-    turned: bool = False
+    turners: int = 0
 
     def __post_init__(self) -> None:
         t = self.tiles
-        if self.turned and (not t.swap or t.tile_rows != 64 or t.k_step != _K_STEP or t.split != "rows"):
-            raise ValueError(f"turned tiles must have swap, tile_rows=64, k_step={_K_STEP} and split='rows', got {t}.")
-        if self.turned and (t.cluster_rows != 1 or t.cluster_columns != 1):
-            raise ValueError(f"turned tiles must have no clusters, got {t}.")
+        if not 0 <= self.turners <= 2:
+            raise ValueError(f"turners must be 0, 1 or 2, got {self}.")
+        if not self.turners:
+            return
+        if t.cluster_rows != 1 or t.cluster_columns != 1 or t.split != "rows" or t.warpgroups > 2:
+            raise ValueError(f"turned tiles must have no clusters, split='rows', at most 2 warpgroups, got {t}.")
+        if t.stages % self.turners:
+            raise ValueError(f"stages must be a multiple of the turning warpgroups, got {self}.")
+        turned = t.block_n * t.k_step
+        if t.block_n % _SQUARE or turned % (2 * _SQUARE**2) or turned > _MOST_TURNED * _THREADS:
+            raise ValueError(
+                f"a stage of turned weights must be whole squares of {_SQUARE}, an even number of them, at most"
+                f" {_MOST_TURNED * _THREADS} elements, got k_step {t.k_step} and {t.block_n} columns."
+            )
+        if self.turners + t.warpgroups == 4 and t.tile_rows * t.tile_columns > 64 * 128:
+            raise ValueError(f"five warpgroups must have tiles of at most 64 by 128, got {t}.")
 
     def shared_bytes(self, out_itemsize: int) -> int:
         """Returns the shared memory of a block."""
-        turned = self.tiles.warpgroups * _TURNED_BYTES if self.turned else 0
-        return self.tiles.shared_bytes(4, out_itemsize) + turned
+        t = self.tiles
+        if not self.turners or not t.swap:
+            return t.shared_bytes(4, out_itemsize)
+        out = t.warpgroups * STORE_BUFFERS * min(STORED_ROWS, t.tile_columns) * t.tile_rows * out_itemsize
+        return t.stages * _stage_bytes(t) + out + _BARRIER_BYTES
 
 
 def tf32_schedule(
@@ -61,8 +92,8 @@ def tf32_schedule(
         out_itemsize: Bytes of a result's element.
 
     Example:
-        >>> tf32_schedule(8, 4096, 4096).turned, tf32_schedule(4096, 4096, 4096).turned
-        (True, False)
+        >>> tf32_schedule(8, 4096, 4096).turners > 0, tf32_schedule(8192, 4096, 4096).turners
+        (True, 0)
     """
     return next(tf32_candidates(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_itemsize))
 
@@ -70,7 +101,7 @@ def tf32_schedule(
 def tf32_candidates(
     m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, out_itemsize: int = 4
 ) -> Iterator[Tf32Schedule]:
-    """Yields the schedules that are worth trying for a shape, those that turn (K, N) weights for few rows first.
+    """Yields the schedules that are worth trying for a shape, the one with the lowest estimated time first.
 
     Args:
         m: Rows of the activations.
@@ -80,35 +111,66 @@ def tf32_candidates(
         transpose_w: Whether the weights are stored as (N, K).
         out_itemsize: Bytes of a result's element.
     """
-    if not transpose_w and m <= _MOST_TURNED_ROWS:
-        turned = _turned(m, n, stack, out_itemsize)
-        yield from sorted(turned, key=lambda schedule: _estimate_ns(schedule.tiles, m, k, n, stack))
-    found = candidates(m, 2 * k, n, stack=stack, transpose_w=True, out_itemsize=out_itemsize).values()
-    for tiles in found:
-        yield Tf32Schedule(replace(tiles, k_step=tiles.k_step // 2))
+    tiles = candidates(m, 2 * k, n, stack=stack, transpose_w=True, out_itemsize=out_itemsize).values()
+    found = [Tf32Schedule(replace(t, k_step=t.k_step // 2)) for t in tiles]
+    if not transpose_w:
+        found += _turning(m, n, stack, out_itemsize)
+    yield from sorted(found, key=lambda schedule: _estimate_ns(schedule, m, k, n, stack, transpose_w))
 
 
-def _turned(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
+def _shapes(m: int) -> Iterator[tuple[bool, int, int, int]]:
+    """Yields (weights are wgmma's rows, columns of a tile, step of K, computing warpgroups)."""
     columns = max(8, 1 << (m - 1).bit_length())
-    for warpgroups in (1, 2, 3):
-        base = MatmulSchedule(True, 64, columns, _K_STEP, 2, warpgroups)
-        spare = SHARED_BYTES - Tf32Schedule(base, True).shared_bytes(out_itemsize)
-        stages = 2 + spare // ((base.block_rows + columns) * _K_STEP * 4)
-        if stages < 2:
-            continue
-        tiles = _tiles(base, m, n, stack)
-        schedule = replace(base, stages=min(_MOST_STAGES, stages), clusters=SMS if tiles > SMS else 0)
-        yield Tf32Schedule(schedule, True)
+    if m <= 128:
+        warpgroups = 1 if m <= 64 else 2
+        yield from ((False, 32, 64, warpgroups), (False, 32, 128, warpgroups), (False, 64, 64, warpgroups))
+        yield from ((True, columns, 64, 1), (True, columns, 128, 1), (True, columns, 64, 2))
+        return
+    yield from ((True, 128, 64, 1), (True, 128, 64, 2), (True, 128, 32, 2), (True, 256, 32, 1), (True, 256, 32, 2))
+
+
+def _turning(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
+    for swap, columns, k_step, warpgroups in _shapes(m):
+        for turners in (1, 2):
+            if warpgroups + turners == 4 and columns > 128:
+                continue
+            tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups)
+            spare = SHARED_BYTES - Tf32Schedule(tiles, turners).shared_bytes(out_itemsize)
+            stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // turners * turners
+            if stages < 3:
+                continue
+            clusters = SMS if _tiles(tiles, m, n, stack) > SMS else 0
+            yield Tf32Schedule(replace(tiles, stages=stages, clusters=clusters), turners)
+
+
+def _stage_bytes(t: MatmulSchedule) -> int:
+    return (t.block_rows + t.block_columns) * t.k_step * 4
 
 
 def _tiles(t: MatmulSchedule, m: int, n: int, stack: int) -> int:
     return stack * -(-m // t.block_m) * -(-n // t.block_n)
 
 
-def _estimate_ns(t: MatmulSchedule, m: int, k: int, n: int, stack: int) -> float:
-    """Returns a rough time of turning tiles: the slowest part for every stage, in as many waves as there are."""
-    step = max(_TURN_CYCLES, (t.block_rows + t.tile_columns) * _K_STEP * 4 / _INGEST_BYTES_PER_CYCLE)
+def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int, transpose_w: bool) -> float:
+    """Returns a rough time: the slowest of the pipeline's parts for every stage, in as many waves as there are.
+
+    The constants were measured on an H200 (benchmarks/NOTES.md).
+    """
+    t = s.tiles
+    turned = t.block_n * t.k_step * 4 if s.turners else 0
+    loaded = (t.block_n + min(t.block_m, -(-m // 8) * 8)) * t.k_step * 4
+    # Every 64 rows of wgmma read all columns of their warpgroup.
+    multiplied = t.warpgroups * (t.tile_rows + t.tile_rows // 64 * t.tile_columns) * t.k_step * 4
+    step = max(
+        t.block_rows * t.block_columns * t.k_step / _MULTIPLY_PER_CYCLE,
+        (loaded + multiplied + 2 * turned) / _SHARED_BYTES_PER_CYCLE,
+        t.k_step / 8 * _CHAIN_CYCLES,
+        loaded / _INGEST_BYTES_PER_CYCLE,
+        (_TURN_CYCLES + 2 * turned / _SHARED_BYTES_PER_CYCLE) / s.turners if s.turners else 0.0,
+        _ISSUE_CYCLES,
+    )
     waves = -(-_tiles(t, m, n, stack) // SMS)
-    computing = (_START_CYCLES + waves * -(-k // _K_STEP) * step) / _CYCLES_PER_NS
+    computing = (_START_CYCLES + waves * (-(-k // t.k_step) * step + _TILE_CYCLES)) / _CYCLES_PER_NS
     memory = stack * (k * n + m * k + m * n) * 4 / _BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
-    return max(computing, memory) + 0.02 * computing
+    copy = 0.0 if s.turners or transpose_w else stack * 2 * k * n * 4 / _COPY_BYTES_PER_NS
+    return max(computing, memory) + 0.02 * computing + copy
