@@ -48,8 +48,11 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
         for (down, right), rows in zip(_squares(k, n, half), blocks, strict=True):
             start = _add(target[0], _square(right, down, k // SQUARE))
             for i, offset in enumerate(target[1]):
-                parts = [vector.extract(r, dynamic_position=[], static_position=[i]) for r in rows]
-                llvm.store(vector.from_elements(elements, parts), _pointer(base, start, offset))
+                part = llvm.mlir_undef(elements)
+                for j, row_of_block in enumerate(rows):
+                    value = vector.extract(row_of_block, dynamic_position=[], static_position=[i])
+                    part = llvm.insertelement(part, value, _constant(j))
+                llvm.store(part, _pointer(base, start, offset))
 
     body(tile)
 

@@ -96,7 +96,7 @@ def matmul(
     if bias is not None:
         bias = pad(bias, 0, schedule.tiles.block_n)
     arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
-    if schedule.turners and not transpose_w:
+    if (schedule.turners or schedule.from_registers) and not transpose_w:
         w = pad(pad(w, -1, _TURNED_COLUMNS), -2, _TURNED_K)
         out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, schedule=schedule, **arguments)
     else:

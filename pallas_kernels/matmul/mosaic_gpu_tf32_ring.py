@@ -18,12 +18,22 @@ from jax import lax
 
 from pallas_kernels.matmul import mosaic_gpu_ring as ring
 from pallas_kernels.matmul._turn import turn
+from pallas_kernels.matmul._wgmma_tf32 import load_rows
+from pallas_kernels.matmul._wgmma_tf32 import multiply as multiply_rows
 from pallas_kernels.schedule.hopper import MatmulSchedule
 from pallas_kernels.schedule.hopper_tf32 import STORE_BUFFERS, STORED_ROWS, Tf32Schedule
 
 _SWIZZLE: Final = ring.SWIZZLE_BYTES // 4
 # By computing and turning warpgroups: registers of a thread that copies, that turns, that computes.
-_REGISTERS: Final = {(1, 1): (40, 104, 232), (1, 2): (40, 80, 232), (2, 1): (40, 88, 192), (2, 2): (40, 72, 144)}
+_REGISTERS: Final = {
+    (1, 0): (40, 40, 232),
+    (2, 0): (40, 40, 232),
+    (3, 0): (40, 40, 152),
+    (1, 1): (40, 104, 232),
+    (1, 2): (40, 80, 232),
+    (2, 1): (40, 88, 192),
+    (2, 2): (40, 72, 144),
+}
 
 
 def turning_ring_matmul(
@@ -57,7 +67,8 @@ def turning_ring_matmul(
     row_tiles, column_tiles = -(-rows_size // s.block_rows), -(-columns_size // s.block_columns)
     tiles, k_steps = math.prod(stack) * row_tiles * column_tiles, -(-k // s.k_step)
     blocks = min(tiles, s.clusters) if s.clusters else tiles
-    stages = min(s.stages, turners * -(-k_steps * -(-tiles // blocks) // turners))
+    several, several_warpgroups = max(1, turners), s.warpgroups + turners > 1
+    stages = min(s.stages, several * -(-k_steps * -(-tiles // blocks) // several))
     store = _store(s, m, n, jnp.dtype(out_dtype))
     alias = [not interpret and ragged for ragged in (x_side.ragged, store.ragged)]
     transforms = ring._transforms(_SWIZZLE, jnp.float32)
@@ -66,7 +77,7 @@ def turning_ring_matmul(
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
         bias_ref = refs[0] if bias is not None else None
         out_ref, w_smem, x_smem, out_smem, *apart, full, ready, empty = refs if bias is None else refs[1:]
-        w_tiles, turned = (w_smem, *apart) if apart else w_smem
+        w_tiles, turned = (w_smem, *apart) if apart else (w_smem, None) if schedule.from_registers else w_smem
         x_tiled, x_plain = x_smem if alias[0] else (x_smem, x_smem)
         out_tiled, out_plain = out_smem if alias[1] else (out_smem, None)
         warpgroup, first = lax.axis_index("warpgroup"), lax.axis_index("block")
@@ -81,7 +92,8 @@ def turning_ring_matmul(
             return place, row * s.block_rows, column * s.block_columns
 
         def produce() -> None:
-            plgpu.set_max_registers(producer_registers, action="decrease")
+            if several_warpgroups:
+                plgpu.set_max_registers(producer_registers, action="decrease")
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
@@ -123,9 +135,62 @@ def turning_ring_matmul(
                 plgpu.barrier_arrive(ready.at[slot])
 
         def consume() -> None:
-            plgpu.set_max_registers(compute_registers, action="increase")
+            if several_warpgroups:
+                plgpu.set_max_registers(compute_registers, action="increase")
             offset = warpgroup * s.tile_rows
             part = pl.ds(offset, s.tile_rows) if s.warpgroups > 1 else slice(None)
+
+            def finish(result: Any, place: Any, row: Any, column: Any) -> None:
+                at_row = row + offset
+                if bias_ref is not None:
+                    result += ring._broadcast_bias(bias_ref, at_row if s.swap else column, result.shape, s.swap)
+                plain = None if out_plain is None else out_plain.at[warpgroup]
+                put = _put_swapped if s.swap else ring._put
+                out = ring._in_stack(out_ref, place)
+                put(store, result.astype(out_dtype), out_tiled.at[warpgroup], plain, out, at_row, column)
+
+            def from_registers(tile: Any, part: Any) -> Any:
+                """Returns the sums of a tile; the rows of a stage are read while the stage before is multiplied."""
+                start, shape = tile * k_steps, (64, s.tile_columns)
+
+                def add(step: Any, carry: Any) -> Any:
+                    total, rows = carry
+                    slot = lax.rem(start + step, stages)
+                    next_slot = lax.rem(start + jnp.minimum(step + 1, k_steps - 1), stages)
+
+                    @pl.when(step + 1 < k_steps)
+                    def _() -> None:
+                        plgpu.barrier_wait(full.at[next_slot])
+
+                    columns = x_tiled.at[slot]
+                    if interpret:
+                        total += interpreted_product(slot, part)
+                    else:
+                        total, rows = multiply_rows(total, rows, columns, w_tiles.at[next_slot, 0], s.block_n, transforms)
+                    plgpu.barrier_arrive(empty.at[slot])
+                    return total, rows
+
+                plgpu.barrier_wait(full.at[lax.rem(start, stages)])
+                total = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+                rows = jnp.float32(0)
+                if not interpret:
+                    rows = load_rows(w_tiles.at[lax.rem(start, stages), 0], s.k_step, s.block_n, transforms)
+                return lax.fori_loop(0, k_steps, add, (total, rows))[0]
+
+            def interpreted_product(slot: Any, part: Any) -> Any:
+                turned.at[slot, part][...] = w_tiles.at[slot, 0, :, part].transpose((1, 0))[...]
+                plgpu.commit_smem()
+                width = s.k_step // x_side.pieces
+
+                def multiply(accumulator: Any) -> Any:
+                    for piece in range(x_side.pieces):
+                        left = turned.at[slot, part, pl.ds(piece * width, width)]
+                        right = x_side.operand(x_tiled, slot, piece, x_side.pieces, slice(None))
+                        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+                    return accumulator[...]
+
+                product = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
+                return product
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
@@ -157,26 +222,25 @@ def turning_ring_matmul(
 
                     plgpu.wgmma_wait(0)
                     release(k_steps - 1)
-                    result, at_row = accumulator[...], row + offset
-                    if bias_ref is not None:
-                        result += ring._broadcast_bias(bias_ref, at_row if s.swap else column, result.shape, s.swap)
-                    plain = None if out_plain is None else out_plain.at[warpgroup]
-                    put = _put_swapped if s.swap else ring._put
-                    out = ring._in_stack(out_ref, place)
-                    put(store, result.astype(out_dtype), out_tiled.at[warpgroup], plain, out, at_row, column)
+                    finish(accumulator[...], place, row, column)
 
-                pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
+                if not schedule.from_registers:
+                    pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
+                    return
+                finish(from_registers(tile, part), place, row, column)
 
             plgpu.wait_smem_to_gmem(0)
 
         pl.when(warpgroup == s.warpgroups + turners)(produce)
-        pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + turners))(turn_tiles)
+        if turners:
+            pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + turners))(turn_tiles)
         pl.when(warpgroup < s.warpgroups)(consume)
 
     w_tiles = w_side.scratch(stages, jnp.float32, False)
     turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=transforms)
     # The interpreter knows no two views of the same bytes.
-    weights = (w_tiles, turned) if interpret else (plgpu.RefUnion(w_tiles, turned),)
+    weights = (plgpu.RefUnion(w_tiles, turned),) if turners else (w_tiles,)
+    weights = (w_tiles, turned) if interpret else weights
     launch = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((*stack, m, n), out_dtype),

@@ -32,6 +32,7 @@ _CHAIN_CYCLES: Final = 22  # one dependent wgmma of 8 elements of K
 _SHARED_BYTES_PER_CYCLE: Final = 120
 _INGEST_BYTES_PER_CYCLE: Final = 75
 _TURN_CYCLES: Final = 250  # of a turning warpgroup's stage, beside what it reads and writes
+_AWAIT_CYCLES: Final = 100
 _ISSUE_CYCLES: Final = 240  # two copies
 _START_CYCLES: Final = 3000
 _TILE_CYCLES: Final = 600
@@ -45,13 +46,20 @@ class Tf32Schedule:
         tiles: Tiles and stages.
         turners: Warpgroups of a block, 1 or 2, that turn (K, N) weights inside of the kernel; 0 for a copy in front of
             it. Without a meaning for (N, K) weights.
+        from_registers: Whether (K, N) weights are read into registers, as wgmma's rows, in place of being turned.
     """
 
     tiles: MatmulSchedule
     turners: int = 0
+    from_registers: bool = False
 
     def __post_init__(self) -> None:
         t = self.tiles
+        if self.from_registers:
+            if self.turners or not t.swap or t.tile_rows != 64 or t.split != "rows":
+                raise ValueError(f"rows from registers must have swap, tile_rows=64, split='rows', no turners, got {self}.")
+            if t.cluster_rows != 1 or t.cluster_columns != 1:
+                raise ValueError(f"rows from registers must have no clusters, got {t}.")
         if not 0 <= self.turners <= 2:
             raise ValueError(f"turners must be 0, 1 or 2, got {self}.")
         if not self.turners:
@@ -72,7 +80,7 @@ class Tf32Schedule:
     def shared_bytes(self, out_itemsize: int) -> int:
         """Returns the shared memory of a block."""
         t = self.tiles
-        if not self.turners or not t.swap:
+        if not (self.turners or self.from_registers) or not t.swap:
             return t.shared_bytes(4, out_itemsize)
         out = t.warpgroups * STORE_BUFFERS * min(STORED_ROWS, t.tile_columns) * t.tile_rows * out_itemsize
         return t.stages * _stage_bytes(t) + out + _BARRIER_BYTES
@@ -92,8 +100,8 @@ def tf32_schedule(
         out_itemsize: Bytes of a result's element.
 
     Example:
-        >>> tf32_schedule(8, 4096, 4096).turners > 0, tf32_schedule(8192, 4096, 4096).turners
-        (True, 0)
+        >>> tf32_schedule(8, 4096, 4096).from_registers, tf32_schedule(8, 4096, 4096, transpose_w=True).from_registers
+        (True, False)
     """
     return next(tf32_candidates(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_itemsize))
 
@@ -114,33 +122,38 @@ def tf32_candidates(
     tiles = candidates(m, 2 * k, n, stack=stack, transpose_w=True, out_itemsize=out_itemsize).values()
     found = [Tf32Schedule(replace(t, k_step=t.k_step // 2)) for t in tiles]
     if not transpose_w:
-        found += _turning(m, n, stack, out_itemsize)
+        found += _on_the_way(m, n, stack, out_itemsize)
     yield from sorted(found, key=lambda schedule: _estimate_ns(schedule, m, k, n, stack, transpose_w))
 
 
-def _shapes(m: int) -> Iterator[tuple[bool, int, int, int]]:
-    """Yields (weights are wgmma's rows, columns of a tile, step of K, computing warpgroups)."""
+def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
+    """Yields (weights are wgmma's rows, columns of a tile, step of K, computing and turning warpgroups).
+
+    Without turning ones the weights are read into registers.
+    """
     columns = max(8, 1 << (m - 1).bit_length())
     if m <= 128:
-        warpgroups = 1 if m <= 64 else 2
-        yield from ((False, 32, 64, warpgroups), (False, 32, 128, warpgroups), (False, 64, 64, warpgroups))
-        yield from ((True, columns, 64, 1), (True, columns, 128, 1), (True, columns, 64, 2))
+        yield from ((True, columns, k_step, 1, 0) for k_step in (64, 128))
+        yield from ((True, columns, 64, warpgroups, 0) for warpgroups in (2, 3))
+        yield from ((False, 32, k_step, 1 if m <= 64 else 2, turners) for k_step, turners in ((64, 1), (64, 2), (128, 1)))
+        yield (True, columns, 64, 2, 1)
         return
-    yield from ((True, 128, 64, 1), (True, 128, 64, 2), (True, 128, 32, 2), (True, 256, 32, 1), (True, 256, 32, 2))
+    yield from ((True, 128, 64, 1, 0), (True, 128, 64, 2, 0), (True, 128, 32, 3, 0))
+    yield from ((True, 256, 32, 1, 0), (True, 256, 32, 2, 0), (True, 192, 32, 2, 0))
+    yield from ((True, 128, 64, 1, 1), (True, 256, 32, 1, 1), (True, 256, 32, 2, 1))
 
 
-def _turning(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
-    for swap, columns, k_step, warpgroups in _shapes(m):
-        for turners in (1, 2):
-            if warpgroups + turners == 4 and columns > 128:
-                continue
-            tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups)
-            spare = SHARED_BYTES - Tf32Schedule(tiles, turners).shared_bytes(out_itemsize)
-            stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // turners * turners
-            if stages < 3:
-                continue
-            clusters = SMS if _tiles(tiles, m, n, stack) > SMS else 0
-            yield Tf32Schedule(replace(tiles, stages=stages, clusters=clusters), turners)
+def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
+    """Yields schedules that bring (K, N) weights into wgmma's order on their way through the kernel."""
+    for swap, columns, k_step, warpgroups, turners in _shapes(m):
+        tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups)
+        spare = SHARED_BYTES - Tf32Schedule(tiles, turners, not turners).shared_bytes(out_itemsize)
+        several = max(1, turners)
+        stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
+        if stages < 3:
+            continue
+        clusters = SMS if _tiles(tiles, m, n, stack) > SMS else 0
+        yield Tf32Schedule(replace(tiles, stages=stages, clusters=clusters), turners, not turners)
 
 
 def _stage_bytes(t: MatmulSchedule) -> int:
@@ -157,20 +170,24 @@ def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int, transpose_
     The constants were measured on an H200 (benchmarks/NOTES.md).
     """
     t = s.tiles
-    turned = t.block_n * t.k_step * 4 if s.turners else 0
+    weights = t.block_n * t.k_step * 4
+    moved = 2 * weights if s.turners else weights if s.from_registers else 0
     loaded = (t.block_n + min(t.block_m, -(-m // 8) * 8)) * t.k_step * 4
     # Every 64 rows of wgmma read all columns of their warpgroup.
-    multiplied = t.warpgroups * (t.tile_rows + t.tile_rows // 64 * t.tile_columns) * t.k_step * 4
+    read_rows = 0 if s.from_registers else t.tile_rows
+    multiplied = t.warpgroups * (read_rows + t.tile_rows // 64 * t.tile_columns) * t.k_step * 4
     step = max(
         t.block_rows * t.block_columns * t.k_step / _MULTIPLY_PER_CYCLE,
-        (loaded + multiplied + 2 * turned) / _SHARED_BYTES_PER_CYCLE,
+        (loaded + multiplied + moved) / _SHARED_BYTES_PER_CYCLE,
         t.k_step / 8 * _CHAIN_CYCLES,
         loaded / _INGEST_BYTES_PER_CYCLE,
-        (_TURN_CYCLES + 2 * turned / _SHARED_BYTES_PER_CYCLE) / s.turners if s.turners else 0.0,
+        (_TURN_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.turners if s.turners else 0.0,
         _ISSUE_CYCLES,
     )
+    if s.from_registers:  # the products of a stage are awaited before those of the next are issued
+        step += _AWAIT_CYCLES / t.warpgroups
     waves = -(-_tiles(t, m, n, stack) // SMS)
     computing = (_START_CYCLES + waves * (-(-k // t.k_step) * step + _TILE_CYCLES)) / _CYCLES_PER_NS
     memory = stack * (k * n + m * k + m * n) * 4 / _BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
-    copy = 0.0 if s.turners or transpose_w else stack * 2 * k * n * 4 / _COPY_BYTES_PER_NS
+    copy = 0.0 if s.turners or s.from_registers or transpose_w else stack * 2 * k * n * 4 / _COPY_BYTES_PER_NS
     return max(computing, memory) + 0.02 * computing + copy

@@ -42,6 +42,12 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, clusters=2), 2),
     ),
     "tf32 turned, result in parts": ("tf32", (70, 64, 64), False, Tf32Schedule(MatmulSchedule(True, 64, 64, 32, 2), 1)),
+    "tf32 from registers": (
+        "tf32",
+        (13, 200, 128),
+        False,
+        Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), from_registers=True),
+    ),
     "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, clusters=3), 1)),
     "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
     "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, clusters=2), True)),
