@@ -20,7 +20,6 @@ _K: Final = 8  # elements of K in one instruction
 _SQUARE: Final = 32  # elements of a swizzled row
 _ROW_BYTES: Final = 128
 _TILE_BYTES: Final = 8 * _ROW_BYTES  # 8 swizzled rows
-_WARPGROUP: Final = 128
 _REGISTERS: Final = 4  # of a thread, for the rows of one instruction
 
 
@@ -98,6 +97,32 @@ def multiply(
     return result
 
 
+def load_turned(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
+    """Reads this warpgroup's 64 columns of a (k, n) tile, as `load_rows` does, as an ordinary (64, k) array.
+
+    Args:
+        tile: (k, n) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
+        k: Rows, a multiple of 8.
+        n: Columns.
+        transforms: Those of `tile`.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), return_type=_registers(64, k))
+    def body(_: Any, ref: Any) -> Any:
+        base, thread = utils.memref_ptr(ref), mgpu.thread_idx()
+        twice = arith.muli(arith.andi(thread, _int(3)), _int(2))
+        # A thread's elements: (row, K) = (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1).
+        places = [_place(thread, arith.addi(twice, _int(i)), half) for half in range(2) for i in range(2)]
+        scalars = []
+        for i in range(k // _K):
+            step = _int(i * (n // _SQUARE) * _TILE_BYTES)
+            scalars += [_load_one(base, arith.addi(place, step)) for place in places]
+        return _bundle(scalars, k)
+
+    result: jax.Array = body(tile)
+    return result
+
+
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
 
@@ -112,28 +137,38 @@ def _load(tile: Any, k: int, n: int) -> Any:
     t + 4, those with an even and those with an odd t: so a warp meets all 32 banks.
     """
     base, thread = utils.memref_ptr(tile), mgpu.thread_idx()
-    t, g = arith.andi(thread, _int(3)), arith.andi(arith.shrui(thread, _int(2)), _int(7))
-    warp = arith.andi(arith.shrui(thread, _int(5)), _int(3))
+    t = arith.andi(thread, _int(3))
     odd = arith.andi(t, _int(1))
     is_odd = arith.cmpi(arith.CmpIPredicate.eq, odd, _int(1))
-    square = arith.addi(
-        arith.muli(arith.divui(thread, _int(_WARPGROUP)), _int(2)), arith.shrui(warp, _int(1))
-    )  # along n
-    chunk = arith.addi(arith.muli(arith.andi(warp, _int(1)), _int(4)), arith.shrui(g, _int(2)))
     places = {}
     for reading in range(2):
         at = arith.addi(t, arith.muli(arith.xori(odd, _int(reading)), _int(4)))  # in 8 of K
         for half in range(2):
-            place = arith.xori(arith.addi(chunk, _int(2 * half)), at)
-            start = arith.addi(arith.muli(square, _int(_TILE_BYTES)), arith.muli(at, _int(_ROW_BYTES)))
-            start = arith.addi(start, arith.muli(place, _int(16)))
-            places[reading, half] = arith.addi(start, arith.muli(arith.andi(g, _int(3)), _int(4)))
+            places[reading, half] = _place(thread, at, half)
     scalars: list[Any] = []
     for i in range(k // _K):
-        step = i * (n // _SQUARE) * _TILE_BYTES
-        read = {key: _load_one(base, arith.addi(place, _int(step))) for key, place in places.items()}
+        step = _int(i * (n // _SQUARE) * _TILE_BYTES)
+        read = {key: _load_one(base, arith.addi(place, step)) for key, place in places.items()}
         for upper in (0, 1):
             scalars += [arith.select(is_odd, read[1 - upper, half], read[upper, half]) for half in (0, 1)]
+    return _bundle(scalars, k)
+
+
+def _place(thread: Any, at: Any, half: int) -> Any:
+    """Returns where row `at` of 8 begins, in bytes, at this thread's column: g, or g + 8 for the other half."""
+    g = arith.andi(arith.shrui(thread, _int(2)), _int(7))
+    warp = arith.andi(arith.shrui(thread, _int(5)), _int(3))
+    warpgroup = arith.shrui(thread, _int(7))
+    square = arith.addi(arith.muli(warpgroup, _int(2)), arith.shrui(warp, _int(1)))
+    chunk = arith.addi(arith.muli(arith.andi(warp, _int(1)), _int(4)), arith.shrui(g, _int(2)))
+    place = arith.muli(arith.xori(arith.addi(chunk, _int(2 * half)), at), _int(16))
+    place = arith.addi(place, arith.muli(arith.andi(g, _int(3)), _int(4)))
+    place = arith.addi(place, arith.muli(at, _int(_ROW_BYTES)))
+    return arith.addi(place, arith.muli(square, _int(_TILE_BYTES)))
+
+
+def _bundle(scalars: list[Any], k: int) -> Any:
+    """Returns registers as an array (64, k) in wgmma's layout, two in each of its own."""
     pair = ir.VectorType.get((2,), ir.F32Type.get())
     shape = mgpu.WGMMA_LAYOUT.registers_shape((64, k))
     array = np.empty(math.prod(shape), dtype=object)
