@@ -31,7 +31,6 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
         transforms: Those of `tile`.
     """
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),))
     def body(_: Any, ref: Any) -> None:
         base = utils.memref_ptr(ref)
         elements = ir.VectorType.get((_SIDE,), ir.F32Type.get())
@@ -54,7 +53,7 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
                     part = llvm.insertelement(part, value, _constant(j))
                 llvm.store(part, _pointer(base, start, offset))
 
-    body(tile)
+    plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),))(body)(tile)
 
 
 def _squares(k: int, n: int, half: Any) -> list[tuple[Any, Any]]:

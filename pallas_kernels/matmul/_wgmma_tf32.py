@@ -35,13 +35,9 @@ def load_rows(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
     Returns:
         (64, k), with the elements where `multiply` expects them: a bundle of registers.
     """
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), return_type=_registers(64, k))
-    def body(_: Any, ref: Any) -> Any:
-        return _load(ref, k, n)
-
-    result: jax.Array = body(tile)
-    return result
+    inline = plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), return_type=_registers(64, k))
+    rows: jax.Array = inline(lambda _, ref: _load(ref, k, n))(tile)
+    return rows
 
 
 def multiply(
@@ -65,15 +61,12 @@ def multiply(
     group_bytes = k // pieces // _SQUARE * _TILE_BYTES
     square_bytes = _TILE_BYTES if pieces == 1 else size * _ROW_BYTES
 
-    @plgpu.inline_mgpu(
-        arg_types=(
-            plgpu.Layout.WGMMA,
-            plgpu.Layout.WGMMA,
-            plgpu.RefType(transforms),
-            plgpu.RefType(transforms),
-        ),
+    tile = plgpu.RefType(transforms)
+    inline = plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, tile, tile),
         return_type=(_registers(64, size), _registers(64, k)),
     )
+
     def body(_: Any, sums: Any, left: Any, right: Any, rest: Any) -> Any:
         left = mgpu.optimization_barrier(left)
         total = mgpu.WGMMAAccumulator.from_registers(sums)  # fenced
@@ -93,7 +86,7 @@ def multiply(
         )
         return mgpu.optimization_barrier(array).to_layout(mgpu.WGMMA_LAYOUT), loaded
 
-    result: tuple[jax.Array, jax.Array] = body(accumulator, rows, columns, following)
+    result: tuple[jax.Array, jax.Array] = inline(body)(accumulator, rows, columns, following)
     return result
 
 
@@ -107,7 +100,6 @@ def load_turned(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
         transforms: Those of `tile`.
     """
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), return_type=_registers(64, k))
     def body(_: Any, ref: Any) -> Any:
         base, thread = utils.memref_ptr(ref), mgpu.thread_idx()
         twice = arith.muli(arith.andi(thread, _int(3)), _int(2))
@@ -119,15 +111,16 @@ def load_turned(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
             scalars += [_load_one(base, arith.addi(place, step)) for place in places]
         return _bundle(scalars, k)
 
-    result: jax.Array = body(tile)
-    return result
+    inline = plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), return_type=_registers(64, k))
+    value: jax.Array = inline(body)(tile)
+    return value
 
 
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
 
 def _registers(rows: int, columns: int) -> Any:
-    return plgpu.ShapeDtypeStruct((rows, columns), jnp.float32, layout=plgpu.Layout.WGMMA)
+    return plgpu.ShapeDtypeStruct((rows, columns), jnp.dtype(jnp.float32), layout=plgpu.Layout.WGMMA)
 
 
 def _load(tile: Any, k: int, n: int) -> Any:

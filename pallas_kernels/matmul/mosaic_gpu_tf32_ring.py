@@ -1,9 +1,9 @@
-"""The kernel of the Hopper TF32 matmul for weights stored as (K, N).
+"""The kernel of the Hopper TF32 matmul for weights stored as (K, N), of which nothing is copied in advance.
 
-wgmma reads float32 operands only along K. The ring of `mosaic_gpu_ring` therefore takes (N, K) weights; here one or two
-warpgroups more turn every tile of (K, N) weights in shared memory, in place, between the producer that copies it and
-the warpgroups that multiply it. So nothing pays for a copy of the weights. The accumulator is the same chain over K in
-steps of 8, so are its bits.
+wgmma reads float32 operands from shared memory only along K. The ring of `mosaic_gpu_ring` therefore takes (N, K)
+weights. Here the weights are wgmma's rows and come from registers, into which every thread reads its elements in any
+order; or one or two warpgroups more turn every tile in shared memory, in place, between the producer that copies it
+and the warpgroups that multiply it. The accumulator is the same chain over K in steps of 8, so are its bits.
 """
 
 import math
@@ -52,7 +52,7 @@ def turning_ring_matmul(
         w: (K, N) float32, N a multiple of 32. A stack where `x` is one; a matrix `x` beside a stack belongs to
             every entry.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
-        schedule: Tiles and stages, with turning warpgroups.
+        schedule: Tiles and stages, with turning warpgroups or rows from registers.
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
@@ -166,7 +166,9 @@ def turning_ring_matmul(
                     if interpret:
                         total += interpreted_product(slot, part)
                     else:
-                        total, rows = multiply_rows(total, rows, columns, w_tiles.at[next_slot, 0], s.block_n, transforms)
+                        total, rows = multiply_rows(
+                            total, rows, columns, w_tiles.at[next_slot, 0], s.block_n, transforms
+                        )
                     plgpu.barrier_arrive(empty.at[slot])
                     return total, rows
 
@@ -238,9 +240,10 @@ def turning_ring_matmul(
 
     w_tiles = w_side.scratch(stages, jnp.float32, False)
     turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=transforms)
-    # The interpreter knows no two views of the same bytes.
-    weights = (plgpu.RefUnion(w_tiles, turned),) if turners else (w_tiles,)
-    weights = (w_tiles, turned) if interpret else weights
+    # The interpreter knows no two views of the same bytes, and no rows in registers.
+    weights: tuple[Any, ...] = (plgpu.RefUnion(w_tiles, turned),) if turners else (w_tiles,)
+    if interpret:
+        weights = (w_tiles, turned)
     launch = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((*stack, m, n), out_dtype),

@@ -57,7 +57,9 @@ class Tf32Schedule:
         t = self.tiles
         if self.from_registers:
             if self.turners or not t.swap or t.tile_rows != 64 or t.split != "rows":
-                raise ValueError(f"rows from registers must have swap, tile_rows=64, split='rows', no turners, got {self}.")
+                raise ValueError(
+                    f"rows from registers must have swap, tile_rows=64, split='rows', no turners, got {self}."
+                )
             if t.cluster_rows != 1 or t.cluster_columns != 1:
                 raise ValueError(f"rows from registers must have no clusters, got {t}.")
         if not 0 <= self.turners <= 2:
@@ -135,7 +137,10 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
     if m <= 128:
         yield from ((True, columns, k_step, 1, 0) for k_step in (64, 128))
         yield from ((True, columns, 64, warpgroups, 0) for warpgroups in (2, 3))
-        yield from ((False, 32, k_step, 1 if m <= 64 else 2, turners) for k_step, turners in ((64, 1), (64, 2), (128, 1)))
+        computing = 1 if m <= 64 else 2
+        yield from ((False, 32, 64, computing, 1), (False, 32, 128, computing, 1))
+        if m <= 64:
+            yield (False, 32, 64, 1, 2)
         yield (True, columns, 64, 2, 1)
         return
     yield from ((True, 128, 64, 1, 0), (True, 128, 64, 2, 0), (True, 128, 32, 3, 0))

@@ -25,7 +25,6 @@ PRECISIONS = ("default", "highest")
 # (M, K, N), weights stored as (N, K): aligned, ragged in each dimension, fewer than 8 rows, padded.
 SHAPES = {
     "aligned": ((256, 1024, 512), False),
-    "aligned transposed": ((256, 1024, 512), True),
     "ragged": ((203, 1000, 528), False),
     "ragged transposed": ((203, 1000, 520), True),
     "one row": ((1, 2048, 1280), False),
@@ -33,6 +32,7 @@ SHAPES = {
     "few rows transposed": ((13, 72, 504), True),
     "unaligned": ((9, 77, 21), False),
 }
+MOST_SCHEDULES = 8
 KINDS = ("normal", "wide", "cancelling", "linspace", "inf")
 
 
@@ -43,9 +43,9 @@ def test_every_schedule_gives_the_same_bits(name: str, precision: str) -> None:
     data = [operands(kind, m, k, n, transpose_w) for kind in KINDS]
     # A share of them for each shape: compiling is what takes time.
     found = list(dict.fromkeys(schedules(precision, m, k, n, transpose_w)))
-    share = list(SHAPES).index(name) % 4
-    found = [found[0], *found[1 + share :: 4]]
-    with ThreadPoolExecutor(8) as pool:
+    stride = -(-len(found) // MOST_SCHEDULES)
+    found = [found[0], *found[1 + list(SHAPES).index(name) % stride :: stride]]
+    with ThreadPoolExecutor(16) as pool:
         programs = list(pool.map(lambda schedule: compiled(precision, schedule, *data[0], transpose_w), found))
     expected = [programs[0](x, w) for x, w in data]
     for schedule, program in zip(found[1:], programs[1:], strict=True):
@@ -66,8 +66,9 @@ def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> Iter
     yield Tf32Schedule(tiles)
     yield Tf32Schedule(dataclasses.replace(tiles, clusters=1))
     yield Tf32Schedule(dataclasses.replace(tiles, cluster_rows=2))
-    for rows in (8, 64, m, 512):
-        yield from tf32_candidates(rows, k, n, transpose_w=transpose_w)
+    # The forms in turn, so that every share has some of each.
+    found = [list(tf32_candidates(rows, k, n, transpose_w=transpose_w)) for rows in (8, 64, m, 512)]
+    yield from sorted((s for some in found for s in some), key=lambda s: (s.from_registers, s.turners))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -80,8 +81,8 @@ def test_both_storages_give_the_same_bits(precision: str) -> None:
 def test_numbers_of_rows(precision: str) -> None:
     x, w = operands("wide", 300, 512, 256, False)
     whole = np.asarray(multiply(precision, x, w))
-    numbers = (1, 2, 3, 7, 8, 9, 13, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200, 255, 256)
-    with ThreadPoolExecutor(8) as pool:
+    numbers = (1, 7, 8, 13, 17, 33, 64, 65, 129, 256)
+    with ThreadPoolExecutor(16) as pool:
         programs = pool.map(lambda m: compiled(precision, None, x[:m], w, False), numbers)
         for m, program in zip(numbers, programs, strict=True):
             assert_bits_equal(program(x[-m:], w), whole[-m:], err_msg=f"{m} rows")
@@ -89,9 +90,9 @@ def test_numbers_of_rows(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_larger_numbers_of_rows(precision: str) -> None:
-    x, w = operands("normal", 4096, 4096, 1024, False)
+    x, w = operands("normal", 2048, 4096, 1024, False)
     whole = np.asarray(multiply(precision, x, w))
-    for m in (1, 33, 128, 1000):
+    for m in (1, 128, 1000):
         assert_bits_equal(multiply(precision, x[-m:], w), whole[-m:], err_msg=f"{m} rows")
 
 
@@ -104,7 +105,7 @@ def test_rows_at_every_position_among_any_neighbours(transpose_w: bool, precisio
         x,
         w,
         batch_axes=(0, None),
-        batch_sizes=(2, 13, 129),
+        batch_sizes=(2, 129),
         modes=("jit",),
     )
 
@@ -152,13 +153,13 @@ def test_what_is_not_finite_comes_out_as_in_float32(weights: str, precision: str
 
 
 @pytest.mark.parametrize("kind", ["normal", "positive", "wide", "cancelling", "linspace"])
-@pytest.mark.parametrize("k", [64, 4096])
+@pytest.mark.parametrize("k", [64, 2048])
 def test_highest_is_as_accurate_as_float32(kind: str, k: int) -> None:
     x, w = operands("normal" if kind == "positive" else kind, 64, k, 256, False)
     if kind == "positive":
         x, w = jnp.abs(x), jnp.abs(w)
     ours = relative_errors(multiply("highest", x, w), x, w)
-    xla = relative_errors(jnp.dot(x, w, precision="highest"), x, w)
+    xla = relative_errors(jax.jit(jnp.dot, static_argnames="precision")(x, w, precision="highest"), x, w)
     assert ours.max() <= max(1.05 * xla.max(), 2.0**-23), (ours.max() * 2**24, xla.max() * 2**24)
     assert np.sqrt((ours**2).mean()) <= max(1.05 * np.sqrt((xla**2).mean()), 2.0**-24)
 
@@ -194,6 +195,11 @@ def multiply(precision: str, x: jax.Array, w: jax.Array, **options: Any) -> jax.
 
 def operands(kind: str, m: int, k: int, n: int, transpose_w: bool) -> tuple[jax.Array, jax.Array]:
     """Hostile activations; weights that are normal, or as wide as the activations."""
-    x = hostile_rows(m + k, (m, k), "float32")[kind]
-    w = hostile_rows(n + k, (n, k) if transpose_w else (k, n), "float32")["wide" if kind == "wide" else "normal"]
+    x = hostile(m + k, (m, k))[kind]
+    w = hostile(n + k, (n, k) if transpose_w else (k, n))["wide" if kind == "wide" else "normal"]
     return jnp.asarray(x), jnp.asarray(w)
+
+
+@functools.cache
+def hostile(seed: int, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    return hostile_rows(seed, shape, "float32")
