@@ -201,8 +201,8 @@ def _wgmma(accumulator: list[Any], rows: list[Any], descriptor: Any) -> list[Any
     struct = llvm.inline_asm(
         llvm.StructType.get_literal([one] * count),
         [*accumulator, *rows, descriptor],
-        f"{{ .reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n{2 * count}k8.f32.tf32.tf32"
-        f" {{{outputs}}}, {{{inputs}}}, ${2 * count + _REGISTERS}, add, 1, 1; }}",
+        f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{2 * count}k8.f32.tf32.tf32"
+        f" {{{outputs}}}, {{{inputs}}}, ${2 * count + _REGISTERS}, p, 1, 1; }}",
         ",".join(["=f"] * count + [str(i) for i in range(count)] + ["r"] * _REGISTERS + ["l"]),
         asm_dialect=0,
         has_side_effects=True,
