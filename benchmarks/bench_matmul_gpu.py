@@ -9,21 +9,14 @@ that nothing stays in the L2 cache. Both sides see the same arrays. The file is 
 import argparse
 import functools
 import math
-import statistics
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+from device_time import device_time_us
 from harness import RESULTS, cell, device_name, record, write
-from jax.experimental.mosaic.gpu import profiler
-
-from pallas_kernels.contract import WgmmaContract
-from pallas_kernels.matmul.mosaic_gpu import matmul
+from workers import Job, Program, Workers
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 WEIGHTS = (
@@ -45,9 +38,6 @@ WEIGHTS = (
 )
 
 ROTATED_BYTES = 250_000_000  # several times the L2 cache
-THREADS = 8
-
-Program = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def main() -> None:
@@ -57,25 +47,32 @@ def main() -> None:
         return
     short = {"bfloat16": "bf16", "float16": "f16"}[arguments.dtype]
     path = arguments.json or RESULTS / f"matmul_{short}_{device_name()}.json"
-    ours = functools.partial(matmul, contract=WgmmaContract())
     deadline = time.monotonic() + arguments.limit_s
     cells: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(THREADS) as pool:
-        for k, n in arguments.weights:
+    jobs = {(k, n): [Job(m, k, n, arguments.dtype) for m in arguments.rows] for k, n in arguments.weights}
+    with Workers() as workers:
+        pending = {shape: [workers.ours(job) for job in found] for shape, found in jobs.items()}
+        ours = {shape: [program.result() for program in found] for shape, found in pending.items()}
+        for (k, n), found in jobs.items():
             if time.monotonic() > deadline:
                 print(f"The limit of {arguments.limit_s} s is reached before K={k}, N={n}.")
                 break
-            shapes = [(m, k, n) for m in arguments.rows]
-            programs = compile_all(pool, [jnp.dot, ours], shapes, arguments.dtype)
+            # XLA tunes on the GPU while it compiles: it has to be done before anything is timed.
+            theirs = [program.result() for program in [workers.xla(job) for job in found]]
             ws = weights(k, n, arguments.dtype)
-            for (m, _, _), (theirs, mine) in zip(shapes, programs, strict=True):
-                xs = activations(m, k, arguments.dtype)
-                xla_us, ours_us = device_time_us(theirs, xs, ws), device_time_us(mine, xs, ws)
-                cells.append(cell(ours_us, xla_us, m=m, k=k, n=n, dtype=arguments.dtype))
-                gigabytes = (m * k + k * n + m * n) * 2 / ours_us / 1e3
+            for job, xla, mine in zip(found, theirs, ours[k, n], strict=True):
+                xs = activations(job.m, k, arguments.dtype)
+                try:
+                    xla_us, ours_us = time_us(xla, xs, ws), time_us(mine, xs, ws)
+                except RuntimeError as error:
+                    print(f"{job.m:5d} {k:6d} {n:7d}  skipped: {error}", flush=True)
+                    continue
+                cells.append(cell(ours_us, xla_us, m=job.m, k=k, n=n, dtype=arguments.dtype))
+                gigabytes = (job.m * k + k * n + job.m * n) * 2 / ours_us / 1e3
+                teraflops = 2e-6 * job.m * k * n / ours_us
                 print(
-                    f"{m:5d} {k:6d} {n:7d}  xla {xla_us:9.2f} us  ours {ours_us:9.2f} us  ratio {xla_us / ours_us:.3f}"
-                    f"  {gigabytes:5.0f} GB/s  {2e-6 * m * k * n / ours_us:4.0f} TFLOP/s",
+                    f"{job.m:5d} {k:6d} {n:7d}  xla {xla_us:9.2f} us  ours {ours_us:9.2f} us "
+                    f" ratio {xla_us / ours_us:.3f}  {gigabytes:5.0f} GB/s  {teraflops:4.0f} TFLOP/s",
                     flush=True,
                 )
             result = record(f"matmul_{short}", cells)
@@ -103,39 +100,16 @@ def pairs(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(k), int(n)) for k, n in (pair.split("x") for pair in text.split(",")))
 
 
-def compile_all(
-    pool: ThreadPoolExecutor, functions: list[Program], shapes: list[tuple[int, int, int]], dtype: str
-) -> list[list[Program]]:
-    """Compiles every function for every shape (M, K, N) side by side, before anything is timed."""
-
-    def compiled(function: Program, m: int, k: int, n: int) -> Program:
-        x, w = jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype)
-        return jax.jit(lambda x, w: function(x, w)).lower(x, w).compile()
-
-    pending = [[pool.submit(compiled, function, *shape) for function in functions] for shape in shapes]
-    return [[program.result() for program in row] for row in pending]
-
-
-def device_time_us(program: Program, xs: list[jax.Array], ws: list[jax.Array]) -> float:
+def time_us(program: Program, xs: list[jax.Array], ws: list[jax.Array]) -> float:
     """Returns the median device time of a call, in µs; calls walk through the arrays."""
-    (m, k), n = xs[0].shape, ws[0].shape[1]
-    expected_us = max(2e-9 * m * k * n / 0.7, k * n * 2 / 4e6)
+    m = xs[0].shape[0]
+    expected_us = max(2e-6 * m * ws[0].size / 700, ws[0].size * 2 / 4e6)
     calls = int(min(max(2 * len(ws), 8), max(8, 20_000 / expected_us)))
-    jax.block_until_ready(program(xs[0], ws[0]))
-    cupti = profiler.mosaic_gpu_lib._mosaic_gpu_ext  # `profiler.measure` repeats a call on the same arrays only
-    cupti._cupti_init()
-    try:
-        for i in range(calls):
-            out = program(xs[i % len(xs)], ws[i % len(ws)])
-        out.block_until_ready()
-    finally:
-        kernels = cupti._cupti_get_timings(False)
-    if not kernels or len(kernels) % calls:
-        raise RuntimeError(f"expected the same number of kernels in each of {calls} calls, got {len(kernels)} kernels.")
-    each = len(kernels) // calls
-    return statistics.median(sum(ms for _, ms in kernels[i * each : (i + 1) * each]) for i in range(calls)) * 1e3
+    sets = [(xs[i % len(xs)], ws[i % len(ws)]) for i in range(max(len(xs), len(ws)))]
+    return device_time_us(program, sets, calls)
 
 
+@functools.lru_cache(maxsize=2)
 def weights(k: int, n: int, dtype: str) -> list[jax.Array]:
     """Returns copies of (K, N) weights that together do not fit into the L2 cache."""
     copies = max(2, min(64, math.ceil(ROTATED_BYTES / (k * n * 2))))
@@ -144,13 +118,14 @@ def weights(k: int, n: int, dtype: str) -> list[jax.Array]:
 
 
 def activations(m: int, k: int, dtype: str) -> list[jax.Array]:
-    """Returns two arrays (M, K), made without compiling a program for each shape."""
-    return [jnp.asarray(np.resize(np.roll(pattern(dtype), shift), (m, k))) for shift in (0, 7919)]
+    """Returns two arrays (M, K)."""
+    return [x[:m] for x in most_activations(k, dtype)]
 
 
-@functools.cache
-def pattern(dtype: str) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(4_000_037).astype(jnp.dtype(dtype))
+@functools.lru_cache(maxsize=2)
+def most_activations(k: int, dtype: str) -> list[jax.Array]:
+    make = jax.jit(lambda key: jax.random.normal(key, (max(ROWS), k), dtype))
+    return [make(jax.random.key(i)) for i in range(2)]
 
 
 if __name__ == "__main__":

@@ -8,23 +8,32 @@ that the rule would choose. Rows are powers of two; a table entry holds for all 
 
 import argparse
 import datetime
-import functools
 import json
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
-from bench_matmul_gpu import THREADS, WEIGHTS, activations, compile_all, device_time_us, integers, pairs, weights
+from bench_matmul_gpu import WEIGHTS, activations, integers, pairs, time_us, weights
+from workers import Job, Program, Workers
 
-from pallas_kernels.contract import WgmmaContract
-from pallas_kernels.matmul.mosaic_gpu import matmul
-from pallas_kernels.schedule import hopper
+from pallas_kernels.schedule import hopper_matmul
 
-TABLE = Path(hopper.__file__).with_name("hopper_matmul.json")
+TABLE = Path(hopper_matmul.__file__).with_suffix(".json")
 ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+TRANSPOSED = ((4096, 4096), (14336, 4096), (1536, 576))  # of the gradients of linear layers
+DTYPE = "bfloat16"
 WORTH = 1.02
+
+
+class Shape(NamedTuple):
+    """Weights (K, N), or stored as (N, K)."""
+
+    k: int
+    n: int
+    transpose_w: bool
 
 
 def main() -> None:
@@ -32,56 +41,70 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=6, help="candidates of each shape that are timed")
     parser.add_argument("--rows", type=integers, default=ROWS, help="values of M, separated by commas")
     parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further (K, N) after this time")
+    parser.add_argument("--transposed", type=pairs, default=TRANSPOSED, help="the same for weights stored as (N, K)")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.limit_s
-    table = json.loads(TABLE.read_text())
-    shapes = {(e["k"], e["n"], e["transpose_w"]): e["rows"] for e in table["shapes"]}
-    with ThreadPoolExecutor(THREADS) as pool:
-        for k, n in arguments.weights:
+    shapes = [Shape(*pair, False) for pair in arguments.weights] + [Shape(*pair, True) for pair in arguments.transposed]
+    table = {Shape(e["k"], e["n"], e["transpose_w"]): e["rows"] for e in json.loads(TABLE.read_text())["shapes"]}
+    with Workers() as workers:
+        pending = {
+            shape: {m: programs(workers, m, shape, arguments.candidates) for m in arguments.rows} for shape in shapes
+        }
+        for shape in shapes:
             if time.monotonic() > deadline:
-                print(f"The limit of {arguments.limit_s} s is reached before K={k}, N={n}.")
+                print(f"The limit of {arguments.limit_s} s is reached before {shape}.")
                 break
-            for m, name in tune(pool, arguments.rows, k, n, arguments.candidates).items():
-                entry = shapes.setdefault((k, n, False), {})
+            entry = table.setdefault(shape, {})
+            for m, futures in pending.pop(shape).items():
                 entry.pop(str(m), None)
+                name = tune(m, shape, futures)
                 if name is not None:
                     entry[str(m)] = name
-            table = {
-                "device": jax.devices()[0].device_kind,
-                "jax": jax.__version__,
-                "date": datetime.date.today().isoformat(),
-                "shapes": [
-                    {
-                        "k": k,
-                        "n": n,
-                        "transpose_w": t,
-                        "rows": dict(sorted(rows.items(), key=lambda item: int(item[0]))),
-                    }
-                    for (k, n, t), rows in sorted(shapes.items())
-                    if rows
-                ],
-            }
-            TABLE.write_text(json.dumps(table, indent=2) + "\n")
+            save(table)
 
 
-def tune(pool: ThreadPoolExecutor, rows: tuple[int, ...], k: int, n: int, count: int) -> dict[int, str | None]:
-    """Returns the name of the best candidate for each number of rows, None where the rule's choice will do."""
-    best: dict[int, str | None] = {}
-    found = {m: dict(list(hopper.candidates(m, k, n).items())[:count]) for m in rows}
-    programs = {
-        m: [functools.partial(matmul, contract=WgmmaContract(), schedule=s) for s in found[m].values()] for m in rows
+def programs(workers: Workers, m: int, shape: Shape, count: int) -> dict[str, Future[Program]]:
+    """Starts to compile the first candidates of a shape."""
+    k, n, transpose_w = shape
+    found = hopper_matmul.candidates(m, k, n, transpose_w=transpose_w)
+    return {
+        name: workers.ours(Job(m, k, n, DTYPE, schedule, transpose_w)) for name, schedule in list(found.items())[:count]
     }
-    ws = weights(k, n, "bfloat16")
-    for m in rows:
-        (compiled,) = compile_all(pool, programs[m], [(m, k, n)], "bfloat16")
-        xs = activations(m, k, "bfloat16")
-        times = {name: device_time_us(p, xs, ws) for name, p in zip(found[m], compiled, strict=True)}
-        rule, winner = next(iter(times)), min(times, key=lambda name: times[name])
-        best[m] = winner if times[winner] * WORTH < times[rule] else None
-        listed = ", ".join(f"{name} {us:.2f}" for name, us in sorted(times.items(), key=lambda item: item[1]))
-        print(f"{m:5d} {k:6d} {n:7d}  {'keep' if best[m] is None else 'TUNE'}  {listed}", flush=True)
+
+
+def tune(m: int, shape: Shape, futures: dict[str, Future[Program]]) -> str | None:
+    """Returns the name of the best candidate, None where the rule's choice will do."""
+    k, n, transpose_w = shape
+    xs, ws = activations(m, k, DTYPE), weights(*((n, k) if transpose_w else (k, n)), DTYPE)
+    times: dict[str, float] = {}
+    for name, future in futures.items():
+        try:
+            times[name] = time_us(future.result(), xs, ws)
+        except RuntimeError as error:
+            print(f"{m} {shape}: {name} left out, {error}")
+    if not times:
+        return None
+    rule, winner = next(iter(futures)), min(times, key=lambda name: times[name])
+    best = winner if times[winner] * WORTH < times.get(rule, math.inf) else None
+    listed = ", ".join(f"{name} {us:.2f}" for name, us in sorted(times.items(), key=lambda item: item[1]))
+    stored = "(N, K)" if transpose_w else "(K, N)"
+    print(f"{m:5d} {k:6d} {n:7d} {stored}  {'keep' if best is None else 'TUNE'}  {listed}", flush=True)
     return best
+
+
+def save(table: dict[Shape, dict[str, str]]) -> None:
+    entries = [
+        {**shape._asdict(), "rows": dict(sorted(rows.items(), key=lambda item: int(item[0])))}
+        for shape, rows in sorted(table.items())
+        if rows
+    ]
+    head = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
+    TABLE.write_text(json.dumps({**head, "shapes": entries}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

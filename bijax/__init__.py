@@ -5,6 +5,7 @@ from bijax.ops.attention import dot_product_attention as dot_product_attention
 from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
 from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.embed import embed as embed
+from bijax.ops.gated_matmul import gated_matmul as gated_matmul
 from bijax.ops.matmul import matmul as matmul
 from bijax.ops.norm import layer_norm as layer_norm
 from bijax.ops.norm import rms_norm as rms_norm

@@ -7,8 +7,10 @@ so no choice of theirs can depend on it. Whatever else makes a program fast is a
 Source: "contract and schedule" in the project's design.
 """
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 LANES: Final = 128
 """Columns that a row reduction adds side by side before its final tree."""
@@ -26,6 +28,11 @@ _ATTENTION_CHAIN: Final = 128
 _LONG_CHAIN: Final = 512
 _SHORT_CHAIN: Final = 192
 _LONG_ROWS: Final = 964
+_SHARD_STEP: Final = 64
+_SHARD: Final = 512  # elements of K in the shortest shard that is chosen
+_SHARD_COLUMNS: Final = 64
+_SHARD_BLOCKS: Final = 80  # what keeps the memory of a Hopper GPU busy
+_MOST_WGMMA_SHARDS: Final = 4  # the sums that one warpgroup holds while it adds the tree
 _SPLIT_BLOCK: Final = 64
 _SHORTEST_SHARD: Final = 256
 _MOST_SHARDS: Final = 16
@@ -85,6 +92,39 @@ class WgmmaContract:
     def id(self) -> str:
         """Name of the contract, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-wgmma16-chain"
+
+
+@dataclass(frozen=True)
+class SplitWgmmaContract:
+    """How one element of `x @ w` is summed by wgmma where K is cut into shards.
+
+    K is cut at multiples of `shard_length(K)`, K / `shards` rounded up to a multiple of 64 (a K that does not divide
+    has a shorter last shard, a short K fewer shards). Each shard is a chain of its own as `WgmmaContract` has it. The
+    shards' sums are added in float32 as a fixed binary tree: (0 + 1) + (2 + 3).
+
+    Attributes:
+        shards: Shards of K; a power of two, at least 2.
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> SplitWgmmaContract(4).id, SplitWgmmaContract(4).shard_length(8192)
+        ('matmul/v1/f32-wgmma16-split4-tree', 2048)
+    """
+
+    shards: int
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        _check_shards(self.shards)
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-wgmma16-split{self.shards}-tree"
+
+    def shard_length(self, k: int) -> int:
+        """Returns the elements of K in a shard, the last one's may be fewer."""
+        return shard_length(k, self.shards)
 
 
 @dataclass(frozen=True)
@@ -302,6 +342,66 @@ def matmul_contract(k: int, *, transpose_w: bool) -> MatmulContract:
         return MatmulContract(_LONG_CHAIN)
     divisors = [b for b in range(_SHORT_CHAIN // 3, _SHORT_CHAIN + 1) if k % b == 0]
     return MatmulContract(max(divisors, default=_SHORT_CHAIN))
+
+
+def split_shards(k: int, n: int) -> int:
+    """Returns into how many shards K is cut where the caller leaves it open; 1 where one chain is fast enough.
+
+    One chain over K gives a GPU a block for every 64 columns of the weights. A long K with few columns leaves most of
+    the chip idle, so K is cut as long as that brings blocks that the memory can feed.
+
+    Args:
+        k: Length of the contracted dimension.
+        n: Columns of the weights.
+
+    Example:
+        >>> split_shards(8192, 1280), split_shards(4096, 4096)
+        (4, 1)
+    """
+    shards, blocks = 1, -(-n // _SHARD_COLUMNS)
+    while shards < _MOST_WGMMA_SHARDS and 2 * shards * blocks <= _SHARD_BLOCKS and k >= 2 * shards * _SHARD:
+        shards *= 2
+    return shards
+
+
+def shard_length(k: int, shards: int) -> int:
+    """Returns the elements of K in one of `shards` shards: K / shards rounded up to a multiple of 64.
+
+    Example:
+        >>> shard_length(8192, 4), shard_length(1000, 4)
+        (2048, 256)
+    """
+    return max(1, -(-k // (shards * _SHARD_STEP))) * _SHARD_STEP
+
+
+def add_as_tree(
+    term: Callable[[int], Any], count: int, add: Callable[[Any, Any], Any] = operator.add, first: int = 0
+) -> Any:
+    """Adds the terms `first`, ..., `first + count - 1` as the binary tree of the split contracts.
+
+    The left half is as large a power of two as leaves something for the right one. Terms are asked for from left to
+    right, so that no more than log2(count) + 1 of them are alive.
+
+    Args:
+        term: Returns a term by its number.
+        count: Number of terms, at least 1.
+        add: Adds two terms or sums.
+        first: Number of the first term.
+
+    Example:
+        >>> add_as_tree(str, 5, "({} + {})".format)
+        '(((0 + 1) + (2 + 3)) + 4)'
+    """
+    if count == 1:
+        return term(first)
+    left = 1 << ((count - 1).bit_length() - 1)
+    total = add_as_tree(term, left, add, first)
+    return add(total, add_as_tree(term, count - left, add, first + left))
+
+
+def _check_shards(shards: int) -> None:
+    if shards < 2 or shards & (shards - 1):
+        raise ValueError(f"shards must be a power of two and at least 2, got {shards}.")
 
 
 def split_contract(k: int) -> SplitContract:

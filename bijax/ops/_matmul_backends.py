@@ -6,7 +6,7 @@ sum, the storage of the weights, the dtype and the architecture; never from the 
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -16,11 +16,14 @@ from jax import lax
 from bijax.ops._architecture import HOPPER, cuda_architecture
 from pallas_kernels.contract import (
     MatmulContract,
+    SplitWgmmaContract,
     Tf32Contract,
     WgmmaChunkContract,
     WgmmaContract,
+    add_as_tree,
     chunk_contract,
     matmul_contract,
+    shard_length,
     split_contract,
 )
 from pallas_kernels.matmul import (
@@ -34,6 +37,7 @@ from pallas_kernels.matmul import (
 )
 
 Kernel = Callable[..., jax.Array]
+Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array]
 
 _WIDE: Final = MatmulContract(128, dtype="float64")
 
@@ -58,12 +62,15 @@ class Product:
         transpose_w: Whether the weights are stored as (N, K).
         precision: See `bijax.ops._precision.precision_name`.
         as_columns: Whether weights stored as (N, K) stand for their transpose: the sum has the order of `x @ w` then.
+        shards: Shards into which K is cut, each summed under the backend's contract and the sums added as a tree
+            (`pallas_kernels.contract.add_as_tree`); 1 leaves K whole. Gradients of weights have none.
     """
 
     out_dtype: str
     transpose_w: bool = False
     precision: str = "default"
     as_columns: bool = False
+    shards: int = 1
 
 
 class Backend(NamedTuple):
@@ -76,8 +83,29 @@ class Backend(NamedTuple):
             gradient to (K, N), or (N, K) with `transpose_w`. Or a stack of x, of g or of both, to a stack.
     """
 
-    matmul: Callable[[jax.Array, jax.Array, jax.Array | None, Product], jax.Array]
+    matmul: Matmul
     weight_gradient: Callable[[jax.Array, jax.Array, jax.Array | None, Product], jax.Array]
+
+
+def _by_shards(matmul: Matmul) -> Matmul:
+    """Returns a backend's matmul that also takes K cut into shards: products of the parts, and a tree of additions."""
+
+    def by_shards(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+        k = x.shape[-1]
+        length = shard_length(k, product.shards)
+        if length >= k or product.shards == 1:
+            return matmul(x, w, bias, replace(product, shards=1))
+        part = replace(product, shards=1, out_dtype="float32")
+        k_axis = w.ndim - (1 if product.transpose_w else 2)
+
+        def shard(index: int) -> jax.Array:
+            start, stop = index * length, min(k, (index + 1) * length)
+            return matmul(x[..., start:stop], lax.slice_in_dim(w, start, stop, axis=k_axis), None, part)
+
+        total: jax.Array = add_as_tree(shard, -(-k // length))
+        return (total if bias is None else total + bias.astype(jnp.float32)).astype(product.out_dtype)
+
+    return by_shards
 
 
 def _cpu_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
@@ -132,9 +160,23 @@ def _fold_gradient(
 
 
 def _hopper_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    if product.shards > 1 and w.ndim > 2:
+        x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
+        stack: jax.Array = lax.map(lambda entry: _hopper_matmul(entry[0], entry[1], bias, product), (x, w))
+        return stack
     return mosaic_gpu.matmul(
-        x, w, contract=WgmmaContract(), transpose_w=product.transpose_w, bias=bias, out_dtype=product.out_dtype
+        x,
+        w,
+        contract=hopper_contract(product),
+        transpose_w=product.transpose_w,
+        bias=bias,
+        out_dtype=product.out_dtype,
     )
+
+
+def hopper_contract(product: Product) -> WgmmaContract | SplitWgmmaContract:
+    """Returns the contract under which wgmma sums a product."""
+    return WgmmaContract() if product.shards == 1 else SplitWgmmaContract(product.shards)
 
 
 def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
@@ -152,10 +194,10 @@ def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, p
     return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
 
 
-CPU: Final = Backend(_cpu_matmul, _cpu_weight_gradient)
-PORTABLE: Final = Backend(_portable_matmul, _portable_weight_gradient)
+CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)
+PORTABLE: Final = Backend(_by_shards(_portable_matmul), _portable_weight_gradient)
 HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
-HOPPER_FLOAT32: Final = Backend(_hopper_float32_matmul, _portable_weight_gradient)
+HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _portable_weight_gradient)
 
 CUDA: Final[dict[tuple[str, str], Backend]] = {
     (HOPPER, "bfloat16"): HOPPER_16_BIT,
@@ -166,16 +208,16 @@ CUDA: Final[dict[tuple[str, str], Backend]] = {
 
 
 def _cuda_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    backend, x, w = _for_operands(x, w, product)
+    backend, x, w = for_operands(x, w, product)
     return backend.matmul(x, w, bias, product)
 
 
 def _cuda_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    backend, x, g = _for_operands(x, g, product)
+    backend, x, g = for_operands(x, g, product)
     return backend.weight_gradient(x, g, total, product)
 
 
-def _for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend, jax.Array, jax.Array]:
+def for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend, jax.Array, jax.Array]:
     """Returns the backend for two operands, and the operands in one dtype that holds the values of both."""
     dtype = jnp.promote_types(a.dtype, b.dtype)
     if product.out_dtype == "float64":

@@ -1,24 +1,17 @@
 """Matmul: the same bits for a row at any number of rows, and weight gradients that do not mind micro-batches."""
 
-import functools
 import math
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import describe, float_array, float_dtype, same_dtype
+from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._fused_matmul import Fusion, fused_matmul
+from bijax.ops._matmul_arguments import check_activation, check_operands, precision_of, result_dtype, shards_of
 from bijax.ops._matmul_backends import Product
-from bijax.ops._matmul_kernels import (
-    matmul_kernel,
-    stacked_matmul_kernel,
-    stacked_weight_gradient_kernel,
-    weight_gradient_kernel,
-)
-from bijax.ops._precision import precision_name
-from bijax.ops._primitive import Arrays
-from bijax.ops.sum_rows import sum_rows
+from bijax.ops._matmul_derivatives import differentiable_matmul, differentiable_weight_gradient
+from pallas_kernels.matmul.activations import Activation
 
 _OP = "bijax.matmul"
 
@@ -28,39 +21,55 @@ def matmul(
     w: Any,
     *,
     bias: Any = None,
+    activation: Activation | None = None,
+    residual: Any = None,
     transpose_w: bool = False,
     precision: Any = None,
     preferred_element_type: Any = None,
+    split_k: int | Literal["auto"] | None = None,
 ) -> jax.Array:
-    """Multiplies the rows of `x` by the weights `w`.
+    """Multiplies the rows of `x` by the weights `w`: activation(x @ w + bias) + residual.
 
     Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
-    alone, and the sum is rounded once. On a Hopper GPU every dtype runs on the tensor cores, in one launch for any
-    number of leading dimensions; gradients of float32 weights run there as a portable program.
+    alone. What follows is computed in float32 too, and rounded once, at the end. On a Hopper GPU every dtype runs on
+    the tensor cores, in one launch for any number of leading dimensions; gradients of float32 weights run there as a
+    portable program.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included; K may be 0.
         w: (K, N) of the same dtype, or (N, K) with `transpose_w`; or (B..., K, N) with leading dimensions equal to
             those of `x` (B..., M, K), for a batch of products.
         bias: (N,) of the same dtype, added in float32 before the result is rounded.
+        activation: "gelu" (its tanh form), "silu", "relu" or None.
+        residual: (..., N) of the result's dtype, added behind the activation.
         transpose_w: Whether `w` is stored as (N, K).
         precision: As in `jax.lax.dot_general`. On a Hopper GPU float32 operands are multiplied in TF32 by default, with
             float32 accuracy at HIGHEST; elsewhere always in full float32. TF32 operands are cut to 10 bits of fraction
             where XLA rounds them: errors are 2.1 to 2.7 times XLA's, and a sum of products of one sign comes out 0.0007
             too small.
         preferred_element_type: Dtype of the result; that of `x` by default.
+        split_k: Another contract, for long K and few columns, where one chain over K leaves most of a GPU idle: K is
+            cut into this many shards (a power of two), each is summed for itself, and the sums are added as a fixed
+            binary tree. "auto" takes as many as K and N ask for (`pallas_kernels.contract.split_shards`). Its bits
+            are not those of the default, so a layer must use one of the two at every batch size. The sums of the
+            gradients are not cut.
 
     Returns:
         (..., N).
 
     Raises:
         TypeError: If dtypes are unsupported or differ.
-        ValueError: If ranks or the contracted lengths do not fit.
+        ValueError: If ranks or the contracted lengths do not fit, or there is no such activation or split.
 
-    Guarantee: row-invariant; the gradient of `x` too. The gradients of `w` and `bias` are split-invariant for cuts of
-    the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and that of `w` in a portable
-    program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w` everywhere, where
-    `weight_gradient` continues the sum.
+    With an activation the backward pass computes the product again, in place of keeping it in float32, and the
+    gradient of the product is rounded to the dtype of `x`, as it is without one. On a GPU the kernel
+    computes activations in its own way: `matmul(x, w, activation="silu")` need not have the bits of
+    `bijax.elementwise(jax.nn.silu)` behind a float32 product.
+
+    Guarantee: row-invariant, with every option; the gradient of `x` too. The gradients of `w` and `bias` are
+    split-invariant for cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and
+    that of `w` in a portable program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w`
+    everywhere, where `weight_gradient` continues the sum.
 
     Source: fixed-tile matmul without split-K, as the project's first and third seed documents describe it.
 
@@ -73,15 +82,32 @@ def matmul(
     x, w = float_array(_OP, "x", x), float_array(_OP, "w", w)
     bias = None if bias is None else float_array(_OP, "bias", bias)
     same_dtype(_OP, x=x, w=w, bias=bias)
-    dtype = x.dtype
-    if preferred_element_type is not None:
-        dtype = float_dtype(_OP, "preferred_element_type", preferred_element_type)
-    product = Product(dtype.name, transpose_w, _precision(precision))
-    _check_shapes(x, w, bias, transpose_w)
+    dtype = result_dtype(_OP, x, preferred_element_type)
+    precision = precision_of(_OP, precision)
+    check_operands(_OP, x, w, bias, transpose_w)
+    n = w.shape[-2 if transpose_w else -1]
+    product = Product(dtype.name, transpose_w, precision, shards=shards_of(_OP, split_k, x.shape[-1], n))
     stack = () if w.ndim == 2 else (math.prod(w.shape[:-2]),)
     rows = x.shape[-2:-1] if stack else (math.prod(x.shape[:-1]),)
-    y = _matmul(x.reshape(*stack, *rows, x.shape[-1]), w.reshape(*stack, *w.shape[-2:]), bias, product)
-    return y.reshape(*x.shape[:-1], y.shape[-1])
+    operands = x.reshape(*stack, *rows, x.shape[-1]), w.reshape(*stack, *w.shape[-2:])
+    if activation is None and residual is None:
+        return differentiable_matmul(*operands, bias, product).reshape(*x.shape[:-1], n)
+    check_activation(_OP, activation)
+    if residual is not None:
+        residual = float_array(_OP, "residual", residual)
+        if residual.dtype != dtype or residual.shape != (*x.shape[:-1], n):
+            raise ValueError(
+                f"{_OP}: residual must have the dtype and the shape of the result, {dtype}{[*x.shape[:-1], n]}, got"
+                f" {describe(residual)}; convert it, or ask for its dtype with preferred_element_type."
+            )
+        residual = residual.reshape(*stack, *rows, n)
+    fusion = Fusion(product, activation, (False, bias is not None, residual is not None))
+
+    def fused(x: jax.Array, w: jax.Array, residual: jax.Array | None) -> jax.Array:
+        return fused_matmul(x, w, None, bias, residual, fusion)
+
+    y = jax.vmap(fused)(*operands, residual) if stack else fused(*operands, residual)
+    return y.reshape(*x.shape[:-1], n)
 
 
 def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: Any = None) -> jax.Array:
@@ -127,83 +153,4 @@ def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: An
             raise ValueError(
                 f"{op}: accumulate must have the shape {shape} of the weights, got {describe(accumulate)}."
             )
-    return _weight_gradient(x, g, accumulate, Product("float32", transpose_w))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    """(M, K) x (K, N), or a stack of them, without checks."""
-    kernel = matmul_kernel if w.ndim == 2 else stacked_matmul_kernel
-    return kernel(x, w, *_given(bias), product=product)[0]
-
-
-def _matmul_forward(
-    x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None]]:
-    return _matmul(x, w, bias, product), (x, w, bias)
-
-
-def _matmul_backward(
-    product: Product, saved: tuple[jax.Array, jax.Array, jax.Array | None], g: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    x, w, bias = saved
-    dx = _matmul(g, w, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name))
-    dw = _weight_gradient(x, g, None, replace(product, out_dtype=w.dtype.name))
-    if bias is None:
-        return dx, dw, None
-    return dx, dw, sum_rows(g.reshape(-1, g.shape[-1])).astype(bias.dtype)
-
-
-_matmul.defvjp(_matmul_forward, _matmul_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    """Continues the sum of outer products of the rows of x (M, K) and g (M, N), or of stacks, without checks."""
-    kernel = weight_gradient_kernel if x.ndim == 2 else stacked_weight_gradient_kernel
-    return kernel(x, g, *_given(total), product=product)[0]
-
-
-def _weight_gradient_forward(
-    x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, bool]]:
-    return _weight_gradient(x, g, total, product), (x, g, total is not None)
-
-
-def _weight_gradient_backward(
-    product: Product, saved: tuple[jax.Array, jax.Array, bool], ct: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    x, g, continued = saved
-    dx = _matmul(g, ct, None, replace(product, transpose_w=not product.transpose_w, out_dtype=x.dtype.name))
-    dg = _matmul(x, ct, None, replace(product, out_dtype=g.dtype.name))
-    return dx, dg, ct.astype(jnp.float32) if continued else None
-
-
-_weight_gradient.defvjp(_weight_gradient_forward, _weight_gradient_backward)
-
-
-def _given(array: jax.Array | None) -> Arrays:
-    return () if array is None else (array,)
-
-
-def _precision(precision: Any) -> str:
-    try:
-        return precision_name(precision)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{_OP}: precision must be one that jax.lax.dot takes, got {precision!r}.") from error
-
-
-def _check_shapes(x: jax.Array, w: jax.Array, bias: jax.Array | None, transpose_w: bool) -> None:
-    came = f"got x {describe(x)} and w {describe(w)} with transpose_w={transpose_w}"
-    if x.ndim < 1 or w.ndim < 2:
-        raise ValueError(f"{_OP}: x must have at least 1 and w at least 2 dimensions, {came}.")
-    if w.ndim > 2 and x.shape[:-2] != w.shape[:-2]:
-        raise ValueError(f"{_OP}: the leading dimensions of x and w must be equal when w has some, {came}.")
-    k, n = (w.shape[-1], w.shape[-2]) if transpose_w else (w.shape[-2], w.shape[-1])
-    if x.shape[-1] != k:
-        raise ValueError(
-            f"{_OP}: the last dimension of x must be the contracted dimension K={k} of w, {came};"
-            f" pass transpose_w={not transpose_w} if w is stored the other way."
-        )
-    if bias is not None and bias.shape != (n,):
-        raise ValueError(f"{_OP}: bias must have the shape ({n},) of w's columns, got bias {describe(bias)}, {came}.")
+    return differentiable_weight_gradient(x, g, accumulate, Product("float32", transpose_w))

@@ -90,32 +90,6 @@ def multiply(
     return result
 
 
-def load_turned(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
-    """Reads this warpgroup's 64 columns of a (k, n) tile, as `load_rows` does, as an ordinary (64, k) array.
-
-    Args:
-        tile: (k, n) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
-        k: Rows, a multiple of 8.
-        n: Columns.
-        transforms: Those of `tile`.
-    """
-
-    def body(_: Any, ref: Any) -> Any:
-        base, thread = utils.memref_ptr(ref), mgpu.thread_idx()
-        twice = arith.muli(arith.andi(thread, _int(3)), _int(2))
-        # A thread's elements: (row, K) = (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1).
-        places = [_place(thread, arith.addi(twice, _int(i)), half) for half in range(2) for i in range(2)]
-        scalars = []
-        for i in range(k // _K):
-            step = _int(i * (n // _SQUARE) * _TILE_BYTES)
-            scalars += [_load_one(base, arith.addi(place, step)) for place in places]
-        return _bundle(scalars, k)
-
-    inline = plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), return_type=_registers(64, k))
-    value: jax.Array = inline(body)(tile)
-    return value
-
-
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
 

@@ -11,12 +11,24 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
+from pallas_kernels.contract import SplitWgmmaContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu_ring import SWIZZLE_BYTES, ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule, candidates, matmul_schedule
+from pallas_kernels.matmul.activations import activate
+from pallas_kernels.matmul.mosaic_gpu_epilogue import SWIZZLE_BYTES, Epilogue
+from pallas_kernels.matmul.mosaic_gpu_finish import finish
+from pallas_kernels.matmul.mosaic_gpu_ring import Shards, ring_matmul
+from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule
+from pallas_kernels.schedule.hopper_fused import (
+    ShardSchedule,
+    for_residual,
+    gated_schedule,
+    residual_schedule,
+    shard_schedules,
+)
+from pallas_kernels.schedule.hopper_matmul import candidates, matmul_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
+_GATED_OP: Final = "pallas_kernels.matmul.mosaic_gpu.gated_matmul"
 _CAPABILITY: Final = "9.0"
 _ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile
@@ -29,14 +41,19 @@ def matmul(
     x: jax.Array,
     w: jax.Array,
     *,
-    contract: WgmmaContract,
+    contract: WgmmaContract | SplitWgmmaContract,
     transpose_w: bool = False,
     bias: jax.Array | None = None,
+    activation: str | None = None,
+    residual: jax.Array | None = None,
     out_dtype: Any = None,
-    schedule: MatmulSchedule | None = None,
+    schedule: MatmulSchedule | ShardSchedule | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Multiplies rows by weights, or every matrix of a stack by its own weights in one launch.
+
+    The result is activation(x @ w + bias) + residual, each step in float32 and rounded once at the end. The product's
+    part has the bits that it has alone.
 
     Aligned operands are used where they lie: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
     16 for (K, N). Others are copied once, padded with zeros, which adds exact zeros to the sums.
@@ -45,11 +62,13 @@ def matmul(
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         w: (K, N) or (..., K, N) of the same dtype, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions
             are those of `x`, which may have none: its rows are multiplied by every entry's weights then.
-        contract: Order of the sum over K.
+        contract: Order of the sum over K. One that cuts K into shards takes no stack.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
+        activation: "gelu" (tanh form), "silu", "relu" or None (`pallas_kernels.matmul.mosaic_gpu_activation`).
+        residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule moves a bit.
+        schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `ShardSchedule` where K is cut.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -58,8 +77,8 @@ def matmul(
     Raises:
         UnsupportedError: If this backend cannot honour the contract for these operands.
 
-    Guarantee: row-invariant; the bits depend on K, the row, the weights and the bias alone, and are the same in a
-    stack as in a single product.
+    Guarantee: row-invariant; the bits depend on K, the row (with its residual), the weights and the bias alone, and are
+    the same in a stack as in a single product.
 
     Source: fixed-tile matmul without split-K, as the project's first and third seed documents describe it.
 
@@ -72,27 +91,162 @@ def matmul(
         [64.0, 64.0]
     """
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    _check(x, w, bias, contract, transpose_w, out_dtype)
+    _check(x, w, bias, residual, contract, transpose_w, out_dtype)
     if not interpret:
         _check_device()
     (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
     if 0 in (*lead, m, k, n):
-        # An empty sum is zero; the bias is added to it.
+        # An empty sum is zero; what follows is done to it.
         value = jnp.zeros((n,), jnp.float32) if bias is None else bias.astype(jnp.float32)
-        return jnp.broadcast_to(value.astype(out_dtype), (*lead, m, n))
+        value = jnp.broadcast_to(activate(value, activation), (*lead, m, n))
+        return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
     stack = math.prod(lead)
-    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
-    x = _pad(x, -1, _ALIGN)
-    w = _pad(_pad(w, k_axis, _ALIGN), n_axis, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
+    x, (w,) = _pad(x, -1, _ALIGN), _pad_weights([w], transpose_w)
     x, w = _one_axis(x), _one_axis(w)
+    if residual is not None:
+        residual = _one_axis(_pad(residual, -1, w.shape[-2 if transpose_w else -1]))
+    epilogue = Epilogue(bias, activation, residual)
+    if isinstance(contract, SplitWgmmaContract) and contract.shard_length(k) < k:
+        out = _split(x, w, epilogue, contract, schedule, transpose_w, out_dtype, interpret)
+    else:
+        if isinstance(schedule, ShardSchedule):
+            raise UnsupportedError(f"{_OP}: expected a MatmulSchedule where K is not cut, got {schedule}.")
+        sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
+        if schedule is None:
+            choose = matmul_schedule if residual is None else residual_schedule
+            schedule = choose(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
+        schedule = schedule if residual is None else for_residual(schedule)
+        _check_schedule(schedule, **sizes)
+        out = ring_matmul(
+            x,
+            w,
+            epilogue.padded(schedule.block_n),
+            schedule=schedule,
+            transpose_w=transpose_w,
+            out_dtype=out_dtype,
+            interpret=interpret,
+        )
+    return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)
+
+
+def gated_matmul(
+    x: jax.Array,
+    w_gate: jax.Array,
+    w_up: jax.Array,
+    *,
+    contract: WgmmaContract,
+    activation: str | None = "silu",
+    transpose_w: bool = False,
+    out_dtype: Any = None,
+    schedule: MatmulSchedule | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Returns activation(x @ w_gate) * (x @ w_up) in one launch, in float32 and rounded once.
+
+    Args:
+        x: (M, K), bfloat16 or float16. Any sizes, 0 included.
+        w_gate: (K, N) of the same dtype, or (N, K) with `transpose_w`.
+        w_up: The same.
+        contract: Order of both sums over K.
+        activation: As for `matmul`.
+        transpose_w: Whether the weights are stored as (N, K).
+        out_dtype: bfloat16, float16 or float32; that of `x` by default.
+        schedule: Tiles; chosen from the shape by default. Half of a warpgroup's tile is for each of the weights, so
+            with `swap` it has 128 rows.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
+
+    Returns:
+        (M, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract for these operands.
+
+    Guarantee: row-invariant; both products have the bits that `matmul` gives them in float32.
+
+    Example:
+        >>> from jax.experimental.pallas import mosaic_gpu as plgpu
+        >>> x, w = jnp.ones((3, 64), jnp.bfloat16), jnp.ones((64, 128), jnp.bfloat16)
+        >>> y = gated_matmul(x, w, w, contract=WgmmaContract(), activation="relu", interpret=plgpu.InterpretGPUParams())
+        >>> y[0, :2].tolist()
+        [4096.0, 4096.0]
+    """
+    out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    if isinstance(contract, SplitWgmmaContract) or x.ndim != 2 or w_gate.shape != w_up.shape:
+        raise UnsupportedError(
+            f"{_GATED_OP}: expected one matrix of rows, two weights of one shape and a WgmmaContract, got"
+            f" x {x.dtype}{list(x.shape)}, w_gate {list(w_gate.shape)}, w_up {list(w_up.shape)}, {contract!r}; call it"
+            " for each product of a stack, and `matmul` twice for another contract."
+        )
+    for w in (w_gate, w_up):
+        _check(x, w, None, None, contract, transpose_w, out_dtype)
+    if not interpret:
+        _check_device()
+    (m, k), n = x.shape, w_gate.shape[-2 if transpose_w else -1]
+    if 0 in (m, k, n):
+        zero = jnp.zeros((m, n), jnp.float32)
+        return (activate(zero, activation) * zero).astype(out_dtype)
+    x, (gate, up) = _pad(x, -1, _ALIGN), _pad_weights([w_gate, w_up], transpose_w)
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
-        schedule = matmul_schedule(m, k, n, stack=stack, transpose_w=transpose_w, **sizes)
+        schedule = gated_schedule(m, k, n, transpose_w=transpose_w, **sizes)
     _check_schedule(schedule, **sizes)
-    if bias is not None:
-        bias = _pad(bias, 0, schedule.block_n)
-    out = ring_matmul(x, w, bias, schedule=schedule, transpose_w=transpose_w, out_dtype=out_dtype, interpret=interpret)
-    return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)
+    if schedule.swap and schedule.tile_rows % 128:
+        raise UnsupportedError(
+            f"{_GATED_OP}: expected a schedule in which every warpgroup has 64 rows of both weights, got {schedule};"
+            " use tile_rows=128 with swap."
+        )
+    out = ring_matmul(
+        x,
+        gate,
+        Epilogue(activation=activation, up=up),
+        schedule=schedule,
+        transpose_w=transpose_w,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
+    return out if out.shape[-1] == n else out[..., :n]
+
+
+def _split(
+    x: jax.Array,
+    w: jax.Array,
+    epilogue: Epilogue,
+    contract: SplitWgmmaContract,
+    schedule: MatmulSchedule | ShardSchedule | None,
+    transpose_w: bool,
+    out_dtype: Any,
+    interpret: Any,
+) -> jax.Array:
+    """Multiplies under a contract that cuts K, in whichever of its two forms the schedule says."""
+    (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
+    length = contract.shard_length(k)
+    count = -(-k // length)  # a short K has fewer shards than the contract names
+    sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
+    if schedule is None:
+        found = shard_schedules(m, k, n, shards=count, length=length, transpose_w=transpose_w, **sizes)
+        schedule = found[0]
+    if not isinstance(schedule, ShardSchedule) or length % schedule.tiles.k_step:
+        raise UnsupportedError(
+            f"{_OP}: expected a ShardSchedule whose k_step divides the {length} elements of a shard, got {schedule}."
+        )
+    across, tiles = schedule
+    if epilogue.residual is not None and not across:
+        tiles = for_residual(tiles)
+    shards = Shards(count, length, across)
+    common: dict[str, Any] = {"schedule": tiles, "transpose_w": transpose_w, "interpret": interpret, "shards": shards}
+    if not across:
+        _check_schedule(tiles, **sizes)
+        return ring_matmul(x, w, epilogue.padded(tiles.block_n), out_dtype=out_dtype, **common)
+    _check_schedule(tiles, itemsize=x.dtype.itemsize, out_itemsize=4)
+    partials = ring_matmul(x, w, Epilogue(), out_dtype=jnp.dtype(jnp.float32), **common)
+    return finish(partials, epilogue, out_dtype=out_dtype, interpret=interpret)
+
+
+def _pad_weights(weights: list[jax.Array], transpose_w: bool) -> list[jax.Array]:
+    """Returns the weights with both dimensions as the copy engine needs them."""
+    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
+    columns = _ALIGN if transpose_w else _WEIGHT_COLUMNS
+    return [_pad(_pad(w, k_axis, _ALIGN), n_axis, columns) for w in weights]
 
 
 def weight_gradient(
@@ -162,6 +316,7 @@ def weight_gradient(
     out = ring_matmul(
         x,
         g,
+        Epilogue(),
         total=accumulate,
         schedule=schedule,
         transpose_w=False,
@@ -185,13 +340,23 @@ def _pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
     return jnp.pad(a, [(0, missing if d == axis % a.ndim else 0) for d in range(a.ndim)])
 
 
-def _check(x: Any, w: Any, bias: Any, contract: WgmmaContract, transpose_w: bool, out_dtype: Any) -> None:
+def _check(
+    x: Any,
+    w: Any,
+    bias: Any,
+    residual: Any,
+    contract: WgmmaContract | SplitWgmmaContract,
+    transpose_w: bool,
+    out_dtype: Any,
+) -> None:
     came = f"got x {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}, {transpose_w=}, out_dtype={out_dtype.name}"
-    if not isinstance(contract, WgmmaContract):
+    if not isinstance(contract, WgmmaContract | SplitWgmmaContract):
         raise UnsupportedError(
-            f"{_OP}: expected a WgmmaContract, the one order that this backend sums in, got {contract!r}; ask the"
-            " backend of that contract instead."
+            f"{_OP}: expected a WgmmaContract or SplitWgmmaContract, the orders that this backend sums in, got"
+            f" {contract!r}; ask the backend of that contract instead."
         )
+    if isinstance(contract, SplitWgmmaContract) and w.ndim > 2:
+        raise UnsupportedError(f"{_OP}: expected a single product for a contract with shards, {came}; map over them.")
     if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
         raise UnsupportedError(
             f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, or x (M, K), {came}; fold"
@@ -208,9 +373,14 @@ def _check(x: Any, w: Any, bias: Any, contract: WgmmaContract, transpose_w: bool
         )
     if out_dtype not in _RESULTS:
         raise UnsupportedError(f"{_OP}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result.")
+    n = w.shape[-2 if transpose_w else -1]
+    if residual is not None and (residual.shape != (*w.shape[:-2], x.shape[-2], n) or residual.dtype != out_dtype):
+        raise UnsupportedError(
+            f"{_OP}: expected a residual {[*w.shape[:-2], x.shape[-2], n]} of the result's dtype {out_dtype.name}, got"
+            f" residual {residual.dtype}{list(residual.shape)}, {came}; cast it, or ask for its dtype with out_dtype."
+        )
     if bias is None:
         return
-    n = w.shape[-2 if transpose_w else -1]
     if bias.shape != (n,) or bias.dtype not in (x.dtype, jnp.dtype(jnp.float32)):
         raise UnsupportedError(
             f"{_OP}: expected a bias ({n},) of {x.dtype} or float32, got bias {bias.dtype}{list(bias.shape)}, {came};"

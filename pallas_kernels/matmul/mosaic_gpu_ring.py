@@ -3,6 +3,7 @@
 The producer copies tiles of both operands into shared memory (TMA), the computing warpgroups multiply them (wgmma)
 into float32 accumulators and write the result. Every accumulator is one chain over K upwards in steps of 16, whatever
 the schedule: tiles, stages and clusters decide who computes an element and when, never in which order it is summed.
+What happens to a finished accumulator is `mosaic_gpu_epilogue`.
 
 wgmma multiplies rows by columns. With `schedule.swap` the weights are the rows and the activations the columns, so
 that a small batch fills 8 columns instead of 64 rows; without it the activations are the rows.
@@ -19,15 +20,36 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.contract import add_as_tree
+from pallas_kernels.matmul.mosaic_gpu_epilogue import (
+    ROWS,
+    SWIZZLE_BYTES,
+    Ending,
+    Epilogue,
+    add_tiles,
+    in_stack,
+    make_store,
+    tile_transforms,
+)
 from pallas_kernels.schedule.hopper import MatmulSchedule
 
-SWIZZLE_BYTES: Final = 128
-"""Bytes of a shared memory row that wgmma reads without bank conflicts."""
-
-_ROWS: Final = 8  # rows of one swizzled core matrix
-_WGMMA_ROWS: Final = 64
 _PRODUCER_REGISTERS: Final = 40
 _COMPUTE_REGISTERS: Final = {2: 232, 3: 152}
+
+
+@dataclass(frozen=True)
+class Shards:
+    """K cut into chains of their own (`pallas_kernels.contract.SplitWgmmaContract`).
+
+    Attributes:
+        count: Number of shards, at least 2.
+        length: Elements of K in one, a multiple of the schedule's `k_step`.
+        across: Whether a block sums one shard and leaves the tree to others, or all of them and their tree.
+    """
+
+    count: int
+    length: int
+    across: bool
 
 
 @dataclass(frozen=True)
@@ -38,10 +60,11 @@ class _Side:
         size: Rows or columns of the whole operand.
         k: Length of the contracted dimension.
         k_major: Whether K is the contiguous dimension in memory.
-        tile: Rows or columns of a block's tile.
+        tile: Rows or columns of a block's tile in each source.
         loaded: How many of them are copied; the others are never read by what is stored.
         swizzle: Elements of a swizzled row.
         k_step: Elements of K in a stage.
+        sources: Operands of this shape, 1 or 2; each has an accumulator of its own.
     """
 
     size: int
@@ -51,6 +74,7 @@ class _Side:
     loaded: int
     swizzle: int
     k_step: int
+    sources: int = 1
 
     @property
     def ragged(self) -> bool:
@@ -59,11 +83,11 @@ class _Side:
         Fewer than 8 rows are one tile. An operand stored with K in front divides: its K is a multiple of 8, its swizzle
         divides its size.
         """
-        return self.k_major and ((self.size % _ROWS != 0 and self.size > _ROWS) or self.k % self.swizzle != 0)
+        return self.k_major and ((self.size % ROWS != 0 and self.size > ROWS) or self.k % self.swizzle != 0)
 
     @property
     def pieces(self) -> int:
-        """Copies per stage.
+        """Copies per stage and source.
 
         A ragged operand is copied in pieces one swizzled row wide: such a piece is plain rows in memory order, for
         which the copy engine handles any edge.
@@ -72,86 +96,52 @@ class _Side:
 
     def shape(self, stages: int) -> tuple[int, ...]:
         if not self.k_major:
-            return (stages, 1, self.k_step, self.tile)
-        return (stages, self.pieces, self.tile, self.k_step // self.pieces)
+            return (stages, self.sources, self.k_step, self.tile)
+        return (stages, self.sources * self.pieces, self.tile, self.k_step // self.pieces)
 
     def scratch(self, stages: int, dtype: Any, alias: bool) -> Any:
         """Shared memory of the stages; with `alias` also as plain rows, for copies in pieces."""
-        transforms = _transforms(self.swizzle, dtype)
+        transforms = tile_transforms(self.swizzle, dtype)
         tiled = plgpu.SMEM(self.shape(stages), dtype, transforms=transforms)
         if not alias:
             return tiled
         return plgpu.RefUnion(tiled, plgpu.SMEM(self.shape(stages), dtype, transforms=transforms[1:]))
 
-    def copy(self, source: Any, target: Any, start: Any, k: Any, slot: Any, barrier: Any, axes: Any) -> None:
+    def copy(self, sources: Any, target: Any, start: Any, k: Any, slot: Any, barrier: Any, axes: Any) -> None:
         """Starts the copies of one stage."""
-        for piece in range(self.pieces):
-            size = pl.ds(start, self.loaded)
-            if self.k_major:
-                width = self.k_step // self.pieces
-                window = source.at[size, pl.ds(k + piece * width, width)]
-                place = target.at[slot, piece, pl.ds(0, self.loaded)]
-            else:
-                window = source.at[pl.ds(k, self.k_step), size]
-                place = target.at[slot, piece]
-            plgpu.copy_gmem_to_smem(window, place, barrier, collective_axes=axes)
+        size = pl.ds(start, self.loaded)
+        for index, source in enumerate(sources):
+            for piece in range(self.pieces):
+                place = target.at[slot, index * self.pieces + piece]
+                if self.k_major:
+                    width = self.k_step // self.pieces
+                    window = source.at[size, pl.ds(k + piece * width, width)]
+                    place = place.at[pl.ds(0, self.loaded)]
+                else:
+                    window = source.at[pl.ds(k, self.k_step), size]
+                plgpu.copy_gmem_to_smem(window, place, barrier, collective_axes=axes)
 
-    def operand(self, ref: Any, slot: Any, piece: int, pieces: int, part: Any) -> Any:
-        """Returns the rows or columns `part` of piece `piece` of `pieces` of a stage, as (part, K)."""
+    def operand(self, ref: Any, slot: Any, source: int, piece: int, pieces: int, part: Any) -> Any:
+        """Returns the rows or columns `part` of piece `piece` of `pieces` of a stage, as (part, K).
+
+        A side with one source has it wherever the other side has two.
+        """
+        first = source % self.sources * self.pieces
         width = self.k_step // pieces
         window: Any = slice(None)
         if self.pieces == pieces:
-            ref = ref.at[slot, piece]
+            ref = ref.at[slot, first + piece]
         else:
-            ref, window = ref.at[slot, 0], pl.ds(piece * width, width)
+            ref, window = ref.at[slot, first], pl.ds(piece * width, width)
         if self.k_major:
             return ref.at[part, window]
         return ref.at[window, part].transpose((1, 0))
 
 
-@dataclass(frozen=True)
-class _Store:
-    """How one warpgroup hands its (tile_m, tile_n) part of the result to memory, a (rows, width) block at a time.
-
-    Attributes:
-        rows: Rows of the result in a block.
-        width: Columns of the result in a block.
-        swizzle: Elements of a swizzled row.
-        ragged: Whether the result does not divide into whole (8, swizzle) tiles.
-        buffers: Blocks that can be on their way to memory.
-    """
-
-    rows: int
-    width: int
-    swizzle: int
-    ragged: bool
-    buffers: int
-
-    def scratch(self, warpgroups: int, dtype: Any, alias: bool) -> Any:
-        transforms = _transforms(self.swizzle, dtype)
-        tiled = plgpu.SMEM((warpgroups, self.buffers, self.rows, self.width), dtype, transforms=transforms)
-        if not alias:
-            return tiled
-        # A tile is `swizzle` wide, so blocks of 8 rows or of that width are plain rows in memory order.
-        parts = self.width // self.swizzle
-        plain = (warpgroups, self.buffers, parts, self.rows, self.swizzle)
-        return plgpu.RefUnion(tiled, plgpu.SMEM(plain, dtype, transforms=transforms[1:]))
-
-    def send(self, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
-        """Starts the copy of one block; what lies outside of the result is dropped."""
-        if plain is None:
-            plgpu.copy_smem_to_gmem(tiled, out.at[pl.ds(row, self.rows), pl.ds(column, self.width)])
-            return
-        parts = self.width // self.swizzle
-        for part in range(parts):
-            window = out.at[pl.ds(row, self.rows), pl.ds(column + part * self.swizzle, self.swizzle)]
-            plgpu.copy_smem_to_gmem(plain.at[part], window, commit_group=part == parts - 1)
-
-
 def ring_matmul(
     x: jax.Array,
     w: jax.Array,
-    bias: jax.Array | None = None,
+    epilogue: Epilogue,
     *,
     total: jax.Array | None = None,
     schedule: MatmulSchedule,
@@ -159,6 +149,7 @@ def ring_matmul(
     transpose_x: bool = False,
     out_dtype: Any,
     interpret: Any,
+    shards: Shards | None = None,
 ) -> jax.Array:
     """Runs the kernel on operands that the copy engine can address.
 
@@ -167,7 +158,7 @@ def ring_matmul(
             multiple of 16. A matrix beside a stack of `w` belongs to every entry.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
             weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry.
-        bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
+        epilogue: What is done to the float32 sums before they are rounded.
         total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
             cluster computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
         schedule: Tiles and stages.
@@ -175,42 +166,49 @@ def ring_matmul(
         transpose_x: Whether `x` is stored as (K, M).
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+        shards: The cut of K, for matrices; by default there is one chain.
 
     Returns:
-        (M, N) or (B, M, N) of `out_dtype`.
+        (M, N) or (B, M, N) of `out_dtype`; with shards across blocks (count, M, N), the shards' own sums.
     """
     stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
     m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
-    swizzle = SWIZZLE_BYTES // x.dtype.itemsize
+    across, length, chains = False, k, 1
+    if shards is not None:
+        across, length = shards.across, shards.length
+        stack, chains = ((shards.count,), 1) if shards.across else ((), shards.count)
+    sources = 2 if epilogue.gated else 1
+    swizzle, w_tile = SWIZZLE_BYTES // x.dtype.itemsize, s.block_n // sources
     if not transpose_w:
-        swizzle = math.gcd(swizzle, n, s.block_n)
+        swizzle = math.gcd(swizzle, n, w_tile)
     if transpose_x:
         swizzle = math.gcd(swizzle, m, s.block_m)
-    x_size = s.block_m if transpose_x or m > s.block_m else min(s.block_m, -(-m // _ROWS) * _ROWS)
+    x_size = s.block_m if transpose_x or m > s.block_m else min(s.block_m, -(-m // ROWS) * ROWS)
     x_side = _Side(m, k, not transpose_x, s.block_m, x_size, swizzle, s.k_step)
-    w_side = _Side(n, k, transpose_w, s.block_n, s.block_n, swizzle, s.k_step)
+    w_side = _Side(n, k, transpose_w, w_tile, w_tile, swizzle, s.k_step, sources)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     row_tiles = _cdiv(rows.size, rows.tile * s.cluster_rows)
     column_tiles = _cdiv(columns.size, columns.tile * s.cluster_columns)
     tiles, cluster = math.prod(stack) * row_tiles * column_tiles, s.cluster_rows * s.cluster_columns
-    k_steps = _cdiv(k, s.k_step)
+    chain_steps = _cdiv(length, s.k_step)
+    k_steps = chains * chain_steps
     clusters = min(tiles, s.clusters) if s.clusters else tiles
     stages = min(s.stages, k_steps * _cdiv(tiles, clusters))
-    store = _store(s, m, n, jnp.dtype(out_dtype))
+    shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)  # of an accumulator
+    store = make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue)
     pieces = max(rows.pieces, columns.pieces)
+    takers = s.warpgroups if s.split == "tiles" else 1  # warpgroups that take tiles in turn
     alias = [not interpret and ragged for ragged in (rows.ragged, columns.ragged, store.ragged)]
     collective = ("member",) if cluster > 1 else None
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
-        given = iter(refs)
-        bias_ref = next(given) if bias is not None else None
-        total_ref = next(given) if total is not None else None
-        out_ref, *scratch = given
+        total_ref, refs = (None, refs) if total is None else (refs[0], refs[1:])
+        up_ref, bias_ref, residual_ref, (out_ref, *scratch) = epilogue.take(refs)
         (rows_ref, rows_in), (columns_ref, columns_in), (out_tiled, out_plain) = (
             ref if aliased else (ref, None) for ref, aliased in zip(scratch, alias, strict=False)
         )
-        full, empty = scratch[3:]
-        row_source, column_source = (w_ref, x_ref) if s.swap else (x_ref, w_ref)
+        full, empty, *fetched = scratch[3:]
+        weights = [w_ref] if up_ref is None else [w_ref, up_ref]
         warpgroup, first = lax.axis_index("warpgroup"), lax.axis_index("cluster")
         member = lax.axis_index("member") if cluster > 1 else 0
         count = lax.div(tiles - first + clusters - 1, clusters)
@@ -227,6 +225,20 @@ def ring_matmul(
                 column = column * cluster + member
             return place, row * rows.tile, column * columns.tile
 
+        def arrival(tile: Any, slot: Any) -> Any:
+            """The barrier of a stage: one for each taker, because a barrier must see all who wait wait each time."""
+            return slot if takers == 1 else lax.rem(tile, takers) * stages + slot
+
+        def copy_rows(place: Any, row: Any, k: Any, slot: Any, ready: Any) -> None:
+            sources = [in_stack(ref, place) for ref in (weights if s.swap else [x_ref])]
+            target = rows_ref if rows_in is None else rows_in
+            rows.copy(sources, target, row, k, slot, ready, collective if s.cluster_columns > 1 else None)
+
+        def copy_columns(place: Any, column: Any, k: Any, slot: Any, ready: Any) -> None:
+            sources = [in_stack(ref, place) for ref in ([x_ref] if s.swap else weights)]
+            target = columns_ref if columns_in is None else columns_in
+            columns.copy(sources, target, column, k, slot, ready, collective if s.cluster_rows > 1 else None)
+
         def produce() -> None:
             if s.warpgroups > 1:
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
@@ -234,6 +246,7 @@ def ring_matmul(
             @pl.loop(0, count)
             def _(tile: Any) -> None:
                 place, row, column = origin(tile)
+                start = place * length if across else 0
 
                 @pl.loop(0, k_steps)
                 def _(step: Any) -> None:
@@ -244,14 +257,8 @@ def ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    target = rows_ref if rows_in is None else rows_in
-                    axes = collective if s.cluster_columns > 1 else None
-                    rows.copy(_in_stack(row_source, place), target, row, step * s.k_step, slot, full.at[slot], axes)
-                    target = columns_ref if columns_in is None else columns_in
-                    axes = collective if s.cluster_rows > 1 else None
-                    columns.copy(
-                        _in_stack(column_source, place), target, column, step * s.k_step, slot, full.at[slot], axes
-                    )
+                    copy_rows(place, row, start + step * s.k_step, slot, full.at[arrival(tile, slot)])
+                    copy_columns(place, column, start + step * s.k_step, slot, full.at[arrival(tile, slot)])
 
             # Every signal is awaited: a neighbour in the cluster may still write to this block's shared memory.
             total = count * k_steps
@@ -263,55 +270,75 @@ def ring_matmul(
         def consume() -> None:
             if s.warpgroups > 1:
                 plgpu.set_max_registers(_COMPUTE_REGISTERS[s.warpgroups], action="increase")
-            row_offset = warpgroup * s.tile_rows if s.split == "rows" else 0
-            column_offset = warpgroup * s.tile_columns if s.split == "columns" else 0
-            row_part = pl.ds(row_offset, s.tile_rows) if rows.tile > s.tile_rows else slice(None)
-            column_part = pl.ds(column_offset, s.tile_columns) if columns.tile > s.tile_columns else slice(None)
+            row_offset = warpgroup * shape[0] if s.split == "rows" else 0
+            column_offset = warpgroup * shape[1] if s.split == "columns" else 0
+            ending = Ending(
+                epilogue,
+                store,
+                s.swap,
+                out_ref,
+                out_tiled.at[warpgroup],
+                None if out_plain is None else out_plain.at[warpgroup],
+                bias_ref,
+                residual_ref,
+                fetched[0].at[warpgroup] if fetched else None,
+                interpret,
+            )
+            row_part = pl.ds(row_offset, shape[0]) if rows.tile > shape[0] else slice(None)
+            column_part = pl.ds(column_offset, shape[1]) if columns.tile > shape[1] else slice(None)
 
-            @pl.loop(0, count)
-            def _(tile: Any) -> None:
+            @pl.loop(0, count if takers == 1 else lax.div(count - warpgroup + takers - 1, takers))
+            def _(turn: Any) -> None:
+                tile = turn if takers == 1 else turn * takers + warpgroup
                 place, row, column = origin(tile)
+                row, column = row + row_offset, column + column_offset
+                ending.begin(place, row, column, shape)
 
-                def multiply(accumulator: Any, step: Any) -> None:
+                def multiply(accumulators: Any, step: Any) -> None:
                     slot = lax.rem(tile * k_steps + step, stages)
-                    plgpu.barrier_wait(full.at[slot])
+                    plgpu.barrier_wait(full.at[arrival(tile, slot)])
                     for piece in range(pieces):
-                        left = rows.operand(rows_ref, slot, piece, pieces, row_part)
-                        right = columns.operand(columns_ref, slot, piece, pieces, column_part)
-                        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+                        for source, accumulator in enumerate(accumulators):
+                            left = rows.operand(rows_ref, slot, source, piece, pieces, row_part)
+                            right = columns.operand(columns_ref, slot, source, piece, pieces, column_part)
+                            plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
 
                 def release(step: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(tile * k_steps + step, stages)])
 
                 def previous() -> Any:
                     """Returns this warpgroup's part of the sums to continue."""
-                    at = pl.ds(row + row_offset, s.tile_rows), pl.ds(column + column_offset, s.tile_columns)
-                    return plgpu.load(_in_stack(total_ref, place).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
+                    at = pl.ds(row, shape[0]), pl.ds(column, shape[1])
+                    return plgpu.load(in_stack(total_ref, place).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
 
-                def accumulate(accumulator: Any) -> None:
-                    if total_ref is not None and not interpret:
-                        accumulator[...] = previous()
-                    multiply(accumulator, 0)
+                def chain(index: int) -> Any:
+                    """Sums the steps of one chain."""
+                    first, last = index * chain_steps, (index + 1) * chain_steps
 
-                    @pl.loop(1, k_steps)
-                    def _(step: Any) -> None:
-                        multiply(accumulator, step)
-                        plgpu.wgmma_wait(pieces)  # the products of the step before are done, this one's go on
-                        release(step - 1)
+                    def accumulate(*accumulators: Any) -> Any:
+                        if total_ref is not None and not interpret:
+                            accumulators[0][...] = previous()
+                        multiply(accumulators, first)
 
-                    plgpu.wgmma_wait(0)
-                    release(k_steps - 1)
-                    result, at_row, at_column = accumulator[...], row + row_offset, column + column_offset
-                    if total_ref is not None and interpret:
-                        result += previous()  # the interpreter cannot store to an accumulator: another order
-                    if bias_ref is not None:
-                        result += _broadcast_bias(bias_ref, at_row if s.swap else at_column, result.shape, s.swap)
-                    plain = None if out_plain is None else out_plain.at[warpgroup]
-                    put = _put_swapped if s.swap else _put
-                    out = _in_stack(out_ref, place)
-                    put(store, result.astype(out_dtype), out_tiled.at[warpgroup], plain, out, at_row, at_column)
+                        @pl.loop(first + 1, last)
+                        def _(step: Any) -> None:
+                            multiply(accumulators, step)
+                            # The products of the step before are done, this one's go on.
+                            plgpu.wgmma_wait(pieces * sources)
+                            release(step - 1)
 
-                pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
+                        plgpu.wgmma_wait(0)
+                        release(last - 1)
+                        results = tuple(accumulator[...] for accumulator in accumulators)
+                        if total_ref is not None and interpret:
+                            # The interpreter cannot store to an accumulator: another order.
+                            return (results[0] + previous(),)
+                        return results
+
+                    scratch = [plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * sources
+                    return pl.run_scoped(accumulate, *scratch)
+
+                ending.finish(add_as_tree(chain, chains, add_tiles), place, row, column)
 
             plgpu.wait_smem_to_gmem(0)
 
@@ -332,65 +359,18 @@ def ring_matmul(
             rows.scratch(stages, x.dtype, alias[0]),
             columns.scratch(stages, x.dtype, alias[1]),
             store.scratch(s.warpgroups, out_dtype, alias[2]),
-            plgpu.Barrier(num_arrivals=rows.pieces + columns.pieces, num_barriers=stages),
-            barrier(num_arrivals=s.warpgroups, num_barriers=stages),
+            plgpu.Barrier(
+                num_arrivals=rows.pieces * rows.sources + columns.pieces * columns.sources,
+                num_barriers=stages * takers,
+            ),
+            barrier(num_arrivals=s.warpgroups // takers, num_barriers=stages),
+            *([] if epilogue.residual is None else [store.barrier(s.warpgroups, alias[2])]),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    result: jax.Array = launch(x, w, *(a for a in (bias, total) if a is not None))
+    result: jax.Array = launch(x, w, *([] if total is None else [total]), *epilogue.inputs)
     return result
-
-
-def _in_stack(ref: Any, place: Any) -> Any:
-    """Returns the entry of a stack, or the matrix that stands for every entry."""
-    return ref if len(ref.shape) == 2 else ref.at[place]
-
-
-def _broadcast_bias(bias: Any, start: Any, shape: tuple[int, int], swap: bool) -> Any:
-    """Returns a warpgroup's part of the bias in float32, along wgmma's rows with `swap`, else along its columns."""
-    axis = 0 if swap else 1
-    layout = plgpu.Layout.WGMMA.reduce(1 - axis)
-    part = plgpu.load(bias.at[pl.ds(start, shape[axis])], layout=layout, optimized=False)
-    return lax.broadcast_in_dim(part.astype(jnp.float32), shape, (axis,))
-
-
-def _store(s: MatmulSchedule, m: int, n: int, dtype: Any) -> _Store:
-    """Returns how the result leaves the kernel."""
-    widest = SWIZZLE_BYTES // dtype.itemsize
-    if not s.swap:
-        width = min(math.gcd(s.tile_columns, widest), s.tile_columns)
-        return _Store(_WGMMA_ROWS, width, width, m % _ROWS != 0 or n % width != 0, 2)
-    ragged = (m % _ROWS != 0 and m > _ROWS) or n % widest != 0
-    # Ragged blocks of 8 rows are plain rows in memory order; whole ones leave in one piece.
-    rows = _ROWS if ragged else s.tile_columns
-    return _Store(rows, s.tile_rows, widest, ragged, s.tile_columns // rows)
-
-
-def _put(store: _Store, result: Any, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
-    """Writes a warpgroup's (rows, columns) of the result, block by block through two buffers."""
-    index = 0
-    for i in range(0, result.shape[0], store.rows):
-        for j in range(0, result.shape[1], store.width):
-            slot = index % store.buffers
-            # The block before the last has left its buffer; of the tile before, every block has.
-            plgpu.wait_smem_to_gmem(store.buffers - 1 if index else 0, wait_read_only=True)
-            tiled.at[slot][...] = result[i : i + store.rows, j : j + store.width]
-            plgpu.commit_smem()
-            store.send(tiled.at[slot], None if plain is None else plain.at[slot], out, row + i, column + j)
-            index += 1
-
-
-def _put_swapped(store: _Store, result: Any, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
-    """Writes a warpgroup's (columns of the result, rows of the result), transposed on the way through shared memory."""
-    result = plgpu.layout_cast(result, plgpu.Layout.WGMMA_TRANSPOSED)
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    for slot in range(store.buffers):
-        part = result if store.buffers == 1 else result[:, slot * store.rows : (slot + 1) * store.rows]
-        tiled.at[slot].transpose((1, 0))[...] = part
-    plgpu.commit_smem()
-    for slot in range(store.buffers):
-        store.send(tiled.at[slot], None if plain is None else plain.at[slot], out, column + slot * store.rows, row)
 
 
 def _tile_position(index: Any, row_tiles: int, column_tiles: int, group: int) -> tuple[Any, Any]:
@@ -399,12 +379,6 @@ def _tile_position(index: Any, row_tiles: int, column_tiles: int, group: int) ->
     inside = lax.rem(index, group * column_tiles)
     height = jnp.minimum(row_tiles - band * group, group)
     return band * group + lax.rem(inside, height), lax.div(inside, height)
-
-
-def _transforms(swizzle: int, dtype: Any) -> tuple[Any, Any]:
-    tiling: Any = plgpu.TilingTransform  # typed as abstract classes in JAX 0.12
-    swizzling: Any = plgpu.SwizzleTransform
-    return tiling((_ROWS, swizzle)), swizzling(swizzle * jnp.dtype(dtype).itemsize)
 
 
 def _cdiv(a: int, b: int) -> int:

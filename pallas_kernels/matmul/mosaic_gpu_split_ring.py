@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import SplitContract
+from pallas_kernels.matmul import mosaic_gpu_epilogue as ending
 from pallas_kernels.matmul import mosaic_gpu_ring as ring
-from pallas_kernels.matmul._wgmma_tf32 import load_turned
 from pallas_kernels.schedule.hopper_split import SplitSchedule
 
 BLOCK: Final = 64
@@ -30,7 +30,7 @@ LARGEST_BFLOAT16: Final = 3.3895313892515355e38
 
 _PRODUCTS: Final = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))  # (part of the weights, part of the activations)
 _PARTS: Final = 3
-_SWIZZLE: Final = ring.SWIZZLE_BYTES // 4
+_SWIZZLE: Final = ending.SWIZZLE_BYTES // 4
 
 
 def split(value: Any, to_bfloat16: Any) -> list[Any]:
@@ -44,11 +44,14 @@ def split(value: Any, to_bfloat16: Any) -> list[Any]:
         value: float32.
         to_bfloat16: Rounds float32 to bfloat16, to nearest even, and gives it as (float32, bfloat16).
     """
-    # The largest float32 numbers would round to infinity.
-    high, high_part = to_bfloat16(jnp.clip(value, -LARGEST_BFLOAT16, LARGEST_BFLOAT16))
-    rest = value - high  # of what is not finite, not finite either
-    middle, middle_part = to_bfloat16(jnp.where(jnp.abs(rest) < jnp.inf, rest, 0.0))
-    return [high_part, middle_part, (rest - middle).astype(jnp.bfloat16)]
+    finite = jnp.abs(value) < jnp.inf
+    clipped = jnp.clip(
+        value, -LARGEST_BFLOAT16, LARGEST_BFLOAT16
+    )  # the largest float32 numbers would round to infinity
+    high, high_part = to_bfloat16(clipped)
+    rest = jnp.where(finite, value - high, 0.0)
+    middle, middle_part = to_bfloat16(rest)
+    return [high_part, middle_part, jnp.where(finite, rest - middle, value).astype(jnp.bfloat16)]
 
 
 def split_ring_matmul(
@@ -89,10 +92,8 @@ def split_ring_matmul(
     blocks = min(tiles, s.clusters) if s.clusters else tiles
     unit_steps = steps * in_block
     stages = min(s.stages, unit_steps * -(-tiles // blocks))
-    store = ring._store(s, m, n, jnp.dtype(jnp.float32))
+    store = ending.make_store(s, (64, s.tile_columns), m, n, jnp.dtype(jnp.float32), ending.Epilogue())
     alias = store.ragged and not interpret
-    transforms = ring._transforms(_SWIZZLE, jnp.float32)
-    ahead = schedule.ahead(in_block > 1)
     from_registers = not interpret  # the interpreter multiplies what is in shared memory only
 
     def kernel(x_ref: Any, w_ref: Any, out_ref: Any, w_smem: Any, x_smem: Any, out_smem: Any, *refs: Any) -> None:
@@ -129,9 +130,9 @@ def split_ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    w_source, x_source = ring._in_stack(w_ref, place), ring._in_stack(x_ref, place)
-                    w_side.copy(w_source, w_smem, row, block * BLOCK, slot, full.at[slot], None)
-                    x_side.copy(x_source, x_smem, column, block * (_PARTS * BLOCK), slot, full.at[slot], None)
+                    w_source, x_source = ending.in_stack(w_ref, place), ending.in_stack(x_ref, place)
+                    w_side.copy([w_source], w_smem, row, block * BLOCK, slot, full.at[slot], None)
+                    x_side.copy([x_source], x_smem, column, block * (_PARTS * BLOCK), slot, full.at[slot], None)
 
             total = count * unit_steps
 
@@ -144,48 +145,28 @@ def split_ring_matmul(
                 plgpu.set_max_registers(ring._COMPUTE_REGISTERS[s.warpgroups], action="increase")
             row_part = pl.ds(warpgroup * 64, 64) if s.warpgroups > 1 else slice(None)
 
-            def prepare(slot: Any) -> Any:
-                """Reads the weights of a stage and splits them."""
-                if transpose_w or interpret:
-                    weights = w_side.operand(w_smem, slot, 0, 1, row_part)
-                    layout = plgpu.Layout.WGMMA if transpose_w else plgpu.Layout.WGMMA_TRANSPOSED
-                    value = plgpu.layout_cast(plgpu.load(weights, layout=layout), plgpu.Layout.WGMMA)
-                else:
-                    value = load_turned(w_smem.at[slot, 0], BLOCK, s.block_n, transforms)
-                return split(value, _round)
-
-            def first_operands(slot: Any) -> Any:
+            def add_block(position: Any, total: Any) -> Any:
+                slot = lax.rem(position, stages)
                 plgpu.barrier_wait(full.at[slot])
-                return prepare(slot)
-
-            def add_block(position: Any, last: Any, operands: Any, total: Any) -> Any:
-                """Adds a block's products, and meanwhile splits the weights of the next one if registers allow it."""
-                slot, next_slot = lax.rem(position, stages), lax.rem(jnp.minimum(position + 1, last), stages)
-                if not ahead:
-                    operands = first_operands(slot)
+                weights = w_side.operand(w_smem, slot, 0, 0, 1, row_part)
+                layout = plgpu.Layout.WGMMA if transpose_w else plgpu.Layout.WGMMA_TRANSPOSED
+                value = plgpu.layout_cast(plgpu.load(weights, layout=layout), plgpu.Layout.WGMMA)
+                operands = split(value, _round)
                 if split_smem is not None:
                     for i, operand in enumerate(operands):
                         split_smem.at[warpgroup, i][...] = operand
                     plgpu.commit_smem()
                     operands = [split_smem.at[warpgroup, i] for i in range(_PARTS)]
 
-                if ahead:
-
-                    @pl.when(position < last)
-                    def _() -> None:
-                        plgpu.barrier_wait(full.at[next_slot])
-
                 def multiply(accumulator: Any) -> Any:
                     for i, j in _PRODUCTS:
-                        columns = x_side.operand(x_smem, slot, j, _PARTS, slice(None))
+                        columns = x_side.operand(x_smem, slot, 0, j, _PARTS, slice(None))
                         plgpu.wgmma(accumulator, operands[i], columns.transpose((1, 0)))
-                    following = prepare(next_slot) if ahead else []
-                    return accumulator[...], following
+                    return accumulator[...]
 
-                accumulator = plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32)
-                block, following = pl.run_scoped(multiply, accumulator)
+                block = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
                 plgpu.barrier_arrive(empty.at[slot])
-                return following, total + block
+                return total + block
 
             def zeros() -> Any:
                 return plgpu.layout_cast(jnp.zeros((64, s.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
@@ -194,27 +175,18 @@ def split_ring_matmul(
             def _(tile: Any) -> None:
                 part, place, row, column = origin(tile)
                 start = tile * unit_steps
-                last = start + unit_steps - 1
 
-                def shard_sum(begin: Any, operands: Any) -> Any:
-                    def add(i: Any, carry: Any) -> Any:
-                        return add_block(begin + i, last, *carry)
+                def add_shard(shard: Any, total: Any) -> Any:
+                    begin = start + shard * steps
+                    return total + lax.fori_loop(0, steps, lambda i, t: add_block(begin + i, t), zeros())
 
-                    return lax.fori_loop(0, steps, add, (operands, zeros()))
-
-                def add_shard(shard: Any, carry: Any) -> Any:
-                    operands, total = carry
-                    operands, value = shard_sum(start + shard * steps, operands)
-                    return operands, total + value
-
-                operands = first_operands(lax.rem(start, stages)) if ahead else []
                 if in_block == 1:
-                    _, result = shard_sum(start, operands)
+                    result = lax.fori_loop(0, steps, lambda i, t: add_block(start + i, t), zeros())
                 else:
-                    _, result = lax.fori_loop(0, in_block, add_shard, (operands, zeros()))
+                    result = lax.fori_loop(0, in_block, add_shard, zeros())
                 plain = None if out_plain is None else out_plain.at[warpgroup]
-                out = ring._in_stack(out_ref.at[part], place)
-                ring._put_swapped(store, result, out_tiled.at[warpgroup], plain, out, row + warpgroup * 64, column)
+                end = ending.Ending(ending.Epilogue(), store, True, out_ref.at[part], out_tiled.at[warpgroup], plain)
+                end.finish((result,), place, row + warpgroup * 64, column)
 
             plgpu.wait_smem_to_gmem(0)
 
@@ -222,7 +194,7 @@ def split_ring_matmul(
         pl.when(warpgroup < s.warpgroups)(consume)
 
     split_scratch = plgpu.SMEM(
-        (s.warpgroups, _PARTS, 64, BLOCK), jnp.bfloat16, transforms=ring._transforms(BLOCK, jnp.bfloat16)
+        (s.warpgroups, _PARTS, 64, BLOCK), jnp.bfloat16, transforms=ending.tile_transforms(BLOCK, jnp.bfloat16)
     )
     launch = plgpu.kernel(
         kernel,

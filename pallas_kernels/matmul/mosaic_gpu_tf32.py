@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pallas_kernels.contract import Tf32Contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul._hopper_operands import check_device, check_float32, empty, one_axis, pad
+from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
 from pallas_kernels.matmul.mosaic_gpu_ring import ring_matmul
 from pallas_kernels.matmul.mosaic_gpu_tf32_ring import turning_ring_matmul
 from pallas_kernels.schedule.hopper import SHARED_BYTES
@@ -103,5 +104,5 @@ def matmul(
         out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, schedule=schedule, **arguments)
     else:
         w = pad(pad(w if transpose_w else w.swapaxes(-1, -2), -1, _ALIGN), -2, _COLUMNS)
-        out = ring_matmul(pad(x, -1, _ALIGN), w, bias, schedule=schedule.tiles, transpose_w=True, **arguments)
+        out = ring_matmul(pad(x, -1, _ALIGN), w, Epilogue(bias), schedule=schedule.tiles, transpose_w=True, **arguments)
     return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)

@@ -7,7 +7,6 @@ and the warpgroups that multiply it. The accumulator is the same chain over K in
 """
 
 import math
-from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -16,14 +15,14 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.matmul import mosaic_gpu_epilogue as ending
 from pallas_kernels.matmul import mosaic_gpu_ring as ring
 from pallas_kernels.matmul._turn import turn
 from pallas_kernels.matmul._wgmma_tf32 import load_rows
 from pallas_kernels.matmul._wgmma_tf32 import multiply as multiply_rows
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_tf32 import STORE_BUFFERS, STORED_ROWS, Tf32Schedule
+from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule
 
-_SWIZZLE: Final = ring.SWIZZLE_BYTES // 4
+_SWIZZLE: Final = ending.SWIZZLE_BYTES // 4
 # By computing and turning warpgroups: registers of a thread that copies, that turns, that computes.
 _REGISTERS: Final = {
     (1, 0): (40, 40, 232),
@@ -32,7 +31,6 @@ _REGISTERS: Final = {
     (1, 1): (40, 104, 232),
     (1, 2): (40, 80, 232),
     (2, 1): (40, 88, 192),
-    (2, 2): (40, 72, 144),
 }
 
 
@@ -69,14 +67,14 @@ def turning_ring_matmul(
     blocks = min(tiles, s.clusters) if s.clusters else tiles
     several, several_warpgroups = max(1, turners), s.warpgroups + turners > 1
     stages = min(s.stages, several * -(-k_steps * -(-tiles // blocks) // several))
-    store = _store(s, m, n, jnp.dtype(out_dtype))
+    epilogue = ending.Epilogue(bias)
+    store = ending.make_store(s, (s.tile_rows, s.tile_columns), m, n, jnp.dtype(out_dtype), epilogue)
     alias = [not interpret and ragged for ragged in (x_side.ragged, store.ragged)]
-    transforms = ring._transforms(_SWIZZLE, jnp.float32)
+    transforms = ending.tile_transforms(_SWIZZLE, jnp.float32)
     producer_registers, turner_registers, compute_registers = _REGISTERS[s.warpgroups, turners]
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
-        bias_ref = refs[0] if bias is not None else None
-        out_ref, w_smem, x_smem, out_smem, *apart, full, ready, empty = refs if bias is None else refs[1:]
+        _, bias_ref, _, (out_ref, w_smem, x_smem, out_smem, *apart, full, ready, empty) = epilogue.take(refs)
         w_tiles, turned = (w_smem, *apart) if apart else (w_smem, None) if schedule.from_registers else w_smem
         x_tiled, x_plain = x_smem if alias[0] else (x_smem, x_smem)
         out_tiled, out_plain = out_smem if alias[1] else (out_smem, None)
@@ -109,8 +107,8 @@ def turning_ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    w_side.copy(ring._in_stack(w_ref, place), w_tiles, w_start, start, slot, full.at[slot], None)
-                    x_side.copy(ring._in_stack(x_ref, place), x_plain, x_start, start, slot, full.at[slot], None)
+                    w_side.copy([ending.in_stack(w_ref, place)], w_tiles, w_start, start, slot, full.at[slot], None)
+                    x_side.copy([ending.in_stack(x_ref, place)], x_plain, x_start, start, slot, full.at[slot], None)
 
             total = count * k_steps
 
@@ -139,15 +137,8 @@ def turning_ring_matmul(
                 plgpu.set_max_registers(compute_registers, action="increase")
             offset = warpgroup * s.tile_rows
             part = pl.ds(offset, s.tile_rows) if s.warpgroups > 1 else slice(None)
-
-            def finish(result: Any, place: Any, row: Any, column: Any) -> None:
-                at_row = row + offset
-                if bias_ref is not None:
-                    result += ring._broadcast_bias(bias_ref, at_row if s.swap else column, result.shape, s.swap)
-                plain = None if out_plain is None else out_plain.at[warpgroup]
-                put = _put_swapped if s.swap else ring._put
-                out = ring._in_stack(out_ref, place)
-                put(store, result.astype(out_dtype), out_tiled.at[warpgroup], plain, out, at_row, column)
+            plain = None if out_plain is None else out_plain.at[warpgroup]
+            end = ending.Ending(epilogue, store, s.swap, out_ref, out_tiled.at[warpgroup], plain, bias_ref)
 
             def from_registers(tile: Any, part: Any) -> Any:
                 """Returns the sums of a tile; the rows of a stage are read while the stage before is multiplied."""
@@ -187,12 +178,11 @@ def turning_ring_matmul(
                 def multiply(accumulator: Any) -> Any:
                     for piece in range(x_side.pieces):
                         left = turned.at[slot, part, pl.ds(piece * width, width)]
-                        right = x_side.operand(x_tiled, slot, piece, x_side.pieces, slice(None))
+                        right = x_side.operand(x_tiled, slot, 0, piece, x_side.pieces, slice(None))
                         plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
                     return accumulator[...]
 
-                product = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
-                return product
+                return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
@@ -206,7 +196,7 @@ def turning_ring_matmul(
                     for piece in range(x_side.pieces):
                         window = pl.ds(piece * width, width) if x_side.pieces > 1 else slice(None)
                         weights = turned.at[slot, part if s.swap else slice(None), window]
-                        rows = x_side.operand(x_tiled, slot, piece, x_side.pieces, slice(None) if s.swap else part)
+                        rows = x_side.operand(x_tiled, slot, 0, piece, x_side.pieces, slice(None) if s.swap else part)
                         left, right = (weights, rows) if s.swap else (rows, weights)
                         plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
 
@@ -224,12 +214,12 @@ def turning_ring_matmul(
 
                     plgpu.wgmma_wait(0)
                     release(k_steps - 1)
-                    finish(accumulator[...], place, row, column)
+                    end.finish((accumulator[...],), place, row + offset, column)
 
                 if not schedule.from_registers:
                     pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
                     return
-                finish(from_registers(tile, part), place, row, column)
+                end.finish((from_registers(tile, part),), place, row + offset, column)
 
             plgpu.wait_smem_to_gmem(0)
 
@@ -263,23 +253,5 @@ def turning_ring_matmul(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    result: jax.Array = launch(x, w) if bias is None else launch(x, w, bias)
+    result: jax.Array = launch(x, w, *epilogue.inputs)
     return result
-
-
-def _store(s: MatmulSchedule, m: int, n: int, dtype: Any) -> ring._Store:
-    """Returns how the result leaves the kernel: in parts, so that most of the shared memory is left to the stages."""
-    store = ring._store(s, m, n, dtype)
-    return replace(store, rows=min(store.rows, STORED_ROWS), buffers=STORE_BUFFERS) if s.swap else store
-
-
-def _put_swapped(store: ring._Store, result: Any, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
-    """Writes a warpgroup's (columns of the result, rows of the result), transposed on the way through two buffers."""
-    for i in range(result.shape[1] // store.rows):
-        slot, part = i % store.buffers, slice(i * store.rows, (i + 1) * store.rows)
-        # The part before the last has left its buffer; of the tile before, every part has.
-        plgpu.wait_smem_to_gmem(store.buffers - 1 if i else 0, wait_read_only=True)
-        value = result if store.rows == result.shape[1] else result[:, part]
-        tiled.at[slot].transpose((1, 0))[...] = plgpu.layout_cast(value, plgpu.Layout.WGMMA_TRANSPOSED)
-        plgpu.commit_smem()
-        store.send(tiled.at[slot], None if plain is None else plain.at[slot], out, column + i * store.rows, row)

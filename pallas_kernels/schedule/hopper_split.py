@@ -14,17 +14,13 @@ _BARRIER_BYTES: Final = 3 * 1024
 _MOST_STAGES: Final = 8
 _SUM_REGISTERS: Final = {1: 128, 2: 128, 3: 64}  # by computing warpgroups
 
-_AHEAD_REGISTERS: Final = 128  # the parts of a block, and those of the next one as they arise
-_REGISTERS: Final = {1: 216, 2: 208, 3: 144}
-
 # What the estimate knows of the chip.
 _CYCLES_PER_NS: Final = 1.75
 _BYTES_PER_NS: Final = 4200
 _MULTIPLY_PER_CYCLE: Final = 1900
 _PRODUCT_STEPS: Final = 24  # wgmma instructions of a block
 _CHAIN_CYCLES: Final = 22
-_SPLIT_CYCLES: Final = 1000  # a warpgroup reads and splits a block, waits for the products, adds them
-_SPLIT_ISSUE_CYCLES: Final = 600  # what of it keeps the multiprocessor busy
+_SPLIT_CYCLES: Final = 700  # a warpgroup reads and splits a block, waits for the products, adds them
 _INGEST_BYTES_PER_CYCLE: Final = 60
 _START_CYCLES: Final = 3000
 _TILE_CYCLES: Final = 600
@@ -50,15 +46,6 @@ class SplitSchedule:
             raise ValueError(f"tiles must have swap, tile_rows=64, k_step={_BLOCK} and split='rows', got {t}.")
         if t.cluster_rows != 1 or t.cluster_columns != 1:
             raise ValueError(f"tiles must have no clusters, got {t}.")
-
-    def ahead(self, several_shards: bool) -> bool:
-        """Returns whether registers are left to split the weights of the next block while one is multiplied.
-
-        Args:
-            several_shards: Whether a tile adds several shards.
-        """
-        sums = (3 if several_shards else 2) * self.tiles.tile_columns // 2
-        return sums + _AHEAD_REGISTERS <= _REGISTERS[self.tiles.warpgroups]
 
     @property
     def shared_bytes(self) -> int:
@@ -126,11 +113,9 @@ def _estimate_ns(s: SplitSchedule, m: int, k: int, n: int, shards: int, stack: i
     t = s.tiles
     blocks = -(-k // (_BLOCK * (shards if s.parted else 1)))
     multiply = 64 * t.tile_columns * 6 * _BLOCK / _MULTIPLY_PER_CYCLE
-    chain = max(multiply, _PRODUCT_STEPS * _CHAIN_CYCLES)
     block = max(
         multiply * t.warpgroups,
-        _SPLIT_ISSUE_CYCLES * t.warpgroups,
-        max(_SPLIT_CYCLES, chain) if s.ahead(shards > 1 and not s.parted) else _SPLIT_CYCLES + chain,
+        _SPLIT_CYCLES + max(multiply, _PRODUCT_STEPS * _CHAIN_CYCLES),
         _stage_bytes(t) / _INGEST_BYTES_PER_CYCLE,
     )
     waves = -(-_tiles(t, s.parted, m, n, shards, stack) // SMS)

@@ -1,38 +1,33 @@
 """Hopper schedules of the TF32 matmul: which tiles multiply a shape fast.
 
 A step of wgmma takes 32 bytes of K of either operand whatever their dtype, so float32 rows of K elements cost what
-bfloat16 rows of 2 K elements do, and the shapes of `pallas_kernels.schedule.hopper` are taken over for (N, K) weights.
-(K, N) weights are turned by a kernel of its own, or by a copy. No schedule moves a bit.
+bfloat16 rows of 2 K elements do, and the schedules of `pallas_kernels.schedule.hopper_matmul` are taken over for (N, K)
+weights. (K, N) weights are turned by a kernel of its own, or by a copy. No schedule moves a bit.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule, candidates
-
-STORED_ROWS: Final = 32
-"""Rows of the result that a turning kernel's warpgroup with `swap` hands to memory at a time."""
-
-STORE_BUFFERS: Final = 2
-"""How many such parts can be on their way."""
+from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule
+from pallas_kernels.schedule.hopper_estimate import Problem, estimate_ns
+from pallas_kernels.schedule.hopper_matmul import candidates
 
 _SQUARE: Final = 32
 _THREADS: Final = 128
 _MOST_TURNED: Final = 64  # elements that a thread holds while it turns
-_BARRIER_BYTES: Final = 3 * 1024
 _MOST_STAGES: Final = 12
+_FEWEST_STAGES: Final = 3
 
-# What the estimate knows of the chip.
+# What the estimate knows of the chip: fitted to measured times (benchmarks/NOTES.md).
 _CYCLES_PER_NS: Final = 1.75
 _BYTES_PER_NS: Final = 4200
-_COPY_BYTES_PER_NS: Final = 4000  # a transposing copy, of what it reads and writes
-_MULTIPLY_PER_CYCLE: Final = 920
-_CHAIN_CYCLES: Final = 22  # one dependent wgmma of 8 elements of K
+_COPY_BYTES_PER_NS: Final = 3800  # a transposing copy, of what it reads and writes
 _SHARED_BYTES_PER_CYCLE: Final = 120
-_INGEST_BYTES_PER_CYCLE: Final = 75
-_TURN_CYCLES: Final = 250  # of a turning warpgroup's stage, beside what it reads and writes
-_AWAIT_CYCLES: Final = 100
+_TURN_CYCLES: Final = 450  # of a turning warpgroup's stage, beside what it reads and writes
+_CHAIN_CYCLES: Final = 75  # 8 elements of K with rows from registers, ...
+_CHAIN_CYCLES_PER_COLUMN: Final = 0.3  # ... more for each column, ...
+_PRODUCT_CYCLES_PER_COLUMN: Final = 0.38  # ... and for each column of every warpgroup
 _ISSUE_CYCLES: Final = 240  # two copies
 _START_CYCLES: Final = 3000
 _TILE_CYCLES: Final = 600
@@ -55,19 +50,19 @@ class Tf32Schedule:
 
     def __post_init__(self) -> None:
         t = self.tiles
-        if self.from_registers:
-            if self.turners or not t.swap or t.tile_rows != 64 or t.split != "rows":
-                raise ValueError(
-                    f"rows from registers must have swap, tile_rows=64, split='rows', no turners, got {self}."
-                )
-            if t.cluster_rows != 1 or t.cluster_columns != 1:
-                raise ValueError(f"rows from registers must have no clusters, got {t}.")
-        if not 0 <= self.turners <= 2:
-            raise ValueError(f"turners must be 0, 1 or 2, got {self}.")
-        if not self.turners:
+        if not (self.turners or self.from_registers):
             return
-        if t.cluster_rows != 1 or t.cluster_columns != 1 or t.split != "rows" or t.warpgroups > 2:
-            raise ValueError(f"turned tiles must have no clusters, split='rows', at most 2 warpgroups, got {t}.")
+        if t.cluster_rows != 1 or t.cluster_columns != 1 or t.split != "rows":
+            raise ValueError(f"(K, N) weights must be read without clusters and with split='rows', got {t}.")
+        if self.from_registers:
+            if self.turners or not t.swap or t.tile_rows != 64:
+                raise ValueError(f"rows from registers must have swap, tile_rows=64 and no turners, got {self}.")
+            return
+        if not (1 <= self.turners <= 2 and self.turners + t.warpgroups <= 3):
+            raise ValueError(f"1 or 2 turners must be with no more than 2 or 1 computing warpgroups, got {self}.")
+        if self.turners + t.warpgroups == 3 and t.tile_rows * t.tile_columns > 64 * 128:
+            # With the one that copies they leave a thread 128 registers when it starts.
+            raise ValueError(f"three turning and computing warpgroups must have tiles of at most 64 by 128, got {t}.")
         if t.stages % self.turners:
             raise ValueError(f"stages must be a multiple of the turning warpgroups, got {self}.")
         turned = t.block_n * t.k_step
@@ -76,16 +71,10 @@ class Tf32Schedule:
                 f"a stage of turned weights must be whole squares of {_SQUARE}, an even number of them, at most"
                 f" {_MOST_TURNED * _THREADS} elements, got k_step {t.k_step} and {t.block_n} columns."
             )
-        if self.turners + t.warpgroups == 4 and t.tile_rows * t.tile_columns > 64 * 128:
-            raise ValueError(f"five warpgroups must have tiles of at most 64 by 128, got {t}.")
 
     def shared_bytes(self, out_itemsize: int) -> int:
         """Returns the shared memory of a block."""
-        t = self.tiles
-        if not (self.turners or self.from_registers) or not t.swap:
-            return t.shared_bytes(4, out_itemsize)
-        out = t.warpgroups * STORE_BUFFERS * min(STORED_ROWS, t.tile_columns) * t.tile_rows * out_itemsize
-        return t.stages * _stage_bytes(t) + out + _BARRIER_BYTES
+        return self.tiles.shared_bytes(4, out_itemsize)
 
 
 def tf32_schedule(
@@ -102,8 +91,8 @@ def tf32_schedule(
         out_itemsize: Bytes of a result's element.
 
     Example:
-        >>> tf32_schedule(8, 4096, 4096).from_registers, tf32_schedule(8, 4096, 4096, transpose_w=True).from_registers
-        (True, False)
+        >>> tf32_schedule(8, 4096, 4096).turners, tf32_schedule(8, 4096, 4096, transpose_w=True).turners
+        (1, 0)
     """
     return next(tf32_candidates(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_itemsize))
 
@@ -121,11 +110,17 @@ def tf32_candidates(
         transpose_w: Whether the weights are stored as (N, K).
         out_itemsize: Bytes of a result's element.
     """
-    tiles = candidates(m, 2 * k, n, stack=stack, transpose_w=True, out_itemsize=out_itemsize).values()
-    found = [Tf32Schedule(replace(t, k_step=t.k_step // 2)) for t in tiles]
+    problem = Problem(stack, m, 2 * k, n, True, 2, out_itemsize)
+    found = []
+    for tiles in candidates(m, 2 * k, n, stack=stack, transpose_w=True, out_itemsize=out_itemsize).values():
+        time = estimate_ns(tiles, SHARED_BYTES // tiles.shared_bytes(2, out_itemsize), problem)
+        if not transpose_w:
+            time += stack * 2 * k * n * 4 / _COPY_BYTES_PER_NS
+        found.append((time, Tf32Schedule(replace(tiles, k_step=tiles.k_step // 2))))
     if not transpose_w:
-        found += _on_the_way(m, n, stack, out_itemsize)
-    yield from sorted(found, key=lambda schedule: _estimate_ns(schedule, m, k, n, stack, transpose_w))
+        found += [(_estimate_ns(s, m, k, n, stack), s) for s in _on_the_way(m, n, stack, out_itemsize)]
+    # The form of the tile makes no difference to the estimate: of 64 by 256 and 128 by 128 the first was measured.
+    yield from (schedule for _, schedule in sorted(found, key=lambda entry: (entry[0], entry[1].tiles.tile_rows)))
 
 
 def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
@@ -133,29 +128,21 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
 
     Without turning ones the weights are read into registers.
     """
-    columns = max(8, 1 << (m - 1).bit_length())
     if m <= 128:
-        yield from ((True, columns, k_step, 1, 0) for k_step in (64, 128))
-        yield from ((True, columns, 64, warpgroups, 0) for warpgroups in (2, 3))
-        computing = 1 if m <= 64 else 2
-        yield from ((False, 32, 64, computing, 1), (False, 32, 128, computing, 1))
-        if m <= 64:
-            yield (False, 32, 64, 1, 2)
-        yield (True, columns, 64, 2, 1)
+        yield (False, 32, 128, 1, 1) if m <= 32 else (False, 32, 64, 1, 2) if m <= 64 else (False, 32, 64, 2, 1)
+        yield (True, max(8, 1 << (m - 1).bit_length()), 64, 2, 1)
         return
-    yield from ((True, 128, 64, 1, 0), (True, 128, 64, 2, 0), (True, 128, 32, 3, 0))
-    yield from ((True, 256, 32, 1, 0), (True, 256, 32, 2, 0), (True, 192, 32, 2, 0))
-    yield from ((True, 128, 64, 1, 1), (True, 256, 32, 1, 1), (True, 256, 32, 2, 1))
+    yield from ((True, 256, 32, 2, 0), (True, 256, 32, 1, 1), (True, 128, 64, 1, 1))
 
 
 def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
     """Yields schedules that bring (K, N) weights into wgmma's order on their way through the kernel."""
     for swap, columns, k_step, warpgroups, turners in _shapes(m):
-        tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups)
-        spare = SHARED_BYTES - Tf32Schedule(tiles, turners, not turners).shared_bytes(out_itemsize)
+        tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups, out_buffers=1)
+        spare = SHARED_BYTES - tiles.shared_bytes(4, out_itemsize)
         several = max(1, turners)
         stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
-        if stages < 3:
+        if stages < _FEWEST_STAGES:
             continue
         clusters = SMS if _tiles(tiles, m, n, stack) > SMS else 0
         yield Tf32Schedule(replace(tiles, stages=stages, clusters=clusters), turners, not turners)
@@ -169,30 +156,23 @@ def _tiles(t: MatmulSchedule, m: int, n: int, stack: int) -> int:
     return stack * -(-m // t.block_m) * -(-n // t.block_n)
 
 
-def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int, transpose_w: bool) -> float:
-    """Returns a rough time: the slowest of the pipeline's parts for every stage, in as many waves as there are.
-
-    The constants were measured on an H200 (benchmarks/NOTES.md).
-    """
+def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
+    """Returns a rough time of (K, N) weights brought into wgmma's order on their way, in as many waves as there are."""
     t = s.tiles
-    weights = t.block_n * t.k_step * 4
-    moved = 2 * weights if s.turners else weights if s.from_registers else 0
-    loaded = (t.block_n + min(t.block_m, -(-m // 8) * 8)) * t.k_step * 4
-    # Every 64 rows of wgmma read all columns of their warpgroup.
-    read_rows = 0 if s.from_registers else t.tile_rows
-    multiplied = t.warpgroups * (read_rows + t.tile_rows // 64 * t.tile_columns) * t.k_step * 4
-    step = max(
-        t.block_rows * t.block_columns * t.k_step / _MULTIPLY_PER_CYCLE,
-        (loaded + multiplied + moved) / _SHARED_BYTES_PER_CYCLE,
-        t.k_step / 8 * _CHAIN_CYCLES,
-        loaded / _INGEST_BYTES_PER_CYCLE,
-        (_TURN_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.turners if s.turners else 0.0,
-        _ISSUE_CYCLES,
-    )
     if s.from_registers:  # the products of a stage are awaited before those of the next are issued
-        step += _AWAIT_CYCLES / t.warpgroups
+        column = _CHAIN_CYCLES_PER_COLUMN + t.warpgroups * _PRODUCT_CYCLES_PER_COLUMN
+        step = t.k_step / 8 * (_CHAIN_CYCLES + column * t.tile_columns)
+    else:
+        moved = 2 * t.block_n * t.k_step * 4
+        loaded = (t.block_n + min(t.block_m, -(-m // 8) * 8)) * t.k_step * 4
+        # Every 64 rows of wgmma read all columns of their warpgroup.
+        multiplied = t.warpgroups * (t.tile_rows + t.tile_rows // 64 * t.tile_columns) * t.k_step * 4
+        step = max(
+            (loaded + multiplied + moved) / _SHARED_BYTES_PER_CYCLE,
+            (_TURN_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.turners,
+            _ISSUE_CYCLES,
+        )
     waves = -(-_tiles(t, m, n, stack) // SMS)
     computing = (_START_CYCLES + waves * (-(-k // t.k_step) * step + _TILE_CYCLES)) / _CYCLES_PER_NS
     memory = stack * (k * n + m * k + m * n) * 4 / _BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
-    copy = 0.0 if s.turners or s.from_registers or transpose_w else stack * 2 * k * n * 4 / _COPY_BYTES_PER_NS
-    return max(computing, memory) + 0.02 * computing + copy
+    return max(computing, memory) + 0.02 * computing

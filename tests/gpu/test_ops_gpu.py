@@ -13,7 +13,8 @@ from bijax.ops import _matmul_backends, weight_gradient
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
 from pallas_kernels.matmul import mosaic_gpu
-from pallas_kernels.schedule.hopper import MatmulSchedule, candidates
+from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.schedule.hopper_matmul import candidates
 from tests.gpu import golden
 
 pytestmark = pytest.mark.gpu

@@ -33,6 +33,9 @@ INTERPRETED = {
     "wide by columns": ((70, 128, 128), False, "bfloat16", dataclasses.replace(WIDE, split="columns")),
     "cluster along rows": ((130, 128, 64), False, "float32", dataclasses.replace(WIDE, warpgroups=1, cluster_rows=2)),
     "cluster along columns": ((64, 192, 128), True, "float32", dataclasses.replace(WIDE, cluster_columns=2)),
+    "in turn": ((130, 128, 136), True, "bfloat16", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", clusters=2)),
+    "narrow, in turn": ((13, 128, 320), False, "float32", MatmulSchedule(True, 64, 8, 64, 3, 2, "tiles", clusters=2)),
+    "result in pieces": ((88, 64, 128), True, "float32", MatmulSchedule(True, 128, 88, 64, 2, out_buffers=1)),
     "padded": ((9, 77, 21), False, "float32", None),
     "padded, transposed": ((9, 77, 21), True, "float32", None),
 }

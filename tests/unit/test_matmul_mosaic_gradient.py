@@ -23,6 +23,7 @@ INTERPRETED = {
     "cluster": ((64, 128), (64, 64), "float32", dataclasses.replace(SMALL, cluster_rows=2)),
     "narrow": ((40, 48), (40, 32), "float32", MatmulSchedule(False, 64, 32, 128, 3)),
     "padded": ((77, 33), (77, 50), "float32", None),
+    "in turn": ((2, 72, 192), (2, 72, 96), "float32", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", clusters=2)),
     "stack": ((2, 24, 64), (2, 24, 80), "float32", SMALL),
     "one x": ((24, 64), (2, 24, 64), "float32", SMALL),
     "one g": ((2, 24, 64), (24, 64), "bfloat16", SMALL),
