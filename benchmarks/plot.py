@@ -16,33 +16,47 @@ INK, GRID = "#22303c", "#d8dee4"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Writes a PNG; the first column of the cells is the horizontal axis, the weights' shape names a line."""
+    """Writes a PNG: the first column of the cells is the horizontal axis, the shape a line, op and dtype a panel."""
     across = next(iter(result["cells"][0]))
-    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    shape = [c for c in ("k", "n", "transpose_w") if len({row.get(c) for row in result["cells"]}) > 1]
+    panels: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in result["cells"]:
+        panels[f"{row['op']}, {row['dtype']}" if "op" in row else ""].append(row)
+    columns = min(len(panels), 4)
+    rows = -(-len(panels) // columns)
+    size = (8, 4.5) if len(panels) == 1 else (3.6 * columns, 2.6 * rows + 0.8)
+    figure = Figure(figsize=size, dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (name, cells) in zip(grid.flat, panels.items(), strict=False):
+        draw_panel(axes, across, cells, name)
+    title = f"{result['benchmark']} on {result['device']}, jax {result['jax']}"
+    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=11)
+    figure.supxlabel(across, fontsize=10)
+    figure.supylabel("XLA's time / ours (above 1: ours is faster)", fontsize=10)
+    labels = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+def draw_panel(axes: Any, across: str, cells: list[dict[str, Any]], name: str) -> None:
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    shape = [c for c in ("k", "n", "transpose_w", "columns") if len({row.get(c) for row in cells}) > 1]
+    for row in cells:
         label = ", ".join(f"{c}={row[c]}" for c in shape) or "bijax"
         lines[label].append((row[across], row["ratio"]))
-    figure = Figure(figsize=(8, 4.5), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     for label, points in lines.items():
         axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, linewidth=1.6, label=label)
-    ticks = sorted({row[across] for row in result["cells"]})
+    ticks = sorted({row[across] for row in cells})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(t) for t in ticks])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(across)
-    axes.set_ylabel("XLA's time / ours (above 1: ours is faster)")
-    axes.set_title(
-        f"{result['benchmark']} on {result['device']}, jax {result['jax']}", color=INK, loc="left", fontsize=11
-    )
+    axes.set_title(name, color=INK, loc="left", fontsize=9)
     axes.grid(color=GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    figure.savefig(path)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entro
 from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.embed import embed as embed
 from bijax.ops.gated_matmul import gated_matmul as gated_matmul
+from bijax.ops.head_norm import head_rms_norm as head_rms_norm
 from bijax.ops.matmul import matmul as matmul
 from bijax.ops.norm import layer_norm as layer_norm
 from bijax.ops.norm import rms_norm as rms_norm
@@ -15,6 +16,8 @@ from bijax.ops.reductions import sum as sum
 from bijax.ops.softmax import log_softmax as log_softmax
 from bijax.ops.softmax import logsumexp as logsumexp
 from bijax.ops.softmax import softmax as softmax
+from bijax.ops.variance import std as std
+from bijax.ops.variance import var as var
 from bijax.transform import Audit as Audit
 from bijax.transform import GradientSum as GradientSum
 from bijax.transform import NotInvariantError as NotInvariantError

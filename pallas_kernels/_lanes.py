@@ -17,7 +17,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from pallas_kernels._tiles import Program, isolate, map_row_tiles, next_power_of_two
-from pallas_kernels.contract import RowContract
+from pallas_kernels.contract import LANES, RowContract
 from pallas_kernels.schedule.rows import rows_at_once, vector_rows
 
 Arrays = tuple[jax.Array, ...]
@@ -29,6 +29,7 @@ STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
 """Shape of one row's part of a (M, 1) result, for `map_rows`."""
 
 _UNROLL: Final = 16
+_VECTOR_LANES: Final = 8
 
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -98,6 +99,14 @@ def add_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
     return fold_lanes(lax.add, x, 0, contract)
 
 
+def add_rows(chunk: jax.Array) -> jax.Array:
+    """Adds the rows of (T, ...) float32 by a halving tree (row i plus row i + T/2, and so on); T is a power of two."""
+    while chunk.shape[0] > 1:
+        half = chunk.shape[0] // 2
+        (chunk,) = isolate(chunk[:half] + chunk[half:])
+    return chunk[0]
+
+
 def max_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
     """Returns the maximum along axis 1, (T, C) to (T, 1) in float32; any number or nan if the row holds a nan."""
     # lax.max would carry nans along, at three times the instructions; the users of a maximum meet the nan anyway.
@@ -118,7 +127,7 @@ def fold_lanes(
     """
     columns = x.shape[1]
     # In a row shorter than one block the lanes that hold nothing but padding may be left out.
-    lanes = min(contract.lanes, next_power_of_two(columns))
+    lanes = min(contract.lanes(columns), next_power_of_two(columns))
     whole = columns // lanes
 
     def block(i: jax.Array | int) -> jax.Array:
@@ -145,8 +154,24 @@ def fold_lanes(
         tail = lax.pad(tail, jnp.asarray(pad, dtype), width)
         total = combine(total, tail) if whole else tail
     (total,) = isolate(total)
-    while lanes > 1:
-        lanes //= 2
-        low, high = (lax.slice_in_dim(total, i * lanes, (i + 1) * lanes, axis=1) for i in (0, 1))
-        total = combine(low, high)
-    return isolate(total)[0]
+    if lanes <= LANES:
+        return isolate(_halve(combine, total, 1, 1))[0]
+    groups, rest = lanes // LANES, x.shape[2:]
+    # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
+    (total,) = isolate(_halve(combine, total.reshape(x.shape[0], groups, LANES, *rest), 2, _VECTOR_LANES))
+    (total,) = isolate(_halve(combine, total, 2, 1))
+    total = total.reshape(x.shape[0], groups, *rest)
+    while groups > 1:
+        groups = max(1, groups // _UNROLL)
+        (total,) = isolate(_halve(combine, total, 1, groups))
+    return total
+
+
+def _halve(combine: Combine, x: jax.Array, axis: int, length: int) -> jax.Array:
+    """Combines the upper half of an axis with the lower one until `length` elements are left."""
+    half = x.shape[axis]
+    while half > length:
+        half //= 2
+        low, high = (lax.slice_in_dim(x, i * half, (i + 1) * half, axis=axis) for i in (0, 1))
+        x = combine(low, high)
+    return x

@@ -5,6 +5,7 @@ from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entro
 from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.embed import embed as embed
 from bijax.ops.gated_matmul import gated_matmul as gated_matmul
+from bijax.ops.head_norm import head_rms_norm as head_rms_norm
 from bijax.ops.matmul import matmul as matmul
 from bijax.ops.matmul import weight_gradient as weight_gradient
 from bijax.ops.norm import layer_norm as layer_norm
@@ -15,3 +16,5 @@ from bijax.ops.reductions import sum as sum
 from bijax.ops.softmax import log_softmax as log_softmax
 from bijax.ops.softmax import logsumexp as logsumexp
 from bijax.ops.softmax import softmax as softmax
+from bijax.ops.variance import std as std
+from bijax.ops.variance import var as var

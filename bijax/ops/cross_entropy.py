@@ -12,7 +12,7 @@ from bijax.ops._checks import describe, float_array
 from bijax.ops._primitive import Arrays
 from bijax.ops._rows import define_row_kernel
 from pallas_kernels.contract import row_contract
-from pallas_kernels.cross_entropy import tiled
+from pallas_kernels.cross_entropy import mosaic_gpu, tiled
 
 _OP = "bijax.softmax_cross_entropy"
 
@@ -115,5 +115,7 @@ def _backward(z_loss: float, saved: Arrays, g: jax.Array) -> tuple[jax.Array, np
 
 _loss.defvjp(_forward, _backward)
 
-_kernel = define_row_kernel("cross_entropy", tiled.cross_entropy)
-_gradient_kernel = define_row_kernel("cross_entropy_gradient", tiled.cross_entropy_gradient)
+_kernel = define_row_kernel("cross_entropy", tiled.cross_entropy, mosaic_gpu.cross_entropy)
+_gradient_kernel = define_row_kernel(
+    "cross_entropy_gradient", tiled.cross_entropy_gradient, mosaic_gpu.cross_entropy_gradient
+)

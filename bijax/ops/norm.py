@@ -1,20 +1,20 @@
 """Norms over the last axis."""
 
 import functools
-import math
 from typing import Any
 
 import jax
 
 from bijax.ops._checks import describe, float_array, same_dtype
-from bijax.ops._primitive import Arrays
-from bijax.ops._rows import as_rows, define_row_kernel
+from bijax.ops._norm_arguments import add_offset, check_eps
+from bijax.ops._primitive import define_kernel
+from bijax.ops._rows import as_rows, define_row_kernel, row_backends
 from bijax.ops.sum_rows import sum_rows
-from pallas_kernels.contract import row_contract
-from pallas_kernels.norm import tiled
+from pallas_kernels.contract import chunk_contract, row_contract
+from pallas_kernels.norm import mosaic_gpu, tiled
 
 
-def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None) -> Any:
+def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0) -> Any:
     """Divides rows by their root mean square: h / sqrt(mean(h * h) + eps) * weight, with h = x + residual.
 
     Computed in float32 and rounded once; only h is rounded to the dtype of `x` before its norm is taken.
@@ -24,13 +24,15 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
         weight: (C,) of any of these dtypes, for example float32 with a bfloat16 `x`.
         eps: Added to the mean square; at least 0.
         residual: Of the shape and dtype of `x`, added to it first.
+        weight_offset: Added to the weight in float32; 1 for models that store weight - 1, as Gemma does.
 
     Returns:
         An array of the shape and dtype of `x`, or, with a residual, the pair of it and h.
 
     Raises:
         TypeError: If a dtype is unsupported, or those of `x` and `residual` differ.
-        ValueError: If the shapes do not fit or `eps` is negative or not finite.
+        ValueError: If the shapes do not fit, `eps` is negative or not finite, or `weight_offset` is not finite or
+            comes without a weight.
 
     Guarantee: row-invariant; the gradients of `x` and `residual` too. The gradient of `weight` is split-invariant for
     cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`).
@@ -44,17 +46,19 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
         >>> y, h = rms_norm(jnp.array([3.0, 3.0]), jnp.array([1.0, 2.0]), eps=0.0, residual=jnp.array([1.0, 1.0]))
         >>> y.tolist(), h.tolist()
         ([1.0, 2.0], [4.0, 4.0])
+        >>> rms_norm(jnp.array([3.0, 3.0]), jnp.array([0.0, 1.0]), eps=0.0, weight_offset=1.0).tolist()
+        [1.0, 2.0]
     """
     op = "bijax.rms_norm"
     x = float_array(op, "x", x)
     residual = None if residual is None else float_array(op, "residual", residual)
     same_dtype(op, x=x, residual=residual)
-    weight = _vector(op, "weight", weight, x)
+    weight = add_offset(op, _vector(op, "weight", weight, x), weight_offset)
     if residual is not None and residual.shape != x.shape:
         raise ValueError(
             f"{op}: residual must have the shape of x, got x {describe(x)} and residual {describe(residual)}."
         )
-    eps = _check_eps(op, eps)
+    eps = check_eps(op, eps)
     rows, back = as_rows(x, (x.ndim - 1,))
     if residual is None:
         return back(_rms_norm(rows, weight, None, eps))
@@ -93,7 +97,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-
     x = float_array(op, "x", x)
     weight, bias = _vector(op, "weight", weight, x), _vector(op, "bias", bias, x)
     rows, back = as_rows(x, (x.ndim - 1,))
-    return back(_layer_norm(rows, weight, bias, _check_eps(op, eps)))
+    return back(_layer_norm(rows, weight, bias, check_eps(op, eps)))
 
 
 def _vector(op: str, name: str, vector: Any, x: jax.Array) -> jax.Array | None:
@@ -110,12 +114,6 @@ def _vector(op: str, name: str, vector: Any, x: jax.Array) -> jax.Array | None:
     return array
 
 
-def _check_eps(op: str, eps: float) -> float:
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"{op}: eps must be a finite number of at least 0, got {eps}.")
-    return float(eps)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
     return _rms_norm_forward(x, weight, residual, eps)[0]
@@ -125,7 +123,7 @@ def _rms_norm_forward(
     x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float
 ) -> tuple[Any, tuple[jax.Array | None, ...]]:
     arrays = {"x": x, "weight": weight, "residual": residual}
-    y, factor, *rest = _rms_norm_kernel(arrays, eps=eps, contract=row_contract())
+    y, factor, *rest = rms_norm_kernel(arrays, eps=eps, contract=row_contract())
     if residual is None:
         return y, (x, factor, weight)
     return (y, rest[0]), (rest[0], factor, weight)
@@ -135,8 +133,8 @@ def _rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None
     h, factor, weight = saved
     g, g_sum = g if isinstance(g, tuple) else (g, None)
     arrays = {"h": h, "factor": factor, "g": g, "weight": weight, "g_sum": g_sum}
-    dh, *parts = _rms_norm_gradient_kernel(arrays, contract=row_contract())
-    return dh, _sum_parts(parts, weight), None if g_sum is None else dh
+    (dh,) = rms_norm_gradient_kernel(arrays, contract=row_contract())
+    return dh, norm_weight_gradient(weight, h, factor, g), None if g_sum is None else dh
 
 
 _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
@@ -158,19 +156,27 @@ def _layer_norm_forward(
 def _layer_norm_backward(eps: float, saved: Any, g: jax.Array) -> tuple[jax.Array | None, ...]:
     x, mean, factor, weight, bias = saved
     arrays = {"x": x, "mean": mean, "factor": factor, "g": g, "weight": weight}
-    dx, *parts = _layer_norm_gradient_kernel(arrays, contract=row_contract())
-    return dx, _sum_parts(parts, weight), _sum_parts([g], bias)
+    (dx,) = _layer_norm_gradient_kernel(arrays, contract=row_contract())
+    db = None if bias is None else sum_rows(g).astype(bias.dtype)
+    return dx, norm_weight_gradient(weight, x, factor, g, mean), db
 
 
 _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
-def _sum_parts(parts: Arrays | list[jax.Array], vector: jax.Array | None) -> jax.Array | None:
-    """Adds every row's part of the gradient of a vector."""
-    return None if vector is None else sum_rows(parts[0]).astype(vector.dtype)
+def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Array | None:
+    """Returns the gradient of a norm's weight from its rows, their factors, the cotangent, and their means if any."""
+    if weight is None:
+        return None
+    return _weight_gradient_kernel(*arrays, contract=chunk_contract())[0].astype(weight.dtype)
 
 
-_rms_norm_kernel = define_row_kernel("rms_norm", tiled.rms_norm)
-_rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", tiled.rms_norm_gradient)
-_layer_norm_kernel = define_row_kernel("layer_norm", tiled.layer_norm)
-_layer_norm_gradient_kernel = define_row_kernel("layer_norm_gradient", tiled.layer_norm_gradient)
+rms_norm_kernel = define_row_kernel("rms_norm", tiled.rms_norm, mosaic_gpu.rms_norm)
+rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", tiled.rms_norm_gradient, mosaic_gpu.rms_norm_gradient)
+_layer_norm_kernel = define_row_kernel("layer_norm", tiled.layer_norm, mosaic_gpu.layer_norm)
+_layer_norm_gradient_kernel = define_row_kernel(
+    "layer_norm_gradient", tiled.layer_norm_gradient, mosaic_gpu.layer_norm_gradient
+)
+_weight_gradient_kernel = define_kernel(
+    "norm_weight_gradient", row_backends(tiled.weight_gradient, mosaic_gpu.weight_gradient)
+)

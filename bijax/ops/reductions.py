@@ -14,7 +14,7 @@ from bijax.ops._rows import define_row_kernel
 from pallas_kernels._lanes import divide
 from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import row_contract
-from pallas_kernels.rows import tiled
+from pallas_kernels.rows import mosaic_gpu, tiled
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
@@ -73,15 +73,26 @@ def _over_axes(op: str, x: Any, axis: int | Sequence[int] | None, keepdims: bool
     axes = axis_indices(op, axis, array.ndim)
     if not axes:
         return array
-    kept = tuple(a for a in range(array.ndim) if a not in axes)
-    shape = tuple(n if a in kept else 1 for a, n in enumerate(array.shape) if keepdims or a in kept)
+    arranged, shape = arrange(array, axes, keepdims)
+    return _reduce(arranged, arranged.shape[1], array.dtype, mean).reshape(shape).astype(array.dtype)
+
+
+def arrange(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> tuple[jax.Array, tuple[int, ...]]:
+    """Returns `x` as (A, R, B), R being the elements along the axes in row-major order, and the result's shape.
+
+    Args:
+        x: Array of any shape.
+        axes: Axes of a row, ascending, at least one.
+        keepdims: Whether the axes stay in the result's shape, with length 1.
+    """
+    kept = tuple(a for a in range(x.ndim) if a not in axes)
+    shape = tuple(n if a in kept else 1 for a, n in enumerate(x.shape) if keepdims or a in kept)
     if axes != tuple(range(axes[0], axes[-1] + 1)):
-        array = array.transpose((*kept, *axes))
-        axes = tuple(range(len(kept), array.ndim))
-    edges = (0, axes[0], axes[-1] + 1, array.ndim)
-    before, length, after = (math.prod(array.shape[i:j]) for i, j in itertools.pairwise(edges))
-    y = _reduce(array.reshape(before, length, after), length, array.dtype, mean)
-    return y.reshape(shape).astype(array.dtype)
+        x = x.transpose((*kept, *axes))
+        axes = tuple(range(len(kept), x.ndim))
+    edges = (0, axes[0], axes[-1] + 1, x.ndim)
+    before, length, after = (math.prod(x.shape[i:j]) for i, j in itertools.pairwise(edges))
+    return x.reshape(before, length, after), shape
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -117,4 +128,4 @@ def _spread_backward(length: int, dtype: jnp.dtype, mean: bool, _: None, ct: jax
 _reduce.defvjp(_reduce_forward, _reduce_backward)
 _spread.defvjp(_spread_forward, _spread_backward)
 
-_kernel = define_row_kernel("sum_axis", tiled.sum_axis)
+_kernel = define_row_kernel("sum_axis", tiled.sum_axis, mosaic_gpu.sum_axis)

@@ -10,7 +10,7 @@ from bijax.ops._checks import axis_indices, float_array
 from bijax.ops._primitive import Arrays
 from bijax.ops._rows import as_rows, define_row_kernel
 from pallas_kernels.contract import row_contract
-from pallas_kernels.softmax import tiled
+from pallas_kernels.softmax import mosaic_gpu, tiled
 
 
 def softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
@@ -148,9 +148,13 @@ def _logsumexp_backward(saved: Arrays, g: jax.Array) -> Arrays:
 
 _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 
-_softmax_kernel = define_row_kernel("softmax", tiled.softmax)
-_softmax_gradient_kernel = define_row_kernel("softmax_gradient", tiled.softmax_gradient)
-_log_softmax_kernel = define_row_kernel("log_softmax", tiled.log_softmax)
-_log_softmax_gradient_kernel = define_row_kernel("log_softmax_gradient", tiled.log_softmax_gradient)
-_logsumexp_kernel = define_row_kernel("logsumexp", tiled.logsumexp)
-_logsumexp_gradient_kernel = define_row_kernel("logsumexp_gradient", tiled.logsumexp_gradient)
+_softmax_kernel = define_row_kernel("softmax", tiled.softmax, mosaic_gpu.softmax)
+_softmax_gradient_kernel = define_row_kernel("softmax_gradient", tiled.softmax_gradient, mosaic_gpu.softmax_gradient)
+_log_softmax_kernel = define_row_kernel("log_softmax", tiled.log_softmax, mosaic_gpu.log_softmax)
+_log_softmax_gradient_kernel = define_row_kernel(
+    "log_softmax_gradient", tiled.log_softmax_gradient, mosaic_gpu.log_softmax_gradient
+)
+_logsumexp_kernel = define_row_kernel("logsumexp", tiled.logsumexp, mosaic_gpu.logsumexp)
+_logsumexp_gradient_kernel = define_row_kernel(
+    "logsumexp_gradient", tiled.logsumexp_gradient, mosaic_gpu.logsumexp_gradient
+)

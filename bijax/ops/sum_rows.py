@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._primitive import Arrays, define_kernel
-from pallas_kernels.contract import ChunkContract, chunk_contract
-from pallas_kernels.rows import tiled
+from bijax.ops._primitive import define_kernel
+from bijax.ops._rows import row_backends
+from pallas_kernels.contract import chunk_contract
+from pallas_kernels.rows import mosaic_gpu, tiled
 
 
 @jax.custom_vjp
@@ -28,8 +29,10 @@ def _backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
 sum_rows.defvjp(_forward, _backward)
 
 
-def _sum_rows(x: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
-    return (tiled.sum_rows(x, contract=contract, accumulate=total),)
-
-
-_kernel = define_kernel("sum_rows", {"cpu": _sum_rows, "cuda": _sum_rows})
+_kernel = define_kernel(
+    "sum_rows",
+    row_backends(
+        lambda x, total, *, contract: tiled.sum_rows(x, contract=contract, accumulate=total),
+        lambda x, total, *, contract: mosaic_gpu.sum_rows(x, contract=contract, accumulate=total),
+    ),
+)

@@ -7,9 +7,9 @@ bits are those of the formulas in the docstrings, with sums in the order of `Row
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._lanes import STATISTIC, Arrays, add_lanes, divide, map_rows
-from pallas_kernels._tiles import isolate
-from pallas_kernels.contract import RowContract
+from pallas_kernels._lanes import STATISTIC, Arrays, add_lanes, add_rows, divide, map_rows
+from pallas_kernels._tiles import fold_row_chunks, isolate
+from pallas_kernels.contract import ChunkContract, RowContract
 
 
 def rms_norm(
@@ -82,15 +82,12 @@ def rms_norm_gradient(
         contract: Order of the sums.
 
     Returns:
-        The gradient (M, C) of `h` in its dtype and, if a weight is given, each row's part g * n of the gradient of
-        the weight, (M, C) float32.
+        The gradient (M, C) of `h` in its dtype.
 
     Guarantee: row-invariant.
     """
     c = h.shape[1]
     out = [jax.ShapeDtypeStruct((c,), h.dtype)]
-    if weight is not None:
-        out.append(jax.ShapeDtypeStruct((c,), jnp.float32))
     scale = _scale(weight)
 
     def program(h: jax.Array, factor: jax.Array, g: jax.Array, *g_sum: jax.Array) -> Arrays:
@@ -102,7 +99,7 @@ def rms_norm_gradient(
         dh = factor * (gw - shift)
         if g_sum:
             dh = isolate(dh)[0] + g_sum[0].astype(jnp.float32)
-        return (dh.astype(h.dtype),) if scale is None else (dh.astype(h.dtype), g * normal)
+        return (dh.astype(h.dtype),)
 
     rows = [h, factor, g] if g_sum is None else [h, factor, g, g_sum]
     return map_rows(program, rows, out)
@@ -175,15 +172,12 @@ def layer_norm_gradient(
         contract: Order of the sums.
 
     Returns:
-        The gradient (M, C) of `x` in its dtype and, if a weight is given, each row's part g * n of the gradient of
-        the weight, (M, C) float32.
+        The gradient (M, C) of `x` in its dtype.
 
     Guarantee: row-invariant.
     """
     c = x.shape[1]
     out = [jax.ShapeDtypeStruct((c,), x.dtype)]
-    if weight is not None:
-        out.append(jax.ShapeDtypeStruct((c,), jnp.float32))
     scale = _scale(weight)
 
     def program(x: jax.Array, mean: jax.Array, factor: jax.Array, g: jax.Array) -> Arrays:
@@ -192,10 +186,44 @@ def layer_norm_gradient(
         (gw,) = isolate(g if scale is None else g * scale)
         (product,) = isolate(gw * normal)
         (shift,) = isolate(normal * _mean(product, contract))
-        dx = (factor * (gw - _mean(gw, contract) - shift)).astype(x.dtype)
-        return (dx,) if scale is None else (dx, g * normal)
+        return ((factor * (gw - _mean(gw, contract) - shift)).astype(x.dtype),)
 
     return map_rows(program, [x, mean, factor, g], out)
+
+
+def weight_gradient(
+    h: jax.Array, factor: jax.Array, g: jax.Array, mean: jax.Array | None = None, *, contract: ChunkContract
+) -> jax.Array:
+    """Returns the gradient of the weight of a norm: g * ((h - mean) * factor), added over the rows.
+
+    Args:
+        h: (M, C), the rows whose norm was taken.
+        factor: (M, 1) float32, from `rms_norm` or `layer_norm`.
+        g: (M, C), cotangent of the result.
+        mean: (M, 1) float32, from `layer_norm`.
+        contract: Order of the sum over the rows, those of a chunk by a halving tree.
+
+    Returns:
+        (C,) float32.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
+
+    Example:
+        >>> from pallas_kernels.contract import chunk_contract
+        >>> h, factor = jnp.ones((3, 2)), jnp.full((3, 1), 2.0)
+        >>> weight_gradient(h, factor, h, contract=chunk_contract()).tolist()
+        [6.0, 6.0]
+    """
+
+    def chunk_sum(h: jax.Array, factor: jax.Array, g: jax.Array, *mean: jax.Array) -> jax.Array:
+        d = h.astype(jnp.float32)
+        if mean:
+            d = d - mean[0]
+        (normal,) = isolate(d * factor)
+        return add_rows(isolate(g.astype(jnp.float32) * normal)[0])
+
+    rows = isolate(h, factor, g) if mean is None else isolate(h, factor, g, mean)
+    return fold_row_chunks(chunk_sum, rows, contract.rows, jnp.zeros(h.shape[1:], jnp.float32))
 
 
 def _mean(x: jax.Array, contract: RowContract) -> jax.Array:

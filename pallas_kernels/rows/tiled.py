@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._lanes import add_lanes, divide
+from pallas_kernels._lanes import add_lanes, add_rows, divide
 from pallas_kernels._tiles import fold_row_chunks, isolate
 from pallas_kernels.contract import ChunkContract, RowContract
 
@@ -39,6 +39,55 @@ def sum_axis(x: jax.Array, *, contract: RowContract, mean: bool = False) -> jax.
     return isolate(total)[0]
 
 
+def variance(x: jax.Array, *, ddof: int, contract: RowContract) -> tuple[jax.Array, jax.Array]:
+    """Returns sum(d * d) / (R - ddof) along the middle axis, with d = x - sum(x) / R.
+
+    Args:
+        x: (A, R, B) of any floating dtype.
+        ddof: What is taken off R; where nothing is left the result is nan.
+        contract: Order of the sums.
+
+    Returns:
+        The variance and the mean, (A, B) float32.
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> from pallas_kernels.contract import row_contract
+        >>> y, mean = variance(jnp.array([[[1.0], [3.0]]]), ddof=1, contract=row_contract())
+        >>> y.tolist(), mean.tolist()
+        ([[2.0]], [[2.0]])
+    """
+    mean = sum_axis(x, contract=contract, mean=True)
+    if x.shape[1] <= ddof:
+        return jnp.full(mean.shape, jnp.nan, jnp.float32), mean
+    d = isolate(x)[0].astype(jnp.float32) - mean[:, None]
+    # `sum_axis` has a barrier of its own, so these products are not contracted with its sums.
+    return isolate(divide(sum_axis(d * d, contract=contract), x.shape[1] - ddof))[0], mean
+
+
+def variance_gradient(x: jax.Array, mean: jax.Array, g: jax.Array, *, ddof: int) -> jax.Array:
+    """Returns the gradient of `variance`: (x - mean) * ((g + g) / (R - ddof)); nan where the mean is not finite.
+
+    Args:
+        x: (A, R, B), the argument.
+        mean: (A, B) float32, from `variance`.
+        g: (A, B) float32, the cotangent of the variance.
+        ddof: As in `variance`.
+
+    Returns:
+        (A, R, B) in the dtype of `x`.
+
+    Guarantee: row-invariant.
+    """
+    if x.shape[1] <= ddof:
+        return jnp.full(x.shape, jnp.nan, x.dtype)
+    (scale,) = isolate(divide(g + g, x.shape[1] - ddof))
+    gradient = (isolate(x)[0].astype(jnp.float32) - mean[:, None]) * scale[:, None]
+    # Of a product of two nans either sign may be left, whichever operand the compiler puts first: one nan for all.
+    return isolate(jnp.where(jnp.isfinite(mean)[:, None], gradient, jnp.nan).astype(x.dtype))[0]
+
+
 def sum_rows(x: jax.Array, *, contract: ChunkContract, accumulate: jax.Array | None = None) -> jax.Array:
     """Adds the rows of a batch.
 
@@ -61,12 +110,4 @@ def sum_rows(x: jax.Array, *, contract: ChunkContract, accumulate: jax.Array | N
     """
     (x,) = isolate(x)
     total = jnp.zeros(x.shape[1:], jnp.float32) if accumulate is None else accumulate
-
-    def chunk_sum(chunk: jax.Array) -> jax.Array:
-        chunk = chunk.astype(jnp.float32)
-        while chunk.shape[0] > 1:
-            half = chunk.shape[0] // 2
-            (chunk,) = isolate(chunk[:half] + chunk[half:])
-        return chunk[0]
-
-    return fold_row_chunks(chunk_sum, [x], contract.rows, total)
+    return fold_row_chunks(lambda chunk: add_rows(chunk.astype(jnp.float32)), [x], contract.rows, total)

@@ -6,14 +6,14 @@ They are the candidates of `pallas_kernels.schedule.hopper_matmul` with what els
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule
+from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule
 from pallas_kernels.schedule.hopper_matmul import candidates, matmul_schedule
 
 _FEWEST_STAGES: Final = 3
 _ALL_BLOCKS: Final = 64  # more than a tile has
 _THREADS: Final = 128
-_REGISTERS: Final = 192  # of a thread, for the sums of a tree
-_ACROSS_TILES: Final = SMS // 2
+_REGISTERS: Final = 128  # of a thread, for the sums of a tree; with 192 they spill
+_PARTIAL_BYTES: Final = 256 * 2**20
 
 
 class ShardSchedule(NamedTuple):
@@ -89,8 +89,9 @@ def shard_schedules(
 ) -> tuple[ShardSchedule, ...]:
     """Returns the schedules of a matmul whose K is cut into shards, the one to use first.
 
-    Few tiles leave multiprocessors idle that shards of their own fill; many tiles do without the partial sums in
-    memory. A block of the second kind holds log2(shards) + 1 tiles of sums, so its tiles are smaller.
+    Shards of their own fill multiprocessors that few tiles would leave idle, and were faster wherever both were measured,
+    up to 4096 rows (benchmarks/NOTES.md); but their partial sums take memory. A block that sums all shards takes none,
+    but holds log2(shards) + 1 tiles of sums, so its tiles are smaller.
 
     Args:
         m: Rows of the activations, at least 1.
@@ -112,5 +113,5 @@ def shard_schedules(
         for s in whole
         if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
     ]
-    few = not inside or -(-m // inside[0].tiles.block_m) * -(-n // inside[0].tiles.block_n) <= _ACROSS_TILES
-    return (*across, *inside) if few else (*inside, *across)
+    fits = not inside or shards * m * n * 4 <= _PARTIAL_BYTES
+    return (*across, *inside) if fits else (*inside, *across)

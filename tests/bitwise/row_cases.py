@@ -31,6 +31,12 @@ def plain_cross_entropy(x: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(x, axis=-1) - jnp.take_along_axis(x, labels[..., None], axis=-1)[..., 0]
 
 
+def last_head(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """The last of three equal heads, of which the second and the third are normalised, each with its own weight."""
+    heads = jnp.stack([x, x, x], axis=-2)
+    return bijax.head_rms_norm(heads, weight, head_offset=1, weight_offset=1.0)[..., 2, :]
+
+
 OURS: dict[str, RowOp] = {
     "sum": lambda x, w: bijax.sum(x, -1),
     "mean": lambda x, w: bijax.mean(x, -1),
@@ -40,7 +46,10 @@ OURS: dict[str, RowOp] = {
     "softmax_cross_entropy": lambda x, w: bijax.softmax_cross_entropy(x, labels_of(x), z_loss=1e-3),
     "rms_norm": lambda x, w: bijax.rms_norm(x, w),
     "rms_norm_residual": lambda x, w: bijax.rms_norm(x, w, residual=x),
+    "head_rms_norm": lambda x, w: last_head(x, jnp.stack([w, w + 1])),
     "layer_norm": lambda x, w: bijax.layer_norm(x, w, w),
+    "var": lambda x, w: bijax.var(x, -1),
+    "std": lambda x, w: bijax.std(x, -1, ddof=1),
 }
 
 PLAIN: dict[str, RowOp] = {

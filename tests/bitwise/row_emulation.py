@@ -9,19 +9,31 @@ ONE = np.float32(1)
 def add_row(x: np.ndarray) -> np.ndarray:
     """Adds the rows of x (M, C) float32; returns (M, 1)."""
     m, c = x.shape
-    blocks = np.zeros((m, -(-c // LANES), LANES), np.float32)
+    width = LANES if c < 1024 else min(8192, 2 ** (c.bit_length() - 1))
+    blocks = np.zeros((m, -(-c // width), width), np.float32)
     blocks.reshape(m, -1)[:, :c] = x
     lanes = blocks[:, 0]
     for i in range(1, blocks.shape[1]):
         lanes = lanes + blocks[:, i]
-    while lanes.shape[1] > 1:
-        half = lanes.shape[1] // 2
-        lanes = lanes[:, :half] + lanes[:, half:]
-    return lanes
+    return halve(halve(lanes.reshape(m, -1, LANES))[..., 0])
+
+
+def halve(x: np.ndarray) -> np.ndarray:
+    """Adds along the last axis by the halving tree."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x
 
 
 def mean_row(x: np.ndarray) -> np.ndarray:
     return add_row(x) / np.float32(x.shape[1])
+
+
+def variance(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float32)
+    d = wide - mean_row(wide)
+    return mean_row(d * d).astype(x.dtype)
 
 
 def rms_norm(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:

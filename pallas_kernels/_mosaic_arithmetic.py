@@ -1,0 +1,134 @@
+"""What a row kernel computes with the columns that a warpgroup holds, the same instructions in every schedule.
+
+Products, quotients and roots are rounded correctly and never part of a fused multiply-add (`mul.rn`, `div.rn`,
+`sqrt.rn`; Mosaic leaves its own products free to be contracted), fused multiply-adds are asked for (`fma.rn`).
+`exponential` is `ex2.approx.ftz.f32` of the rounded product x * log2(e): results below 2**-126 are 0. PTX gives ex2 a
+relative error of 2**-22.5; the rounding of the product adds |x| * 2**-24 or so. `exact` corrects the latter by the
+product's error, taken with fused multiply-adds. `logarithm` is the `logf` of CUDA's libdevice.
+"""
+
+import math
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import vector
+
+WARPGROUP: Final = 128
+"""Threads of a warpgroup."""
+
+_LOG2E: Final = np.float32(math.log2(math.e))
+_LOG2E_REST: Final = np.float32(math.log2(math.e) - float(_LOG2E))
+_LN2: Final = np.float32(math.log(2))
+_LEAST: Final = np.float32(-192.0)  # its exponential is 0
+
+
+def _hex(number: np.float32) -> str:
+    return f"0f{number.view(np.uint32):08X}"
+
+
+_PLAIN: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {_hex(_LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
+# A maximum that hands nan on keeps -inf away from the difference.
+_EXACT: Final = (
+    "{ .reg .f32 x, t, r, e;"
+    f" max.NaN.f32 x, $1, {_hex(_LEAST)};"
+    f" mul.rn.f32 t, x, {_hex(_LOG2E)};"
+    " neg.f32 r, t;"
+    f" fma.rn.f32 r, x, {_hex(_LOG2E)}, r;"
+    f" fma.rn.f32 r, x, {_hex(_LOG2E_REST)}, r;"
+    f" mul.rn.f32 r, r, {_hex(_LN2)};"
+    " ex2.approx.ftz.f32 e, t;"
+    " fma.rn.f32 $0, e, r, e; }"
+)
+_FUSED: Final = "fma.rn.f32 $0, $1, $2, $3;"
+
+
+def strided(width: int) -> Any:
+    """Returns the layout of `width` columns in which thread i holds the i-th group of width / 128 neighbours."""
+    return plgpu.Layout.WG_STRIDED((width,), vec_size=width // WARPGROUP)
+
+
+def product(a: jax.Array, b: jax.Array, interpret: Any) -> jax.Array:
+    """Multiplies float32 columns, numbers, or columns and a number; rounded whatever becomes of the product."""
+    if interpret:
+        return _apart(a * b)
+    shape = a.shape or b.shape
+    if shape:
+        a, b = (x if x.shape else plgpu.layout_cast(jnp.broadcast_to(x, shape), strided(shape[0])) for x in (a, b))
+    return _apply("mul.rn.f32 $0, $1, $2;", a, b)
+
+
+def quotient(a: jax.Array, b: jax.Array, interpret: Any) -> jax.Array:
+    """Divides float32 numbers, correctly rounded."""
+    if interpret:
+        return _apart(a) / _apart(b)
+    return _apply("div.rn.f32 $0, $1, $2;", a, b)
+
+
+def square_root(x: jax.Array, interpret: Any) -> jax.Array:
+    """Takes the square root of a float32 number, correctly rounded."""
+    if interpret:
+        return _apart(jnp.sqrt(x))
+    return _apply("sqrt.rn.f32 $0, $1;", x)
+
+
+def exponential(x: jax.Array, interpret: Any, *, exact: bool = False) -> jax.Array:
+    """Returns exp(x), for float32 columns or a number; at most 0 (or nan) where `exact` is wanted."""
+    if interpret:
+        return _apart(jnp.exp(_apart(x)))
+    return _apply(_EXACT if exact else _PLAIN, x)
+
+
+def logarithm(x: jax.Array) -> jax.Array:
+    """Returns the natural logarithm of a float32 number."""
+    result: jax.Array = jnp.log(x)
+    return result
+
+
+def fused(a: jax.Array, b: jax.Array, c: jax.Array, interpret: Any) -> jax.Array:
+    """Returns a * b + c for float32 columns, rounded once on the GPU."""
+    if interpret:
+        return _apart(a * b) + c
+    return _apply(_FUSED, a, b, c)
+
+
+def _apart(x: jax.Array) -> jax.Array:
+    (apart,) = lax.optimization_barrier((x,))
+    result: jax.Array = apart
+    return result
+
+
+def _apply(ptx: str, *operands: jax.Array) -> jax.Array:
+    """Applies instructions to every element of float32 operands of one shape; $0 is the result, $1, $2, ... they."""
+    shape = operands[0].shape
+    layout = strided(shape[0]) if shape else plgpu.Layout.WG_SPLAT(())
+    columns = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
+    inline: Any = plgpu.inline_mgpu(arg_types=(layout,) * len(operands), return_type=columns)
+
+    @inline  # type: ignore[untyped-decorator]
+    def apply(_: Any, *operands: Any) -> Any:
+        registers = operands[0].registers.copy()
+        for at in range(registers.size):
+            registers.flat[at] = _each_element(ptx, [o.registers.flat[at] for o in operands])
+        return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
+
+    result: jax.Array = apply(*operands)
+    return result
+
+
+def _each_element(ptx: str, operands: list[Any]) -> Any:
+    """Applies instructions to registers that hold one number, or a vector of them, each."""
+    f32, result = ir.F32Type.get(), operands[0]
+    if not isinstance(result.type, ir.VectorType):
+        return mgpu.utils.inline_ptx(ptx, *operands, result_types=f32)
+    for i in range(ir.VectorType(result.type).shape[0]):
+        position = ir.DenseI64ArrayAttr.get([i])
+        elements = (vector.extract(o, dynamic_position=[], static_position=position) for o in operands)
+        value = mgpu.utils.inline_ptx(ptx, *elements, result_types=f32)
+        result = vector.insert(value, result, dynamic_position=[], static_position=position)
+    return result

@@ -1,0 +1,47 @@
+"""Schedules of the sums over rows on a Hopper GPU: how a chunk's work is cut. None of them moves a bit."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pallas_kernels.contract import LANES, ROW_CHUNK
+
+PARTS: Final = 8
+"""Sums of 16 rows of which a chunk's sum is made."""
+
+FEW_ROWS: Final = 16
+"""Most rows that one warpgroup adds in a program without a loop; for more such a program would compile for long."""
+
+_SMS: Final = 132
+_LOAD_BYTES: Final = 8  # what a thread reads of one row: more rows on their way, or more neighbours of each
+
+
+@dataclass(frozen=True)
+class ChunkSchedule:
+    """How a chunk of rows is summed.
+
+    Attributes:
+        neighbours: Neighbouring columns that a thread owns: 1, 2 or 4.
+        warpgroups: Warpgroups of a block, which share out the parts: 1, 2, 4 or 8.
+    """
+
+    neighbours: int
+    warpgroups: int
+
+
+def chunk_schedule(rows: int, columns: int, itemsize: int) -> ChunkSchedule:
+    """Returns the schedule for `rows` rows of `columns` columns of at most `itemsize` bytes.
+
+    Example:
+        >>> chunk_schedule(16384, 4096, 2), chunk_schedule(512, 4096, 2)
+        (ChunkSchedule(neighbours=4, warpgroups=1), ChunkSchedule(neighbours=1, warpgroups=8))
+    """
+    chunks = -(-rows // ROW_CHUNK)
+    neighbours = _LOAD_BYTES // itemsize if itemsize < _LOAD_BYTES else 1
+    # Narrower strips while there are too few blocks to fill the GPU, and where the row is not whole wide strips.
+    while neighbours > 1 and (columns % (neighbours * LANES) or chunks * (columns // (neighbours * LANES)) < 2 * _SMS):
+        neighbours //= 2
+    blocks = chunks * (columns // (neighbours * LANES))
+    warpgroups = 1
+    while warpgroups < PARTS and 2 * warpgroups * blocks <= 8 * _SMS:
+        warpgroups *= 2
+    return ChunkSchedule(neighbours, 1 if rows <= FEW_ROWS else warpgroups)

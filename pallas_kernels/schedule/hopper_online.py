@@ -1,0 +1,105 @@
+"""Schedules of the row kernels with statistics in one pass, on a Hopper GPU. None of them moves a bit."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pallas_kernels.contract import LANES, online_row_contract
+
+SMS: Final = 132
+SHARED_BYTES: Final = 232_448
+"""Shared memory that one block may have; what a multiprocessor has besides goes to its blocks, 1 KiB each."""
+
+MOST_WARPGROUPS: Final = 8
+MOST_PIECE: Final = 4096
+"""Columns of the largest piece of a row in a ring."""
+
+_COPIED: Final = 128  # every thread of a warpgroup announces its share of a copy's bytes
+_RESERVED: Final = 2_048  # per block: barriers
+_STATISTICS_BYTES: Final = 8 * LANES
+_VECTOR_BYTES: Final = 16
+
+Form = Literal["ring", "registers", "split"]
+
+
+@dataclass(frozen=True)
+class OnlineSchedule:
+    """How rows are fed to a kernel.
+
+    Attributes:
+        form: "ring": blocks walk through many rows, in pieces that are copied ahead into a ring of stages in shared
+            memory. "registers": a block for each row, a warpgroup for each of its segments (at most 8), which holds it
+            in registers. "split": a block for each segment of each row, in two kernels.
+        piece: Columns of a piece in the ring, whole segments (or the whole row).
+        stages: Stages of the ring, each for one piece; a multiple of `warpgroups`.
+        blocks: Blocks of the ring's form on the whole GPU.
+        warpgroups: Warpgroups of a block in the ring's form; no more than there are pieces.
+        vector: Neighbouring columns that a thread holds while it writes results from the ring: 1, 2, 4 or 8.
+        unroll: How often the loop that writes results from the ring is unrolled.
+    """
+
+    form: Form
+    piece: int = 0
+    stages: int = 0
+    blocks: int = 0
+    warpgroups: int = 1
+    vector: int = 4
+    unroll: int = 4
+
+
+def segments_of(columns: int, size: int) -> int:
+    """Returns into how many parts a row is cut; the last one takes fewer than 128 columns that are left over with it.
+
+    Example:
+        >>> segments_of(576, 1024), segments_of(8192, 1024), segments_of(4096 + 100, 4096)
+        (1, 8, 1)
+    """
+    return max(1, (columns - LANES) // size + 1)
+
+
+def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
+    """Returns the schedule for `rows` rows of `columns` columns of `itemsize` bytes.
+
+    Example:
+        >>> online_schedule(1, 128256, 4).form, online_schedule(4096, 32000, 4).form
+        ('split', 'ring')
+    """
+    segments = segments_of(columns, online_row_contract(columns).segment)
+    copied = columns >= LANES and columns * itemsize % _COPIED == 0
+    if segments <= MOST_WARPGROUPS:
+        if not copied or rows * segments <= 8 * SMS:
+            return OnlineSchedule("registers")
+    elif not copied or rows <= SMS // 2:
+        # Two kernels cost a launch and a second reading; rows alone would leave most of the GPU idle.
+        return OnlineSchedule("split")
+    return ring_schedule(columns, itemsize)
+
+
+def ring_schedule(columns: int, itemsize: int) -> OnlineSchedule:
+    """Returns the schedule for many rows of `columns` columns of `itemsize` bytes, a multiple of 128 bytes in all.
+
+    Example:
+        >>> ring_schedule(32000, 4).blocks // SMS
+        1
+    """
+    segments = segments_of(columns, online_row_contract(columns).segment)
+    pieces = segments_of(columns, MOST_PIECE)
+    piece = MOST_PIECE if pieces > 1 else columns
+    stage = -(-min(columns, MOST_PIECE + LANES) // LANES) * LANES * itemsize
+    vector = min(8, _VECTOR_BYTES // itemsize)
+    wanted = pieces + max(2, pieces // 2)  # a row, and some of the next one on its way
+    for each in (16, 12, 8, 6, 4, 3, 2, 1):
+        warpgroups = min(pieces, max(1, 8 // each))
+        warpgroups = 1 << (warpgroups.bit_length() - 1)
+        stages = _stages(each, stage, segments, warpgroups)
+        if stages >= wanted:
+            stages = min(stages, -(-max(wanted, 4) // warpgroups) * warpgroups)
+            return OnlineSchedule("ring", piece, stages, SMS * each, warpgroups, vector)
+    warpgroups = min(pieces, 4)
+    return OnlineSchedule("ring", piece, _stages(1, stage, segments, warpgroups), SMS, warpgroups, vector)
+
+
+def _stages(each: int, stage: int, segments: int, warpgroups: int) -> int:
+    """Returns the stages, a multiple of `warpgroups`, that `each` blocks of a multiprocessor have room for."""
+    shared = min(SHARED_BYTES, (SHARED_BYTES + 1_024) // each - 1_024) - _RESERVED
+    shared -= _STATISTICS_BYTES * (warpgroups + segments)
+    return max(0, shared // stage // warpgroups * warpgroups)

@@ -1,0 +1,154 @@
+"""The softmax family on rows, and its gradients, on a Hopper GPU: the formulas of `pallas_kernels.softmax.tiled`.
+
+The maximum and the sum of exponentials are taken in one pass, in the order of `OnlineRowContract`; other sums follow
+`RowContract`. Exponentials are ex2.approx.ftz of the product with log2(e), corrected for the rounding of that product
+where results are float32; logarithms are libdevice's logf (`pallas_kernels._mosaic_arithmetic`).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels._lanes import Arrays
+from pallas_kernels._mosaic_arithmetic import exponential
+from pallas_kernels._mosaic_map import run_map
+from pallas_kernels._mosaic_online import OnlineRow, run_online
+from pallas_kernels._mosaic_rows import Row, run_rows, supports
+from pallas_kernels.contract import RowContract
+from pallas_kernels.schedule.hopper_online import OnlineSchedule
+from pallas_kernels.softmax import tiled
+
+
+def softmax(
+    x: jax.Array, *, contract: RowContract, interpret: Any = False, schedule: OnlineSchedule | None = None
+) -> jax.Array:
+    """Returns the softmax of rows, as `tiled.softmax`.
+
+    Args:
+        x: (M, C) of any floating dtype.
+        contract: Not used: `online_row_contract(C)` holds.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+        schedule: How to feed the rows; no schedule moves a bit.
+
+    Guarantee: row-invariant.
+    """
+    if x.shape[1] == 0:
+        return x
+    exact = x.dtype == jnp.float32
+
+    def finish(row: OnlineRow, m: jax.Array, s: jax.Array) -> Arrays:
+        return m, row.quotient(1, _or_nan(m, s))
+
+    def step(row: OnlineRow, x: jax.Array, m: jax.Array, reciprocal: jax.Array) -> Arrays:
+        return (row.product(row.exponential(x - m, exact=exact), reciprocal),)
+
+    return run_online(finish, x, step, [x.dtype], interpret=interpret, schedule=schedule)[0]
+
+
+def log_softmax(
+    x: jax.Array, *, contract: RowContract, interpret: Any = False, schedule: OnlineSchedule | None = None
+) -> Arrays:
+    """Returns the logarithm of the softmax of rows, m and log(s), as `tiled.log_softmax`; arguments as in `softmax`.
+
+    Guarantee: row-invariant.
+    """
+    if x.shape[1] == 0:
+        return tiled.log_softmax(x, contract=contract)
+
+    def finish(row: OnlineRow, m: jax.Array, s: jax.Array) -> Arrays:
+        log_sum = row.logarithm(_or_nan(m, s))
+        row.put(0, m)
+        row.put(1, log_sum)
+        return m, log_sum
+
+    def step(_: OnlineRow, x: jax.Array, m: jax.Array, log_sum: jax.Array) -> Arrays:
+        return ((x - m) - log_sum,)
+
+    return run_online(finish, x, step, [x.dtype], numbers=2, interpret=interpret, schedule=schedule)
+
+
+def logsumexp(
+    x: jax.Array, *, contract: RowContract, interpret: Any = False, schedule: OnlineSchedule | None = None
+) -> Arrays:
+    """Returns m and log(s) of rows, as `tiled.logsumexp`; arguments as in `softmax`.
+
+    Guarantee: row-invariant.
+    """
+    if x.shape[1] == 0:
+        return tiled.logsumexp(x, contract=contract)
+
+    def finish(row: OnlineRow, m: jax.Array, s: jax.Array) -> Arrays:
+        row.put(0, jnp.where(jnp.abs(m) < jnp.inf, m, 0.0))
+        row.put(1, row.logarithm(s))
+        return ()
+
+    return run_online(finish, x, numbers=2, interpret=interpret, schedule=schedule)
+
+
+def logsumexp_gradient(
+    x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array, *, interpret: Any = False
+) -> jax.Array:
+    """Returns the gradient of logsumexp: exp((x - m) - log(s)) * g, as `tiled.logsumexp_gradient`.
+
+    Guarantee: row-invariant.
+    """
+    exact = x.dtype == jnp.float32
+
+    def begin(row: OnlineRow) -> Arrays:
+        return row.known(0), row.known(1), row.known(2)
+
+    def step(row: OnlineRow, x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> jax.Array:
+        return row.product(row.exponential((x - m) - log_sum, exact=exact), g)
+
+    return run_map(begin, step, x, [m, log_sum, g], interpret=interpret)
+
+
+def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract, interpret: Any = False) -> jax.Array:
+    """Returns the gradient of softmax: y * (g - sum(y * g)), with the bits of `tiled.softmax_gradient`.
+
+    Guarantee: row-invariant.
+    """
+    if not supports(y.shape[1], y.dtype, g.dtype):
+        return tiled.softmax_gradient(y, g, contract=contract)
+
+    def program(row: Row) -> None:
+        total = row.fold(row.product)
+        row.emit(lambda y, g: (row.product(y, g - total),))
+
+    return run_rows(program, [y, g], results=[y.dtype], interpret=interpret)[0]
+
+
+def log_softmax_gradient(
+    x: jax.Array,
+    m: jax.Array,
+    log_sum: jax.Array,
+    g: jax.Array,
+    *,
+    contract: RowContract,
+    interpret: Any = False,
+) -> jax.Array:
+    """Returns the gradient of log_softmax: g - softmax(x) * sum(g), as `tiled.log_softmax_gradient`.
+
+    Guarantee: row-invariant.
+    """
+    if not supports(x.shape[1], x.dtype, g.dtype):
+        return tiled.log_softmax_gradient(x, m, log_sum, g, contract=contract)
+    exact = x.dtype == jnp.float32
+
+    def program(row: Row) -> None:
+        m, log_sum = row.given(0), row.given(1)
+        total = row.fold(lambda _, g: g)
+
+        def gradient(x: jax.Array, g: jax.Array) -> Arrays:
+            share = exponential((x - m) - log_sum, interpret, exact=exact)
+            return (g - row.product(share, total),)
+
+        row.emit(gradient)
+
+    return run_rows(program, [x, g], results=[x.dtype], given=[m, log_sum], interpret=interpret)[0]
+
+
+def _or_nan(m: jax.Array, s: jax.Array) -> jax.Array:
+    """The sum, or nan for a row of nothing but -inf, or with +inf."""
+    return jnp.where(jnp.abs(m) < jnp.inf, s, jnp.nan)

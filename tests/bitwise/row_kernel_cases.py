@@ -1,0 +1,77 @@
+"""The kernels of rows and of sums over rows for a Hopper GPU, each beside its portable form, on the same arguments."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.testing import hostile_rows
+from pallas_kernels.contract import chunk_contract, row_contract
+from pallas_kernels.norm import mosaic_gpu as norm_hopper
+from pallas_kernels.norm import tiled as norm
+from pallas_kernels.rows import mosaic_gpu as rows_hopper
+from pallas_kernels.rows import tiled as rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation: what it is called with, and its two forms."""
+
+    name: str
+    portable: Callable[..., Any]
+    hopper: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    parameters: dict[str, Any]
+
+    def expected(self) -> list[np.ndarray]:
+        """Returns what the portable form gives on the CPU."""
+        return next(self.all_expected([self]))
+
+    def all_expected(self, cases: "Iterable[Case]") -> Iterator[list[np.ndarray]]:
+        """Yields what this case's portable form, compiled once, gives on the CPU for each case's arguments."""
+        program = jax.jit(lambda *a: self.portable(*a, **self.parameters))
+        for case in cases:
+            with jax.default_device(jax.devices("cpu")[0]):
+                results = program(*(None if a is None else jnp.asarray(a) for a in case.arguments))
+            yield [np.asarray(r) for r in jax.tree.leaves(results)]
+
+    def all_found(self, cases: "Iterable[Case]") -> Iterator[list[np.ndarray]]:
+        """Yields what this case's kernel, compiled once, gives on the default device for each case's arguments."""
+        program = jax.jit(lambda *a: self.hopper(*a, **self.parameters))
+        for case in cases:
+            yield [np.asarray(r) for r in jax.tree.leaves(program(*case.arguments))]
+
+    def found(self, **parameters: Any) -> list[np.ndarray]:
+        """Returns what the kernel gives on the default device."""
+        results = self.hopper(*self.arguments, **self.parameters, **parameters)
+        return [np.asarray(r) for r in jax.tree.leaves(results)]
+
+
+def cases(m: int, columns: int, dtype: str, weights: str | None = None, kind: str = "normal") -> Iterator[Case]:
+    """Yields every operation on (m, columns) arrays, with vectors of the dtype `weights`."""
+    data = [hostile_rows(seed, (m, columns), dtype) for seed in range(3)]
+    x, g, residual = data[0][kind], data[1]["normal"], data[2]["normal"]
+    w, b = (hostile_rows(seed, (columns,), weights or dtype)["normal"] for seed in (3, 4))
+    factor, mean = (hostile_rows(seed, (m, 1), "float32")["normal"] for seed in (5, 6))
+    along, over, eps = {"contract": row_contract()}, {"contract": chunk_contract()}, {"eps": 1e-6}
+
+    def case(name: str, arguments: tuple[Any, ...], parameters: dict[str, Any], label: str = "") -> Case:
+        ours, theirs = (norm_hopper, norm) if hasattr(norm, name) else (rows_hopper, rows)
+        return Case(f"{name}{label}", getattr(theirs, name), getattr(ours, name), arguments, parameters)
+
+    yield case("rms_norm", (x, w), along | eps)
+    yield case("rms_norm", (x, None, residual), along | eps, " of a sum")
+    yield case("rms_norm_gradient", (x, factor, g, w), along)
+    yield case("rms_norm_gradient", (x, factor, g, None, residual), along, " of a sum")
+    yield case("layer_norm", (x, w, b), along | eps)
+    yield case("layer_norm", (x, None, b), along | eps, " without weight")
+    yield case("layer_norm_gradient", (x, mean, factor, g, w), along)
+    yield case("weight_gradient", (x, factor, g), over)
+    yield case("weight_gradient", (x, factor, g, mean), over, " of layer_norm")
+    yield case("sum_axis", (x[:, :, None],), along)
+    yield case("sum_axis", (x[:, :, None],), along | {"mean": True}, " as a mean")
+    yield case("variance", (x[:, :, None],), along | {"ddof": 1})
+    yield case("sum_rows", (x,), over | {"accumulate": b.astype(np.float32)})

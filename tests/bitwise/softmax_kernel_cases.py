@@ -1,0 +1,71 @@
+"""The softmax family and cross entropy for a Hopper GPU, each beside its portable form, on the same arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.contract import online_row_contract, row_contract
+from pallas_kernels.cross_entropy import mosaic_gpu as cross_entropy_hopper
+from pallas_kernels.cross_entropy import tiled as cross_entropy
+from pallas_kernels.schedule.hopper_online import OnlineSchedule, ring_schedule, segments_of
+from pallas_kernels.softmax import mosaic_gpu as softmax_hopper
+from pallas_kernels.softmax import tiled as softmax
+
+Form = Callable[..., Any]
+
+
+def hostile(columns: int, dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Returns nine rows, four of them with values that are not finite, and a label for each."""
+    x = np.random.default_rng(0).standard_normal((9, columns)) * 3
+    x[1] = -np.inf
+    x[2, columns // 2], x[3, columns // 3], x[4, columns // 4] = np.inf, np.nan, -np.inf
+    x[5], x[6], x[7] = np.linspace(-100, 100, columns), x[6] * 30, 80
+    last = columns - 1
+    labels = [0, last, columns // 2, 0, last // 2, -1, columns, last, min(last, 4100)]
+    return jnp.asarray(x, dtype), jnp.asarray(labels, jnp.int32)[:, None]
+
+
+def forms(x: jax.Array, labels: jax.Array) -> dict[str, tuple[Form, Form]]:
+    """Returns for every operation the kernel and the portable form, as functions of nothing but keywords."""
+    g = jnp.asarray(np.random.default_rng(1).standard_normal(x.shape), x.dtype)
+    m, log_sum = softmax.logsumexp(x, contract=row_contract())
+    along = {"contract": row_contract()}
+
+    def both(name: str, *arguments: Any, **parameters: Any) -> tuple[Form, Form]:
+        ours, theirs = (softmax_hopper, softmax) if hasattr(softmax, name) else (cross_entropy_hopper, cross_entropy)
+
+        def call(module: Any) -> Form:
+            return lambda **more: getattr(module, name)(*arguments, **parameters, **more)
+
+        return call(ours), call(theirs)
+
+    number = g[:, :1].astype(jnp.float32)
+    return {
+        "softmax": both("softmax", x, **along),
+        "softmax_gradient": both("softmax_gradient", x, g, **along),
+        "log_softmax": both("log_softmax", x, **along),
+        "log_softmax_gradient": both("log_softmax_gradient", x, m, log_sum, g, **along),
+        "logsumexp": both("logsumexp", x, **along),
+        "logsumexp_gradient": both("logsumexp_gradient", x, m, log_sum, number),
+        "cross_entropy": both("cross_entropy", x, labels, z_loss=0.01, **along),
+        "cross_entropy_gradient": both("cross_entropy_gradient", x, labels, m, log_sum, number, z_loss=0.01),
+    }
+
+
+def schedules(columns: int, itemsize: int) -> list[OnlineSchedule]:
+    """Returns schedules of every form that takes rows of `columns` columns, all to give the same bits."""
+    segments = segments_of(columns, online_row_contract(columns).segment)
+    found = [OnlineSchedule("registers")] if segments <= 8 else []
+    if segments > 1:
+        found.append(OnlineSchedule("split"))
+    if columns >= 128 and columns * itemsize % 128 == 0:
+        piece = min(columns, 4096)
+        found += [ring_schedule(columns, itemsize), OnlineSchedule("ring", piece, 2, 1, vector=1, unroll=3)]
+        if columns > 4096 + 128:
+            found.append(OnlineSchedule("ring", 4096, 2, 1, warpgroups=2))
+        elif columns > 1024 + 128:
+            found.append(OnlineSchedule("ring", 1024, 2, 1, warpgroups=2))
+    return found

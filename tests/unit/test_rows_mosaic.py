@@ -1,0 +1,63 @@
+"""The row kernels for Hopper on a CPU: their bits under the interpreter, and the programs that a GPU would get."""
+
+from collections.abc import Callable
+
+import jax
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from bijax.testing import assert_bits_equal
+from pallas_kernels import _mosaic_chunks
+from pallas_kernels.schedule.hopper_chunks import ChunkSchedule
+from tests.bitwise.row_kernel_cases import Case, cases
+
+# Rows of whole blocks and others; a single chunk of rows, whole chunks and others.
+ROWS = {case.name: case for case in cases(3, 320, "bfloat16", "float32")}
+CHUNKS = {case.name: case for case in cases(260, 256, "bfloat16")}
+INTERPRETED = [
+    *((case, None) for case in ROWS.values()),
+    (CHUNKS["sum_rows"], None),
+    (CHUNKS["weight_gradient"], ChunkSchedule(neighbours=2, warpgroups=2)),
+    ({case.name: case for case in cases(130, 192, "float32")}["sum_rows"], ChunkSchedule(1, 4)),
+]
+
+
+@pytest.fixture
+def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
+    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
+    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
+
+
+@pytest.mark.parametrize(("case", "schedule"), INTERPRETED, ids=lambda value: getattr(value, "name", ""))
+def test_interpreted_kernels_give_the_portable_bits(
+    case: Case,
+    schedule: ChunkSchedule | None,
+    reported_races: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if schedule is not None:
+        monkeypatch.setattr(_mosaic_chunks, "chunk_schedule", lambda *_: schedule)
+    found = case.found(interpret=plgpu.InterpretGPUParams(detect_races=True))
+    assert_bits_equal(found, case.expected(), err_msg=case.name)
+    assert not reported_races()
+
+
+@pytest.mark.parametrize("case", [*ROWS.values(), CHUNKS["sum_rows"]], ids=lambda case: case.name)
+def test_programs_for_a_gpu_lower_with_a_kernel(case: Case) -> None:
+    program = jax.jit(lambda *arguments: case.hopper(*arguments, **case.parameters)).trace(*case.arguments)
+    assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ((3, 321), ("rms_norm", "sum_axis")),  # rows that the copy engine cannot address
+        ((3, 100), ("layer_norm", "sum_rows")),  # fewer columns than lanes
+        ((0, 256), ("rms_norm", "layer_norm_gradient", "weight_gradient", "sum_axis", "variance", "sum_rows")),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_do_not_take(shape: tuple[int, int], names: tuple[str, ...]) -> None:
+    for case in cases(*shape, "bfloat16"):
+        if case.name in names:
+            assert_bits_equal(case.found(), case.expected(), err_msg=case.name)
