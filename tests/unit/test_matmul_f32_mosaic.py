@@ -19,7 +19,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
 from pallas_kernels.schedule.hopper import MatmulSchedule
 from pallas_kernels.schedule.hopper_split import SplitSchedule
-from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule
+from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_schedule
 
 MATMULS: dict[str, Callable[..., jax.Array]] = {
     "tf32": functools.partial(mosaic_gpu_tf32.matmul, contract=Tf32Contract()),
@@ -41,7 +41,12 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, clusters=2), 2),
     ),
-    "tf32 turned, result in parts": ("tf32", (70, 64, 64), False, Tf32Schedule(MatmulSchedule(True, 64, 64, 32, 2), 1)),
+    "tf32 turned, result in parts": (
+        "tf32",
+        (70, 64, 64),
+        False,
+        Tf32Schedule(MatmulSchedule(True, 64, 128, 32, 2, out_buffers=1), 1),
+    ),
     "tf32 from registers": (
         "tf32",
         (13, 200, 128),
@@ -143,7 +148,7 @@ def test_empty_sums_are_the_bias(which: str, shape: tuple[int, int, int]) -> Non
 
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("which", MATMULS)
-@pytest.mark.parametrize("shape", [(1, 8192, 1280), (300, 4096, 4096), (13, 77, 21)])
+@pytest.mark.parametrize("shape", [(1, 8192, 1280), (500, 4096, 14336), (13, 77, 21)])
 def test_program_for_cuda_is_lowered_on_a_cpu(shape: tuple[int, int, int], which: str, transpose_w: bool) -> None:
     m, k, n = shape
     x = jax.ShapeDtypeStruct((m, k), jnp.float32)
@@ -186,6 +191,39 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
     schedule = Tf32Schedule(tiles) if which == "tf32" else SplitSchedule(tiles)
     with pytest.raises(UnsupportedError, match="shared memory"):
         MATMULS[which](jnp.ones((2, 8)), jnp.ones((8, 8)), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("shape", "turners", "from_registers"),
+    [
+        ((8, 4096, 1024), 1, False),
+        ((64, 4096, 4096), 2, False),
+        ((512, 4096, 4096), 1, False),
+        ((512, 4096, 14336), 0, True),
+        ((4096, 4096, 4096), 0, False),
+    ],
+)
+def test_weights_are_turned_as_was_fastest(shape: tuple[int, int, int], turners: int, from_registers: bool) -> None:
+    schedule = tf32_schedule(*shape)
+    assert (schedule.turners, schedule.from_registers) == (turners, from_registers)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "options", "message"),
+    [
+        (MatmulSchedule(True, 64, 256, 32, 4, 2), {"turners": 1}, "tiles of at most 64 by 128"),
+        (MatmulSchedule(True, 64, 64, 32, 4, 2), {"turners": 2}, "1 or 2 turners"),
+        (MatmulSchedule(True, 64, 64, 32, 3), {"turners": 2}, "multiple of the turning warpgroups"),
+        (MatmulSchedule(False, 64, 32, 32, 4), {"turners": 1}, "whole squares"),
+        (MatmulSchedule(True, 64, 64, 32, 4, cluster_rows=2), {"turners": 1}, "without clusters"),
+        (MatmulSchedule(False, 64, 64, 32, 4), {"from_registers": True}, "must have swap"),
+    ],
+)
+def test_forms_that_the_kernel_cannot_run_are_refused(
+    tiles: MatmulSchedule, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tf32Schedule(tiles, **options)
 
 
 @pytest.mark.parametrize("which", MATMULS)
