@@ -1,7 +1,12 @@
-"""GPU tests are skipped, with the reason, where there is no GPU."""
+"""GPU tests are skipped, with the reason, where there is no GPU; several processes of tests share one."""
 
-import jax
+import os
+
 import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax  # noqa: E402, reads the environment
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
