@@ -44,7 +44,9 @@ def matmul(
         residual: (..., N) of the result's dtype, added behind the activation.
         transpose_w: Whether `w` is stored as (N, K).
         precision: As in `jax.lax.dot_general`. On a Hopper GPU float32 operands are multiplied in TF32 by default, with
-            float32 accuracy at HIGHEST; elsewhere always in full float32.
+            float32 accuracy at HIGHEST; elsewhere always in full float32. TF32 operands are cut to 10 bits of fraction
+            where XLA rounds them: errors are 2.1 to 2.7 times XLA's, and a sum of products of one sign comes out 0.0007
+            too small.
         preferred_element_type: Dtype of the result; that of `x` by default.
         split_k: Another contract, for long K and few columns, where one chain over K leaves most of a GPU idle: K is
             cut into this many shards (a power of two), each is summed for itself, and the sums are added as a fixed

@@ -1,7 +1,8 @@
 """Matmul of float32 operands in TF32 on a Hopper GPU: what JAX's default precision is there.
 
 wgmma reads float32 operands along K and drops the lower 13 bits of their fractions. (N, K) weights are used where they
-lie; (K, N) weights are turned, by the kernel for few rows, by a copy for many.
+lie; (K, N) weights are brought into that order inside of a kernel of its own, or by a copy in front where that is
+estimated faster.
 """
 
 import math
@@ -39,9 +40,10 @@ def matmul(
 ) -> jax.Array:
     """Multiplies float32 rows by float32 weights in TF32, or every matrix of a stack by its own weights.
 
-    Aligned operands are used where they lie: K a multiple of 4 and N of 8 for (N, K) weights; for (K, N) weights K a
-    multiple of 8 and N of 32 with few rows. Others are copied once, padded with zeros, which adds exact zeros to the
-    sums; (K, N) weights are copied, turned, where there are many rows.
+    Aligned operands are used where they lie: K a multiple of 4 and N of 8 for (N, K) weights, K a multiple of 8 and N
+    of 32 for (K, N) weights. Others are copied once, padded with zeros, which adds exact zeros to the sums.
+
+    Both operands are cut, not rounded, to 10 bits of fraction: see `Tf32Contract` for what that does to a sum.
 
     Args:
         x: (M, K) or (..., M, K), float32. Any sizes, 0 included.
@@ -96,11 +98,11 @@ def matmul(
     x, w = one_axis(x), one_axis(w)
     if bias is not None:
         bias = pad(bias, 0, schedule.tiles.block_n)
-    arguments: dict[str, Any] = {"schedule": schedule.tiles, "out_dtype": out_dtype, "interpret": interpret}
-    if schedule.turned and not transpose_w:
+    arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
+    if (schedule.turners or schedule.from_registers) and not transpose_w:
         w = pad(pad(w, -1, _TURNED_COLUMNS), -2, _TURNED_K)
-        out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, **arguments)
+        out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, schedule=schedule, **arguments)
     else:
         w = pad(pad(w if transpose_w else w.swapaxes(-1, -2), -1, _ALIGN), -2, _COLUMNS)
-        out = ring_matmul(pad(x, -1, _ALIGN), w, Epilogue(bias), transpose_w=True, **arguments)
+        out = ring_matmul(pad(x, -1, _ALIGN), w, Epilogue(bias), schedule=schedule.tiles, transpose_w=True, **arguments)
     return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)

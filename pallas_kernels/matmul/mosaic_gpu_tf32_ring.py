@@ -1,8 +1,9 @@
-"""The kernel of the Hopper TF32 matmul for few rows and weights stored as (K, N).
+"""The kernel of the Hopper TF32 matmul for weights stored as (K, N), of which nothing is copied in advance.
 
-wgmma reads float32 operands only along K. The ring of `mosaic_gpu_ring` therefore takes (N, K) weights; here every
-computing warpgroup turns its tile of (K, N) weights in shared memory, so that few rows do not pay for a copy of the
-weights. The weights are wgmma's rows. The accumulator is the same chain over K in steps of 8, so are its bits.
+wgmma reads float32 operands from shared memory only along K. The ring of `mosaic_gpu_ring` therefore takes (N, K)
+weights. Here the weights are wgmma's rows and come from registers, into which every thread reads its elements in any
+order; or one or two warpgroups more turn every tile in shared memory, in place, between the producer that copies it
+and the warpgroups that multiply it. The accumulator is the same chain over K in steps of 8, so are its bits.
 """
 
 import math
@@ -16,10 +17,21 @@ from jax import lax
 
 from pallas_kernels.matmul import mosaic_gpu_epilogue as ending
 from pallas_kernels.matmul import mosaic_gpu_ring as ring
-from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.matmul._turn import turn
+from pallas_kernels.matmul._wgmma_tf32 import load_rows
+from pallas_kernels.matmul._wgmma_tf32 import multiply as multiply_rows
+from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule
 
 _SWIZZLE: Final = ending.SWIZZLE_BYTES // 4
-_TURNED: Final = 2  # turned tiles of a warpgroup: one is multiplied while the next is written
+# By computing and turning warpgroups: registers of a thread that copies, that turns, that computes.
+_REGISTERS: Final = {
+    (1, 0): (40, 40, 232),
+    (2, 0): (40, 40, 232),
+    (3, 0): (40, 40, 152),
+    (1, 1): (40, 104, 232),
+    (1, 2): (40, 80, 232),
+    (2, 1): (40, 88, 192),
+}
 
 
 def turning_ring_matmul(
@@ -27,7 +39,7 @@ def turning_ring_matmul(
     w: jax.Array,
     bias: jax.Array | None = None,
     *,
-    schedule: MatmulSchedule,
+    schedule: Tf32Schedule,
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
@@ -38,27 +50,32 @@ def turning_ring_matmul(
         w: (K, N) float32, N a multiple of 32. A stack where `x` is one; a matrix `x` beside a stack belongs to
             every entry.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
-        schedule: Tiles and stages, with `swap`, `tile_rows` of 64, no clusters.
+        schedule: Tiles and stages, with turning warpgroups or rows from registers.
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
         (M, N) or (B, M, N) of `out_dtype`.
     """
-    stack, (m, k), n, s = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule
+    stack, (m, k), n, s, turners = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.turners
     x_rows = s.block_m if m > s.block_m else min(s.block_m, -(-m // 8) * 8)
     x_side = ring._Side(m, k, True, s.block_m, x_rows, _SWIZZLE, s.k_step)
     w_side = ring._Side(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
-    row_tiles, column_tiles = -(-n // s.block_n), -(-m // s.block_m)
+    rows_size, columns_size = (n, m) if s.swap else (m, n)
+    row_tiles, column_tiles = -(-rows_size // s.block_rows), -(-columns_size // s.block_columns)
     tiles, k_steps = math.prod(stack) * row_tiles * column_tiles, -(-k // s.k_step)
     blocks = min(tiles, s.clusters) if s.clusters else tiles
-    stages = min(s.stages, k_steps * -(-tiles // blocks))
+    several, several_warpgroups = max(1, turners), s.warpgroups + turners > 1
+    stages = min(s.stages, several * -(-k_steps * -(-tiles // blocks) // several))
     epilogue = ending.Epilogue(bias)
-    store = ending.make_store(s, (64, s.tile_columns), m, n, jnp.dtype(out_dtype), epilogue)
+    store = ending.make_store(s, (s.tile_rows, s.tile_columns), m, n, jnp.dtype(out_dtype), epilogue)
     alias = [not interpret and ragged for ragged in (x_side.ragged, store.ragged)]
+    transforms = ending.tile_transforms(_SWIZZLE, jnp.float32)
+    producer_registers, turner_registers, compute_registers = _REGISTERS[s.warpgroups, turners]
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
-        _, bias_ref, _, (out_ref, w_smem, x_smem, out_smem, turned, full, empty) = epilogue.take(refs)
+        _, bias_ref, _, (out_ref, w_smem, x_smem, out_smem, *apart, full, ready, empty) = epilogue.take(refs)
+        w_tiles, turned = (w_smem, *apart) if apart else (w_smem, None) if schedule.from_registers else w_smem
         x_tiled, x_plain = x_smem if alias[0] else (x_smem, x_smem)
         out_tiled, out_plain = out_smem if alias[1] else (out_smem, None)
         warpgroup, first = lax.axis_index("warpgroup"), lax.axis_index("block")
@@ -70,15 +87,16 @@ def turning_ring_matmul(
             place = lax.div(index, row_tiles * column_tiles) if stack else None
             index = lax.rem(index, row_tiles * column_tiles) if stack else index
             row, column = ring._tile_position(index, row_tiles, column_tiles, s.group)
-            return place, row * s.block_n, column * s.block_m
+            return place, row * s.block_rows, column * s.block_columns
 
         def produce() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(ring._PRODUCER_REGISTERS, action="decrease")
+            if several_warpgroups:
+                plgpu.set_max_registers(producer_registers, action="decrease")
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
                 place, row, column = origin(tile)
+                w_start, x_start = (row, column) if s.swap else (column, row)
 
                 @pl.loop(0, k_steps)
                 def _(step: Any) -> None:
@@ -89,8 +107,8 @@ def turning_ring_matmul(
                     def _() -> None:
                         plgpu.barrier_wait(empty.at[slot])
 
-                    w_side.copy([ending.in_stack(w_ref, place)], w_smem, row, start, slot, full.at[slot], None)
-                    x_side.copy([ending.in_stack(x_ref, place)], x_plain, column, start, slot, full.at[slot], None)
+                    w_side.copy([ending.in_stack(w_ref, place)], w_tiles, w_start, start, slot, full.at[slot], None)
+                    x_side.copy([ending.in_stack(x_ref, place)], x_plain, x_start, start, slot, full.at[slot], None)
 
             total = count * k_steps
 
@@ -98,13 +116,73 @@ def turning_ring_matmul(
             def _(i: Any) -> None:  # every signal is awaited
                 plgpu.barrier_wait(empty.at[lax.rem(jnp.maximum(total - stages, 0) + i, stages)])
 
+        def turn_tiles() -> None:
+            plgpu.set_max_registers(turner_registers, action="decrease")
+            turner = warpgroup - s.warpgroups
+
+            # Stages are a multiple of the turners, so each of them meets every phase of its own stages.
+            @pl.loop(0, lax.div(count * k_steps - turner + turners - 1, turners))
+            def _(i: Any) -> None:
+                slot = lax.rem(turner + i * turners, stages)
+                plgpu.barrier_wait(full.at[slot])
+                if interpret:
+                    turned.at[slot][...] = w_tiles.at[slot, 0].transpose((1, 0))[...]
+                else:
+                    turn(w_tiles.at[slot, 0], s.k_step, s.block_n, transforms)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(ready.at[slot])
+
         def consume() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(ring._COMPUTE_REGISTERS[s.warpgroups], action="increase")
-            offset = warpgroup * 64
+            if several_warpgroups:
+                plgpu.set_max_registers(compute_registers, action="increase")
+            offset = warpgroup * s.tile_rows
+            part = pl.ds(offset, s.tile_rows) if s.warpgroups > 1 else slice(None)
             plain = None if out_plain is None else out_plain.at[warpgroup]
-            end = ending.Ending(epilogue, store, True, out_ref, out_tiled.at[warpgroup], plain, bias_ref)
-            part = pl.ds(offset, 64) if s.warpgroups > 1 else slice(None)
+            end = ending.Ending(epilogue, store, s.swap, out_ref, out_tiled.at[warpgroup], plain, bias_ref)
+
+            def from_registers(tile: Any, part: Any) -> Any:
+                """Returns the sums of a tile; the rows of a stage are read while the stage before is multiplied."""
+                start, shape = tile * k_steps, (64, s.tile_columns)
+
+                def add(step: Any, carry: Any) -> Any:
+                    total, rows = carry
+                    slot = lax.rem(start + step, stages)
+                    next_slot = lax.rem(start + jnp.minimum(step + 1, k_steps - 1), stages)
+
+                    @pl.when(step + 1 < k_steps)
+                    def _() -> None:
+                        plgpu.barrier_wait(full.at[next_slot])
+
+                    columns = x_tiled.at[slot]
+                    if interpret:
+                        total += interpreted_product(slot, part)
+                    else:
+                        total, rows = multiply_rows(
+                            total, rows, columns, w_tiles.at[next_slot, 0], s.block_n, transforms
+                        )
+                    plgpu.barrier_arrive(empty.at[slot])
+                    return total, rows
+
+                plgpu.barrier_wait(full.at[lax.rem(start, stages)])
+                total = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+                rows = jnp.float32(0)
+                if not interpret:
+                    rows = load_rows(w_tiles.at[lax.rem(start, stages), 0], s.k_step, s.block_n, transforms)
+                return lax.fori_loop(0, k_steps, add, (total, rows))[0]
+
+            def interpreted_product(slot: Any, part: Any) -> Any:
+                turned.at[slot, part][...] = w_tiles.at[slot, 0, :, part].transpose((1, 0))[...]
+                plgpu.commit_smem()
+                width = s.k_step // x_side.pieces
+
+                def multiply(accumulator: Any) -> Any:
+                    for piece in range(x_side.pieces):
+                        left = turned.at[slot, part, pl.ds(piece * width, width)]
+                        right = x_side.operand(x_tiled, slot, 0, piece, x_side.pieces, slice(None))
+                        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+                    return accumulator[...]
+
+                return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
 
             @pl.loop(0, count)
             def _(tile: Any) -> None:
@@ -113,15 +191,14 @@ def turning_ring_matmul(
                 def multiply(accumulator: Any, step: Any) -> None:
                     slot = lax.rem(tile * k_steps + step, stages)
                     plgpu.barrier_wait(full.at[slot])
-                    weights = w_side.operand(w_smem, slot, 0, 0, 1, part)
-                    value = plgpu.load(weights, layout=plgpu.Layout.WGMMA_TRANSPOSED)
-                    rows = turned.at[warpgroup, lax.rem(step, _TURNED)]
-                    rows[...] = plgpu.layout_cast(value, plgpu.Layout.WGMMA)
-                    plgpu.commit_smem()
+                    plgpu.barrier_wait(ready.at[slot])
                     width = s.k_step // x_side.pieces
                     for piece in range(x_side.pieces):
-                        columns = x_side.operand(x_tiled, slot, 0, piece, x_side.pieces, slice(None))
-                        plgpu.wgmma(accumulator, rows.at[:, pl.ds(piece * width, width)], columns.transpose((1, 0)))
+                        window = pl.ds(piece * width, width) if x_side.pieces > 1 else slice(None)
+                        weights = turned.at[slot, part if s.swap else slice(None), window]
+                        rows = x_side.operand(x_tiled, slot, 0, piece, x_side.pieces, slice(None) if s.swap else part)
+                        left, right = (weights, rows) if s.swap else (rows, weights)
+                        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
 
                 def release(step: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(tile * k_steps + step, stages)])
@@ -139,30 +216,38 @@ def turning_ring_matmul(
                     release(k_steps - 1)
                     end.finish((accumulator[...],), place, row + offset, column)
 
-                pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
+                if not schedule.from_registers:
+                    pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
+                    return
+                end.finish((from_registers(tile, part),), place, row + offset, column)
 
             plgpu.wait_smem_to_gmem(0)
 
-        pl.when(warpgroup == s.warpgroups)(produce)
+        pl.when(warpgroup == s.warpgroups + turners)(produce)
+        if turners:
+            pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + turners))(turn_tiles)
         pl.when(warpgroup < s.warpgroups)(consume)
 
+    w_tiles = w_side.scratch(stages, jnp.float32, False)
+    turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=transforms)
+    # The interpreter knows no two views of the same bytes, and no rows in registers.
+    weights: tuple[Any, ...] = (plgpu.RefUnion(w_tiles, turned),) if turners else (w_tiles,)
+    if interpret:
+        weights = (w_tiles, turned)
     launch = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((*stack, m, n), out_dtype),
         grid=(blocks,),
         grid_names=("block",),
-        num_threads=s.warpgroups + 1,
+        num_threads=s.warpgroups + turners + 1,
         thread_name="warpgroup",
         scratch_types=[
-            w_side.scratch(stages, jnp.float32, False),
+            weights[0],
             x_side.scratch(stages, jnp.float32, alias[0]),
             store.scratch(s.warpgroups, out_dtype, alias[1]),
-            plgpu.SMEM(
-                (s.warpgroups, _TURNED, 64, s.k_step),
-                jnp.float32,
-                transforms=ending.tile_transforms(_SWIZZLE, jnp.float32),
-            ),
+            *weights[1:],
             plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=1, num_barriers=stages),
             plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),

@@ -19,7 +19,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
 from pallas_kernels.schedule.hopper import MatmulSchedule
 from pallas_kernels.schedule.hopper_split import SplitSchedule
-from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule
+from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_schedule
 
 MATMULS: dict[str, Callable[..., jax.Array]] = {
     "tf32": functools.partial(mosaic_gpu_tf32.matmul, contract=Tf32Contract()),
@@ -34,8 +34,26 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
     "tf32 wide": ("tf32", (70, 128, 72), True, Tf32Schedule(RING)),
     "tf32 wide, turned by a copy": ("tf32", (70, 100, 20), False, Tf32Schedule(RING)),
     "tf32 narrow": ("tf32", (5, 128, 128), True, Tf32Schedule(dataclasses.replace(TILES, tile_columns=8))),
-    "tf32 turned": ("tf32", (13, 200, 128), False, Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), True)),
-    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, clusters=3), True)),
+    "tf32 turned": ("tf32", (13, 200, 128), False, Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), 1)),
+    "tf32 turned, rows first": (
+        "tf32",
+        (70, 264, 64),
+        False,
+        Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, clusters=2), 2),
+    ),
+    "tf32 turned, result in parts": (
+        "tf32",
+        (70, 64, 64),
+        False,
+        Tf32Schedule(MatmulSchedule(True, 64, 128, 32, 2, out_buffers=1), 1),
+    ),
+    "tf32 from registers": (
+        "tf32",
+        (13, 200, 128),
+        False,
+        Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), from_registers=True),
+    ),
+    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, clusters=3), 1)),
     "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
     "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, clusters=2), True)),
     "highest two warpgroups": (
@@ -130,7 +148,7 @@ def test_empty_sums_are_the_bias(which: str, shape: tuple[int, int, int]) -> Non
 
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("which", MATMULS)
-@pytest.mark.parametrize("shape", [(1, 8192, 1280), (300, 4096, 4096), (13, 77, 21)])
+@pytest.mark.parametrize("shape", [(1, 8192, 1280), (500, 4096, 14336), (13, 77, 21)])
 def test_program_for_cuda_is_lowered_on_a_cpu(shape: tuple[int, int, int], which: str, transpose_w: bool) -> None:
     m, k, n = shape
     x = jax.ShapeDtypeStruct((m, k), jnp.float32)
@@ -139,7 +157,7 @@ def test_program_for_cuda_is_lowered_on_a_cpu(shape: tuple[int, int, int], which
     text = program.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
     assert not re.search(r"stablehlo\.dot", text)
-    turned_by_a_copy = which == "tf32" and not transpose_w and m > 128
+    turned_by_a_copy = which == "tf32" and not transpose_w and k == 77  # a small one
     assert ("stablehlo.transpose" in text) == turned_by_a_copy
 
 
@@ -173,6 +191,39 @@ def test_schedules_that_do_not_fit_are_refused(which: str) -> None:
     schedule = Tf32Schedule(tiles) if which == "tf32" else SplitSchedule(tiles)
     with pytest.raises(UnsupportedError, match="shared memory"):
         MATMULS[which](jnp.ones((2, 8)), jnp.ones((8, 8)), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("shape", "turners", "from_registers"),
+    [
+        ((8, 4096, 1024), 1, False),
+        ((64, 4096, 4096), 2, False),
+        ((512, 4096, 4096), 1, False),
+        ((512, 4096, 14336), 0, True),
+        ((4096, 4096, 4096), 0, False),
+    ],
+)
+def test_weights_are_turned_as_was_fastest(shape: tuple[int, int, int], turners: int, from_registers: bool) -> None:
+    schedule = tf32_schedule(*shape)
+    assert (schedule.turners, schedule.from_registers) == (turners, from_registers)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "options", "message"),
+    [
+        (MatmulSchedule(True, 64, 256, 32, 4, 2), {"turners": 1}, "tiles of at most 64 by 128"),
+        (MatmulSchedule(True, 64, 64, 32, 4, 2), {"turners": 2}, "1 or 2 turners"),
+        (MatmulSchedule(True, 64, 64, 32, 3), {"turners": 2}, "multiple of the turning warpgroups"),
+        (MatmulSchedule(False, 64, 32, 32, 4), {"turners": 1}, "whole squares"),
+        (MatmulSchedule(True, 64, 64, 32, 4, cluster_rows=2), {"turners": 1}, "without clusters"),
+        (MatmulSchedule(False, 64, 64, 32, 4), {"from_registers": True}, "must have swap"),
+    ],
+)
+def test_forms_that_the_kernel_cannot_run_are_refused(
+    tiles: MatmulSchedule, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tf32Schedule(tiles, **options)
 
 
 @pytest.mark.parametrize("which", MATMULS)
