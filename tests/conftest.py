@@ -6,7 +6,7 @@ import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-import jax  # noqa: E402, reads the environment
+import jax  # reads the environment
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

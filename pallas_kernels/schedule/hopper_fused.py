@@ -89,9 +89,9 @@ def shard_schedules(
 ) -> tuple[ShardSchedule, ...]:
     """Returns the schedules of a matmul whose K is cut into shards, the one to use first.
 
-    Shards of their own fill multiprocessors that few tiles would leave idle, and were faster wherever both were measured,
-    up to 4096 rows (benchmarks/NOTES.md); but their partial sums take memory. A block that sums all shards takes none,
-    but holds log2(shards) + 1 tiles of sums, so its tiles are smaller.
+    Shards of their own fill multiprocessors that few tiles would leave idle, and were faster wherever both were
+    measured, up to 4096 rows (benchmarks/NOTES.md); but their partial sums take memory. A block that sums all shards
+    takes none, but holds log2(shards) + 1 tiles of sums, so its tiles are smaller.
 
     Args:
         m: Rows of the activations, at least 1.
