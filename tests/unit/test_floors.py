@@ -13,6 +13,10 @@ FLOOR_0_IMPORTS = {"numpy", "pallas_kernels"}
 # The first prefix that fits gives the floor of a module.
 FLOORS = (
     ("pallas_kernels.contract", 0),
+    ("pallas_kernels._contract_attention", 0),
+    ("pallas_kernels._contract_matmul", 0),
+    ("pallas_kernels._contract_rows", 0),
+    ("pallas_kernels._contract_shards", 0),
     ("pallas_kernels.schedule", 0),
     ("pallas_kernels.errors", 0),
     ("pallas_kernels", 1),
@@ -127,9 +131,10 @@ def test_a_right_import_is_not(module: str, source: str) -> None:
 
 def test_the_bits_are_chosen_without_the_batch() -> None:
     """No function that chooses a contract takes a parameter that could tell the size of the batch."""
-    tree = ast.parse((ROOT / "pallas_kernels" / "contract.py").read_text())
-    choosers = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name.endswith("_contract")]
-    assert len(choosers) >= 4
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "pallas_kernels").glob("_contract_*.py")]
+    functions = [f for tree in trees for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
+    choosers = [f for f in functions if f.name.endswith("_contract") or f.name == "split_shards"]
+    assert len(choosers) >= 7
     for chooser in choosers:
         names = {a.arg for a in (*chooser.args.args, *chooser.args.kwonlyargs)}
         assert not names & {"m", "rows", "batch", "batch_size", "queries", "sequences", "lengths", "x"}

@@ -1,0 +1,147 @@
+"""Contracts of matmul: see `pallas_kernels.contract`."""
+
+from dataclasses import dataclass
+from typing import Final
+
+_LONG_CHAIN: Final = 512
+_SHORT_CHAIN: Final = 192
+_LONG_ROWS: Final = 964
+
+
+@dataclass(frozen=True)
+class MatmulContract:
+    """How one element of `x @ w` is summed.
+
+    K is cut into blocks of `k_block`. Inside a block the products are added upwards by fused multiply-add into one
+    accumulator of `dtype` that starts at zero; the block sums are then added upwards in that dtype.
+
+    Attributes:
+        k_block: Elements of K in one fused chain; the last block may be shorter.
+        version: Raised when the bits of an existing contract change on purpose.
+        dtype: "float32" or "float64".
+
+    Example:
+        >>> MatmulContract(k_block=512).id
+        'matmul/v1/f32-chain512-fold'
+    """
+
+    k_block: int
+    version: int = 1
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.k_block < 1:
+            raise ValueError(f"k_block must be at least 1, got {self.k_block}.")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype must be float32 or float64, got {self.dtype!r}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f{self.dtype[5:]}-chain{self.k_block}-fold"
+
+
+@dataclass(frozen=True)
+class WgmmaContract:
+    """How one element of `x @ w` is summed by wgmma.
+
+    One float32 accumulator starts at zero and takes the products of 16 elements of K at a time, upwards, as the
+    tensor core adds them; K is padded with zeros to a multiple of 16. There is no second accumulator and no split of K.
+
+    Attributes:
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> WgmmaContract().id
+        'matmul/v1/f32-wgmma16-chain'
+    """
+
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-wgmma16-chain"
+
+
+@dataclass(frozen=True)
+class WgmmaChunkContract:
+    """How wgmma takes a sum over the rows of a batch (a weight gradient).
+
+    One float32 accumulator starts at zero, or where a previous sum ended, and takes the outer products of 16 rows at a
+    time, upwards, as the tensor core adds them; missing rows of the last 16 count as zeros.
+
+    Attributes:
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> WgmmaChunkContract().id, WgmmaChunkContract().rows
+        ('chunks/v1/f32-wgmma16-chain', 16)
+    """
+
+    version: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of one step: a batch that is cut at multiples of it continues the same chain."""
+        return 16
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"chunks/v{self.version}/f32-wgmma16-chain"
+
+
+@dataclass(frozen=True)
+class Tf32Contract:
+    """How one element of `x @ w` is summed by wgmma in TF32.
+
+    Of each float32 operand the tensor core reads the sign, the exponent and the upper 10 bits of the fraction; the
+    lower 13 are dropped, not rounded. An operand thus loses up to 2**-10 of its magnitude, less than half of that on
+    the average, always towards zero: a sum of products of one sign comes out 0.0007 (1.5 * 2**-11) too small. With
+    random signs the errors are 2.1 to 2.7 times those of operands rounded to nearest, as XLA's own TF32 products round
+    them; rounding would cost another pass over an operand where the weights are (N, K).
+
+    One float32 accumulator starts at zero and takes the products of 8 elements of K at a time, upwards, as the tensor
+    core adds them; K is padded with zeros. There is no second accumulator and no split of K.
+
+    Attributes:
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> Tf32Contract().id
+        'matmul/v1/f32-tf32-wgmma8-chain'
+    """
+
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"matmul/v{self.version}/f32-tf32-wgmma8-chain"
+
+
+def matmul_contract(k: int, *, transpose_w: bool) -> MatmulContract:
+    """Returns the contract of a matmul whose rows have `k` elements.
+
+    The block of K is the longest that every CPU engine runs as one fused chain at every number of rows: 512 for
+    weights stored as (N, K) and for long rows; for short rows of (K, N) weights the largest divisor of K up to 192,
+    because there the library behind XLA's dot cuts K by the number of rows (benchmarks/NOTES.md).
+
+    Args:
+        k: Length of the contracted dimension; 0 is allowed.
+        transpose_w: True when the weights are stored as (N, K).
+
+    Raises:
+        ValueError: If `k` is negative.
+
+    Example:
+        >>> matmul_contract(2048, transpose_w=False).k_block, matmul_contract(576, transpose_w=False).k_block
+        (512, 192)
+    """
+    if k < 0:
+        raise ValueError(f"K must not be negative, got {k}.")
+    if transpose_w or k >= _LONG_ROWS:
+        return MatmulContract(_LONG_CHAIN)
+    divisors = [b for b in range(_SHORT_CHAIN // 3, _SHORT_CHAIN + 1) if k % b == 0]
+    return MatmulContract(max(divisors, default=_SHORT_CHAIN))
