@@ -1,4 +1,4 @@
-"""Draws the results of a benchmark: ratio of XLA's time to ours over the number of rows, one line per shape.
+"""Draws the results of a benchmark: ratio of XLA's time to ours over the number of rows, one line or row per shape.
 
 python benchmarks/plot.py benchmarks/results/matmul_f32_cpu.json
 """
@@ -10,14 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 INK, GRID = "#22303c", "#d8dee4"
+MOST_LINES = 8
+SHAPE = ("case", "precision", "transpose_w", "k", "n", "columns")
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Writes a PNG: the first column of the cells is the horizontal axis, the shape a line, op and dtype a panel."""
+    """Writes a PNG: the first column of the cells is the horizontal axis, the shape a line, op and dtype a panel.
+
+    Where lines would be too many to tell apart, a table of coloured ratios takes their place.
+    """
     across = next(iter(result["cells"][0]))
+    if "op" not in result["cells"][0] and len({label(row, result["cells"]) for row in result["cells"]}) > MOST_LINES:
+        draw_table(result, across, path)
+        return
     panels: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in result["cells"]:
         panels[f"{row['op']}, {row['dtype']}" if "op" in row else ""].append(row)
@@ -35,20 +44,18 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=11)
     figure.supxlabel(across, fontsize=10)
     figure.supylabel("XLA's time / ours (above 1: ours is faster)", fontsize=10)
-    labels = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    named = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     figure.savefig(path)
 
 
 def draw_panel(axes: Any, across: str, cells: list[dict[str, Any]], name: str) -> None:
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    shape = [c for c in ("k", "n", "transpose_w", "columns") if len({row.get(c) for row in cells}) > 1]
     for row in cells:
-        label = ", ".join(f"{c}={row[c]}" for c in shape) or "bijax"
-        lines[label].append((row[across], row["ratio"]))
+        lines[label(row, cells)].append((row[across], row["ratio"]))
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    for label, points in lines.items():
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, linewidth=1.6, label=label)
+    for line, points in lines.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, linewidth=1.6, label=line)
     ticks = sorted({row[across] for row in cells})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(t) for t in ticks])
@@ -57,6 +64,39 @@ def draw_panel(axes: Any, across: str, cells: list[dict[str, Any]], name: str) -
     axes.set_title(name, color=INK, loc="left", fontsize=9)
     axes.grid(color=GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
+    """Writes a PNG of the ratios: a row for each shape, green where ours is faster, red where it is slower."""
+    cells = result["cells"]
+    names = list(dict.fromkeys(label(row, cells) for row in cells))
+    ticks = sorted({row[across] for row in cells})
+    figure = Figure(figsize=(2.6 + 0.55 * len(ticks), 1.4 + 0.28 * len(names)), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    ratios = [[float("nan")] * len(ticks) for _ in names]
+    for row in cells:
+        ratios[names.index(label(row, cells))][ticks.index(row[across])] = row["ratio"]
+    axes.imshow(ratios, cmap="RdYlGn", norm=TwoSlopeNorm(1.0, 0.5, 2.0), aspect="auto")
+    for i, line in enumerate(ratios):
+        for j, ratio in enumerate(line):
+            if ratio == ratio:
+                axes.text(j, i, f"{ratio:.2f}", ha="center", va="center", fontsize=7, color=INK)
+    axes.set_xticks(range(len(ticks)), [str(t) for t in ticks], fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_xlabel(across)
+    axes.spines[:].set_visible(False)
+    title = (
+        f"{result['benchmark']} on {result['device']}, jax {result['jax']}: XLA's time / ours"
+    )
+    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=9)
+    figure.savefig(path)
+
+
+def label(row: dict[str, Any], cells: list[dict[str, Any]]) -> str:
+    """Returns the name of a cell's line: what differs among the cells besides the horizontal axis."""
+    shape = [c for c in SHAPE if len({other.get(c) for other in cells}) > 1]
+    return ", ".join(str(row[c]) if isinstance(row[c], str) else f"{c}={row[c]}" for c in shape) or "bijax"
 
 
 def main() -> None:
