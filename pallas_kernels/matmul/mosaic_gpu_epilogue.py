@@ -93,7 +93,8 @@ class Store:
         rows: Rows of the result in a block.
         width: Columns of the result in a block.
         swizzle: Elements of a swizzled row.
-        ragged: Whether the result does not divide into whole (8, swizzle) tiles.
+        ragged: Whether a block leaves as plain rows: the result does not divide into whole (8, swizzle) tiles, or is
+            one of them wide (see `make_store`).
         buffers: Blocks that can be on their way to memory.
     """
 
@@ -150,15 +151,24 @@ class Store:
 def make_store(s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype: Any, epilogue: Epilogue) -> Store:
     """Returns how an (M, N) result of `dtype` leaves the kernel from warpgroups with accumulators of `shape`.
 
+    Where both the result and a block have one tile along a dimension, Mosaic GPU drops that dimension of tiles from the
+    copy, and with it the index: a block that lies outside of the result would be written over the one inside. Such
+    blocks leave as plain rows, which keep every index.
+
     A residual is fetched while the products are summed, so every block of the tile has a buffer of its own then.
     """
+    covered_m = s.block_m * (s.cluster_columns if s.swap else s.cluster_rows)
+    covered_n = s.block_n * (s.cluster_rows if s.swap else s.cluster_columns) // (2 if epilogue.gated else 1)
     s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
     (rows, width, buffers), swizzle = s.out_blocks(dtype.itemsize), SWIZZLE_BYTES // dtype.itemsize
     if epilogue.residual is not None:
         buffers = shape[0] * shape[1] // (rows * width)
     if s.swap:
-        return Store(rows, width, swizzle, (m % ROWS != 0 and m > ROWS) or n % swizzle != 0, buffers)
-    return Store(rows, width, width, m % ROWS != 0 or n % width != 0, buffers)
+        ragged = (m % ROWS != 0 and m > ROWS) or n % swizzle != 0
+    else:
+        swizzle, ragged = width, m % ROWS != 0 or n % width != 0
+    outside = (m <= ROWS == rows < covered_m) or (n <= swizzle == width < covered_n)
+    return Store(rows, width, swizzle, ragged or outside, buffers)
 
 
 @dataclass(frozen=True)

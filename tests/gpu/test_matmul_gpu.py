@@ -94,6 +94,39 @@ def test_schedules_give_the_reference_bits(name: str, dtype: str, out_dtype: str
     assert not failures, "\n".join([f"{len(failures)} of {len(found)} schedules fail", *failures])
 
 
+# (M, K, N), result, schedule: blocks of a tile that lie wholly outside of a result one or a few tiles wide.
+OUTSIDE = {
+    "one row, weights in turn": ((1, 512, 640), "float32", OTHERS["weights, take tiles in turn"]),
+    "8 rows, weights in turn": ((8, 512, 640), "bfloat16", OTHERS["weights, take tiles in turn"]),
+    "13 rows, weights in turn": ((13, 576, 1536), "float32", OTHERS["weights, take tiles in turn"]),
+    "13 rows, in turn": ((13, 576, 1536), "float32", OTHERS["takes tiles in turn"]),
+    "one row, in turn": ((1, 512, 640), "bfloat16", OTHERS["takes tiles in turn"]),
+    "one row, weights, 152 columns": ((1, 512, 640), "float32", OTHERS["weights, 152 columns"]),
+    "8 rows, split along columns": ((8, 512, 640), "float32", MatmulSchedule(True, 64, 8, 64, 4, 2, "columns")),
+    "8 rows, cluster": ((8, 512, 640), "bfloat16", MatmulSchedule(True, 64, 8, 64, 4, cluster_columns=2)),
+    "64 columns": ((8, 512, 64), "bfloat16", MatmulSchedule(True, 64, 8, 64, 4, 2)),
+    "32 columns": ((256, 512, 32), "float32", MatmulSchedule(False, 64, 64, 64, 4)),
+    "32 columns, chosen": ((4096, 4096, 32), "float32", None),
+}
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_lies_outside_of_the_result_is_dropped(name: str, with_residual: bool) -> None:
+    (m, k, n), out_dtype, schedule = OUTSIDE[name]
+    x, w = operands("normal", m, k, n, False, "bfloat16")
+    residual = jnp.asarray(hostile_rows(m, (m, n), out_dtype)["normal"]) if with_residual else None
+    # The reference writes one block of columns inside of a result that is as wide as two.
+    wide = jnp.pad(w, ((0, 0), (0, -n % 128)))
+    total = compiled(REFERENCE, x, wide, False, "float32")(x, wide)[:, :n]
+    expected = total if residual is None else total + residual.astype(jnp.float32)
+    program = jax.jit(
+        lambda x, w: matmul(x, w, contract=CONTRACT, residual=residual, out_dtype=out_dtype, schedule=schedule)
+    )
+    for _ in range(3):
+        assert_bits_equal(program(x, w), expected.astype(out_dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rounding_the_float32_result_gives_the_narrow_one(dtype: str) -> None:
     x, w = operands("normal", 100, 512, 256, False, dtype)

@@ -13,6 +13,7 @@ import bijax
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_shards
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.mosaic_gpu import gated_matmul, matmul
+from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue, make_store
 from pallas_kernels.schedule.hopper import MatmulSchedule
 from pallas_kernels.schedule.hopper_fused import ShardSchedule
 from tests.unit.test_matmul_mosaic import interpreter, operands, reported_races  # noqa: F401
@@ -159,6 +160,31 @@ def test_a_pair_needs_rows_of_both_weights_in_a_warpgroup() -> None:
 @pytest.mark.parametrize(("k", "n", "shards"), [(8192, 1280, 4), (4096, 1024, 4), (8192, 8192, 1), (576, 64, 1)])
 def test_shards_follow_the_weights(k: int, n: int, shards: int) -> None:
     assert split_shards(k, n) == shards
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "dtype", "schedule", "plain"),
+    [
+        (1, 1280, "float32", MatmulSchedule(True, 128, 88, 64, 4, 2, "tiles"), True),  # 11 blocks of 8 rows
+        (8, 128, "bfloat16", dataclasses.replace(NARROW, warpgroups=2, split="columns"), True),
+        (8, 128, "float32", dataclasses.replace(NARROW, cluster_columns=2), True),
+        (64, 32, "float32", MatmulSchedule(False, 64, 64, 64, 3), True),  # two blocks of 32 columns
+        (8, 64, "bfloat16", dataclasses.replace(NARROW, warpgroups=2), True),
+        (64, 64, "bfloat16", MatmulSchedule(False, 64, 64, 64, 3, cluster_columns=2), True),
+        # One block, many tiles in a block or in the result: every index is kept, or always 0.
+        (1, 1280, "float32", NARROW, False),
+        (8, 1280, "bfloat16", MatmulSchedule(True, 128, 64, 64, 4, 2, "tiles"), False),
+        (16, 1280, "float32", MatmulSchedule(True, 128, 88, 64, 4), False),
+        (64, 32, "float32", MatmulSchedule(False, 64, 32, 64, 3), False),
+        (64, 64, "float32", MatmulSchedule(False, 64, 128, 64, 3), False),
+    ],
+)
+def test_blocks_outside_of_a_result_one_tile_wide_leave_as_plain_rows(
+    m: int, n: int, dtype: str, schedule: MatmulSchedule, plain: bool
+) -> None:
+    """Mosaic GPU drops a dimension of one tile from a copy, and the index that says that a block is outside."""
+    shape = (schedule.tile_rows, schedule.tile_columns)
+    assert make_store(schedule, shape, m, n, jnp.dtype(dtype), Epilogue()).ragged == plain
 
 
 def product(x: jax.Array, w: jax.Array, transpose_w: bool) -> jax.Array:
