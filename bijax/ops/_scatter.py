@@ -1,13 +1,11 @@
 """Scatters that combine, with the operands and parameters of JAX's own primitives."""
 
-import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from bijax.ops._scatter_windows import as_windows, window_starts
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._lanes import Combine
 from pallas_kernels._tiles import isolate
@@ -51,6 +49,7 @@ def scatter_add(
     adding to a previous float32 result gives the bits of adding all updates at once, at whatever index they are cut.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
         >>> scatter_add(jnp.zeros(3), jnp.array([[2], [0], [2]]), jnp.array([1.0, 2.0, 4.0]),
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
@@ -77,6 +76,7 @@ def scatter_sub(
     Guarantee: an element depends on its start and on the updates that meet it alone, and on their order.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
         >>> scatter_sub(jnp.zeros(2), jnp.array([[1]]), jnp.ones(1),
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
@@ -103,6 +103,7 @@ def scatter_mul(
     Guarantee: an element depends on its start and on the updates that meet it alone, and on their order.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
         >>> scatter_mul(jnp.ones(2), jnp.array([[1], [1]]), jnp.full(2, 3.0),
         ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
@@ -130,39 +131,7 @@ def _scatter(
         stock = getattr(lax, op)
         result = isolate(stock(x, indices, updates, numbers, unique_indices=True, mode=mode))[0]
     else:
-        updates = _as_windows(updates, operand.ndim, numbers)
-        starts, inside = _starts(indices, operand.shape, updates.shape[1:], numbers, mode)
+        updates = as_windows(updates, operand.ndim, numbers)
+        starts, inside = window_starts(indices, operand.shape, updates.shape[1:], numbers, mode)
         result = scatter_windows(x, starts, inside, updates, combine=combine)
     return result.astype(operand.dtype)
-
-
-def _as_windows(updates: jax.Array, ndim: int, numbers: _Numbers) -> jax.Array:
-    """Returns the updates as (M, ...), windows of `ndim` axes in row-major order of their indices."""
-    order = [a for a in range(updates.ndim) if a not in numbers.update_window_dims]
-    count = math.prod(updates.shape[a] for a in order)
-    window = iter(updates.shape[a] for a in numbers.update_window_dims)
-    left_out = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    shape = tuple(1 if a in left_out else next(window) for a in range(ndim))
-    return updates.transpose((*order, *numbers.update_window_dims)).reshape(count, *shape)
-
-
-def _starts(
-    indices: jax.Array, shape: tuple[int, ...], window: tuple[int, ...], numbers: _Numbers, mode: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the start of every window, (M, rank) int32, and whether the window is inside, (M,)."""
-    lead = indices.shape[:-1]
-    largest = np.iinfo(indices.dtype).max
-    columns = [jnp.zeros(lead, jnp.int32)] * len(shape)
-    inside = jnp.ones(lead, bool)
-    for i, axis in enumerate(numbers.scatter_dims_to_operand_dims):
-        last = jnp.asarray(min(shape[axis] - window[axis], largest), indices.dtype)
-        start = indices[..., i]
-        if mode == lax.GatherScatterMode.CLIP:
-            start = lax.clamp(jnp.zeros((), indices.dtype), start, last)
-        fits = (start >= 0) & (start <= last)
-        columns[axis] = jnp.where(fits, start, 0).astype(jnp.int32)
-        inside &= fits
-    for axis, along in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
-        columns[axis] = lax.broadcasted_iota(jnp.int32, lead, along)
-    count = math.prod(lead)
-    return jnp.stack(columns, -1).reshape(count, len(shape)), inside.reshape(count)

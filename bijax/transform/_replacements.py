@@ -9,6 +9,7 @@ from bijax.ops._dot_general import dot_general
 from bijax.ops._ragged_dot import ragged_dot_general
 from bijax.ops._reduce import reduce_max, reduce_min, reduce_prod, reduce_sum
 from bijax.ops._scatter import scatter_add, scatter_mul, scatter_sub
+from bijax.ops._scatter_chosen import scatter, scatter_max, scatter_min
 from bijax.ops._windows import (
     reduce_window_max,
     reduce_window_min,
@@ -37,7 +38,10 @@ REPLACEMENTS: Final[dict[str, Replacement]] = {
     "reduce_window_max": reduce_window_max,
     "reduce_window_min": reduce_window_min,
     "reduce_window_sum": reduce_window_sum,
+    "scatter": scatter,
     "scatter-add": scatter_add,
+    "scatter-max": scatter_max,
+    "scatter-min": scatter_min,
     "scatter-mul": scatter_mul,
     "scatter-sub": scatter_sub,
     "select_and_gather_add": select_and_gather_add,

@@ -69,7 +69,7 @@ KEEP: Final[dict[str, str]] = {
     ),
     **_each(
         ORDER_FREE,
-        "argmax argmin cummax cummin pmax pmin reduce_and reduce_or reduce_xor scatter scatter-max scatter-min top_k",
+        "argmax argmin cummax cummin pmax pmin reduce_and reduce_or reduce_xor top_k",
     ),
     **_each(
         COUNTER,
@@ -102,6 +102,13 @@ VECTORS: Final = _each(
 
 STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
 """Primitives whose choice among equal values is fixed by a parameter."""
+
+RACING: Final = {
+    "scatter": "where updates meet, the last one wins; XLA:GPU writes all at once",
+    "scatter-max": "compared as integers of a total order, in which one zero is larger and one nan wins",
+    "scatter-min": "compared as integers of a total order, in which one zero is larger and one nan wins",
+}
+"""Primitives that XLA:CPU carries out one update after the other, and XLA:GPU all at once, or by the shape."""
 
 ORDERED: Final = {
     "dot_general": "products are added in the order of a contract (bijax.matmul)",
@@ -171,6 +178,12 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         if platform != "cpu":
             return Verdict(Kind.KEEP, XLA_GPU)
         return Verdict(Kind.REPLACE, FENCED.get(name) or VECTORS[name])
+    if name in RACING:
+        if platform == "cpu":
+            return Verdict(Kind.KEEP, ORDER_FREE)
+        if name != "scatter" and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
+            return Verdict(Kind.KEEP, INTEGER)
+        return Verdict(Kind.REPLACE, RACING[name])
     if name in STABLE:
         return Verdict(Kind.REPLACE, STABLE[name])
     if name in ORDERED:

@@ -50,6 +50,7 @@ CASES: dict[str, Case] = {
     ),
     "segments": (lambda x, i, u: jax.ops.segment_sum(u, i, 20), (20, 4), (50,), (50, 4)),
     "unique": (lambda x, i, u: x.at[jnp.arange(50) * 2 % 101].add(u, unique_indices=True), (100,), (50,), (50,)),
+    "a scalar": (lambda x, i, u: x.at[()].add(u), (), (1,), ()),
     "no updates": (lambda x, i, u: lax.scatter_add(x, i, u, PARTS), (6, 7), (0, 1), (0, 4)),
     "nothing": (lambda x, i, u: lax.scatter_add(x, i, u, PARTS), (6, 0), (9, 1), (9, 0)),
 }

@@ -1,4 +1,7 @@
-"""Evidence for the table KEEP: operations that choose among values do not follow the batch, ties and nan included."""
+"""Evidence for the table KEEP: operations that choose among values do not follow the batch, ties and nan included.
+
+Those of the table RACING stay as they are on the CPU alone.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +13,7 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import FENCED, KEEP, ORDERED, RECURSE, STABLE, VECTORS, Kind, verdict
+from bijax.transform._tables import FENCED, KEEP, ORDERED, RACING, RECURSE, STABLE, VECTORS, Kind, verdict
 
 ROWS = 40
 
@@ -55,7 +58,11 @@ def bits(x: Any) -> np.ndarray:
 @pytest.mark.parametrize("columns", [7, 300])
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices_do_not_depend_on_the_batch(name: str, columns: int) -> None:
-    program, x = jax.jit(CHOICES[name]), tied_rows(columns)
+    check_choices(jax.jit(CHOICES[name]), columns)
+
+
+def check_choices(program: Callable[[jax.Array], jax.Array], columns: int) -> None:
+    x = tied_rows(columns)
     expected = bits(program(x))
     for rows in (1, 2, 8, 17):
         for start in (0, 3, ROWS - rows):
@@ -64,7 +71,7 @@ def test_choices_do_not_depend_on_the_batch(name: str, columns: int) -> None:
 
 
 def test_no_primitive_is_in_two_tables() -> None:
-    tables = [set(t) for t in (KEEP, FENCED, VECTORS, STABLE, ORDERED, RECURSE)]
+    tables = [set(t) for t in (KEEP, FENCED, VECTORS, STABLE, RACING, ORDERED, RECURSE)]
     assert sum(map(len, tables)) == len(set.union(*tables))
 
 
@@ -79,6 +86,11 @@ def test_no_primitive_is_in_two_tables() -> None:
         ("mul", jnp.float32, "cuda", Kind.KEEP),
         ("exp", jnp.bfloat16, "cpu", Kind.REPLACE),
         ("add", jnp.float32, "cpu", Kind.KEEP),
+        ("scatter", jnp.int32, "cpu", Kind.KEEP),
+        ("scatter", jnp.int32, "cuda", Kind.REPLACE),
+        ("scatter-max", jnp.float32, "cpu", Kind.KEEP),
+        ("scatter-max", jnp.float32, "cuda", Kind.REPLACE),
+        ("scatter-max", jnp.int32, "cuda", Kind.KEEP),
         ("scan", jnp.float32, "cpu", Kind.RECURSE),
         ("bijax_matmul", jnp.float32, "cpu", Kind.KEEP),
         ("fft", jnp.float32, "cuda", Kind.REFUSE),

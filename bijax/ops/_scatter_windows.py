@@ -1,0 +1,43 @@
+"""What a scatter of JAX is told, brought to one form: windows of full rank in a row, where each starts."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def as_windows(updates: jax.Array, ndim: int, numbers: lax.ScatterDimensionNumbers) -> jax.Array:
+    """Returns the updates as (M, ...), windows of `ndim` axes in row-major order of their indices."""
+    order = [a for a in range(updates.ndim) if a not in numbers.update_window_dims]
+    count = math.prod(updates.shape[a] for a in order)
+    window = iter(updates.shape[a] for a in numbers.update_window_dims)
+    left_out = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    shape = tuple(1 if a in left_out else next(window) for a in range(ndim))
+    return updates.transpose((*order, *numbers.update_window_dims)).reshape(count, *shape)
+
+
+def window_starts(
+    indices: jax.Array, shape: tuple[int, ...], window: tuple[int, ...], numbers: lax.ScatterDimensionNumbers, mode: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the start of every window, (M, rank) int32, and whether the window is inside, (M,)."""
+    lead = indices.shape[:-1]
+    largest = np.iinfo(indices.dtype).max
+    count = math.prod(lead)
+    if not shape:
+        return jnp.zeros((count, 0), jnp.int32), jnp.ones(count, bool)
+    columns = [jnp.zeros(lead, jnp.int32)] * len(shape)
+    inside = jnp.ones(lead, bool)
+    for i, axis in enumerate(numbers.scatter_dims_to_operand_dims):
+        last = jnp.asarray(min(shape[axis] - window[axis], largest), indices.dtype)
+        start = indices[..., i]
+        if mode == lax.GatherScatterMode.CLIP:
+            start = lax.clamp(jnp.zeros((), indices.dtype), start, last)
+        fits = (start >= 0) & (start <= last)
+        columns[axis] = jnp.where(fits, start, 0).astype(jnp.int32)
+        inside &= fits
+    for axis, along in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
+        columns[axis] = lax.broadcasted_iota(jnp.int32, lead, along)
+    return jnp.stack(columns, -1).reshape(count, len(shape)), inside.reshape(count)
