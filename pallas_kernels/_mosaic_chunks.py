@@ -33,7 +33,7 @@ def supports(columns: int, contract: ChunkContract) -> bool:
 def sum_chunks(
     step: Step,
     rows: Sequence[jax.Array],
-    total: jax.Array,
+    total: jax.Array | None = None,
     *,
     given: Sequence[jax.Array] = (),
     interpret: Any,
@@ -44,7 +44,7 @@ def sum_chunks(
     Args:
         step: Maps float32 columns of each array and the row's numbers to float32 columns, each column on its own.
         rows: (M, C) arrays; C at least 128.
-        total: (C,) float32, where the sum starts.
+        total: (C,) float32, where the sum starts; at zeros by default.
         given: (M, 1) float32 arrays, numbers for each row.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How the work is cut; chosen from the shape by default. No schedule moves a bit.
@@ -54,12 +54,15 @@ def sum_chunks(
     """
     m, c = rows[0].shape
     if m == 0:
-        return total
+        return jnp.zeros(c, jnp.float32) if total is None else total
     if schedule is None:
         schedule = chunk_schedule(m, c, max(x.dtype.itemsize for x in rows))
-    one = [total] if m <= ROW_CHUNK else []
-    sums = _chunk_sums(step, rows, given, one, interpret, schedule)
-    return sums.reshape(c) if one else _add_upwards(sums, total, interpret)
+    if total is None and interpret:
+        total = jnp.zeros(c, jnp.float32)  # a zero that XLA can see it would leave out, and -0 stay -0
+    start = [] if total is None else [total]
+    if m <= ROW_CHUNK:
+        return _chunk_sums(step, rows, given, start, interpret, schedule).reshape(c)
+    return _add_upwards(_chunk_sums(step, rows, given, [], interpret, schedule), start, interpret)
 
 
 def _chunk_sums(
@@ -70,7 +73,7 @@ def _chunk_sums(
     interpret: Any,
     schedule: ChunkSchedule,
 ) -> jax.Array:
-    """(chunks, C) float32; of a single chunk, added to `start`."""
+    """(chunks, C) float32; of a single chunk, added to `start` or a zero."""
     m, c = rows[0].shape
     width, warpgroups = WARPGROUP * schedule.neighbours, schedule.warpgroups
     few, masked = m <= FEW_ROWS, m % ROW_CHUNK != 0
@@ -99,6 +102,8 @@ def _chunk_sums(
             def finish(total: jax.Array) -> None:
                 if begin:
                     total = plgpu.load(begin[0].at[at], layout=strided(width)) + total
+                elif m <= ROW_CHUNK:
+                    total = total + jnp.float32(0)
                 out[chunk, at] = total
 
             if few:
@@ -148,11 +153,13 @@ def _chunk_sums(
     return sums
 
 
-def _add_upwards(sums: jax.Array, total: jax.Array, interpret: Any) -> jax.Array:
-    """(chunks, C) to (C,)."""
+def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) -> jax.Array:
+    """(chunks, C) to (C,): added to `start` or a zero."""
     chunks, c = sums.shape
 
-    def kernel(sums: Any, start: Any, out: Any) -> None:
+    def kernel(sums: Any, *refs: Any) -> None:
+        *begin, out = refs
+
         def add_strip(column: Any) -> None:
             at = pl.ds(column, WARPGROUP)
 
@@ -162,11 +169,14 @@ def _add_upwards(sums: jax.Array, total: jax.Array, interpret: Any) -> jax.Array
                     total = total + column
                 return total
 
-            total = plgpu.load(start.at[at], layout=strided(WARPGROUP))
-            groups = chunks // _AT_ONCE
+            first = 0 if begin else 1
+            total = plgpu.load((begin[0] if begin else sums.at[0]).at[at], layout=strided(WARPGROUP))
+            if not begin:
+                total = total + jnp.float32(0)
+            groups, left = divmod(chunks - first, _AT_ONCE)
             if groups:
-                total = lax.fori_loop(0, groups, lambda i, total: add(i * _AT_ONCE, _AT_ONCE, total), total)
-            out[at] = add(groups * _AT_ONCE, chunks % _AT_ONCE, total)
+                total = lax.fori_loop(0, groups, lambda i, total: add(first + i * _AT_ONCE, _AT_ONCE, total), total)
+            out[at] = add(first + groups * _AT_ONCE, left, total)
 
         strip = lax.axis_index("strip")
         add_strip(strip * WARPGROUP)
@@ -182,7 +192,7 @@ def _add_upwards(sums: jax.Array, total: jax.Array, interpret: Any) -> jax.Array
         compiler_params=_parameters(),
         interpret=interpret,
     )
-    result: jax.Array = launch(sums, total)
+    result: jax.Array = launch(sums, *start)
     return result
 
 

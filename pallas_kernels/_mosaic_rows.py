@@ -470,7 +470,8 @@ def run_rows(
     lanes = row_contract().lanes(c)
     sizes = tuple(x.dtype.itemsize for x in rows)
     if schedule is None:
-        schedule = row_schedule(m, c, lanes, sizes, tuple(jnp.dtype(d).itemsize for d in results), len(vectors))
+        wide_sizes = tuple(jnp.dtype(d).itemsize for d in results)
+        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes)
     vector = row_vector(lanes, (*sizes, *(jnp.dtype(d).itemsize for d in results)))
     schedule = replace(schedule, blocks=min(schedule.blocks, m))
     direct = schedule.stages == 0

@@ -198,8 +198,7 @@ def weight_gradient(
         return product(g, normal, interpret)
 
     given = [factor] if mean is None else [factor, mean]
-    total = jnp.zeros(h.shape[1:], jnp.float32)
-    return _mosaic_chunks.sum_chunks(part, [h, g], total, given=given, interpret=interpret)
+    return _mosaic_chunks.sum_chunks(part, [h, g], given=given, interpret=interpret)
 
 
 def _supported(columns: int, contract: RowContract, *arrays: jax.Array) -> bool:

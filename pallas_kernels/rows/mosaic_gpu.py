@@ -60,8 +60,7 @@ def sum_rows(
     """
     if x.ndim != 2 or not _mosaic_chunks.supports(x.shape[1], contract):
         return tiled.sum_rows(x, contract=contract, accumulate=accumulate)
-    total = jnp.zeros(x.shape[1:], jnp.float32) if accumulate is None else accumulate
-    return _mosaic_chunks.sum_chunks(lambda x: x, [x], total, interpret=interpret)
+    return _mosaic_chunks.sum_chunks(lambda x: x, [x], accumulate, interpret=interpret)
 
 
 def _supported(x: jax.Array, contract: RowContract) -> bool:

@@ -11,7 +11,7 @@ PARTS: Final = 8
 FEW_ROWS: Final = 16
 """Most rows that one warpgroup adds in a program without a loop; for more such a program would compile for long."""
 
-_SMS: Final = 132
+_ENOUGH_BLOCKS: Final = 250  # of two warpgroups, almost two for every multiprocessor
 _LOAD_BYTES: Final = 8  # what a thread reads of one row: more rows on their way, or more neighbours of each
 
 
@@ -33,15 +33,18 @@ def chunk_schedule(rows: int, columns: int, itemsize: int) -> ChunkSchedule:
 
     Example:
         >>> chunk_schedule(16384, 4096, 2), chunk_schedule(512, 4096, 2)
-        (ChunkSchedule(neighbours=4, warpgroups=1), ChunkSchedule(neighbours=1, warpgroups=8))
+        (ChunkSchedule(neighbours=4, warpgroups=2), ChunkSchedule(neighbours=2, warpgroups=8))
     """
     chunks = -(-rows // ROW_CHUNK)
+
+    def blocks(neighbours: int) -> int:
+        return chunks * (columns // (neighbours * LANES))
+
     neighbours = _LOAD_BYTES // itemsize if itemsize < _LOAD_BYTES else 1
     # Narrower strips while there are too few blocks to fill the GPU, and where the row is not whole wide strips.
-    while neighbours > 1 and (columns % (neighbours * LANES) or chunks * (columns // (neighbours * LANES)) < 2 * _SMS):
+    while neighbours > 2 and (columns % (neighbours * LANES) or blocks(neighbours) < _ENOUGH_BLOCKS):
         neighbours //= 2
-    blocks = chunks * (columns // (neighbours * LANES))
-    warpgroups = 1
-    while warpgroups < PARTS and 2 * warpgroups * blocks <= 8 * _SMS:
-        warpgroups *= 2
+    if neighbours == 2 and columns % (2 * LANES) and blocks(2) < _ENOUGH_BLOCKS:
+        neighbours = 1
+    warpgroups = 2 if blocks(neighbours) >= _ENOUGH_BLOCKS else PARTS
     return ChunkSchedule(neighbours, 1 if rows <= FEW_ROWS else warpgroups)

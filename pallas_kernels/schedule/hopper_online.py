@@ -65,6 +65,9 @@ def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
     """
     segments = segments_of(columns, online_row_contract(columns).segment)
     copied = columns >= LANES and columns * itemsize % _COPIED == 0
+    if copied and rows <= SMS and segments_of(columns, MOST_PIECE) == 2:
+        # Two warpgroups that take half a row each: more of them wait for each other longer than they read.
+        return OnlineSchedule("ring", MOST_PIECE, 2, SMS, 2, min(8, _VECTOR_BYTES // itemsize))
     if segments <= MOST_WARPGROUPS:
         if not copied or rows * segments <= 8 * SMS:
             return OnlineSchedule("registers")
@@ -86,13 +89,14 @@ def ring_schedule(columns: int, itemsize: int) -> OnlineSchedule:
     piece = MOST_PIECE if pieces > 1 else columns
     stage = -(-min(columns, MOST_PIECE + LANES) // LANES) * LANES * itemsize
     vector = min(8, _VECTOR_BYTES // itemsize)
-    wanted = pieces + max(2, pieces // 2)  # a row, and some of the next one on its way
+    # A row, and some of the next one on its way; two pieces are best taken one by one, in as many blocks as fit.
+    wanted = pieces + max(2, pieces // 2) if pieces != 2 else 2
     for each in (16, 12, 8, 6, 4, 3, 2, 1):
-        warpgroups = min(pieces, max(1, 8 // each))
+        warpgroups = min(pieces, max(1, 8 // each)) if pieces != 2 else 1
         warpgroups = 1 << (warpgroups.bit_length() - 1)
         stages = _stages(each, stage, segments, warpgroups)
         if stages >= wanted:
-            stages = min(stages, -(-max(wanted, 4) // warpgroups) * warpgroups)
+            stages = min(stages, -(-max(wanted, 2 if pieces == 2 else 4) // warpgroups) * warpgroups)
             return OnlineSchedule("ring", piece, stages, SMS * each, warpgroups, vector)
     warpgroups = min(pieces, 4)
     return OnlineSchedule("ring", piece, _stages(1, stage, segments, warpgroups), SMS, warpgroups, vector)

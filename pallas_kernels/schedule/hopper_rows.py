@@ -15,16 +15,16 @@ COPY_BYTES: Final = 128
 
 _RESERVED: Final = 3_072  # per block: barriers and the lanes' exchange
 _WARPGROUPS: Final = 16  # of a multiprocessor
-_FEW_WARPGROUPS: Final = 8
-_HELD: Final = 40  # registers of a thread that may hold its columns
-_HELD_STREAMING: Final = 24
-_HELD_CLUSTER: Final = 72  # where a block has four warpgroups at most
+_TEAMS: Final = (1, 2, 4)  # of eight warpgroups no thread has more than 64 registers, too few to hold much of a row
+_HELD_COLUMNS: Final = 64  # of all arrays, that a thread may hold
+_HELD: Final = 32  # registers of a thread that hold its columns, where more warpgroups are to be had
+_HELD_CLUSTER: Final = 72  # where a few rows have the GPU for themselves
+_HELD_PRELOADED: Final = 48  # registers of a thread that hold its columns and those of the vectors
+_RING_REGISTERS: Final = 16
+_RING_ROWS: Final = 2
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
 _FEW_ROWS: Final = 8
-_STREAM: Final = 4
-_ROWS_AHEAD: Final = 2
-_MOST_ROWS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,13 @@ def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
 
 
 def row_schedule(
-    rows: int, columns: int, lanes: int, itemsizes: Sequence[int], result_sizes: Sequence[int] = (), vectors: int = 0
+    rows: int,
+    columns: int,
+    lanes: int,
+    itemsizes: Sequence[int],
+    result_sizes: Sequence[int] = (),
+    vectors: int = 0,
+    passes: int = 2,
 ) -> RowSchedule:
     """Returns the schedule for `rows` rows of `columns` columns.
 
@@ -79,37 +85,43 @@ def row_schedule(
         itemsizes: Bytes of an element of each array that is read row by row.
         result_sizes: Bytes of an element of each result that is as wide as the row.
         vectors: How many vectors the rows share.
+        passes: How often the program walks through a row.
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
-        RowSchedule(team=4, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1)
+        RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1)
     """
     wide = sum(itemsizes)
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
-    most = min(MOST_TEAM, members)
-    registers = columns * wide / (4 * GROUP)  # of one thread, to hold a row, were it alone
-    vector_registers = vectors * columns / (2 * GROUP)
-    clusters = registers / most > _HELD or (members > most and rows <= _FEW_CLUSTERS)
-    if clusters and members > _CLUSTER_TEAM and registers / members <= _HELD_CLUSTER:
+    held = columns * len(itemsizes) / GROUP  # columns of one thread, were it alone
+    registers = columns * wide / (4 * GROUP)  # and what holds them
+    preloaded = registers + vectors * columns / (2 * GROUP)
+    if rows <= SMS:
+        # Every row has a multiprocessor. A warpgroup fewer is an exchange that is cheaper.
+        for team in (1, 2):
+            if team <= members and registers / team <= _HELD:
+                return RowSchedule(team, rows, hold=True, preload=preloaded / team <= _HELD_PRELOADED)
+        most = min(MOST_TEAM, members)
+        if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
+            return RowSchedule(most, rows, hold=True)
         cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS else _CLUSTER_TEAM // 2))
-        return RowSchedule(members // cluster, rows, hold=True, cluster=cluster)
-    if registers / most > _HELD:
-        # Read once per pass; later passes find most of the row in the second cache.
-        return RowSchedule(
-            most, min(rows, SMS * (_WARPGROUPS // most // 2)), unroll=max(1, _STREAM // (columns // lanes))
-        )
-    if rows <= SMS * max(1, _FEW_WARPGROUPS // most):
-        return RowSchedule(most, rows, hold=True, preload=(registers + vector_registers) / most <= _HELD)
-    team = next(t for t in (1, 2, 4, 8) if registers / t <= _HELD_STREAMING or t == most)
-    preload = (registers + vector_registers) / team <= _HELD
-    each = max(1, _WARPGROUPS // 2 // team) if lanes > GROUP else _WARPGROUPS
-    row_bytes = columns * wide
-    while each > 1 and _fitting(each, row_bytes) < _ROWS_AHEAD:
+        hold = passes == 1 or registers / members <= (_HELD if rows > _FEW_CLUSTERS else _HELD_CLUSTER)
+        return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
+    team = next((t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS), 0)
+    if not team:
+        # Spread over the shared memory and caches of several multiprocessors, which later passes find there.
+        cluster = max(1, members // _CLUSTER_TEAM)
+        hold = passes == 1 or registers / members <= _HELD
+        return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
+    if not result_sizes or registers > _RING_REGISTERS or rows <= SMS * _WARPGROUPS:
+        # A block for each row: multiprocessors start the next one while others wait for memory.
+        return RowSchedule(team, rows, hold=True)
+    each = _WARPGROUPS if lanes == GROUP else _WARPGROUPS // 2
+    while each > 1 and _fitting(each, columns * wide) < _RING_ROWS:
         each -= 1
-    stages = min(_MOST_ROWS, _fitting(each, row_bytes))
-    if not stages or any(columns * size % COPY_BYTES for size in itemsizes):
-        return RowSchedule(team, SMS * each, hold=True, preload=preload)
-    return RowSchedule(team, SMS * each, columns, stages, hold=True, preload=preload)
+    if any(columns * size % COPY_BYTES for size in itemsizes):
+        return RowSchedule(team, rows, hold=True)
+    return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
 
 
 def _fitting(each: int, row_bytes: int) -> int:
