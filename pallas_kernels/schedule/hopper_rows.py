@@ -5,22 +5,18 @@ from dataclasses import dataclass
 from typing import Final
 
 SMS: Final = 132
-SHARED_BYTES: Final = 232_448
-"""Shared memory that one block may have; what a multiprocessor has besides goes to its blocks, 1 KiB each."""
-
 GROUP: Final = 128
 MOST_TEAM: Final = 8
 COPY_BYTES: Final = 128
 """Of these a copy into the ring is a multiple: every thread of a warpgroup announces its share."""
 
-_RESERVED: Final = 3_072  # per block: barriers and the lanes' exchange
 _WARPGROUPS: Final = 16  # of a multiprocessor
 _TEAMS: Final = (1, 2, 4)  # of eight warpgroups no thread has more than 64 registers, too few to hold much of a row
 _HELD_COLUMNS: Final = 64  # of all arrays, that a thread may hold
 _HELD: Final = 32  # registers of a thread that hold its columns, where more warpgroups are to be had
-_HELD_CLUSTER: Final = 72  # where a few rows have the GPU for themselves
+_HELD_FEW: Final = 16  # where every row has a multiprocessor
+_HELD_CLUSTER: Final = 128  # where a few rows have the GPU for themselves
 _HELD_PRELOADED: Final = 48  # registers of a thread that hold its columns and those of the vectors
-_RING_REGISTERS: Final = 16
 _RING_ROWS: Final = 2
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
@@ -98,33 +94,25 @@ def row_schedule(
     preloaded = registers + vectors * columns / (2 * GROUP)
     if rows <= SMS:
         # Every row has a multiprocessor. A warpgroup fewer is an exchange that is cheaper.
-        for team in (1, 2):
-            if team <= members and registers / team <= _HELD:
+        for team in _TEAMS:
+            if team <= members and registers / team <= _HELD_FEW:
                 return RowSchedule(team, rows, hold=True, preload=preloaded / team <= _HELD_PRELOADED)
         most = min(MOST_TEAM, members)
         if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
             return RowSchedule(most, rows, hold=True)
-        cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS else _CLUSTER_TEAM // 2))
+        cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS and passes > 1 else _CLUSTER_TEAM // 2))
         hold = passes == 1 or registers / members <= (_HELD if rows > _FEW_CLUSTERS else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
-    team = next((t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS), 0)
+    teams = [t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS]
+    team = next((t for t in teams if registers / t <= _HELD), teams[0] if teams else 0)
     if not team:
         # Spread over the shared memory and caches of several multiprocessors, which later passes find there.
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = passes == 1 or registers / members <= _HELD
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
-    if not result_sizes or registers > _RING_REGISTERS or rows <= SMS * _WARPGROUPS:
+    copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
+    if lanes > GROUP or rows <= SMS * _WARPGROUPS or not copied:
         # A block for each row: multiprocessors start the next one while others wait for memory.
         return RowSchedule(team, rows, hold=True)
-    each = _WARPGROUPS if lanes == GROUP else _WARPGROUPS // 2
-    while each > 1 and _fitting(each, columns * wide) < _RING_ROWS:
-        each -= 1
-    if any(columns * size % COPY_BYTES for size in itemsizes):
-        return RowSchedule(team, rows, hold=True)
+    each = _WARPGROUPS // 2 if result_sizes else _WARPGROUPS
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)
-
-
-def _fitting(each: int, row_bytes: int) -> int:
-    """Returns how many rows fit into the shared memory of each of several blocks of a multiprocessor."""
-    shared = min(SHARED_BYTES, (SHARED_BYTES + 1_024) // each - 1_024) - _RESERVED
-    return shared // row_bytes
