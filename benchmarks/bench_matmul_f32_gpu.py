@@ -64,7 +64,7 @@ def main() -> None:
                         time_us(programs[precision, transpose_w, m, k, n, ours], xs, ws, m, k, n)
                         for ours in (False, True)
                     ]
-                    shape = {"m": m, "k": k, "n": n, "transposed": transpose_w, "precision": precision}
+                    shape = {"m": m, "k": k, "n": n, "transpose_w": transpose_w, "precision": precision}
                     cells.append(cell(times[1], times[0], **shape))
                 line = "  |  ".join(
                     f"{c['precision']} xla {c['xla_us']:8.2f} ours {c['ours_us']:8.2f} us {c['ratio']:.3f}"
@@ -74,7 +74,7 @@ def main() -> None:
             write(record("matmul_f32", cells), path)
     for precision in PRECISIONS:
         for transpose_w in (False, True):
-            part = [c for c in cells if (c["precision"], c["transposed"]) == (precision, transpose_w)]
+            part = [c for c in cells if (c["precision"], c["transpose_w"]) == (precision, transpose_w)]
             if part:
                 result = record("", part)
                 print(

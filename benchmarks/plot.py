@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 INK, GRID = "#22303c", "#d8dee4"
 MOST_LINES = 8
-SHAPE = ("case", "precision", "transpose_w", "k", "n", "columns")
+SHAPE = ("case", "precision", "storage", "transpose_w", "k", "n", "columns")
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -42,7 +42,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         draw_panel(axes, across, cells, name)
     title = f"{result['benchmark']} on {result['device']}, jax {result['jax']}"
     figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=11)
-    figure.supxlabel(across, fontsize=10)
+    for axes in grid[-1]:
+        axes.set_xlabel(across, fontsize=9)
     figure.supylabel("XLA's time / ours (above 1: ours is faster)", fontsize=10)
     named = {name: line for axes in grid.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
