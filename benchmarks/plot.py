@@ -87,9 +87,7 @@ def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel(across)
     axes.spines[:].set_visible(False)
-    title = (
-        f"{result['benchmark']} on {result['device']}, jax {result['jax']}: XLA's time / ours"
-    )
+    title = f"{result['benchmark']} on {result['device']}, jax {result['jax']}: XLA's time / ours"
     figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=9)
     figure.savefig(path)
 

@@ -15,6 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels._mosaic_arithmetic import WARPGROUP, strided
 from pallas_kernels._mosaic_vectors import Strip
 from pallas_kernels.contract import ROW_CHUNK, ChunkContract
@@ -30,6 +31,7 @@ def supports(columns: int, contract: ChunkContract) -> bool:
     return columns >= WARPGROUP and contract.rows == ROW_CHUNK
 
 
+@in_32_bits
 def sum_chunks(
     step: Step,
     rows: Sequence[jax.Array],

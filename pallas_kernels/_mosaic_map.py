@@ -13,6 +13,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels._mosaic_arithmetic import WARPGROUP, strided
 from pallas_kernels._mosaic_edge import load_edge, store_edge
 from pallas_kernels._mosaic_online import OnlineRow
@@ -23,6 +24,7 @@ _VECTOR_BYTES: Final = 16
 Numbers = tuple[jax.Array, ...]
 
 
+@in_32_bits
 def run_map(
     begin: Callable[[OnlineRow], Numbers],
     step: Callable[..., jax.Array],
@@ -95,8 +97,9 @@ def run_map(
     result: jax.Array = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((m, c), x.dtype),
-        grid=(m, parts),
-        grid_names=("row", "part"),
+        # The last axis of the grid is the long one: the others end at 65535.
+        grid=(parts, m),
+        grid_names=("part", "row"),
         # Every array has its layout from its load; the other semantics would infer them, ten times as long.
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True

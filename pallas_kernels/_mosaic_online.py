@@ -33,6 +33,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels._mosaic_arithmetic import WARPGROUP, exponential, fused, logarithm, product, quotient, strided
 from pallas_kernels._mosaic_edge import load_edge, store_edge
 from pallas_kernels._mosaic_tree import combine_lanes
@@ -113,6 +114,7 @@ class OnlineRow:
             pl.when(self.writes_numbers)(write)
 
 
+@in_32_bits
 def run_online(
     finish: Finish,
     x: jax.Array,
@@ -244,8 +246,9 @@ class _Run:
 
             body(0) if self.step is None else parts.at(part, body)
 
-        each = {"row": self.rows, "part": parts.count}
-        merged = each if self.step is not None else {"row": self.rows, "part": 1}
+        # The last axis of the grid is the long one: the others end at 65535.
+        each = {"part": parts.count, "row": self.rows}
+        merged = each if self.step is not None else {"part": 1, "row": self.rows}
         lanes = jax.ShapeDtypeStruct((self.rows, 2, parts.count, WARPGROUP), jnp.float32)
         (found,) = self._launch(statistics, [lanes], each, [])(x)
         scratch = [plgpu.SMEM((2, WARPGROUP), jnp.float32)]

@@ -34,6 +34,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels._mosaic_arithmetic import WARPGROUP, product, quotient, square_root
 from pallas_kernels._mosaic_team import Team, combine_team
 from pallas_kernels._mosaic_tree import Combine
@@ -435,6 +436,7 @@ class _Launch:
             pl.when(wanted)(functools.partial(copy, pieces.last))
 
 
+@in_32_bits
 def run_rows(
     program: Program,
     rows: Sequence[jax.Array],

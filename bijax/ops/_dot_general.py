@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 
 from bijax.ops._checks import FLOATS, describe
-from bijax.ops._matmul_backends import Product
+from bijax.ops._matmul_backends import IN_TF32, Product
 from bijax.ops._matmul_kernels import (
     matmul_kernel,
     stacked_matmul_kernel,
@@ -81,8 +81,8 @@ def dot_general(
             `precision` is an algorithm that accumulates in another dtype.
 
     Guarantee: an element's bits depend on its row of `lhs`, its column of `rhs`, the contracted length and the storage
-    order of the two operands alone (see the table above). On the CPU, and for 16-bit operands on a Hopper GPU; in
-    portable programs they may depend on the number of columns. Where both operands are stored by columns the sum is
+    order of the two operands alone (see the table above). On the CPU and on a Hopper GPU; in portable
+    programs they may depend on the number of columns. Where both operands are stored by columns the sum is
     split-invariant for cuts at multiples of 128.
 
     Example:
@@ -164,8 +164,9 @@ def _product(left: _Operand, right: _Operand, product: Product) -> jax.Array:
     if not left.by_rows and not right.by_rows:
         return _gradient(left, right, product)
     if left.by_rows and right.by_rows:
-        # Either may be the weights; a few rows beside many are the activations.
-        if right.rows < left.rows and right.rows <= _FEW_ROWS:
+        # Either may be the weights; a few rows beside many are the activations. Not at float32 accuracy on a Hopper
+        # GPU, where the parts of the weights and of the activations are multiplied in an order of their own.
+        if right.rows < left.rows and right.rows <= _FEW_ROWS and product.precision in IN_TF32:
             return _by_rows(right, left, product).swapaxes(1, 2)
         return _by_rows(left, right, product)
     if left.by_rows:

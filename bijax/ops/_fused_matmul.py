@@ -67,13 +67,13 @@ def _backward(
         dx, dw, db = matmul_gradients(fusion.product, (x, w, bias), g)
         return dx, dw, None, db, to_residual
     first = differentiable_matmul(x, w, bias, fusion.wide)
-    # The cotangents of the products have the dtype of the operands, as those of a plain matmul have.
+    # The cotangents of the products have the dtype of the result, as those of a plain matmul have.
     if up is None:
-        d_first = _pull_back(fusion.activation)(first, g).astype(x.dtype)
+        d_first = _pull_back(fusion.activation)(first, g).astype(g.dtype)
         dx, dw, db = matmul_gradients(fusion.product, (x, w, bias), d_first)
         return dx, dw, None, db, to_residual
     second = differentiable_matmul(x, up, None, fusion.wide)
-    d_first, d_second = (d.astype(x.dtype) for d in _pull_back_gated(fusion.activation)(first, second, g))
+    d_first, d_second = (d.astype(g.dtype) for d in _pull_back_gated(fusion.activation)(first, second, g))
     through_first, dw, _ = matmul_gradients(fusion.product, (x, w, None), d_first)
     through_second, d_up, _ = matmul_gradients(fusion.product, (x, up, None), d_second)
     return through_first + through_second, dw, d_up, None, to_residual
@@ -162,7 +162,12 @@ def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dic
     return unfold_rows(size, fused_matmul_kernel(*(folded.get(i, a) for i, a in enumerate(arrays)), **parameters))
 
 
+def _shape(x: jax.Array, w: jax.Array, *_: jax.Array, fusion: Fusion) -> Arrays:
+    n = w.shape[-2 if fusion.product.transpose_w else -1]
+    return (jnp.zeros((x.shape[0], n), fusion.product.out_dtype),)
+
+
 fused_matmul_kernel = define_kernel(
-    "fused_matmul", {"cpu": functools.partial(_compose, PLATFORMS["cpu"]), "cuda": _cuda}, _fold
+    "fused_matmul", {"cpu": functools.partial(_compose, PLATFORMS["cpu"]), "cuda": _cuda}, _fold, _shape
 )
 """(M, K) x (K, N), or (N, K) with `transpose_w`, then `up`, `bias`, `residual` as far as given; parameter `fusion`."""

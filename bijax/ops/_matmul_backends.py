@@ -41,7 +41,7 @@ Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array
 
 _WIDE: Final = MatmulContract(128, dtype="float64")
 
-_IN_TF32: Final = {
+IN_TF32: Final = {
     "default",
     "high",
     "tf32_tf32_f32",
@@ -189,7 +189,7 @@ def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None,
 def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
     bias = None if bias is None else bias.astype(jnp.float32)
     options: dict[str, Any] = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
-    if product.precision in _IN_TF32:
+    if product.precision in IN_TF32:
         return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
     return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
 

@@ -1,6 +1,7 @@
 """Matmul and the gradient of its weights as functions that JAX differentiates any number of times, without checks."""
 
 import functools
+import math
 from dataclasses import replace
 
 import jax
@@ -42,7 +43,7 @@ def matmul_gradients(
     dw = differentiable_weight_gradient(x, g, None, replace(product, out_dtype=w.dtype.name))
     if bias is None:
         return dx, dw, None
-    return dx, dw, sum_rows(g.reshape(-1, g.shape[-1])).astype(bias.dtype)
+    return dx, dw, sum_rows(g.reshape(math.prod(g.shape[:-1]), g.shape[-1])).astype(bias.dtype)
 
 
 differentiable_matmul.defvjp(_matmul_forward, matmul_gradients)

@@ -32,8 +32,9 @@ def matmul(
 
     Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
     alone. What follows is computed in float32 too, and rounded once, at the end. On a Hopper GPU every dtype runs on
-    the tensor cores, in one launch for any number of leading dimensions; gradients of float32 weights run there as a
-    portable program.
+    the tensor cores, in one launch for any number of leading dimensions (with an activation, a residual or shards of K,
+    one for each entry); gradients of float32 weights, or of weights beside a float32 result, run there as a portable
+    program, and the gradient of `x` beside a float32 result is a float32 product.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included; K may be 0.
@@ -62,7 +63,7 @@ def matmul(
         ValueError: If ranks or the contracted lengths do not fit, or there is no such activation or split.
 
     With an activation the backward pass computes the product again, in place of keeping it in float32, and the
-    gradient of the product is rounded to the dtype of `x`, as it is without one. On a GPU the kernel
+    gradient of the product is rounded to the dtype of the result, as it is without one. On a GPU the kernel
     computes activations in its own way: `matmul(x, w, activation="silu")` need not have the bits of
     `bijax.elementwise(jax.nn.silu)` behind a float32 product.
 
@@ -153,4 +154,4 @@ def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: An
             raise ValueError(
                 f"{op}: accumulate must have the shape {shape} of the weights, got {describe(accumulate)}."
             )
-    return differentiable_weight_gradient(x, g, accumulate, Product("float32", transpose_w))
+    return differentiable_weight_gradient(x, g, accumulate, Product("float32", transpose_w, precision_of(op, None)))

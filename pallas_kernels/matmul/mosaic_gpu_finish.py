@@ -12,6 +12,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels.contract import add_as_tree
 from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
 
@@ -19,6 +20,7 @@ _THREADS: Final = 128
 _PARTS: Final = (512, 256, 128)  # columns of a block, a multiple of its threads
 
 
+@in_32_bits
 def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret: Any) -> jax.Array:
     """Adds the shards' sums as a tree and finishes the total.
 

@@ -20,6 +20,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels.contract import add_as_tree
 from pallas_kernels.matmul.mosaic_gpu_epilogue import (
     ROWS,
@@ -138,6 +139,7 @@ class _Side:
         return ref.at[window, part].transpose((1, 0))
 
 
+@in_32_bits
 def ring_matmul(
     x: jax.Array,
     w: jax.Array,

@@ -18,6 +18,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels.contract import SplitContract
 from pallas_kernels.matmul import mosaic_gpu_epilogue as ending
 from pallas_kernels.matmul import mosaic_gpu_ring as ring
@@ -54,6 +55,7 @@ def split(value: Any, to_bfloat16: Any) -> list[Any]:
     return [high_part, middle_part, jnp.where(finite, rest - middle, value).astype(jnp.bfloat16)]
 
 
+@in_32_bits
 def split_ring_matmul(
     x: jax.Array,
     w: jax.Array,

@@ -15,6 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels.matmul import mosaic_gpu_epilogue as ending
 from pallas_kernels.matmul import mosaic_gpu_ring as ring
 from pallas_kernels.matmul._turn import turn
@@ -34,6 +35,7 @@ _REGISTERS: Final = {
 }
 
 
+@in_32_bits
 def turning_ring_matmul(
     x: jax.Array,
     w: jax.Array,

@@ -74,7 +74,9 @@ def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
     elif not copied or rows <= SMS // 2:
         # Two kernels cost a launch and a second reading; rows alone would leave most of the GPU idle.
         return OnlineSchedule("split")
-    return ring_schedule(columns, itemsize)
+    ring = ring_schedule(columns, itemsize)
+    # The statistics of a very long row leave no room for stages.
+    return ring if ring.stages >= 2 else OnlineSchedule("split")
 
 
 def ring_schedule(columns: int, itemsize: int) -> OnlineSchedule:

@@ -101,14 +101,15 @@ def row_schedule(
         if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
             return RowSchedule(most, rows, hold=True)
         cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS and passes > 1 else _CLUSTER_TEAM // 2))
-        hold = passes == 1 or registers / members <= (_HELD if rows > _FEW_CLUSTERS else _HELD_CLUSTER)
+        most = _HELD if rows > _FEW_CLUSTERS and passes > 1 else _HELD_CLUSTER
+        hold = registers / members <= most
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     teams = [t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS]
     team = next((t for t in teams if registers / t <= _HELD), teams[0] if teams else 0)
     if not team:
         # Spread over the shared memory and caches of several multiprocessors, which later passes find there.
         cluster = max(1, members // _CLUSTER_TEAM)
-        hold = passes == 1 or registers / members <= _HELD
+        hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
     if lanes > GROUP or rows <= SMS * _WARPGROUPS or not copied:
