@@ -1,4 +1,4 @@
-"""What the float32 matmuls of a Hopper GPU share: checks of their operands, padding, empty sums."""
+"""What the matmuls of a Hopper GPU share: checks of what they are given, padding, empty sums."""
 
 import math
 from typing import Any, Final
@@ -7,14 +7,36 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.schedule.hopper import SHARED_BYTES
 
 _CAPABILITY: Final = "9.0"
 _FLOAT32: Final = jnp.dtype(jnp.float32)
 _RESULTS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16), _FLOAT32)
 
 
-def check_float32(op: str, x: Any, w: Any, bias: Any, transpose_w: bool, out_dtype: Any) -> None:
-    """Raises `UnsupportedError` unless the operands are float32 matrices, or stacks of them, that fit together."""
+def check_contract(op: str, contract: Any, kind: type) -> None:
+    """Raises `UnsupportedError` unless the contract is of the one kind that a backend sums under."""
+    if not isinstance(contract, kind):
+        raise UnsupportedError(
+            f"{op}: expected a {kind.__name__}, the one order that this backend sums in, got {contract!r}; ask the"
+            " backend of that contract instead."
+        )
+
+
+def check_operands(
+    op: str, x: Any, w: Any, bias: Any, transpose_w: bool, out_dtype: Any, dtypes: tuple[Any, ...]
+) -> None:
+    """Raises `UnsupportedError` unless the operands are matrices, or stacks of them, of one dtype that fit together.
+
+    Args:
+        op: Name of the operation.
+        x: The rows.
+        w: The weights.
+        bias: The bias, or None.
+        transpose_w: Whether the weights are stored as (N, K).
+        out_dtype: Dtype of the result.
+        dtypes: Dtypes that the operands may have.
+    """
     came = f"got x {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}, {transpose_w=}, out_dtype={out_dtype.name}"
     if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
         raise UnsupportedError(
@@ -26,15 +48,33 @@ def check_float32(op: str, x: Any, w: Any, bias: Any, transpose_w: bool, out_dty
             f"{op}: expected equal contracted lengths, {came}; pass transpose_w={not transpose_w} if w is stored the"
             " other way."
         )
-    if x.dtype != _FLOAT32 or w.dtype != _FLOAT32:
-        raise UnsupportedError(f"{op}: expected x and w of float32, {came}; cast them, or use another backend.")
+    if x.dtype != w.dtype or x.dtype not in dtypes:
+        names = " or ".join(dtype.name for dtype in dtypes)
+        raise UnsupportedError(
+            f"{op}: expected x and w of one dtype, {names}, {came}; cast them, or use another backend."
+        )
+    check_result(op, out_dtype, came)
+    n = w.shape[-2 if transpose_w else -1]
+    if bias is not None and (bias.shape != (n,) or bias.dtype not in (x.dtype, _FLOAT32)):
+        names = " or ".join(dict.fromkeys((x.dtype.name, _FLOAT32.name)))
+        raise UnsupportedError(
+            f"{op}: expected a bias ({n},) of {names}, got bias {bias.dtype}{list(bias.shape)}, {came}; give one value"
+            " for each column of the result."
+        )
+
+
+def check_result(op: str, out_dtype: Any, came: str) -> None:
+    """Raises `UnsupportedError` unless a kernel can write results of the dtype; `came` says what it was given."""
     if out_dtype not in _RESULTS:
         raise UnsupportedError(f"{op}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result.")
-    n = w.shape[-2 if transpose_w else -1]
-    if bias is not None and (bias.shape != (n,) or bias.dtype != _FLOAT32):
+
+
+def check_shared_memory(op: str, schedule: Any, needed: int) -> None:
+    """Raises `UnsupportedError` unless the shared memory that a schedule needs is there."""
+    if needed > SHARED_BYTES:
         raise UnsupportedError(
-            f"{op}: expected a bias ({n},) of float32, got bias {bias.dtype}{list(bias.shape)}, {came}; give one value"
-            " for each column of the result."
+            f"{op}: expected a schedule that fits into {SHARED_BYTES} bytes of shared memory, got one that needs"
+            f" {needed}: {schedule}; lower its stages or its tile."
         )
 
 

@@ -13,11 +13,20 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul._hopper_operands import (
+    check_contract,
+    check_device,
+    check_operands,
+    check_result,
+    check_shared_memory,
+    one_axis,
+    pad,
+)
 from pallas_kernels.matmul.activations import activate
 from pallas_kernels.matmul.mosaic_gpu_epilogue import SWIZZLE_BYTES, Epilogue
 from pallas_kernels.matmul.mosaic_gpu_finish import finish
 from pallas_kernels.matmul.mosaic_gpu_ring import Shards, ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule
+from pallas_kernels.schedule.hopper import MatmulSchedule
 from pallas_kernels.schedule.hopper_fused import (
     ShardSchedule,
     for_residual,
@@ -29,7 +38,6 @@ from pallas_kernels.schedule.hopper_matmul import candidates, matmul_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.mosaic_gpu.gated_matmul"
-_CAPABILITY: Final = "9.0"
 _ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile
 _GRADIENT_OP: Final = "pallas_kernels.matmul.mosaic_gpu.weight_gradient"
@@ -93,7 +101,7 @@ def matmul(
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, w, bias, residual, contract, transpose_w, out_dtype)
     if not interpret:
-        _check_device()
+        check_device(_OP)
     (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
     if 0 in (*lead, m, k, n):
         # An empty sum is zero; what follows is done to it.
@@ -101,10 +109,10 @@ def matmul(
         value = jnp.broadcast_to(activate(value, activation), (*lead, m, n))
         return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
     stack = math.prod(lead)
-    x, (w,) = _pad(x, -1, _ALIGN), _pad_weights([w], transpose_w)
-    x, w = _one_axis(x), _one_axis(w)
+    x, (w,) = pad(x, -1, _ALIGN), _pad_weights([w], transpose_w)
+    x, w = one_axis(x), one_axis(w)
     if residual is not None:
-        residual = _one_axis(_pad(residual, -1, w.shape[-2 if transpose_w else -1]))
+        residual = one_axis(pad(residual, -1, w.shape[-2 if transpose_w else -1]))
     epilogue = Epilogue(bias, activation, residual)
     if isinstance(contract, SplitWgmmaContract) and contract.shard_length(k) < k:
         out = _split(x, w, epilogue, contract, schedule, transpose_w, out_dtype, interpret)
@@ -180,12 +188,12 @@ def gated_matmul(
     for w in (w_gate, w_up):
         _check(x, w, None, None, contract, transpose_w, out_dtype)
     if not interpret:
-        _check_device()
+        check_device(_OP)
     (m, k), n = x.shape, w_gate.shape[-2 if transpose_w else -1]
     if 0 in (m, k, n):
         zero = jnp.zeros((m, n), jnp.float32)
         return (activate(zero, activation) * zero).astype(out_dtype)
-    x, (gate, up) = _pad(x, -1, _ALIGN), _pad_weights([w_gate, w_up], transpose_w)
+    x, (gate, up) = pad(x, -1, _ALIGN), _pad_weights([w_gate, w_up], transpose_w)
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         schedule = gated_schedule(m, k, n, transpose_w=transpose_w, **sizes)
@@ -246,7 +254,7 @@ def _pad_weights(weights: list[jax.Array], transpose_w: bool) -> list[jax.Array]
     """Returns the weights with both dimensions as the copy engine needs them."""
     k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
     columns = _ALIGN if transpose_w else _WEIGHT_COLUMNS
-    return [_pad(_pad(w, k_axis, _ALIGN), n_axis, columns) for w in weights]
+    return [pad(pad(w, k_axis, _ALIGN), n_axis, columns) for w in weights]
 
 
 def weight_gradient(
@@ -296,13 +304,13 @@ def weight_gradient(
     out_dtype = jnp.dtype(jnp.float32 if out_dtype is None else out_dtype)
     _check_gradient(x, g, accumulate, contract, out_dtype)
     if not interpret:
-        _check_device()
+        check_device(_OP)
     (m, k), n, lead = x.shape[-2:], g.shape[-1], x.shape[:-2] or g.shape[:-2]
     if 0 in (*lead, m, k, n):
         zero = jnp.zeros((), jnp.float32) if accumulate is None else accumulate
         return jnp.broadcast_to(zero.astype(out_dtype), (*lead, k, n))
     stack = math.prod(lead)
-    x, g = (_one_axis(_pad(_pad(a, -2, _ALIGN), -1, _WEIGHT_COLUMNS)) for a in (x, g))
+    x, g = (one_axis(pad(pad(a, -2, _ALIGN), -1, _WEIGHT_COLUMNS)) for a in (x, g))
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         ranked = candidates(k, m, n, stack=stack, transpose_w=False, **sizes).values()
@@ -311,8 +319,8 @@ def weight_gradient(
     if schedule.swap:
         raise UnsupportedError(f"{_GRADIENT_OP}: expected a schedule without swap, got {schedule}; exchange x and g.")
     if accumulate is not None:
-        accumulate = _pad(_one_axis(accumulate), -2, schedule.block_m * schedule.cluster_rows)
-        accumulate = _pad(accumulate, -1, schedule.block_n * schedule.cluster_columns)
+        accumulate = pad(one_axis(accumulate), -2, schedule.block_m * schedule.cluster_rows)
+        accumulate = pad(accumulate, -1, schedule.block_n * schedule.cluster_columns)
     out = ring_matmul(
         x,
         g,
@@ -325,19 +333,6 @@ def weight_gradient(
         interpret=interpret,
     )
     return (out if out.shape[-2:] == (k, n) else out[..., :k, :n]).reshape(*lead, k, n)
-
-
-def _one_axis(a: jax.Array) -> jax.Array:
-    """Returns a stack with one axis in front of its matrices; a matrix as it is."""
-    return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]) if a.ndim > 2 else a
-
-
-def _pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """Returns `a` with zeros behind its end along `axis`, or `a` itself where it is a multiple already."""
-    missing = -a.shape[axis] % multiple
-    if not missing:
-        return a
-    return jnp.pad(a, [(0, missing if d == axis % a.ndim else 0) for d in range(a.ndim)])
 
 
 def _check(
@@ -357,44 +352,18 @@ def _check(
         )
     if isinstance(contract, SplitWgmmaContract) and w.ndim > 2:
         raise UnsupportedError(f"{_OP}: expected a single product for a contract with shards, {came}; map over them.")
-    if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
-        raise UnsupportedError(
-            f"{_OP}: expected x (..., M, K) and w (..., K, N) with equal leading dimensions, or x (M, K), {came}; fold"
-            " the leading dimensions of x into its rows where they share the weights."
-        )
-    if x.shape[-1] != w.shape[-1 if transpose_w else -2]:
-        raise UnsupportedError(
-            f"{_OP}: expected equal contracted lengths, {came}; pass transpose_w={not transpose_w} if w is stored the"
-            " other way."
-        )
-    if x.dtype != w.dtype or x.dtype not in _OPERANDS:
-        raise UnsupportedError(
-            f"{_OP}: expected x and w of one dtype, bfloat16 or float16, {came}; cast them, or use another backend."
-        )
-    if out_dtype not in _RESULTS:
-        raise UnsupportedError(f"{_OP}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result.")
+    check_operands(_OP, x, w, bias, transpose_w, out_dtype, _OPERANDS)
     n = w.shape[-2 if transpose_w else -1]
     if residual is not None and (residual.shape != (*w.shape[:-2], x.shape[-2], n) or residual.dtype != out_dtype):
         raise UnsupportedError(
             f"{_OP}: expected a residual {[*w.shape[:-2], x.shape[-2], n]} of the result's dtype {out_dtype.name}, got"
             f" residual {residual.dtype}{list(residual.shape)}, {came}; cast it, or ask for its dtype with out_dtype."
         )
-    if bias is None:
-        return
-    if bias.shape != (n,) or bias.dtype not in (x.dtype, jnp.dtype(jnp.float32)):
-        raise UnsupportedError(
-            f"{_OP}: expected a bias ({n},) of {x.dtype} or float32, got bias {bias.dtype}{list(bias.shape)}, {came};"
-            " give one value for each column of the result."
-        )
 
 
 def _check_gradient(x: Any, g: Any, accumulate: Any, contract: WgmmaChunkContract, out_dtype: Any) -> None:
     came = f"got x {x.dtype}{list(x.shape)}, g {g.dtype}{list(g.shape)}, out_dtype={out_dtype.name}"
-    if not isinstance(contract, WgmmaChunkContract):
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected a WgmmaChunkContract, the one order that this backend sums in, got"
-            f" {contract!r}; ask the backend of that contract instead."
-        )
+    check_contract(_GRADIENT_OP, contract, WgmmaChunkContract)
     stacks = {a.shape[:-2] for a in (x, g)} - {()}
     if x.ndim < 2 or g.ndim < 2 or x.shape[-2] != g.shape[-2] or len(stacks) > 1:
         raise UnsupportedError(
@@ -406,28 +375,12 @@ def _check_gradient(x: Any, g: Any, accumulate: Any, contract: WgmmaChunkContrac
             f"{_GRADIENT_OP}: expected x and g of one dtype, bfloat16 or float16, {came}; cast them, or use another"
             " backend."
         )
-    if out_dtype not in _RESULTS:
-        raise UnsupportedError(
-            f"{_GRADIENT_OP}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result."
-        )
+    check_result(_GRADIENT_OP, out_dtype, came)
     shape = (*(x.shape[:-2] or g.shape[:-2]), x.shape[-1], g.shape[-1])
     if accumulate is not None and (accumulate.shape != shape or accumulate.dtype != jnp.float32):
         raise UnsupportedError(
             f"{_GRADIENT_OP}: expected accumulate float32{list(shape)}, got {accumulate.dtype}"
             f"{list(accumulate.shape)}, {came}; pass the float32 result of the previous call."
-        )
-
-
-def _check_device() -> None:
-    """Refuses a GPU without wgmma in this process; a process without a GPU may lower for a Hopper one elsewhere."""
-    if jax.default_backend() != "gpu":
-        return
-    device = jax.local_devices()[0]
-    capability = getattr(device, "compute_capability", "unknown")
-    if capability != _CAPABILITY:
-        raise UnsupportedError(
-            f"{_OP}: expected a Hopper GPU (compute capability {_CAPABILITY}), got {device.device_kind} with"
-            f" {capability}; use the portable backend pallas_kernels.matmul.tiled."
         )
 
 
@@ -437,9 +390,4 @@ def _check_schedule(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) 
             f"{_OP}: expected a schedule whose stages are whole rows of {SWIZZLE_BYTES} bytes, got {schedule}; make its"
             f" k_step a multiple of {SWIZZLE_BYTES // itemsize}."
         )
-    needed = schedule.shared_bytes(itemsize, out_itemsize)
-    if needed > SHARED_BYTES:
-        raise UnsupportedError(
-            f"{_OP}: expected a schedule that fits into {SHARED_BYTES} bytes of shared memory, got one that needs"
-            f" {needed}: {schedule}; lower its stages or its tile."
-        )
+    check_shared_memory(_OP, schedule, schedule.shared_bytes(itemsize, out_itemsize))

@@ -13,10 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import SplitContract
-from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul._hopper_operands import check_device, check_float32, empty, one_axis, pad
+from pallas_kernels.matmul._hopper_operands import (
+    check_contract,
+    check_device,
+    check_operands,
+    check_shared_memory,
+    empty,
+    one_axis,
+    pad,
+)
 from pallas_kernels.matmul.mosaic_gpu_split_ring import BLOCK, split, split_ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES
 from pallas_kernels.schedule.hopper_split import SplitSchedule, split_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu_highest.matmul"
@@ -72,12 +78,8 @@ def matmul(
         [21.33333396911621, 21.33333396911621]
     """
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    if not isinstance(contract, SplitContract):
-        raise UnsupportedError(
-            f"{_OP}: expected a SplitContract, the one order that this backend sums in, got {contract!r}; ask the"
-            " backend of that contract instead."
-        )
-    check_float32(_OP, x, w, bias, transpose_w, out_dtype)
+    check_contract(_OP, contract, SplitContract)
+    check_operands(_OP, x, w, bias, transpose_w, out_dtype, (jnp.dtype(jnp.float32),))
     if not interpret:
         check_device(_OP)
     (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
@@ -88,11 +90,7 @@ def matmul(
     x, w = one_axis(x), one_axis(w)
     if schedule is None:
         schedule = split_schedule(m, k, n, contract.shards(k), stack=math.prod(lead))
-    if schedule.shared_bytes > SHARED_BYTES:
-        raise UnsupportedError(
-            f"{_OP}: expected a schedule that fits into {SHARED_BYTES} bytes of shared memory, got one that needs"
-            f" {schedule.shared_bytes}: {schedule}; lower its stages or its tile."
-        )
+    check_shared_memory(_OP, schedule, schedule.shared_bytes)
     sums = split_ring_matmul(x, w, contract=contract, schedule=schedule, transpose_w=transpose_w, interpret=interpret)
     total = sums[0]
     for i in range(1, sums.shape[0]):

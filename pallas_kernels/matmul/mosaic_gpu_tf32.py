@@ -12,12 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import Tf32Contract
-from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul._hopper_operands import check_device, check_float32, empty, one_axis, pad
+from pallas_kernels.matmul._hopper_operands import (
+    check_contract,
+    check_device,
+    check_operands,
+    check_shared_memory,
+    empty,
+    one_axis,
+    pad,
+)
 from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
 from pallas_kernels.matmul.mosaic_gpu_ring import ring_matmul
 from pallas_kernels.matmul.mosaic_gpu_tf32_ring import turning_ring_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES
 from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu_tf32.matmul"
@@ -75,12 +81,8 @@ def matmul(
         [64.0, 64.0]
     """
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    if not isinstance(contract, Tf32Contract):
-        raise UnsupportedError(
-            f"{_OP}: expected a Tf32Contract, the one order that this backend sums in, got {contract!r}; ask the"
-            " backend of that contract instead."
-        )
-    check_float32(_OP, x, w, bias, transpose_w, out_dtype)
+    check_contract(_OP, contract, Tf32Contract)
+    check_operands(_OP, x, w, bias, transpose_w, out_dtype, (jnp.dtype(jnp.float32),))
     if not interpret:
         check_device(_OP)
     (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
@@ -89,12 +91,7 @@ def matmul(
     stack = math.prod(lead)
     if schedule is None:
         schedule = tf32_schedule(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_dtype.itemsize)
-    needed = schedule.shared_bytes(out_dtype.itemsize)
-    if needed > SHARED_BYTES:
-        raise UnsupportedError(
-            f"{_OP}: expected a schedule that fits into {SHARED_BYTES} bytes of shared memory, got one that needs"
-            f" {needed}: {schedule}; lower its stages or its tile."
-        )
+    check_shared_memory(_OP, schedule, schedule.shared_bytes(out_dtype.itemsize))
     x, w = one_axis(x), one_axis(w)
     if bias is not None:
         bias = pad(bias, 0, schedule.tiles.block_n)

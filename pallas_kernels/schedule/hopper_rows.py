@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SMS: Final = 132
+from pallas_kernels.schedule.hopper import SMS
+
 GROUP: Final = 128
 MOST_TEAM: Final = 8
 COPY_BYTES: Final = 128
@@ -101,8 +102,7 @@ def row_schedule(
         if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
             return RowSchedule(most, rows, hold=True)
         cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS and passes > 1 else _CLUSTER_TEAM // 2))
-        most = _HELD if rows > _FEW_CLUSTERS and passes > 1 else _HELD_CLUSTER
-        hold = registers / members <= most
+        hold = registers / members <= (_HELD if rows > _FEW_CLUSTERS and passes > 1 else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     teams = [t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS]
     team = next((t for t in teams if registers / t <= _HELD), teams[0] if teams else 0)

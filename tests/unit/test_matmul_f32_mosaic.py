@@ -174,7 +174,7 @@ def test_shards_cover_k(k: int) -> None:
         ({"contract": WgmmaContract()}, "expected a (Tf32|Split)Contract"),
         ({"x": jnp.ones((2, 3, 8))}, "equal leading dimensions"),
         ({"x": jnp.ones((2, 16))}, "equal contracted lengths"),
-        ({"x": jnp.ones((2, 8), jnp.bfloat16)}, "expected x and w of float32"),
+        ({"x": jnp.ones((2, 8), jnp.bfloat16)}, "expected x and w of one dtype, float32"),
         ({"bias": jnp.ones(7)}, "expected a bias"),
         ({"out_dtype": "float64"}, "expected out_dtype"),
     ],
