@@ -8,7 +8,7 @@ platform that is lowered for.
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -90,8 +90,23 @@ def define_kernel(
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
-        mlir.register_lowering(primitive, mlir.lower_fun(_tagged(kernel), multiple_results=True), platform=platform)
+        mlir.register_lowering(primitive, _rule(kernel), platform=platform)
     return call
+
+
+BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
+"""Called before a kernel is lowered: what makes sure that its element-wise code is lowered with fences on a GPU."""
+
+
+def _rule(kernel: Kernel) -> Callable[..., Any]:
+    lower = mlir.lower_fun(_tagged(kernel), multiple_results=True)
+
+    def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
+        for prepare in BEFORE_LOWERING:
+            prepare()
+        return lower(ctx, *operands, **parameters)
+
+    return rule
 
 
 def _tagged(kernel: Kernel) -> Kernel:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import jax
+import numpy as np
 from jax._src import source_info_util  # private: the line of the user's program
 from jax._src.interpreters import mlir as tables  # private: the rules that are wrapped
 from jax.extend.core import Primitive
@@ -22,11 +23,12 @@ from jax.interpreters import mlir
 
 from bijax.hlo._frames import user_line
 from bijax.ops._flat import on_vectors
+from bijax.ops._primitive import BEFORE_LOWERING
 from bijax.ops._tag import kernel_code
-from bijax.transform import _fences
+from bijax.transform import _fences, _fences_gpu
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
-from bijax.transform._state import Request, of_equation, requested
+from bijax.transform._state import Request, is_kernel_code, of_equation, requested
 from bijax.transform._tables import (
     COUNTER,
     FENCED,
@@ -34,6 +36,7 @@ from bijax.transform._tables import (
     ORDER_FREE,
     PLATFORMS,
     RECURSE,
+    ROUNDED,
     STABLE,
     VECTORS,
     Kind,
@@ -47,6 +50,7 @@ Rule = Callable[..., Sequence[Any]]
 
 _MARK: Final = "_bijax_stock_rule"
 _PACKAGE: Final = str(Path(__file__).parents[1])
+_HELD: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
 _lock = threading.Lock()
 _rules_seen = 0
 
@@ -94,7 +98,8 @@ def _concerns(name: str) -> bool:
     """Returns whether the rule of a primitive ever does anything else than the stock rule."""
     if name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER):
         return True
-    kinds = {verdict(name, (d,), p).kind for d in (jax.numpy.float32, jax.numpy.complex64) for p in PLATFORMS}
+    dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
+    kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}
     return bool(kinds & {Kind.REPLACE, Kind.REFUSE})
 
 
@@ -129,11 +134,13 @@ def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = Mapp
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         request = _request(ctx)
         platforms = tuple(ctx.platforms or ctx.module_context.platforms)
+        rules = {p: specific.get(p, stock) for p in platforms}
         if request.enabled:
             install()  # a primitive may have been registered since the mode was enabled
-            rules = {p: _rule_for(primitive, specific.get(p, stock), p, request) for p in platforms}
-        else:
-            rules = {p: specific.get(p, stock) for p in platforms}
+            rules = {p: _rule_for(primitive, rules[p], p, request) for p in platforms}
+        elif primitive.name in _HELD and "cuda" in platforms and is_kernel_code(_metadata(ctx)):
+            # The order of a kernel's operations is fixed by its contract; what XLA:GPU makes of each one is not.
+            rules["cuda"] = functools.partial(_held, primitive.name, rules["cuda"])
         if len(set(rules.values())) == 1:
             return rules[platforms[0]](ctx, *operands, **parameters)
         ctx = ctx.replace(avals_out=list(ctx.avals_out))
@@ -144,7 +151,12 @@ def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = Mapp
 
 def _request(ctx: Context) -> Request:
     """Returns the request that holds for the equation of a rule's context."""
-    return of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
+    return of_equation(_metadata(ctx))
+
+
+def _metadata(ctx: Context) -> dict[str, str] | None:
+    found: dict[str, str] | None = getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None)
+    return found
 
 
 def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request) -> Rule:
@@ -167,11 +179,22 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
         _check_shapes(primitive.name, ctx)
         if primitive.name in STABLE:
             return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if platform != "cpu" and primitive.name in _HELD:
+            return _held(primitive.name, stock, ctx, *operands, **parameters)
         if primitive.name in FENCED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
         return _replaced(primitive, ctx, operands, parameters)
 
     return rule
+
+
+def _held(name: str, stock: Rule, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    """Lowers an element-wise primitive for a GPU."""
+    if name == "one_minus_square":
+        return _traced(lambda x, **_: 1 - x * x, ctx, operands, parameters)
+    # A rule that traces a program of its own is fenced inside too, as the code of a kernel.
+    with kernel_code():
+        return _fences_gpu.fenced(name, stock, ctx, operands, parameters)
 
 
 def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
@@ -264,3 +287,6 @@ def _line() -> str:
     traceback = source_info_util.current().traceback
     stack = [(f.file_name, f.start_line) for f in source_info_util.user_frames(traceback)]
     return user_line(stack) or next((f"{file}:{line}" for file, line in stack if not file.startswith(_PACKAGE)), "")
+
+
+BEFORE_LOWERING.append(install)

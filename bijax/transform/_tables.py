@@ -40,7 +40,10 @@ INTEGER: Final = "integer arithmetic is exact in any order"
 ORDER_FREE: Final = "the result does not depend on the order in which values are met (tests/transform/test_keep.py)"
 COUNTER: Final = "integer hashes of a key and a counter that follows the flat position (threefry, partitionable)"
 EFFECT: Final = "it computes nothing"
-XLA_GPU: Final = "XLA:GPU computes each element by itself (0 of 96 random programs changed a bit; tests/gpu)"
+HELD: Final = (
+    "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
+    " (tests/gpu/test_programs_gpu.py)"
+)
 OWN_CONTRACT: Final = "a kernel whose blocks and order its author fixed; it is lowered as it is written"
 
 
@@ -51,10 +54,9 @@ def _each(evidence: str, names: str) -> dict[str, str]:
 KEEP: Final[dict[str, str]] = {
     **_each(
         EXACT,
-        "abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type eq eq_to floor"
-        " from_edtype ge gt imag is_finite le le_to lt lt_to max min mulhi ne neg nextafter not or"
-        " population_count real reduce_precision rem round select_n shift_left shift_right_arithmetic"
-        " shift_right_logical sign sqrt sub to_edtype xor",
+        "abs and bitcast_convert_type ceil clamp clz complex conj eq eq_to floor from_edtype ge gt imag is_finite le"
+        " le_to lt lt_to max min mulhi ne neg nextafter not or population_count real reduce_precision round select_n"
+        " shift_left shift_right_arithmetic shift_right_logical sign to_edtype xor",
     ),
     **_each(
         MOVES,
@@ -99,6 +101,9 @@ VECTORS: Final = _each(
     " rsqrt sin sinh tan tanh zeta",
 )
 """Element-wise primitives that XLA:CPU computes by polynomials or iterations."""
+
+ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
+"""Element-wise primitives that XLA:CPU computes exactly wherever they stand, and XLA:GPU does not."""
 
 STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
 """Primitives whose choice among equal values is fixed by a parameter."""
@@ -165,6 +170,9 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.KEEP, "a kernel of bijax")
     if KEEP.get(name) == COUNTER and (why := _follows_the_shape(dtypes)):
         return _refused_or_allowed(name, why, allowed)
+    if name in ROUNDED:
+        held = platform != "cpu" and any(jnp.issubdtype(d, jnp.floating) for d in dtypes)
+        return Verdict(Kind.REPLACE, HELD) if held else Verdict(Kind.KEEP, EXACT)
     if name in KEEP:
         if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
             return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
@@ -175,9 +183,7 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
     if computed and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
         return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
     if name in FENCED or name in VECTORS:
-        if platform != "cpu":
-            return Verdict(Kind.KEEP, XLA_GPU)
-        return Verdict(Kind.REPLACE, FENCED.get(name) or VECTORS[name])
+        return Verdict(Kind.REPLACE, HELD if platform != "cpu" else FENCED.get(name) or VECTORS[name])
     if name in RACING:
         if platform == "cpu":
             return Verdict(Kind.KEEP, ORDER_FREE)

@@ -13,9 +13,9 @@ from bijax.transform._audit_flops import flops
 from bijax.transform._audit_report import Audit, Decision, Operation
 from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._state import of_equation
-from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, XLA_GPU, Kind, verdict
+from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, Kind, verdict
 
-_BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT, XLA_GPU)
+_BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT)
 
 
 def audit(
