@@ -84,7 +84,7 @@ def _converted(source: Any, target: Any, value: Value) -> Value:
     floating = jnp.issubdtype(source, jnp.floating), jnp.issubdtype(target, jnp.floating)
     # Between integers nothing is rounded; a float is exact in a wider one, and any integer is held to one generator.
     exact = not any(floating) or (all(floating) and target.itemsize > source.itemsize)
-    return value if exact or target == bool else _through_shift(value)
+    return value if exact or jnp.issubdtype(target, np.bool_) else _through_shift(value)
 
 
 def _function(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], parameters: dict[str, Any]) -> Value:
@@ -148,7 +148,7 @@ def _unsigned(bits: Value) -> str:
 
 
 def _is_fenced(value: Value) -> bool:
-    names = []
+    names: list[str] = []
     while isinstance(value.owner, (ir.Operation, ir.OpView)) and len(names) < 2:
         names.append(value.owner.operation.name)
         value = value.owner.operation.operands[0] if len(value.owner.operation.operands) else value

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python -m tests.fuzz.run --programs 600 --processes 13 --json fuzz.json
 
-Of the programs, every second has products and row reductions, which become kernels. `--control plain` leaves out
-`bijax.invariant`; `--control unfenced` leaves out the fences of element-wise code on a GPU alone. A control is to differ.
+Every second program has products and row reductions, which become kernels. `--control plain` leaves out
+`bijax.invariant`, `--control unfenced` the fences of element-wise code on a GPU alone. A control is to differ.
 """
 
 import argparse
