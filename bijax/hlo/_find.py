@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from . import _gpu
 from ._flops import Flops, operand_shapes, terms_of
 from ._libraries import BENIGN, Verdict, library
 from ._module import Computation, Instruction, Module
@@ -45,9 +46,21 @@ class Finder:
 
     def findings(self) -> Iterator[Finding]:
         """Yields what the rules find, in the order of the text."""
+        shown = False
         for computation, instruction in self._module:
-            if computation.name not in self._inside_libraries and (found := self._apply(computation, instruction)):
+            if found := self._look(computation, instruction):
+                shown = shown or found[0] == "rounding"
                 yield self._finding(computation, instruction, *found)
+        if self._platform == "gpu" and not shown and self._origin.has_untagged("rounding"):
+            # One that XLA dropped is no longer there to be found.
+            reason = "the lowered program rounds to 16 bits without a fence, which XLA may leave out"
+            yield Finding("suspect", "convert", "rounding", "", reason, implementation="XLA")
+
+    def _look(self, computation: Computation, i: Instruction) -> Found | None:
+        if computation.name not in self._inside_libraries:
+            return self._apply(computation, i)
+        in_triton = self._platform == "gpu" and _gpu.is_in_triton(self._module, computation)
+        return _gpu.elementwise(self._module, computation, i) if in_triton else None
 
     @functools.cached_property
     def _inside_libraries(self) -> set[str]:
@@ -89,7 +102,9 @@ class Finder:
                 return "random", "suspect", i.attributes.get("algorithm", ""), "numbers follow the shape of the whole"
             case "while":
                 return _loop(i)
-        return self._elementwise(computation, i) if self._platform != "gpu" else None
+        if self._platform == "gpu":
+            return _gpu.elementwise(self._module, computation, i)
+        return self._elementwise(computation, i)
 
     def _fusion(self, i: Instruction) -> Found | None:
         entry = library(_kind(i))

@@ -12,8 +12,9 @@ from bijax.ops._tag import KERNEL, TAG
 from ._libraries import BENIGN
 from ._opcodes import APPROXIMATED, COLLECTIVES, EXACT, ORDER_FREE, REDUCING, TRANSCENDENTAL
 
-Class = Literal["reduction", "approximation", "product"]
-"""What an instruction is called variant for: its sums, its approximation, or a product contracted with a sum."""
+Class = Literal["reduction", "approximation", "product", "rounding"]
+"""What an instruction is called variant for: its sums, its approximation, a product contracted with a sum, or a
+rounding to 16 bits that a conversion back meets."""
 
 _ATTRIBUTES: Final = "mhlo.frontend_attributes"
 # fmt: off
@@ -25,6 +26,14 @@ _EXACT_HERE: Final = EXACT | frozenset((
 ))
 # fmt: on
 _SUMS: Final = frozenset(name.replace("-", "_") for name in (REDUCING | COLLECTIVES) - {"sort"}) | {"dot_general"}
+_ROUNDING: Final = frozenset(name.replace("-", "_") for name in TRANSCENDENTAL) | {
+    "add",
+    "convert",
+    "divide",
+    "multiply",
+    "sqrt",
+    "subtract",
+}
 _APPROXIMATIONS: Final = frozenset(name.replace("-", "_") for name in TRANSCENDENTAL) | APPROXIMATED
 
 
@@ -38,6 +47,8 @@ def untagged_classes(module: Any) -> frozenset[Class]:
     for operation in _operations(module.operation):
         if not _is_tagged(operation) and _has_floats(operation):
             found |= _classes(operation)
+            if _is_open_rounding(operation):
+                found.add("rounding")
     return frozenset(found)
 
 
@@ -56,6 +67,20 @@ def _classes(operation: Any) -> set[Class]:
     if name in _APPROXIMATIONS or dialect == "chlo":
         return {"approximation", "product"}
     return set() if name in _EXACT_HERE else {"product"}
+
+
+def _is_open_rounding(operation: Any) -> bool:
+    """Returns whether an operation rounds to 16 bits and something computes with the result as it is."""
+    if _name(operation) not in _ROUNDING or _is_scalar(operation):
+        return False
+    (result,) = operation.results
+    narrow = _element(result.type)[:-1] in ("f16", "bf16")
+    exact = _name(operation) == "convert" and _element(operation.operands[0].type)[:-1] in ("f16", "bf16")
+    return narrow and not exact and any(_name(use.owner.operation) in _ROUNDING for use in result.uses)
+
+
+def _name(operation: Any) -> str:
+    return str(operation.name).partition(".")[2]
 
 
 def _operations(operation: Any) -> Iterator[Any]:

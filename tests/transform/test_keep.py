@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import FENCED, KEEP, ORDERED, RACING, RECURSE, STABLE, VECTORS, Kind, verdict
+from bijax.transform._tables import FENCED, KEEP, ORDERED, RACING, RECURSE, ROUNDED, STABLE, VECTORS, Kind, verdict
 
 ROWS = 40
 
@@ -71,7 +71,7 @@ def check_choices(program: Callable[[jax.Array], jax.Array], columns: int) -> No
 
 
 def test_no_primitive_is_in_two_tables() -> None:
-    tables = [set(t) for t in (KEEP, FENCED, VECTORS, STABLE, RACING, ORDERED, RECURSE)]
+    tables = [set(t) for t in (KEEP, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, RECURSE)]
     assert sum(map(len, tables)) == len(set.union(*tables))
 
 
@@ -83,9 +83,11 @@ def test_no_primitive_is_in_two_tables() -> None:
         ("dot_general", jnp.int8, "cpu", Kind.KEEP),
         ("dot_general", jnp.complex64, "cpu", Kind.REFUSE),
         ("mul", jnp.float32, "cpu", Kind.REPLACE),
-        ("mul", jnp.float32, "cuda", Kind.KEEP),
+        ("mul", jnp.float32, "cuda", Kind.REPLACE),
+        ("mul", jnp.int32, "cuda", Kind.KEEP),
         ("exp", jnp.bfloat16, "cpu", Kind.REPLACE),
         ("add", jnp.float32, "cpu", Kind.KEEP),
+        ("add", jnp.float32, "cuda", Kind.REPLACE),
         ("scatter", jnp.int32, "cpu", Kind.KEEP),
         ("scatter", jnp.int32, "cuda", Kind.REPLACE),
         ("scatter-max", jnp.float32, "cpu", Kind.KEEP),
