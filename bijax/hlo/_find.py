@@ -177,7 +177,8 @@ class Finder:
     ) -> Finding:
         of = _CLASSES.get(kind) if i.opcode not in ("fft", "cholesky", "triangular-solve", "custom-call") else None
         # Element-wise code of our kernels has been left out already.
-        ours = implementation != "LLVM" and self._origin.is_ours(computation, i, of)
+        fenced_everywhere = self._platform == "gpu" and kind in ("elementwise", "rounding")
+        ours = implementation != "LLVM" and not fenced_everywhere and self._origin.is_ours(computation, i, of)
         if not ours and verdict == "variant" and kind in _CLASSES and self._origin.has_lost_its_tag(i):
             reason += "; XLA made it anew, it may have been the code of a bijax kernel"
         flops = self._flops.of(computation, i)

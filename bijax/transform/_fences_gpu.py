@@ -40,15 +40,19 @@ _PRODUCTS: Final = frozenset(["mul", "square"])
 
 _CONVERSION: Final = "convert_element_type"
 
-_EXPANDED: Final = frozenset(
-    f"chlo.{name}" for name in ("bessel_i1e", "digamma", "erf_inv", "erfc", "lgamma", "polygamma", "zeta")
-)
-"""Functions for which XLA has no instruction: its front end makes them of products, sums and others."""
+# fmt: off
+_EXPANDED: Final = frozenset(f"chlo.{name}" for name in (
+    "acos", "acosh", "asin", "asinh", "atanh", "bessel_i1e", "cosh", "digamma", "erf_inv", "erfc", "lgamma",
+    "polygamma", "sinh", "zeta",
+))
+"""Functions that XLA's front end makes of products, sums and other functions, in one version or another."""
 
-_FUNCTIONS: Final = frozenset(
-    ["cosine", "divide", "exponential", "log", "log_plus_one", "power", "remainder", "rsqrt", "sine", "sqrt"]
-)
+_FUNCTIONS: Final = frozenset((
+    "atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log", "log_plus_one", "logistic",
+    "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh",
+))
 """What such expansions hold that the two code generators compute differently."""
+# fmt: on
 
 _REGIONS: Final = frozenset(
     f"stablehlo.{name}"

@@ -190,8 +190,8 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
 
 def _held(name: str, stock: Rule, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
     """Lowers an element-wise primitive for a GPU."""
-    if name == "one_minus_square":
-        return _traced(lambda x, **_: 1 - x * x, ctx, operands, parameters)
+    if name in _SPELT_OUT:
+        return _traced(_SPELT_OUT[name], ctx, operands, parameters)
     # A rule that traces a program of its own is fenced inside too, as the code of a kernel.
     with kernel_code():
         return _fences_gpu.fenced(name, stock, ctx, operands, parameters)
@@ -264,6 +264,16 @@ def _one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
     (square,) = jax.lax.optimization_barrier((x * x,))
     difference: jax.Array = 1 - square
     return difference
+
+
+def _log2(x: jax.Array, **_: Any) -> jax.Array:
+    wide = x.astype(jax.numpy.promote_types(x.dtype, np.float32))
+    quotient: jax.Array = jax.lax.log(wide) / wide.dtype.type(np.log(2))
+    return quotient.astype(x.dtype)
+
+
+_SPELT_OUT: Final[dict[str, Callable[..., jax.Array]]] = {"log2": _log2, "one_minus_square": lambda x, **_: 1 - x * x}
+"""What the rules of these emit at once, as operations that get fences of their own."""
 
 
 def _is_explicit(aval: Any) -> bool:
