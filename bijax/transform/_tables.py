@@ -51,8 +51,8 @@ def _each(evidence: str, names: str) -> dict[str, str]:
 KEEP: Final[dict[str, str]] = {
     **_each(
         EXACT,
-        "abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type eq eq_to floor"
-        " from_edtype ge gt imag is_finite le le_to lt lt_to max min mulhi ne neg nextafter not or"
+        "abs add add_any and bitcast_convert_type ceil clz complex conj convert_element_type eq eq_to floor"
+        " from_edtype ge gt imag is_finite le le_to lt lt_to mulhi ne neg nextafter not or"
         " population_count real reduce_precision rem round select_n shift_left shift_right_arithmetic"
         " shift_right_logical sign sqrt sub to_edtype xor",
     ),
@@ -69,7 +69,7 @@ KEEP: Final[dict[str, str]] = {
     ),
     **_each(
         ORDER_FREE,
-        "argmax argmin cummax cummin pmax pmin reduce_and reduce_or reduce_xor top_k",
+        "argmax argmin pmax pmin reduce_and reduce_or reduce_xor top_k",
     ),
     **_each(
         COUNTER,
@@ -102,6 +102,12 @@ VECTORS: Final = _each(
 
 STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
 """Primitives whose choice among equal values is fixed by a parameter."""
+
+CHOOSING: Final = _each(
+    "compared as integers of a total order: XLA:CPU keeps subnormal numbers in some forms of a loop and not in others",
+    "clamp cummax cummin max min scatter-max scatter-min",
+)
+"""Primitives that choose the larger or smaller of floating numbers."""
 
 RACING: Final = {
     "scatter": "where updates meet, the last one wins; XLA:GPU writes all at once",
@@ -178,12 +184,16 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         if platform != "cpu":
             return Verdict(Kind.KEEP, XLA_GPU)
         return Verdict(Kind.REPLACE, FENCED.get(name) or VECTORS[name])
+    if name in CHOOSING and platform == "cpu" and _has_an_order(dtypes):
+        return Verdict(Kind.REPLACE, CHOOSING[name])
     if name in RACING:
         if platform == "cpu":
             return Verdict(Kind.KEEP, ORDER_FREE)
         if name != "scatter" and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
             return Verdict(Kind.KEEP, INTEGER)
         return Verdict(Kind.REPLACE, RACING[name])
+    if name in CHOOSING:
+        return Verdict(Kind.KEEP, ORDER_FREE if name.startswith("cum") else EXACT)
     if name in STABLE:
         return Verdict(Kind.REPLACE, STABLE[name])
     if name in ORDERED:
@@ -201,6 +211,11 @@ def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
     if name == "dot_general" and any(jnp.issubdtype(d, jnp.integer) for d in dtypes[:2]):
         return "no invariant form for integers with a floating-point result"
     return ""
+
+
+def _has_an_order(dtypes: tuple[Any, ...]) -> bool:
+    """Returns whether the values are floating numbers for which there is an order of integers."""
+    return any(jnp.issubdtype(d, jnp.floating) and jnp.dtype(d).name in _FLOATS for d in dtypes)
 
 
 def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:
