@@ -92,7 +92,7 @@ def _install_dot_general() -> None:
 
 def _concerns(name: str) -> bool:
     """Returns whether the rule of a primitive ever does anything else than the stock rule."""
-    if name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER):
+    if name in FENCED or (name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER)):
         return True
     kinds = {verdict(name, (d,), p).kind for d in (jax.numpy.float32, jax.numpy.complex64) for p in PLATFORMS}
     return bool(kinds & {Kind.REPLACE, Kind.REFUSE})

@@ -51,7 +51,7 @@ def _each(evidence: str, names: str) -> dict[str, str]:
 KEEP: Final[dict[str, str]] = {
     **_each(
         EXACT,
-        "abs add add_any and bitcast_convert_type ceil clz complex conj convert_element_type eq eq_to floor"
+        "abs add add_any and bitcast_convert_type ceil clz complex conj eq eq_to floor"
         " from_edtype ge gt imag is_finite le le_to lt lt_to mulhi ne neg nextafter not or"
         " population_count real reduce_precision rem round select_n shift_left shift_right_arithmetic"
         " shift_right_logical sign sqrt sub to_edtype xor",
@@ -89,6 +89,7 @@ FENCED: Final = {
     "integer_pow": "as a product",
     "div": "the denominator is hidden: XLA would multiply by the reciprocal of a broadcast value",
     "one_minus_square": "as a product and a difference",
+    "convert_element_type": "hidden from the conversion back: without the two a subnormal number would not become zero",
 }
 """Element-wise primitives around which XLA:CPU's rewrites are stopped."""
 
@@ -105,16 +106,16 @@ STABLE: Final = {"sort": "equal keys stay in their order, whether the program as
 
 CHOOSING: Final = _each(
     "compared as integers of a total order: XLA:CPU keeps subnormal numbers in some forms of a loop and not in others",
-    "clamp cummax cummin max min scatter-max scatter-min",
+    "clamp cummax cummin max min",
 )
-"""Primitives that choose the larger or smaller of floating numbers."""
+"""Primitives that choose the larger or smaller of two floating numbers, replaced on the CPU."""
 
 RACING: Final = {
     "scatter": "where updates meet, the last one wins; XLA:GPU writes all at once",
     "scatter-max": "compared as integers of a total order, in which one zero is larger and one nan wins",
     "scatter-min": "compared as integers of a total order, in which one zero is larger and one nan wins",
 }
-"""Primitives that XLA:CPU carries out one update after the other, and XLA:GPU all at once, or by the shape."""
+"""Primitives whose updates XLA:CPU carries out one after the other, and XLA:GPU all at once, or by the shape."""
 
 ORDERED: Final = {
     "dot_general": "products are added in the order of a contract (bijax.matmul)",
@@ -175,6 +176,8 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
             return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
         return Verdict(Kind.KEEP, KEEP[name])
+    if name == "convert_element_type" and not (platform == "cpu" and _widens_to_float64(dtypes)):
+        return Verdict(Kind.KEEP, EXACT)
     computed = name in FENCED or name in VECTORS or name in ORDERED
     if computed and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
         return Verdict(Kind.KEEP, INTEGER)
@@ -187,7 +190,7 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
     if name in CHOOSING and platform == "cpu" and _has_an_order(dtypes):
         return Verdict(Kind.REPLACE, CHOOSING[name])
     if name in RACING:
-        if platform == "cpu":
+        if platform == "cpu" and (name == "scatter" or not _has_an_order(dtypes)):
             return Verdict(Kind.KEEP, ORDER_FREE)
         if name != "scatter" and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
             return Verdict(Kind.KEEP, INTEGER)
@@ -211,6 +214,13 @@ def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
     if name == "dot_general" and any(jnp.issubdtype(d, jnp.integer) for d in dtypes[:2]):
         return "no invariant form for integers with a floating-point result"
     return ""
+
+
+def _widens_to_float64(dtypes: tuple[Any, ...]) -> bool:
+    """Returns whether a conversion makes float64 of shorter floating numbers."""
+    # The others lose no bit that an instruction would make zero, or cannot be taken back.
+    operand, result = dtypes[0], dtypes[-1]
+    return result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64
 
 
 def _has_an_order(dtypes: tuple[Any, ...]) -> bool:
