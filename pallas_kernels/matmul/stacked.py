@@ -20,7 +20,6 @@ from pallas_kernels.matmul._forms import chain, fold, in_blocks, stack_columns, 
 from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference
 from pallas_kernels.schedule.cpu import StackStep, stack_entries, stack_steps
 
-
 _SETS_FOR_FEW: Final = 8
 
 
