@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._opaque import opaque_zero
 from pallas_kernels._tiles import isolate
 
 _UNROLLED = 16
@@ -54,28 +53,6 @@ def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpo
         (tail,) = isolate(stack(left, right, transpose_x))
         total = tail if total is None else total + tail
     return jnp.zeros((g, m, n), w.dtype) if total is None else total
-
-
-def chain(x: jax.Array, w: jax.Array, *, transpose_x: bool, transpose_w: bool) -> jax.Array:
-    """Adds the products of one element of K after the other, all entries of a stack and all their elements at once.
-
-    Args:
-        x: (G, M, K), or (G, K, M) with `transpose_x`, of the dtype of the sums.
-        w: (G, K, N), or (G, N, K) with `transpose_w`.
-        transpose_x: Whether `x` is stored as (G, K, M).
-        transpose_w: Whether `w` is stored as (G, N, K).
-
-    Returns:
-        (G, M, N). LLVM contracts each product and the sum to a fused multiply-add, as it does in a dot.
-    """
-    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    # A zero that XLA knows is left out, and a product -0 would stay -0.
-    total = lax.bitcast_convert_type(opaque_zero().astype(unsigned), x.dtype)
-    for i in range(x.shape[1 if transpose_x else 2]):
-        left = lax.index_in_dim(x, i, 1 if transpose_x else 2, keepdims=False)[:, :, None]
-        right = lax.index_in_dim(w, i, 2 if transpose_w else 1, keepdims=False)[:, None, :]
-        total = left * right + total
-    return total
 
 
 def fold(partials: jax.Array) -> jax.Array:

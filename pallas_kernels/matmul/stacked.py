@@ -6,7 +6,7 @@ compared with the contract's reference before it is used, in exactly the shape i
 """
 
 import functools
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,10 @@ from jax import lax
 from pallas_kernels._tiles import Program, isolate, map_row_tiles, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul import cpu
-from pallas_kernels.matmul._forms import chain, fold, in_blocks, stack_columns, stack_rows
+from pallas_kernels.matmul._chain import chain
+from pallas_kernels.matmul._forms import fold, in_blocks, stack_columns, stack_rows
 from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference
 from pallas_kernels.schedule.cpu import StackStep, stack_entries, stack_steps
-
-_SETS_FOR_FEW: Final = 8
 
 
 class Storage(NamedTuple):
@@ -130,7 +129,7 @@ def _one(x: jax.Array, w: jax.Array, contract: MatmulContract, transpose_w: bool
 def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract, storage: Storage) -> jax.Array:
     """Runs a step on products that it pads with zeros to its rows and columns."""
     if step.form == "chain":
-        return isolate(chain(x, w, **storage._asdict()))[0]
+        return chain(x, w, **storage._asdict())
     _, m, _, n = _sizes(x, w, storage)
     x = _pad_axis(x, 2 if storage.transpose_x else 1, step.rows)
     if step.form == "whole":
@@ -163,11 +162,9 @@ def honours_contract(
         storage: How the operands are stored.
     """
     g, m, k, n = shape
-    # A product of few elements may come out right by chance: it is tried on many rows, each of them in every place.
-    few = step.form == "chain"
-    kinds = probe_rows(k, contract.dtype, sets=_SETS_FOR_FEW if few else 1)
+    kinds = probe_rows(k, contract.dtype)
     weights = probe_weights(k, n, storage.transpose_w).astype(contract.dtype)
-    wanted = expected(k, n, contract, storage.transpose_w, sets=_SETS_FOR_FEW if few else 1)
+    wanted = expected(k, n, contract, storage.transpose_w)
 
     def differ(first: jax.Array, rows: jax.Array, weights: jax.Array, wanted: jax.Array) -> jax.Array:
         kind = ((first + jnp.arange(g * m)) % len(kinds)).reshape(g, m)
@@ -184,5 +181,5 @@ def honours_contract(
     arrays = (kinds, weights, wanted)
     shapes = (jax.ShapeDtypeStruct((), jnp.int32), *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays))
     compiled = ahead_of_time(differ, *shapes)
-    starts = range(len(kinds) if few or g * m < len(kinds) else 1)
+    starts = range(len(kinds) if g * m < len(kinds) else 1)
     return not any(bool(compiled(np.int32(start), *arrays)) for start in starts)

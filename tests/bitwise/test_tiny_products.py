@@ -72,7 +72,7 @@ def test_a_chain_of_rounded_products_is_found_out(monkeypatch: pytest.MonkeyPatc
             total = isolate(x[:, :, i, None] * w[:, i, None, :])[0] + total
         return total
 
-    step, shape = StackStep("chain", 3, 1), (66, 3, 2, 1)
+    step, shape = StackStep("chain", 8, 8), (5, 8, 8, 8)
     assert stacked.honours_contract(step, shape, MatmulContract(192), Storage())
     stacked.honours_contract.cache_clear()
     monkeypatch.setattr(stacked, "chain", rounded)
