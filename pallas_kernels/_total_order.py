@@ -36,12 +36,7 @@ def to_ordered(x: jax.Array, *, nan_first: bool = False) -> jax.Array:
         >>> to_ordered(jnp.array([-0.0, 0.0, 1.0])).tolist()
         [-1, 0, 1065353216]
     """
-    if x.dtype.name not in _SIGNED:
-        raise UnsupportedError(
-            f"maximum or minimum: a batch-invariant order is defined for {', '.join(_SIGNED)}, got {x.dtype.name};"
-            " convert the operand to a wider dtype."
-        )
-    bits = _flip(lax.bitcast_convert_type(x, _SIGNED[x.dtype.name]))
+    bits = _flip(_bits(x))
     return lax.select(x != x, lax.full_like(bits, ordered_nan(x.dtype, nan_first=nan_first)), bits)
 
 
@@ -50,6 +45,25 @@ def from_ordered(ordered: jax.Array, dtype: np.dtype, *, nan_first: bool = False
     x = lax.bitcast_convert_type(_flip(ordered), dtype)
     is_nan = ordered == lax.full_like(ordered, ordered_nan(dtype, nan_first=nan_first))
     return lax.select(is_nan, lax.full_like(x, jnp.nan), x)
+
+
+def choose_of_two(x: jax.Array, y: jax.Array, *, smallest: bool) -> jax.Array:
+    """Returns the larger or the smaller of two numbers of one shape and dtype; a nan where one of them is nan.
+
+    Example:
+        >>> choose_of_two(jnp.array([-0.0, 1.0]), jnp.array([0.0, jnp.nan]), smallest=False).tolist()
+        [0.0, nan]
+    """
+    bits_x, bits_y = _bits(x), _bits(y)
+    width = 8 * x.dtype.itemsize
+    # Sums of integers wrap round: those of the nans of the sign that stands at the losing end come out at the other.
+    turn = ordered_infinity(x.dtype, negative=False) + 1
+    turn = (-turn if smallest else turn) + (1 << (width - 1))
+    turn = (turn + (1 << (width - 1))) % (1 << width) - (1 << (width - 1))
+    ordered_x, ordered_y = (_flip(bits) + lax.full_like(bits, turn) for bits in (bits_x, bits_y))
+    # Chosen as integers: a choice by a comparison of floating numbers would be a floating maximum again.
+    chosen = lax.select(ordered_x < ordered_y if smallest else ordered_x > ordered_y, bits_x, bits_y)
+    return lax.bitcast_convert_type(chosen, x.dtype)
 
 
 def has_infinity(dtype: np.dtype) -> bool:
@@ -85,6 +99,15 @@ def ordered_nan(dtype: np.dtype, *, nan_first: bool) -> int:
     """Returns the integer of nan, which stands behind +inf or before -inf."""
     bits = int(np.asarray(jnp.nan, dtype).view(f"i{dtype.itemsize}"))
     return -1 - bits if nan_first else bits
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    if x.dtype.name not in _SIGNED:
+        raise UnsupportedError(
+            f"maximum or minimum: a batch-invariant order is defined for {', '.join(_SIGNED)}, got {x.dtype.name};"
+            " convert the operand to a wider dtype."
+        )
+    return lax.bitcast_convert_type(x, _SIGNED[x.dtype.name])
 
 
 def _flip(bits: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Scatters that choose among values, with the operands and parameters of JAX's own primitives.
 
-XLA:CPU takes one update after the other; these are for GPUs, where XLA writes all of them at once.
+XLA:CPU takes one update after the other; `scatter` is for GPUs, where XLA writes all of them at once. `scatter_max` and
+`scatter_min` are for both: XLA:CPU makes zeros of subnormal numbers or not, by the form of the loop.
 """
 
 from typing import Any

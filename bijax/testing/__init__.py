@@ -1,6 +1,7 @@
 """Bit comparison and batch-invariance sweeps, for this project and for anyone's own functions.
 
-Everything here compares bits as unsigned integers; there is no tolerance anywhere.
+Everything here compares bits as unsigned integers; there is no tolerance anywhere. Only a nan equals any nan in its
+place, unless `nan_bits=True` asks for signs and payloads too.
 """
 
 from ._batch_report import BatchDifference as BatchDifference

@@ -53,6 +53,20 @@ def bits(x: ArrayLike) -> np.ndarray:
     return array.view(_UNSIGNED[array.dtype.itemsize])
 
 
+def unequal_bits(a: np.ndarray, b: np.ndarray, nan_bits: bool) -> np.ndarray:
+    """Tells where two arrays of one shape and dtype differ in their bits.
+
+    Args:
+        a: array of a dtype of `bits`.
+        b: array to compare with.
+        nan_bits: whether two nans of other sign or payload differ.
+    """
+    unequal: np.ndarray = bits(a) != bits(b)
+    if nan_bits or not is_float(a.dtype) or not unequal.any():
+        return unequal
+    return unequal & ~(np.isnan(a) & np.isnan(b))
+
+
 def ulp_distance(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     """Counts the representable values from each element of `a` to the element of `b`, in units in the last place.
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._bits import NAN_DISTANCE, bits, is_float, to_numpy, ulp_distance
+from ._bits import NAN_DISTANCE, bits, is_float, to_numpy, ulp_distance, unequal_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,15 @@ class ArrayDifference:
     nan_mismatches: int
 
 
-def compare_bits(actual: np.ndarray, expected: np.ndarray) -> ArrayDifference | None:
-    """Compares two arrays of one shape and dtype; None means that every bit is the same."""
-    unequal = bits(actual) != bits(expected)
+def compare_bits(actual: np.ndarray, expected: np.ndarray, nan_bits: bool) -> ArrayDifference | None:
+    """Compares two arrays of one shape and dtype; None means that every bit is the same.
+
+    Args:
+        actual: the array found.
+        expected: the array to compare it with.
+        nan_bits: whether two nans of other sign or payload differ.
+    """
+    unequal = unequal_bits(actual, expected, nan_bits)
     differing = int(np.count_nonzero(unequal))
     if not differing:
         return None
@@ -90,16 +96,17 @@ def describe_largest(max_ulp_distance: int | None, nan_mismatches: int) -> str:
     return f"{text}; {nan_mismatches} elements differ by a nan" if nan_mismatches else text
 
 
-def assert_bits_equal(actual: Any, expected: Any, *, err_msg: str = "") -> None:
+def assert_bits_equal(actual: Any, expected: Any, *, err_msg: str = "", nan_bits: bool = False) -> None:
     """Asserts that two pytrees of arrays have the same structure, shapes, dtypes and bits.
 
-    Unlike a comparison of values it tells +0 from -0, and takes two nans as equal exactly when their signs and payloads
-    are.
+    Unlike a comparison of values it tells +0 from -0, and takes a nan as equal to any nan in its place: which sign and
+    payload a nan has follows the machine code, and no operation of bijax promises it.
 
     Args:
         actual: pytree of arrays; float16, bfloat16, float32, float64, bool or integers of 8 to 64 bits.
         expected: pytree to compare with.
         err_msg: text put in front of the message of a failure.
+        nan_bits: whether the signs and payloads of nans are compared too.
 
     Raises:
         AssertionError: something differs. The message names the path of the first leaf that does, the number of
@@ -133,7 +140,7 @@ def assert_bits_equal(actual: Any, expected: Any, *, err_msg: str = "") -> None:
             raise AssertionError(
                 f"{prefix}{what} differ at {where}: actual {a.dtype.name}{a.shape}, expected {e.dtype.name}{e.shape}"
             )
-        difference = compare_bits(a, e)
+        difference = compare_bits(a, e, nan_bits)
         if difference is not None:
             first = difference.first
             raise AssertionError(

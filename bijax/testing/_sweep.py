@@ -9,7 +9,7 @@ import numpy as np
 
 from ._batch import BatchedCall, output_rows
 from ._batch_report import BatchDifference, BatchInvarianceError, BatchVarianceReport
-from ._bits import bits
+from ._bits import unequal_bits
 from ._cases import BATCH_SIZES, MODES, NEIGHBOURS, Case, cases, check_choices
 from ._compare import ArrayDifference, ElementDifference, compare_bits
 
@@ -23,6 +23,7 @@ def assert_batch_invariant(
     neighbours: Sequence[str] = NEIGHBOURS,
     modes: Sequence[str] = MODES,
     seed: int = 0,
+    nan_bits: bool = False,
 ) -> None:
     """Asserts that each row's output bits depend on that row alone, not on its batch.
 
@@ -48,6 +49,8 @@ def assert_batch_invariant(
         modes: ways to call `fn`, `jit` (inside `jax.jit`) and `eager` (as it is). The first one gives the reference, so
             with both, jit and eager must agree as well.
         seed: fixes the rows, positions and values chosen.
+        nan_bits: whether the signs and payloads of nans are compared too. No operation of bijax promises them, so a nan
+            is taken as equal to any nan in its place.
 
     Raises:
         BatchInvarianceError: a bit changed. It is an AssertionError; its message and its `report` name the first row
@@ -74,6 +77,7 @@ def assert_batch_invariant(
         neighbours=neighbours,
         modes=modes,
         seed=seed,
+        nan_bits=nan_bits,
     )
     if not report.invariant:
         raise BatchInvarianceError(report)
@@ -88,6 +92,7 @@ def batch_variance_report(
     neighbours: Sequence[str] = NEIGHBOURS,
     modes: Sequence[str] = MODES,
     seed: int = 0,
+    nan_bits: bool = False,
 ) -> BatchVarianceReport:
     """Runs the sweep of `assert_batch_invariant` and gives its figures, whether or not a bit changed.
 
@@ -100,6 +105,7 @@ def batch_variance_report(
         neighbours: the kinds of company to try.
         modes: ways to call `fn`.
         seed: fixes the rows, positions and values chosen.
+        nan_bits: whether the signs and payloads of nans are compared too.
 
     Returns:
         The `BatchVarianceReport` of the whole sweep.
@@ -117,7 +123,7 @@ def batch_variance_report(
     call = BatchedCall(args, batch_axes)
     sizes, kinds, modes = check_choices(batch_sizes, neighbours, modes, call.has_floats)
     runner = _Runner(fn, call, out_batch_axes, modes[0])
-    tally = _Tally()
+    tally = _Tally(nan_bits)
     for mode in modes:
         # Reseeded, so that every mode sees the same cases and the same values.
         rng = np.random.default_rng(seed)
@@ -176,7 +182,8 @@ class _Runner:
 class _Tally:
     """Counts what differs, and keeps the first difference."""
 
-    def __init__(self) -> None:
+    def __init__(self, nan_bits: bool) -> None:
+        self._nan_bits = nan_bits
         self._cases = self._differing_cases = self._elements = self._differing = self._nan_mismatches = 0
         self._largest: int | None = None
         self._sizes: dict[int, None] = {}
@@ -190,7 +197,7 @@ class _Tally:
         found = [
             (name, rows, alone, difference)
             for name, rows, alone in outputs
-            if (difference := compare_bits(rows, alone)) is not None
+            if (difference := compare_bits(rows, alone, self._nan_bits)) is not None
         ]
         if not found:
             return
@@ -201,7 +208,7 @@ class _Tally:
         if self._first is None:
             # The earliest position over all outputs, then the earliest output.
             name, rows, alone, difference = min(found, key=lambda item: item[3].first.index[0])
-            self._first = _locate(case, mode, reference_mode, name, rows, alone, difference.first)
+            self._first = _locate(case, mode, reference_mode, name, rows, alone, difference.first, self._nan_bits)
 
     def report(self) -> BatchVarianceReport:
         return BatchVarianceReport(
@@ -230,6 +237,7 @@ def _locate(
     rows: np.ndarray,
     alone: np.ndarray,
     first: ElementDifference,
+    nan_bits: bool,
 ) -> BatchDifference:
     # The batch axis stands in front, so the first element in row-major order lies in the first row that differs.
     subject, *index = first.index
@@ -242,7 +250,7 @@ def _locate(
         mode=mode,
         reference_mode=reference_mode,
         output=name,
-        differing=int(np.count_nonzero(bits(rows[subject]) != bits(alone[subject]))),
+        differing=int(np.count_nonzero(unequal_bits(rows[subject], alone[subject], nan_bits))),
         size=rows[subject].size,
         element=ElementDifference(tuple(index), first.actual, first.expected),
     )

@@ -96,7 +96,7 @@ def _install_dot_general() -> None:
 
 def _concerns(name: str) -> bool:
     """Returns whether the rule of a primitive ever does anything else than the stock rule."""
-    if name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER):
+    if name in FENCED or (name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER)):
         return True
     dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
     kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}

@@ -6,6 +6,7 @@ from typing import Any, Final
 from bijax.ops._conv import conv_general_dilated
 from bijax.ops._cumulative import cumlogsumexp, cumprod, cumsum
 from bijax.ops._dot_general import dot_general
+from bijax.ops._extremes import clamp, cummax, cummin, maximum, minimum
 from bijax.ops._ragged_dot import ragged_dot_general
 from bijax.ops._reduce import reduce_max, reduce_min, reduce_prod, reduce_sum
 from bijax.ops._scatter import scatter_add, scatter_mul, scatter_sub
@@ -22,11 +23,16 @@ from bijax.parallel._collectives import psum, reduce_scatter
 Replacement = Callable[..., Any]
 
 REPLACEMENTS: Final[dict[str, Replacement]] = {
+    "clamp": clamp,
     "conv_general_dilated": conv_general_dilated,
     "cumlogsumexp": cumlogsumexp,
+    "cummax": cummax,
+    "cummin": cummin,
     "cumprod": cumprod,
     "cumsum": cumsum,
     "dot_general": dot_general,
+    "max": maximum,
+    "min": minimum,
     "psum": psum,
     "psum_invariant": psum,
     "ragged_dot_general": ragged_dot_general,

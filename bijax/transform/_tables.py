@@ -54,9 +54,9 @@ def _each(evidence: str, names: str) -> dict[str, str]:
 KEEP: Final[dict[str, str]] = {
     **_each(
         EXACT,
-        "abs and bitcast_convert_type ceil clamp clz complex conj eq eq_to floor from_edtype ge gt imag is_finite le"
-        " le_to lt lt_to max min mulhi ne neg nextafter not or population_count real reduce_precision round select_n"
-        " shift_left shift_right_arithmetic shift_right_logical sign to_edtype xor",
+        "abs and bitcast_convert_type ceil clz complex conj eq eq_to floor from_edtype ge gt imag is_finite le le_to lt"
+        " lt_to mulhi ne neg nextafter not or population_count real reduce_precision round select_n shift_left"
+        " shift_right_arithmetic shift_right_logical sign to_edtype xor",
     ),
     **_each(
         MOVES,
@@ -71,7 +71,7 @@ KEEP: Final[dict[str, str]] = {
     ),
     **_each(
         ORDER_FREE,
-        "argmax argmin cummax cummin pmax pmin reduce_and reduce_or reduce_xor top_k",
+        "argmax argmin pmax pmin reduce_and reduce_or reduce_xor top_k",
     ),
     **_each(
         COUNTER,
@@ -91,6 +91,7 @@ FENCED: Final = {
     "integer_pow": "as a product",
     "div": "the denominator is hidden: XLA would multiply by the reciprocal of a broadcast value",
     "one_minus_square": "as a product and a difference",
+    "convert_element_type": "hidden from the conversion back: without the two a subnormal number would not become zero",
 }
 """Element-wise primitives around which XLA:CPU's rewrites are stopped."""
 
@@ -108,12 +109,18 @@ ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sq
 STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
 """Primitives whose choice among equal values is fixed by a parameter."""
 
+CHOOSING: Final = _each(
+    "compared as integers of a total order: XLA:CPU keeps subnormal numbers in some forms of a loop and not in others",
+    "clamp cummax cummin max min",
+)
+"""Primitives that choose the larger or smaller of two floating numbers, replaced on the CPU."""
+
 RACING: Final = {
     "scatter": "where updates meet, the last one wins; XLA:GPU writes all at once",
     "scatter-max": "compared as integers of a total order, in which one zero is larger and one nan wins",
     "scatter-min": "compared as integers of a total order, in which one zero is larger and one nan wins",
 }
-"""Primitives that XLA:CPU carries out one update after the other, and XLA:GPU all at once, or by the shape."""
+"""Primitives whose updates XLA:CPU carries out one after the other, and XLA:GPU all at once, or by the shape."""
 
 ORDERED: Final = {
     "dot_general": "products are added in the order of a contract (bijax.matmul)",
@@ -177,6 +184,8 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
             return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
         return Verdict(Kind.KEEP, KEEP[name])
+    if name == "convert_element_type" and not (platform == "cpu" and _widens_to_float64(dtypes)):
+        return Verdict(Kind.KEEP, EXACT)
     computed = name in FENCED or name in VECTORS or name in ORDERED
     if computed and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
         return Verdict(Kind.KEEP, INTEGER)
@@ -184,12 +193,16 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
     if name in FENCED or name in VECTORS:
         return Verdict(Kind.REPLACE, HELD if platform != "cpu" else FENCED.get(name) or VECTORS[name])
+    if name in CHOOSING and platform == "cpu" and _has_an_order(dtypes):
+        return Verdict(Kind.REPLACE, CHOOSING[name])
     if name in RACING:
-        if platform == "cpu":
+        if platform == "cpu" and (name == "scatter" or not _has_an_order(dtypes)):
             return Verdict(Kind.KEEP, ORDER_FREE)
         if name != "scatter" and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
             return Verdict(Kind.KEEP, INTEGER)
         return Verdict(Kind.REPLACE, RACING[name])
+    if name in CHOOSING:
+        return Verdict(Kind.KEEP, ORDER_FREE if name.startswith("cum") else EXACT)
     if name in STABLE:
         return Verdict(Kind.REPLACE, STABLE[name])
     if name in ORDERED:
@@ -207,6 +220,18 @@ def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
     if name == "dot_general" and any(jnp.issubdtype(d, jnp.integer) for d in dtypes[:2]):
         return "no invariant form for integers with a floating-point result"
     return ""
+
+
+def _widens_to_float64(dtypes: tuple[Any, ...]) -> bool:
+    """Returns whether a conversion makes float64 of shorter floating numbers."""
+    # The others lose no bit that an instruction would make zero, or cannot be taken back.
+    operand, result = dtypes[0], dtypes[-1]
+    return result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64
+
+
+def _has_an_order(dtypes: tuple[Any, ...]) -> bool:
+    """Returns whether the values are floating numbers for which there is an order of integers."""
+    return any(jnp.issubdtype(d, jnp.floating) and jnp.dtype(d).name in _FLOATS for d in dtypes)
 
 
 def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:

@@ -48,7 +48,8 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
 
     Guarantee: row-invariant, for every operation by itself: each element of a result depends on the inputs that it
     mathematically depends on and on the length of its own reductions, never on how many other results there are,
-    where it stands, or what they hold.
+    where it stands, or what they hold. Subnormal numbers and the signs of zeros are among the bits; of a nan the sign
+    and payload are not, so what is computed from these (`jnp.signbit` of a nan) is not invariant.
 
     Source: the project's design; issues 26308, 26795, 34080 and 31919 of JAX ask for it.
 

@@ -46,7 +46,7 @@ def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -
     x, w = isolate(x, w)
 
     def group(x: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
-        terms = lax.concatenate([window.read(x, start + i) for i in range(size)], x.ndim - 1)
+        terms = _side_by_side(x, window, start, size)
         weights = lax.dynamic_slice_in_dim(w, start, size, axis=2).reshape(g, o, size * c)
         terms, weights = isolate(terms, weights)
         return isolate(_stacked(product, terms.reshape(-1, g, size * c), weights))[0]
@@ -68,6 +68,26 @@ def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -
     # One position needs no more memory than the input has.
     tile_shape = (counts[0], counts[1]) if positions == 1 else _tile_shape(counts, g * c * at_once)
     return isolate(_tiles(tile, x, window, tile_shape))[0]
+
+
+def _side_by_side(x: jax.Array, window: Window, start: jax.Array | int, size: int) -> jax.Array:
+    """(N, spatial..., G, C) to (N, places..., G, size * C): the elements at the positions from `start` on.
+
+    One gather: slices of all positions, put together, would be a program to compile for each of them.
+    """
+    if size == 1:
+        return window.read(x, start)
+    *counts, g = window.counts(x.shape)[1:-1]
+    n, *spatial, _, c = x.shape
+    dims = (*counts, g, size)
+    first = window.starts(start + lax.broadcasted_iota(jnp.int32, dims, len(dims) - 1))[1:-2]
+    row = jnp.zeros(dims, jnp.int32)
+    for axis, length in enumerate(spatial):
+        place = lax.broadcasted_iota(jnp.int32, dims, axis) * window.strides[1 + axis]
+        row = row * length + place + first[axis]
+    row = row * g + lax.broadcasted_iota(jnp.int32, dims, len(counts))
+    taken = jnp.take(x.reshape(n, math.prod(spatial) * g, c), row.ravel(), axis=1, mode="clip")
+    return taken.reshape(n, *counts, g, size * c)
 
 
 def _group(positions: int, features: int) -> int:
@@ -184,7 +204,7 @@ def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: P
     def outer(start: jax.Array | int, size: int) -> jax.Array:
         def group(i: jax.Array | int) -> jax.Array:
             part = lax.dynamic_slice_in_dim(x, i * together, together)
-            terms = lax.concatenate([places.read(part, start + k) for k in range(size)], x.ndim - 1)
+            terms = _side_by_side(part, places, start, size)
             (terms,) = isolate(terms.reshape(together * positions, g, size * n))
             rows = lax.dynamic_slice_in_dim(w, i * together, together).reshape(together * positions, g, o)
             if g == 1:

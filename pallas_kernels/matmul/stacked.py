@@ -16,6 +16,7 @@ from jax import lax
 from pallas_kernels._tiles import Program, isolate, map_row_tiles, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul import cpu
+from pallas_kernels.matmul._chain import chain
 from pallas_kernels.matmul._forms import fold, in_blocks, stack_columns, stack_rows
 from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference
 from pallas_kernels.schedule.cpu import StackStep, stack_entries, stack_steps
@@ -127,6 +128,8 @@ def _one(x: jax.Array, w: jax.Array, contract: MatmulContract, transpose_w: bool
 
 def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract, storage: Storage) -> jax.Array:
     """Runs a step on products that it pads with zeros to its rows and columns."""
+    if step.form == "chain":
+        return chain(x, w, **storage._asdict())
     _, m, _, n = _sizes(x, w, storage)
     x = _pad_axis(x, 2 if storage.transpose_x else 1, step.rows)
     if step.form == "whole":

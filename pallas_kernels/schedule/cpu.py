@@ -65,6 +65,8 @@ class StackStep(NamedTuple):
 
 
 _FEW_ROWS: Final = 32
+_LONGEST_CHAIN: Final = 32
+_MOST_IN_CHAINS: Final = 1 << 12
 _MOST_BYTES: Final = 1 << 28
 _MOST_PARTIAL_BYTES: Final = 1 << 23
 _MOST_PRODUCTS: Final = 1 << 33
@@ -82,6 +84,14 @@ def stack_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, tran
         transpose_x: True when the rows are stored as (K, M).
         transpose_w: True when the weights are stored as (N, K).
     """
+    others = _dot_steps(m, k, n, k_block, transpose_x=transpose_x, transpose_w=transpose_w)
+    if k > min(k_block, _LONGEST_CHAIN) or m * k * n > _MOST_IN_CHAINS:
+        return others
+    chain = StackStep("chain", m, n)  # no call of a library for each entry
+    return [*others, chain] if m == 1 and n >= 8 and not transpose_w else [chain, *others]
+
+
+def _dot_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, transpose_w: bool) -> list[StackStep]:
     full = _up_to(n, 64)  # with full tiles the library runs blocks of 512 as one chain
     vectors = max(n, 8) if n % 8 != 1 else _up_to(n, 8)  # a lone column is another operation to XLA
     if transpose_w and k_block == _LONG_BLOCK:
@@ -115,9 +125,9 @@ def stack_entries(step: StackStep, entries: int, k: int, k_block: int) -> int:
         k_block: Block of K in the contract.
     """
     _, m, n = step
-    blocks = 1 if step.form == "whole" else -(-k // k_block)
+    blocks = 1 if step.form in ("whole", "chain") else -(-k // k_block)
     each = min(_MOST_BYTES // (4 * (m * k + k * n + m * n)), _MOST_PRODUCTS // (m * k * n))
-    if m == 1 and n == 8:
+    if m == 1 and n == 8 and step.form != "chain":
         each = min(each, _MOST_PADDED_ENTRIES)
     if blocks > 1:
         each = min(each, _MOST_PARTIAL_BYTES // (4 * blocks * m * n))

@@ -1,6 +1,6 @@
 """Evidence for the table KEEP: operations that choose among values do not follow the batch, ties and nan included.
 
-Those of the table RACING stay as they are on the CPU alone.
+Those of the tables CHOOSING and RACING are replaced on one platform or the other.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,19 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import FENCED, KEEP, ORDERED, RACING, RECURSE, ROUNDED, STABLE, VECTORS, Kind, verdict
+from bijax.transform._tables import (
+    CHOOSING,
+    FENCED,
+    KEEP,
+    ORDERED,
+    RACING,
+    RECURSE,
+    ROUNDED,
+    STABLE,
+    VECTORS,
+    Kind,
+    verdict,
+)
 
 ROWS = 40
 
@@ -71,7 +83,7 @@ def check_choices(program: Callable[[jax.Array], jax.Array], columns: int) -> No
 
 
 def test_no_primitive_is_in_two_tables() -> None:
-    tables = [set(t) for t in (KEEP, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, RECURSE)]
+    tables = [set(t) for t in (KEEP, CHOOSING, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, RECURSE)]
     assert sum(map(len, tables)) == len(set.union(*tables))
 
 
@@ -88,9 +100,13 @@ def test_no_primitive_is_in_two_tables() -> None:
         ("exp", jnp.bfloat16, "cpu", Kind.REPLACE),
         ("add", jnp.float32, "cpu", Kind.KEEP),
         ("add", jnp.float32, "cuda", Kind.REPLACE),
+        ("max", jnp.float32, "cpu", Kind.REPLACE),
+        ("max", jnp.float32, "cuda", Kind.KEEP),
+        ("max", jnp.int32, "cpu", Kind.KEEP),
+        ("max", jnp.complex64, "cpu", Kind.KEEP),
         ("scatter", jnp.int32, "cpu", Kind.KEEP),
         ("scatter", jnp.int32, "cuda", Kind.REPLACE),
-        ("scatter-max", jnp.float32, "cpu", Kind.KEEP),
+        ("scatter-max", jnp.float32, "cpu", Kind.REPLACE),
         ("scatter-max", jnp.float32, "cuda", Kind.REPLACE),
         ("scatter-max", jnp.int32, "cuda", Kind.KEEP),
         ("scan", jnp.float32, "cpu", Kind.RECURSE),

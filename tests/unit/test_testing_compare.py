@@ -16,7 +16,7 @@ def failure(actual, expected, **kwargs):
 def test_equal_trees_pass():
     tree = {"a": [jnp.arange(3), np.float32(1.5)], "b": (None, jnp.zeros((0, 2), jnp.bfloat16)), "c": True}
     assert_bits_equal(tree, tree)
-    assert_bits_equal(np.float32("nan"), jnp.float32(jnp.nan))
+    assert_bits_equal(np.float32("nan"), jnp.float32(jnp.nan), nan_bits=True)
     assert_bits_equal([], [])
 
 
@@ -34,11 +34,21 @@ def test_message_names_everything():
     ]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_nan_equals_any_nan_but_no_number(dtype):
+    nan = np.array(np.nan, jnp.dtype(dtype))
+    assert_bits_equal(-nan, nan)
+    assert "bits differ" in failure(-nan, nan, nan_bits=True)
+    assert "bits differ" in failure(nan, np.array(np.inf, nan.dtype))
+    assert "bits differ" in failure(np.array(0, nan.dtype), nan)
+
+
 def test_zero_signs_and_nans_are_told_apart():
     assert "0x00000000" in failure(np.float32(0.0), np.float32(-0.0))
     quiet = np.array([0x7FC00000, 0x7FC00000, 0x3F800000], np.uint32).view(np.float32)
     other = np.array([0x7FC00001, 0xFFC00000, 0x3F800001], np.uint32).view(np.float32)
-    message = failure(quiet, other)
+    assert "1 of 3 elements" in failure(quiet, other)
+    message = failure(quiet, other, nan_bits=True)
     assert "3 of 3 elements" in message
     assert "actual   nan 0x7fc00000" in message
     assert "expected nan 0x7fc00001" in message

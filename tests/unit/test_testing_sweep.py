@@ -110,6 +110,16 @@ def test_a_leak_through_zero_times_a_neighbour_is_named(kind):
     assert "ULP distance none (nan)" in str(error)
 
 
+def test_signs_of_nans_are_compared_where_asked_for():
+    def signed(x):
+        nan = jnp.where(jnp.arange(len(x)) % 2 == 0, jnp.uint32(0x7FC00000), jnp.uint32(0xFFC00000))
+        return jnp.broadcast_to(jax.lax.bitcast_convert_type(nan, jnp.float32)[:, None], x.shape)
+
+    assert_batch_invariant(signed, X, neighbours=("given",))
+    first = failure(signed, X, neighbours=("given",), nan_bits=True).first
+    assert (first.position, first.differing, first.element.actual_bits) == (1, first.size, "0xffc00000")
+
+
 def test_dependence_on_ordinary_neighbours():
     assert failure(lambda x: x + x.max(axis=0), X).first.neighbours == "given"
 

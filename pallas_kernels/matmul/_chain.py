@@ -1,0 +1,32 @@
+"""Stacks of tiny products as one element-wise program over all entries, in place of a call of a library for each."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels._opaque import opaque_zero
+from pallas_kernels._tiles import isolate
+
+
+def chain(x: jax.Array, w: jax.Array, *, transpose_x: bool, transpose_w: bool) -> jax.Array:
+    """Adds the products of one element of K after the other, those of all entries and of all their elements at once.
+
+    Args:
+        x: (G, M, K), or (G, K, M) with `transpose_x`, of the dtype of the sums.
+        w: (G, K, N), or (G, N, K) with `transpose_w`.
+        transpose_x: Whether `x` is stored as (G, K, M).
+        transpose_w: Whether `w` is stored as (G, N, K).
+
+    Returns:
+        (G, M, N). LLVM contracts each product and the sum to a fused multiply-add, as it does in a dot.
+    """
+    # A flat array has one memory layout only; that of another would follow from what stands around.
+    x, w = (flat.reshape(a.shape) for flat, a in zip(isolate(x.reshape(-1), w.reshape(-1)), (x, w), strict=True))
+    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    # A zero that XLA knows is left out, and a product -0 would stay -0.
+    total = lax.bitcast_convert_type(opaque_zero().astype(unsigned), x.dtype)
+    for i in range(x.shape[1 if transpose_x else 2]):
+        left = lax.index_in_dim(x, i, 1 if transpose_x else 2, keepdims=False)[:, :, None]
+        right = lax.index_in_dim(w, i, 2 if transpose_w else 1, keepdims=False)[:, None, :]
+        total = left * right + total
+    return isolate(total.reshape(-1))[0].reshape(total.shape)

@@ -1,0 +1,80 @@
+"""Stacks of tiny products: one chain over all entries has the bits of the dots that XLA calls for each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
+from pallas_kernels._opaque import opaque_zero
+from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import MatmulContract
+from pallas_kernels.matmul import stacked
+from pallas_kernels.matmul.stacked import Storage
+from pallas_kernels.schedule import cpu as schedule
+from pallas_kernels.schedule.cpu import StackStep
+
+STORAGES = (Storage(), Storage(transpose_w=True), Storage(transpose_x=True))
+STACKS = (
+    *(((5, 8, 8, 8), storage) for storage in STORAGES),
+    ((37, 3, 3, 3), Storage()),
+    ((66, 3, 2, 1), Storage(transpose_w=True)),
+    ((9, 4, 32, 5), Storage(transpose_x=True)),
+    ((6, 1, 7, 9), Storage()),
+)
+
+
+def operands(kind: str, shape: tuple[int, ...], storage: Storage, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    g, m, k, n = shape
+    x = hostile_rows(1, (g, k, m) if storage.transpose_x else (g, m, k), dtype)[kind]
+    w = hostile_rows(2, (g, n, k) if storage.transpose_w else (g, k, n), dtype)[kind]
+    return x, w
+
+
+@pytest.mark.parametrize(("shape", "storage"), STACKS)
+def test_chains_have_the_bits_of_dots(
+    shape: tuple[int, ...], storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = MatmulContract(512 if storage.transpose_w else 192)
+
+    def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return stacked.matmul(x, w, contract=contract, **storage._asdict())
+
+    kinds = {kind: operands(kind, shape, storage, "float32") for kind in ("normal", "wide", "zeros", "denormal", "nan")}
+    chains = {kind: jax.jit(lambda x, w: multiply(x, w))(*args) for kind, args in kinds.items()}
+    monkeypatch.setattr(stacked, "stack_steps", schedule._dot_steps)
+    dots = {kind: jax.jit(lambda x, w: multiply(x, w))(*args) for kind, args in kinds.items()}
+    assert_bits_equal(chains, dots)
+
+
+def test_tiny_products_are_chains_first() -> None:
+    assert schedule.stack_steps(8, 8, 8, 512, transpose_x=False, transpose_w=True)[0] == StackStep("chain", 8, 8)
+    for m, k, n, k_block in ((17, 16, 16, 512), (2, 33, 2, 512), (2, 16, 2, 8)):
+        steps = schedule.stack_steps(m, k, n, k_block, transpose_x=False, transpose_w=False)
+        assert all(step.form != "chain" for step in steps)
+
+
+@pytest.mark.parametrize("spec", ["gij,gjk->gik", "gij,gkj->gik", "gij,gj->gi", "gi,gi->g"])
+def test_entries_do_not_follow_the_stack(spec: str) -> None:
+    left, right = spec.split("->")[0].split(",")
+    x, w = (hostile_rows(3, (9,) + (3,) * (len(axes) - 1), "float32")["wide"] for axes in (left, right))
+    product = bijax.invariant(lambda x, w: jnp.tanh(jnp.einsum(spec, 1.5 * x, w)) + 1)
+    assert_batch_invariant(product, x, w, batch_sizes=(2, 5, 17), modes=("jit",))
+
+
+def test_a_chain_of_rounded_products_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the comparison: products that are rounded before they are added."""
+
+    def rounded(x: jax.Array, w: jax.Array, *, transpose_x: bool, transpose_w: bool) -> jax.Array:
+        total = jax.lax.bitcast_convert_type(opaque_zero(), jnp.float32)
+        for i in range(x.shape[2]):
+            total = isolate(x[:, :, i, None] * w[:, i, None, :])[0] + total
+        return total
+
+    step, shape = StackStep("chain", 8, 8), (5, 8, 8, 8)
+    assert stacked.honours_contract(step, shape, MatmulContract(192), Storage())
+    stacked.honours_contract.cache_clear()
+    monkeypatch.setattr(stacked, "chain", rounded)
+    assert not stacked.honours_contract(step, shape, MatmulContract(192), Storage())
+    stacked.honours_contract.cache_clear()

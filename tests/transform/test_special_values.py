@@ -1,0 +1,130 @@
+"""Subnormal numbers, ±0, ±inf and nans keep their bits (a nan: that it is one) wherever they stand in a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import bijax
+from bijax.transform._tables import CHOOSING, EXACT, FENCED, KEEP, ORDER_FREE, RACING, STABLE
+from tests.transform.special_values import DTYPES, ELEMENTWISE, ROWS, bits_without_nans, special_values
+
+SHAPES = ((1,), (3,), (4, 2), (17,), (33,))
+ALL = 34
+BATCHES = ((0, 1), (5, 6), (3, 7), (1, 17), (17, 34))
+
+Programs = dict[str, Callable[..., jax.Array]]
+
+NOT_FLOATING = set(
+    "and clz complex conj from_edtype imag mulhi not or population_count real reduce_and reduce_or reduce_xor"
+    " shift_left shift_right_arithmetic shift_right_logical to_edtype xor".split()
+)
+OF_DEVICES = {"pmax", "pmin"}
+OF_DERIVATIVES = {"add_any", "one_minus_square"}  # an addition; a square and a difference
+OF_COMPARATORS = {"eq_to", "le_to", "lt_to"}  # where `sort` puts them, in its lowering
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def all_of(programs: Programs) -> Callable[..., dict[str, jax.Array]]:
+    return lambda *args: {name: program(*args) for name, program in programs.items()}
+
+
+def differing_elements(programs: Programs, dtype: str) -> set[str]:
+    """Returns the element-wise programs of which one element of a small array is not that of a large one."""
+    values = special_values(dtype)
+    first, second = (index.ravel() for index in np.indices((len(values), len(values))))
+    run = jax.jit(all_of(programs))
+    expected = {name: bits_without_nans(r) for name, r in run(values[first], values[second]).items()}
+    rng, found = np.random.default_rng(0), set()
+    for shape in SHAPES:
+        for _ in range(1 + 300 // np.prod(shape)):
+            chosen = rng.integers(len(first), size=shape)
+            for name, result in run(values[first[chosen]], values[second[chosen]]).items():
+                if (bits_without_nans(result) != expected[name][chosen]).any():
+                    found.add(name)
+    return found
+
+
+def differing_rows(programs: Programs, dtype: str, columns: int) -> set[str]:
+    """Returns the programs of which a row of a small batch is not that of a large one."""
+    values = special_values(dtype)
+    x = values[np.random.default_rng(columns).integers(len(values), size=(ALL, columns))]
+    run = jax.jit(jax.vmap(all_of(programs)))
+    expected = {name: bits_without_nans(r) for name, r in run(x).items()}
+    return {
+        name
+        for start, end in BATCHES
+        for name, result in run(x[start:end]).items()
+        if (bits_without_nans(result) != expected[name][start:end]).any()
+    }
+
+
+def invariant(programs: Programs) -> Programs:
+    return {name: bijax.invariant(program) for name, program in programs.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_elements(dtype: str) -> None:
+    assert not differing_elements(invariant(ELEMENTWISE), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows(dtype: str) -> None:
+    assert not differing_rows(invariant(ROWS), dtype, 2)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "relu", "clip", "clamp", "convert and back", "sub"])
+def test_alone_in_a_program(name: str) -> None:
+    for dtype in ("bfloat16", "float16"):
+        assert not differing_elements(invariant({name: ELEMENTWISE[name]}), dtype)
+
+
+def mirrored(x: jax.Array) -> jax.Array:
+    """The maximum of a number and of itself, where there is one row."""
+    return lax.max(x, lax.rev(x, (0,)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_maximum_keeps_subnormal_numbers(dtype: str) -> None:
+    x = np.full((3, 1), special_values(dtype)[2])
+    for rows in (1, 2, 3):
+        kept = jax.jit(bijax.invariant(mirrored))(x[:rows])
+        assert (bits_without_nans(kept) == bits_without_nans(x[:rows])).all()
+
+
+def test_control_plain_jax_keeps_them_or_not() -> None:
+    x = np.full((2, 1), special_values("float32")[2])
+    alone, together = (bits_without_nans(jax.jit(mirrored)(x[:rows])) for rows in (1, 2))
+    assert alone[0] != together[0]
+
+
+def names(programs: Programs, *args: Any) -> set[str]:
+    found = set()
+
+    def walk(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            found.add(equation.primitive.name)
+            for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
+                if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                    walk(getattr(value, "jaxpr", value))
+
+    walk(jax.make_jaxpr(all_of(programs))(*args).jaxpr)
+    return found
+
+
+def test_every_primitive_that_computes_or_chooses_is_here() -> None:
+    x = special_values("float32")
+    seen = names(ELEMENTWISE, x, x) | names(ROWS, x)
+    kept = {name for name, evidence in KEEP.items() if evidence in (EXACT, ORDER_FREE)}
+    known = kept | {*CHOOSING, *FENCED, *RACING, *STABLE}
+    elsewhere = NOT_FLOATING | OF_DEVICES | OF_DERIVATIVES | OF_COMPARATORS
+    assert not known - seen - elsewhere
+    assert not seen & elsewhere & (OF_DEVICES | OF_DERIVATIVES)
