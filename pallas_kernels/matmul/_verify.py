@@ -20,8 +20,8 @@ from pallas_kernels.matmul._forms import in_blocks, stack_rows
 _VECTOR = 8
 _LARGE = 1 << 20
 _COLUMNS_AT_A_TIME = 2048
-_MOST_TRIALS = 64
-_TRIED_PRODUCTS = 1 << 21
+_MOST_TRIALS = 32
+_TRIED_PRODUCTS = 1 << 20
 
 
 def reference(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool = False) -> jax.Array:
