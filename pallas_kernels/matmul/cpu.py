@@ -12,9 +12,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from pallas_kernels._tiles import isolate, map_row_tiles, pad_columns, pad_rows, run_isolated
+from pallas_kernels._tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul._forms import crossed, in_blocks, stack_columns, stack_rows, transposed
 from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference, trials
@@ -76,7 +75,7 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
         return lambda x, w: reference(x, w, contract.k_block, transpose_w=transpose_w)
     if step.form == "whole":
         dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
-        return lambda x, w: lax.dot_general(x, w, dims)
+        return lambda x, w: isolated_dot(x, w, dims)
     if step.form == "crossed":
         return lambda x, w: crossed(x, w, contract.k_block)
     stack = stack_columns if step.form == "columns" else stack_rows

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels._tiles import Program, isolate, map_row_tiles, run_isolated
+from pallas_kernels._tiles import Program, isolate, isolated_dot, map_row_tiles, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul import cpu
 from pallas_kernels.matmul._forms import fold, in_blocks, stack_columns, stack_rows
@@ -132,7 +132,7 @@ def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract,
     if step.form == "whole":
         w = _pad_axis(w, 1 if storage.transpose_w else 2, step.columns)
         dims = (((1 if storage.transpose_x else 2,), (2 if storage.transpose_w else 1,)), ((0,), (0,)))
-        y = lax.dot_general(x, w, dims)
+        y = isolated_dot(x, w, dims)
     else:
         w = _pad_axis(isolate(w.transpose(0, 2, 1))[0] if storage.transpose_w else w, 2, step.columns)
         stack = stack_columns if step.form == "columns" else stack_rows
