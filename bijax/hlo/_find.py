@@ -22,7 +22,10 @@ _CLASSES: Final[dict[str, Class]] = {
     **dict.fromkeys(("dot", "convolution", "library", "tile", "split_k", "reduction", "scatter"), "reduction"),
     "elementwise": "approximation",
 }
-
+_BY_VECTORS: Final = (
+    "XLA took the axis of one row from a product of a kernel and did not give it back, as it does where the product"
+    " stands alone; other batches have other bits"
+)
 
 Found = tuple[str, Verdict, str, str]  # kind, verdict, implementation, reason
 
@@ -167,6 +170,13 @@ class Finder:
         of = self._origin.product_class(factor)
         return all(self._origin.is_ours(computation, member, of) for member in (i, factor))
 
+    def _by_vectors(self, computation: Computation, i: Instruction) -> bool:
+        """Returns whether an operand of a stack of products has no free axis left."""
+        axes = len(i.integers("lhs_batch_dims")) + len(i.integers("lhs_contracting_dims"))
+        return "lhs_batch_dims" in i.attributes and any(
+            len(shape.dims) == axes for shape in operand_shapes(computation, i)
+        )
+
     def _sums(self, i: Instruction) -> bool:
         """Returns whether what combines two elements depends on the order."""
         combiner = self._module.opcodes(i.called_as("to_apply") or i.called)
@@ -179,6 +189,8 @@ class Finder:
         # Element-wise code of our kernels has been left out already.
         fenced_everywhere = self._platform == "gpu" and kind in ("elementwise", "rounding")
         ours = implementation != "LLVM" and not fenced_everywhere and self._origin.is_ours(computation, i, of)
+        if ours and self._platform == "cpu" and kind == "dot" and self._by_vectors(computation, i):
+            ours, reason = False, _BY_VECTORS
         if not ours and verdict == "variant" and kind in _CLASSES and self._origin.has_lost_its_tag(i):
             reason += "; XLA made it anew, it may have been the code of a bijax kernel"
         flops = self._flops.of(computation, i)

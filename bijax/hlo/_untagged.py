@@ -25,6 +25,7 @@ _EXACT_HERE: Final = EXACT | frozenset((
     "top_k",
 ))
 # fmt: on
+_WITH_COMBINER: Final = ("reduce", "reduce_window", "all_reduce", "reduce_scatter", "scatter")
 _SUMS: Final = frozenset(name.replace("-", "_") for name in (REDUCING | COLLECTIVES) - {"sort"}) | {"dot_general"}
 _ROUNDING: Final = frozenset(name.replace("-", "_") for name in TRANSCENDENTAL) | {
     "add",
@@ -60,10 +61,12 @@ def _classes(operation: Any) -> set[Class]:
         target = str(operation.attributes["call_target_name"]).strip('"')
         return set() if BENIGN.search(target) else {"reduction", "approximation", "product"}
     if name in _SUMS:
-        combines = _adds(operation) if name in ("reduce", "reduce_window", "all_reduce", "reduce_scatter") else True
+        combines = _adds(operation) if name in _WITH_COMBINER else True
         return {"reduction"} if combines and not (name == "reduce" and _has_single_terms(operation)) else set()
     if _is_scalar(operation):  # no loop, no remainder; and what combines the terms of a sum
         return set()
+    if name == "square":
+        return {"product"}
     if name in _APPROXIMATIONS or dialect == "chlo":
         return {"approximation", "product"}
     return set() if name in _EXACT_HERE else {"product"}
@@ -122,5 +125,6 @@ def _has_single_terms(operation: Any) -> bool:
 
 
 def _adds(operation: Any) -> bool:
+    """Returns whether the program that combines two elements depends on the order; one that takes the last does not."""
     combiner = {o.name.partition(".")[2] for o in _operations(operation)} - {"return"}
     return bool(combiner - ORDER_FREE)
