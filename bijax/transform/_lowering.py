@@ -25,6 +25,7 @@ from bijax.ops._flat import on_vectors
 from bijax.ops._tag import kernel_code
 from bijax.transform import _fences
 from bijax.transform._operands import look_through_transposes
+from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
 from bijax.transform._state import Request, of_equation, requested
 from bijax.transform._tables import (
@@ -35,8 +36,10 @@ from bijax.transform._tables import (
     PLATFORMS,
     RECURSE,
     STABLE,
+    TAKEN_OUT,
     VECTORS,
     Kind,
+    table_name,
     verdict,
 )
 from bijax.transform.errors import NotInvariantError
@@ -152,21 +155,26 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
 
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         dtypes = tuple(a.dtype for a in (*ctx.avals_in, *ctx.avals_out) if hasattr(a, "dtype"))
-        decided = verdict(primitive.name, dtypes, platform, request.allowed)
+        name = table_name(primitive.name, parameters)
+        decided = verdict(name, dtypes, platform, request.allowed)
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
         if decided.kind is not Kind.REPLACE:
             # Some stock rules trace programs of their own, which the evidence covers.
             with kernel_code():
-                return stock(ctx, *operands, **parameters)
+                return stock(ctx, *operands, **with_plain_region(name, parameters))
         if platform not in PLATFORMS:
             raise UnsupportedError(
                 f"bijax.invariant: expected a program for {' or '.join(PLATFORMS)}, got {primitive.name} for"
                 f" {platform}; there are no kernels for that platform."
             )
         _check_shapes(primitive.name, ctx)
-        if primitive.name in STABLE:
-            return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if name in STABLE:
+            with kernel_code():
+                return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if name in TAKEN_OUT:
+            function, parameters = without_region(name, REPLACEMENTS[name], parameters, request)
+            return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
         if primitive.name in FENCED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
         return _replaced(primitive, ctx, operands, parameters)
