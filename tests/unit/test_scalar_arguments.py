@@ -90,7 +90,7 @@ def test_names() -> None:
             with pytest.raises(ValueError, match="activation must be one of"):
                 call(wrong)
     for wrong in (["highest"], "highestt", {}):
-        with pytest.raises(ValueError, match="precision must be one that .* takes, got"):
+        with pytest.raises(ValueError, match=r"precision must be one that .* takes, got"):
             bijax.matmul(X, W, precision=wrong)
     pair = ["highest", "default"]
     assert_bits_equal(bijax.matmul(X, W, precision=pair), bijax.matmul(X, W, precision=tuple(pair)))
