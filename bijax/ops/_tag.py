@@ -6,6 +6,7 @@ inherited by what autodiff and `vmap` make of an equation, and ends up as an att
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,14 +20,30 @@ KERNEL: Final = "kernel"
 """Value of the attribute for code whose bits a contract already fixes."""
 
 
+class _Inside(threading.local):
+    value: bool = False
+
+
+_inside = _Inside()
+
+
 @contextlib.contextmanager
 def kernel_code() -> Iterator[None]:
     """Tags the equations that are traced inside as the code of a kernel.
 
     The caller's settings for promotion hold for the caller's code: what a kernel promotes is no mistake of theirs.
     """
-    with set_xla_metadata(**{TAG: KERNEL}), own_promotion():
-        yield
+    outer, _inside.value = _inside.value, True
+    try:
+        with set_xla_metadata(**{TAG: KERNEL}), own_promotion():
+            yield
+    finally:
+        _inside.value = outer
+
+
+def in_kernel_code() -> bool:
+    """Returns whether this thread is inside `kernel_code`."""
+    return _inside.value
 
 
 @contextlib.contextmanager

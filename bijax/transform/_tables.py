@@ -153,7 +153,7 @@ IN_REGIONS: Final = {
 """Parameters that hold programs which are lowered into a region of one instruction."""
 
 REFUSED: Final = {
-    "call_exported": "it was lowered when it was exported; export the function after it was made invariant, or call the"
+    "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
     " function itself",
     "custom_partitioning": "the program that runs is made by a callback while XLA partitions",
     "ffi_call": "what a foreign function computes is not known",

@@ -50,9 +50,7 @@ def test_numbers(name: str) -> None:
     for wrong in (None, "1", True, [1e-5], jnp.ones(2)):
         with pytest.raises(TypeError, match=f"bijax.*{argument} must be a number, got"):
             call(wrong)
-    with pytest.raises(
-        TypeError, match=f"{argument} must be .*known when the program is traced, got a traced"
-    ):
+    with pytest.raises(TypeError, match=f"{argument} must be .*known when the program is traced, got a traced"):
         jax.jit(call)(1e-5)
     with pytest.raises(ValueError, match=f"{argument} must be a finite number.*, got nan"):
         call(float("nan"))
