@@ -5,11 +5,13 @@ would be said. The call itself is the only place where that can be seen, so the 
 request first, as the lowering rules do; where nothing is requested it does what it always did.
 """
 
+import contextlib
 import functools
 import re
+import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from jax.interpreters.mlir import ir
@@ -18,7 +20,7 @@ from jax.stages import Compiled
 from bijax import hlo
 from bijax.hlo._frames import user_line
 from bijax.ops._tag import TAG, in_kernel_code
-from bijax.transform._state import INVARIANT, current
+from bijax.transform._state import INVARIANT, Request, current, requested
 from bijax.transform.errors import NotInvariantError
 
 NAME: Final = "call_compiled"
@@ -47,8 +49,31 @@ def install() -> None:
     Compiled.__call__ = call  # type: ignore[method-assign]
 
 
-def mark(module: Any) -> None:
-    """Marks a module as one that is lowered under a request as a whole; the mark stays with what is compiled of it."""
+class _Part(threading.local):
+    """Whether this thread lowers a part that is made invariant of a program that is not."""
+
+    entered: bool = False
+
+
+_part = _Part()
+
+
+@contextlib.contextmanager
+def inside_of(request: Request) -> Iterator[None]:
+    """Puts the request of an equation into force for the program that it holds."""
+    outer = _part.entered
+    _part.entered = outer or not current().enabled
+    try:
+        with requested(request):
+            yield
+    finally:
+        _part.entered = outer
+
+
+def note(module: Any) -> None:
+    """Marks a module if all of it is lowered under a request; the mark stays with what is compiled of it."""
+    if not current().enabled or _part.entered:
+        return
     attributes = module.operation.attributes
     given: Any = ir.DictAttr(attributes[_ATTRIBUTES]) if _ATTRIBUTES in attributes else ()
     held = {entry.name: entry.attr for entry in given}

@@ -8,7 +8,7 @@ its private tables are read here and nowhere else.
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -27,7 +27,7 @@ from bijax.transform import _compiled, _fences
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
-from bijax.transform._state import Request, current, of_equation, requested
+from bijax.transform._state import Request, of_equation
 from bijax.transform._tables import (
     COUNTER,
     FENCED,
@@ -108,10 +108,10 @@ def _locating(_: Primitive, stock: Rule) -> Rule:
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         request = _request(ctx)
-        _note(ctx)
+        _compiled.note(ctx.module_context.module)
         try:
             # A program that was traced elsewhere has equations without the tag.
-            with _inside_of(request) if request.enabled else contextlib.nullcontext():
+            with _compiled.inside_of(request) if request.enabled else contextlib.nullcontext():
                 return stock(ctx, *operands, **parameters)
         except NotInvariantError as error:
             # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
@@ -133,7 +133,7 @@ def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = Mapp
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         request = _request(ctx)
-        _note(ctx)
+        _compiled.note(ctx.module_context.module)
         platforms = tuple(ctx.platforms or ctx.module_context.platforms)
         if request.enabled:
             install()  # a primitive may have been registered since the mode was enabled
@@ -146,33 +146,6 @@ def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = Mapp
         return tables.lower_per_platform(ctx, primitive.name, rules, None, set(), *operands, **parameters)
 
     return rule
-
-
-class _Part(threading.local):
-    """Whether this thread lowers a part that is made invariant of a program that is not."""
-
-    entered: bool = False
-
-
-_part = _Part()
-
-
-@contextlib.contextmanager
-def _inside_of(request: Request) -> Iterator[None]:
-    """Puts the request of an equation into force for the program that it holds."""
-    outer = _part.entered
-    _part.entered = outer or not current().enabled
-    try:
-        with requested(request):
-            yield
-    finally:
-        _part.entered = outer
-
-
-def _note(ctx: Context) -> None:
-    """Marks the module if all of it is lowered under a request."""
-    if current().enabled and not _part.entered:
-        _compiled.mark(ctx.module_context.module)
 
 
 def _request(ctx: Context) -> Request:
