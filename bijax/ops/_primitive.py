@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from bijax.ops._tag import kernel_code
+from bijax.ops._tag import kernel_code, own_promotion
 from pallas_kernels.errors import UnsupportedError
 
 Arrays = tuple[jax.Array, ...]
@@ -62,7 +62,8 @@ def define_kernel(
 
     @functools.cache
     def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
-        return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
+        with own_promotion():
+            return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
 
     def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
         arguments = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)

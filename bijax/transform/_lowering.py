@@ -25,10 +25,11 @@ from bijax.hlo._frames import user_line
 from bijax.ops._flat import on_vectors
 from bijax.ops._primitive import BEFORE_LOWERING
 from bijax.ops._tag import kernel_code
-from bijax.transform import _fences, _fences_gpu
+from bijax.transform import _compiled, _fences, _fences_gpu
 from bijax.transform._operands import look_through_transposes
+from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
-from bijax.transform._state import Request, is_kernel_code, of_equation, requested
+from bijax.transform._state import Request, is_kernel_code, of_equation
 from bijax.transform._tables import (
     COUNTER,
     FENCED,
@@ -38,8 +39,10 @@ from bijax.transform._tables import (
     RECURSE,
     ROUNDED,
     STABLE,
+    TAKEN_OUT,
     VECTORS,
     Kind,
+    table_name,
     verdict,
 )
 from bijax.transform.errors import NotInvariantError
@@ -64,6 +67,7 @@ def install() -> None:
         rules_now = len(tables._lowerings) + sum(map(len, tables_by_platform.values()))
         if rules_now == _rules_seen:
             return
+        _compiled.install()
         _install_dot_general()
         for platform, rules in [(None, tables._lowerings), *tables_by_platform.items()]:
             for primitive, entry in list(rules.items()):
@@ -109,9 +113,10 @@ def _locating(_: Primitive, stock: Rule) -> Rule:
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         request = _request(ctx)
+        _compiled.note(ctx.module_context.module)
         try:
             # A program that was traced elsewhere has equations without the tag.
-            with requested(request) if request.enabled else contextlib.nullcontext():
+            with _compiled.inside_of(request) if request.enabled else contextlib.nullcontext():
                 return stock(ctx, *operands, **parameters)
         except NotInvariantError as error:
             # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
@@ -133,6 +138,7 @@ def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = Mapp
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         request = _request(ctx)
+        _compiled.note(ctx.module_context.module)
         platforms = tuple(ctx.platforms or ctx.module_context.platforms)
         rules = {p: specific.get(p, stock) for p in platforms}
         if request.enabled:
@@ -164,21 +170,26 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
 
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         dtypes = tuple(a.dtype for a in (*ctx.avals_in, *ctx.avals_out) if hasattr(a, "dtype"))
-        decided = verdict(primitive.name, dtypes, platform, request.allowed)
+        name = table_name(primitive.name, parameters)
+        decided = verdict(name, dtypes, platform, request.allowed)
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
         if decided.kind is not Kind.REPLACE:
             # Some stock rules trace programs of their own, which the evidence covers.
             with kernel_code():
-                return stock(ctx, *operands, **parameters)
+                return stock(ctx, *operands, **with_plain_region(name, parameters))
         if platform not in PLATFORMS:
             raise UnsupportedError(
                 f"bijax.invariant: expected a program for {' or '.join(PLATFORMS)}, got {primitive.name} for"
                 f" {platform}; there are no kernels for that platform."
             )
         _check_shapes(primitive.name, ctx)
-        if primitive.name in STABLE:
-            return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if name in STABLE:
+            with kernel_code():
+                return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if name in TAKEN_OUT:
+            function, parameters = without_region(name, REPLACEMENTS[name], parameters, request)
+            return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
         if platform != "cpu" and primitive.name in _HELD:
             return _held(primitive.name, stock, ctx, *operands, **parameters)
         if primitive.name in FENCED:

@@ -1,11 +1,13 @@
 """What becomes of every primitive of JAX in a program that is made invariant.
 
 Three tables: primitives that are kept as they are (with the evidence), primitives that are replaced, and primitives
-that only hold other programs, into which the transform goes. A primitive in none of them is refused.
+that only hold other programs, into which the transform goes. A primitive in none of them is refused; `REFUSED` has the
+reason, where there is a better one than that nothing is known.
 """
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
@@ -65,7 +67,7 @@ KEEP: Final[dict[str, str]] = {
         " device_put dim_as_value dimension_size dynamic_slice dynamic_update_slice empty empty2 gather iota"
         " layout_constraint name optimization_barrier pad pbroadcast pbroadcast_dynamic pin platform_index"
         " ppermute ppermute_done ppermute_start preduced pvary ragged_all_to_all reduced_vary_cast"
-        " reduced_vary_cast_p relayout reshape reshard rev sharding_constraint slice split squeeze stack"
+        " reduced_vary_cast_p relayout reshape reshard rev sharding_constraint slice split squeeze stack stage"
         " stop_gradient tie tile transpose unpin unstack vary_unreduced_cast vary_unreduced_cast_p"
         " with_memory_space_constraint xla_metadata_value",
     ),
@@ -147,11 +149,38 @@ ORDERED: Final = {
 }
 """Primitives that combine elements, replaced on every platform."""
 
+TAKEN_OUT: Final = {
+    "scatter_apply": "its function is taken out of XLA's scatter: gathered, applied as often as indices meet, written",
+    "reduce": "its function is taken out of XLA's reduction, and applied by a fixed tree of neighbours",
+    "reduce_window": "its function is taken out of XLA's reduction, and applied upwards in each window",
+}
+"""Operations that carry a program of the user's, which becomes a part of the program around."""
+
+IN_REGIONS: Final = {
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul"), ("update_jaxpr",)),
+    **dict.fromkeys(("scatter-sub", "scatter_apply"), ("update_jaxpr",)),
+    **dict.fromkeys(("reduce", "reduce_window"), ("jaxpr",)),
+    "select_and_scatter": ("select_jaxpr", "scatter_jaxpr"),
+}
+"""Parameters that hold programs which are lowered into a region of one instruction."""
+
+REFUSED: Final = {
+    "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
+    " function itself",
+    "custom_partitioning": "the program that runs is made by a callback while XLA partitions",
+    "ffi_call": "what a foreign function computes is not known",
+    "io_callback": "what Python computes is not known",
+    "pure_callback": "what Python computes is not known",
+    "select_and_scatter": "XLA runs its two programs inside of one instruction, in an order that follows the shape",
+}
+"""Primitives whose work cannot be seen, or not be taken apart."""
+
 RECURSE: Final = frozenset(
     _each(
         "",
         "call closed_call composite cond core_call custom_jvp_call custom_lin custom_linear_solve custom_vjp_call"
-        " custom_vmap_call eval_jaxpr jit linear_call random_gamma remat2 remat_opt run_state scan shard_map while",
+        " custom_vmap_call eval_jaxpr jit linear_call random_gamma remat2 remat_opt run_state scan shard_map while"
+        " xla_metadata_call",
     )
 )
 """Primitives that hold programs."""
@@ -162,11 +191,16 @@ PLATFORMS: Final = ("cpu", "cuda")
 """Platforms for which there are replacements."""
 
 
+def table_name(name: str, parameters: Mapping[str, Any]) -> str:
+    """Returns under which name the tables have an operation: that of its primitive, but for `scatter_apply`."""
+    return "scatter_apply" if name == "scatter" and parameters.get("update_jaxpr") is not None else name
+
+
 def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[str, ...] = ()) -> Verdict:
     """Returns what is done with a primitive.
 
     Args:
-        name: Name of the primitive.
+        name: Name of the primitive, or what `table_name` says.
         dtypes: Dtypes of its operands and results that have one.
         platform: Platform that is lowered for, one of `PLATFORMS`.
         allowed: Names that the caller lets pass.
@@ -203,13 +237,13 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.REPLACE, RACING[name])
     if name in CHOOSING:
         return Verdict(Kind.KEEP, ORDER_FREE if name.startswith("cum") else EXACT)
-    if name in STABLE:
-        return Verdict(Kind.REPLACE, STABLE[name])
+    if name in STABLE or name in TAKEN_OUT:
+        return Verdict(Kind.REPLACE, STABLE.get(name) or TAKEN_OUT[name])
     if name in ORDERED:
         if missing := _without_kernel(name, dtypes):
             return _refused_or_allowed(name, missing, allowed)
         return Verdict(Kind.REPLACE, ORDERED[name])
-    return _refused_or_allowed(name, "no invariant form is known", allowed)
+    return _refused_or_allowed(name, REFUSED.get(name, "no invariant form is known"), allowed)
 
 
 def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
