@@ -30,8 +30,8 @@ class HloInvarianceError(AssertionError):
         # A program with our code in it has been transformed, or is made of bijax operations.
         advice = (
             " What is left of the user's program is to be computed with bijax operations, too; what was transformed"
-            " with bijax.invariant and is listed nevertheless, XLA compiled in a way that the library does not know: please"
-            " report it, and compare bits with bijax.testing."
+            " with bijax.invariant and is listed nevertheless, XLA compiled in a way that the library does not know:"
+            " please report it, and compare bits with bijax.testing."
             if report.ours
             else " Compute these with bijax operations, or transform the function with bijax.invariant."
         )

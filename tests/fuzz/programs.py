@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 import bijax
+from bijax.testing._bits import unequal_bits
 
 Array = jax.Array
 Draw = np.random.Generator
@@ -288,13 +289,12 @@ def differences(
         for size in sizes[:-1]:
             start = int(draw.integers(0, sizes[-1] - size))
             wanted = [a[start : start + size] for a in expected]
-            differ = sum(_differ(a, b) for a, b in zip(wanted, rows(start, size), strict=True))
+            differ = sum(unequal(a, b) for a, b in zip(wanted, rows(start, size), strict=True))
             if differ:
                 found[size] = differ
         return found
 
 
-def _differ(a: np.ndarray, b: np.ndarray) -> int:
-    unsigned = f"uint{8 * a.itemsize}"
-    both_nan = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-    return int(((np.ascontiguousarray(a).view(unsigned) != np.ascontiguousarray(b).view(unsigned)) & ~both_nan).sum())
+def unequal(a: np.ndarray, b: np.ndarray) -> int:
+    """Returns how many elements differ in their bits; a nan equals any nan."""
+    return int(unequal_bits(a, b, nan_bits=False).sum())

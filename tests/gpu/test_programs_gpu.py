@@ -3,8 +3,10 @@
 import jax
 import pytest
 
+import bijax
 from tests.fuzz.programs import Fuzz, differences
 from tests.fuzz.run import unfenced
+from tests.transform.cells import CELLS, sizes_that_differ
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +22,12 @@ def _memory() -> None:
 @pytest.mark.parametrize("seed", range(0, 50 * _OFTEN, _OFTEN + 1))
 def test_random_programs_are_invariant(seed: int, kernels: bool) -> None:
     assert not differences(Fuzz(seed, kernels))
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["alone", "scan"])
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_are_invariant(name: str, scan: bool) -> None:
+    assert not sizes_that_differ(CELLS[name](), bijax.invariant, (1, 2, 5, 8, 17, 33, 64), scan)
 
 
 def test_plain_programs_are_not() -> None:

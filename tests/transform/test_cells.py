@@ -1,0 +1,17 @@
+"""Recurrent cells and attention of Flax and Equinox in a batch, alone and in a scan."""
+
+import pytest
+
+import bijax
+from tests.transform.cells import CELLS, sizes_that_differ
+
+SIZES = (1, 5, 33)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_are_invariant(name: str) -> None:
+    assert not sizes_that_differ(CELLS[name](), bijax.invariant, SIZES, scan="GRU" in name)
+
+
+def test_the_same_cells_without_the_transform_are_not() -> None:
+    assert any(sizes_that_differ(CELLS[name](), lambda f: f, SIZES, scan=True) for name in CELLS if "linen" in name)
