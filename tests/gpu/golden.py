@@ -14,11 +14,13 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import bijax
 from bijax.ops import weight_gradient
 from bijax.ops._architecture import cuda_architecture
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
+from tests.transform.test_vectors import FUNCTIONS
 
 GOLDEN: Final[dict[str, str]] = {
     "matmul bfloat16 | matmul/v1/f32-wgmma16-chain | sm_90": "04589be765fd205f",
@@ -48,7 +50,19 @@ def cases() -> dict[str, Callable[[], jax.Array]]:
         "gradient of w bfloat16": (chunks, lambda: weight_gradient(x, g)),
     }
     architecture = cuda_architecture()
-    return {f"{name} | {contract} | {architecture}": call for name, (contract, call) in found.items()}
+    return {f"{name} | {contract} | {architecture}": call for name, (contract, call) in found.items()} | functions()
+
+
+def functions() -> dict[str, Callable[[], jax.Array]]:
+    """Returns the element-wise functions under `bijax.invariant`, whose bits are those of a version of XLA."""
+    x, y = (jnp.asarray(array(seed, (64, 100), np.float32)) * 3 for seed in (8, 9))
+    where = f"jaxlib {jax.lib.__version__} | {cuda_architecture()}"
+
+    def call(function: Callable[[jax.Array, jax.Array], jax.Array], dtype: str) -> Callable[[], jax.Array]:
+        return lambda: jax.jit(bijax.invariant(function))(x.astype(dtype), y.astype(dtype))
+
+    every = {**FUNCTIONS, "div": lax.div, "sqrt": lambda x, y: lax.sqrt(jnp.abs(x)), "rem": lax.rem}
+    return {f"{name} {d} | {where}": call(f, d) for name, f in every.items() for d in ("float32", "bfloat16")}
 
 
 def array(seed: int, shape: tuple[int, ...], dtype: Any = jnp.bfloat16) -> np.ndarray:
