@@ -85,6 +85,37 @@ class SplitContract:
         return f"matmul/v{self.version}/f32-bf16x6-block64-shard{self.shard}"
 
 
+@dataclass(frozen=True)
+class SplitChunkContract:
+    """How a sum over the rows of a batch (a weight gradient) is taken in float32 by bfloat16 products.
+
+    Chunks of `rows` rows start at 0, rows, 2 * rows, ...; each is summed as `SplitContract(rows)` has it, with the rows
+    in the place of K. The chunks are added upwards in float32 to a sum that starts at zero, or where a previous one
+    ended. Missing rows of the last chunk count as zeros.
+
+    Attributes:
+        rows: Rows of a chunk, a multiple of 64.
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> SplitChunkContract().id
+        'chunks/v1/f32-bf16x6-block64-rows128'
+    """
+
+    rows: int = 128
+    version: int = 1
+
+    @property
+    def split(self) -> SplitContract:
+        """Order of the sum of a chunk."""
+        return SplitContract(self.rows)
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"chunks/v{self.version}/f32-bf16x6-block64-rows{self.rows}"
+
+
 def split_shards(k: int, n: int) -> int:
     """Returns into how many shards K is cut where the caller leaves it open; 1 where one chain is fast enough.
 

@@ -7,17 +7,37 @@ from fusing the program with what stands around it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 Program = Callable[..., tuple[jax.Array, ...]]
+DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
 
 def isolate(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns the arrays behind a barrier that no fusion or rewrite crosses."""
+    """Returns the arrays behind a barrier that no fusion or rewrite crosses. Memory layouts do."""
     return tuple(lax.optimization_barrier(arrays))
+
+
+def isolated_dot(x: jax.Array, w: jax.Array, dimension_numbers: DimensionNumbers, **options: Any) -> jax.Array:
+    """Returns `lax.dot_general`, compiled as if it were alone.
+
+    What XLA makes of a product follows the layouts of its operands and of its result, and those follow what stands
+    around it, through any barrier: behind a transpose, XLA:CPU left out one of its rewrites of products of one row.
+    A flat array has one layout only.
+
+    Args:
+        x: Left operand.
+        w: Right operand.
+        dimension_numbers: As in `lax.dot_general`.
+        **options: Further arguments of `lax.dot_general`.
+    """
+    flat = isolate(*(a.reshape(-1) for a in (x, w)))
+    y = lax.dot_general(*(f.reshape(a.shape) for f, a in zip(flat, (x, w), strict=True)), dimension_numbers, **options)
+    return isolate(y.reshape(-1))[0].reshape(y.shape)
 
 
 def next_power_of_two(n: int) -> int:

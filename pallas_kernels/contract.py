@@ -24,6 +24,7 @@ from pallas_kernels._contract_rows import RowContract as RowContract
 from pallas_kernels._contract_rows import chunk_contract as chunk_contract
 from pallas_kernels._contract_rows import online_row_contract as online_row_contract
 from pallas_kernels._contract_rows import row_contract as row_contract
+from pallas_kernels._contract_shards import SplitChunkContract as SplitChunkContract
 from pallas_kernels._contract_shards import SplitContract as SplitContract
 from pallas_kernels._contract_shards import SplitWgmmaContract as SplitWgmmaContract
 from pallas_kernels._contract_shards import add_as_tree as add_as_tree

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from . import _gpu
 from ._flops import Flops, operand_shapes, terms_of
 from ._libraries import BENIGN, Verdict, library
 from ._module import Computation, Instruction, Module
@@ -21,7 +22,10 @@ _CLASSES: Final[dict[str, Class]] = {
     **dict.fromkeys(("dot", "convolution", "library", "tile", "split_k", "reduction", "scatter"), "reduction"),
     "elementwise": "approximation",
 }
-
+_BY_VECTORS: Final = (
+    "XLA took the axis of one row from a product of a kernel and did not give it back, as it does where the product"
+    " stands alone; other batches have other bits"
+)
 
 Found = tuple[str, Verdict, str, str]  # kind, verdict, implementation, reason
 
@@ -45,9 +49,21 @@ class Finder:
 
     def findings(self) -> Iterator[Finding]:
         """Yields what the rules find, in the order of the text."""
+        shown = False
         for computation, instruction in self._module:
-            if computation.name not in self._inside_libraries and (found := self._apply(computation, instruction)):
+            if found := self._look(computation, instruction):
+                shown = shown or found[0] == "rounding"
                 yield self._finding(computation, instruction, *found)
+        if self._platform == "gpu" and not shown and self._origin.has_untagged("rounding"):
+            # One that XLA dropped is no longer there to be found.
+            reason = "the lowered program rounds to 16 bits without a fence, which XLA may leave out"
+            yield Finding("suspect", "convert", "rounding", "", reason, implementation="XLA")
+
+    def _look(self, computation: Computation, i: Instruction) -> Found | None:
+        if computation.name not in self._inside_libraries:
+            return self._apply(computation, i)
+        in_triton = self._platform == "gpu" and _gpu.is_in_triton(self._module, computation)
+        return _gpu.elementwise(self._module, computation, i) if in_triton else None
 
     @functools.cached_property
     def _inside_libraries(self) -> set[str]:
@@ -89,7 +105,9 @@ class Finder:
                 return "random", "suspect", i.attributes.get("algorithm", ""), "numbers follow the shape of the whole"
             case "while":
                 return _loop(i)
-        return self._elementwise(computation, i) if self._platform != "gpu" else None
+        if self._platform == "gpu":
+            return _gpu.elementwise(self._module, computation, i)
+        return self._elementwise(computation, i)
 
     def _fusion(self, i: Instruction) -> Found | None:
         entry = library(_kind(i))
@@ -152,6 +170,13 @@ class Finder:
         of = self._origin.product_class(factor)
         return all(self._origin.is_ours(computation, member, of) for member in (i, factor))
 
+    def _by_vectors(self, computation: Computation, i: Instruction) -> bool:
+        """Returns whether an operand of a stack of products has no free axis left."""
+        axes = len(i.integers("lhs_batch_dims")) + len(i.integers("lhs_contracting_dims"))
+        return "lhs_batch_dims" in i.attributes and any(
+            len(shape.dims) == axes for shape in operand_shapes(computation, i)
+        )
+
     def _sums(self, i: Instruction) -> bool:
         """Returns whether what combines two elements depends on the order."""
         combiner = self._module.opcodes(i.called_as("to_apply") or i.called)
@@ -162,7 +187,10 @@ class Finder:
     ) -> Finding:
         of = _CLASSES.get(kind) if i.opcode not in ("fft", "cholesky", "triangular-solve", "custom-call") else None
         # Element-wise code of our kernels has been left out already.
-        ours = implementation != "LLVM" and self._origin.is_ours(computation, i, of)
+        fenced_everywhere = self._platform == "gpu" and kind in ("elementwise", "rounding")
+        ours = implementation != "LLVM" and not fenced_everywhere and self._origin.is_ours(computation, i, of)
+        if ours and self._platform == "cpu" and kind == "dot" and self._by_vectors(computation, i):
+            ours, reason = False, _BY_VECTORS
         if not ours and verdict == "variant" and kind in _CLASSES and self._origin.has_lost_its_tag(i):
             reason += "; XLA made it anew, it may have been the code of a bijax kernel"
         flops = self._flops.of(computation, i)

@@ -111,11 +111,13 @@ class Computation:
         name: Unique in the module.
         instructions: Under their names, in the order of the text.
         is_entry: Whether the program starts here.
+        root: Name of the instruction that it results in.
     """
 
     name: str
     instructions: dict[str, Instruction]
     is_entry: bool = False
+    root: str = ""
 
     def operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """Returns the instructions that one reads."""

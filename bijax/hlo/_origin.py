@@ -43,6 +43,10 @@ class Origin:
             return False
         return of not in self._untagged()
 
+    def has_untagged(self, of: Class) -> bool:
+        """Returns whether something of a class had no tag before XLA's rewrites; False if that is not at hand."""
+        return self._untagged is not None and of in self._untagged()
+
     def has_lost_its_tag(self, instruction: Instruction) -> bool:
         """Returns whether XLA made the instruction anew, in a program with kernels of ours."""
         return self._has_kernels and not instruction.metadata and not instruction.frontend_attributes

@@ -54,16 +54,17 @@ def parse(text: str) -> list[Module]:
 def _module(name: str, lines: list[str]) -> Module:
     tables: dict[str, list[str]] = {}
     computations: dict[str, Computation] = {}
-    table, header = "", None
+    table, root, header = "", "", None
     body: dict[str, Instruction] = {}
     for statement in _statements(lines):
         stripped = statement.strip()
         if header and stripped.startswith("}"):
-            computations[header.group(2)] = Computation(header.group(2), body, bool(header.group(1)))
-            header, body = None, {}
+            computations[header.group(2)] = Computation(header.group(2), body, bool(header.group(1)), root)
+            header, body, root = None, {}, ""
         elif header and stripped:
             instruction = _instruction(statement)
             body[instruction.name] = instruction
+            root = instruction.name if stripped.startswith("ROOT ") else root
         elif stripped in _TABLES:
             table = stripped
         elif start := _COMPUTATION.match(statement):

@@ -12,8 +12,9 @@ from bijax.ops._tag import KERNEL, TAG
 from ._libraries import BENIGN
 from ._opcodes import APPROXIMATED, COLLECTIVES, EXACT, ORDER_FREE, REDUCING, TRANSCENDENTAL
 
-Class = Literal["reduction", "approximation", "product"]
-"""What an instruction is called variant for: its sums, its approximation, or a product contracted with a sum."""
+Class = Literal["reduction", "approximation", "product", "rounding"]
+"""What an instruction is called variant for: its sums, its approximation, a product contracted with a sum, or a
+rounding to 16 bits that a conversion back meets."""
 
 _ATTRIBUTES: Final = "mhlo.frontend_attributes"
 # fmt: off
@@ -24,7 +25,16 @@ _EXACT_HERE: Final = EXACT | frozenset((
     "top_k",
 ))
 # fmt: on
+_WITH_COMBINER: Final = ("reduce", "reduce_window", "all_reduce", "reduce_scatter", "scatter")
 _SUMS: Final = frozenset(name.replace("-", "_") for name in (REDUCING | COLLECTIVES) - {"sort"}) | {"dot_general"}
+_ROUNDING: Final = frozenset(name.replace("-", "_") for name in TRANSCENDENTAL) | {
+    "add",
+    "convert",
+    "divide",
+    "multiply",
+    "sqrt",
+    "subtract",
+}
 _APPROXIMATIONS: Final = frozenset(name.replace("-", "_") for name in TRANSCENDENTAL) | APPROXIMATED
 
 
@@ -38,6 +48,8 @@ def untagged_classes(module: Any) -> frozenset[Class]:
     for operation in _operations(module.operation):
         if not _is_tagged(operation) and _has_floats(operation):
             found |= _classes(operation)
+            if _is_open_rounding(operation):
+                found.add("rounding")
     return frozenset(found)
 
 
@@ -49,13 +61,29 @@ def _classes(operation: Any) -> set[Class]:
         target = str(operation.attributes["call_target_name"]).strip('"')
         return set() if BENIGN.search(target) else {"reduction", "approximation", "product"}
     if name in _SUMS:
-        combines = _adds(operation) if name in ("reduce", "reduce_window", "all_reduce", "reduce_scatter") else True
+        combines = _adds(operation) if name in _WITH_COMBINER else True
         return {"reduction"} if combines and not (name == "reduce" and _has_single_terms(operation)) else set()
     if _is_scalar(operation):  # no loop, no remainder; and what combines the terms of a sum
         return set()
+    if name == "square":
+        return {"product"}
     if name in _APPROXIMATIONS or dialect == "chlo":
         return {"approximation", "product"}
     return set() if name in _EXACT_HERE else {"product"}
+
+
+def _is_open_rounding(operation: Any) -> bool:
+    """Returns whether an operation rounds to 16 bits and something computes with the result as it is."""
+    if _name(operation) not in _ROUNDING or _is_scalar(operation):
+        return False
+    (result,) = operation.results
+    narrow = _element(result.type)[:-1] in ("f16", "bf16")
+    exact = _name(operation) == "convert" and _element(operation.operands[0].type)[:-1] in ("f16", "bf16")
+    return narrow and not exact and any(_name(use.owner.operation) in _ROUNDING for use in result.uses)
+
+
+def _name(operation: Any) -> str:
+    return str(operation.name).partition(".")[2]
 
 
 def _operations(operation: Any) -> Iterator[Any]:
@@ -97,5 +125,6 @@ def _has_single_terms(operation: Any) -> bool:
 
 
 def _adds(operation: Any) -> bool:
+    """Returns whether the program that combines two elements depends on the order; one that takes the last does not."""
     combiner = {o.name.partition(".")[2] for o in _operations(operation)} - {"return"}
     return bool(combiner - ORDER_FREE)

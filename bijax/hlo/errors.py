@@ -27,8 +27,15 @@ class HloInvarianceError(AssertionError):
     def __init__(self, report: "Report"):
         found = len(report.variant)
         self.report = report
+        # A program with our code in it has been transformed, or is made of bijax operations.
+        advice = (
+            " What is left of the user's program is to be computed with bijax operations, too; what was transformed"
+            " with bijax.invariant and is listed nevertheless, XLA compiled in a way that the library does not know: please"
+            " report it, and compare bits with bijax.testing."
+            if report.ours
+            else " Compute these with bijax operations, or transform the function with bijax.invariant."
+        )
         super().__init__(
-            f"expected a program without reductions that XLA may order by the size of the batch; found {found} of them."
-            " Compute these with bijax operations, or transform the function with bijax.invariant.\n"
-            f"{report}"
+            f"expected a program without reductions that XLA may order by the size of the batch; found {found} of"
+            f" them.{advice}\n{report}"
         )

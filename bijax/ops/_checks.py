@@ -1,5 +1,6 @@
 """Checks of what users pass in, with messages that say what was expected, what came and what to do."""
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ def float_array(op: str, name: str, x: Any) -> jax.Array:
     """
     try:
         array = jnp.asarray(x)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # JAX raises a ValueError for None and for lists of unequal lengths
         raise TypeError(f"{op}: {name} must be an array of {' or '.join(FLOATS)}, got {type(x).__name__}.") from error
     if array.dtype.name not in FLOATS:
         raise TypeError(
@@ -52,23 +53,67 @@ def float_dtype(op: str, name: str, dtype: Any) -> np.dtype[Any]:
     Raises:
         TypeError: If it is not.
     """
-    found: np.dtype[Any] = np.dtype(dtype)
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: {name} must be one of {', '.join(FLOATS)}, got {dtype!r}.") from error
     if found.name not in FLOATS:
         raise TypeError(f"{op}: {name} must be one of {', '.join(FLOATS)}, got {found.name}.")
     return found
+
+
+def integer(op: str, name: str, number: Any) -> int:
+    """Returns a number that is fixed when the program is traced.
+
+    Raises:
+        TypeError: If it is not an integer; a bool is none.
+    """
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return operator.index(number)
+    except TypeError as error:
+        raise TypeError(f"{op}: {name} must be an integer, got {_came(number)}.") from error
+
+
+def real(op: str, name: str, number: Any, *, least: float = -math.inf) -> float:
+    """Returns a number that is fixed when the program is traced.
+
+    Raises:
+        TypeError: If it is not a number; a bool is none.
+        ValueError: If it is not finite, or below `least`.
+    """
+    if isinstance(number, jax.core.Tracer):
+        raise TypeError(
+            f"{op}: {name} must be a number that is known when the program is traced, got {_came(number)}; pass it with"
+            " static_argnames of jax.jit, or as a Python number."
+        )
+    try:
+        if isinstance(number, (bool, str)):
+            raise TypeError
+        value = float(number)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: {name} must be a number, got {_came(number)}.") from error
+    if not (math.isfinite(value) and value >= least):
+        limit = "" if least == -math.inf else f" of at least {least:g}"
+        raise ValueError(f"{op}: {name} must be a finite number{limit}, got {value}.")
+    return value
+
+
+def _came(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return f"a traced {describe(value)}"
+    return f"{value!r} of type {type(value).__name__}"
 
 
 def axis_index(op: str, axis: int, ndim: int) -> int:
     """Returns `axis` counted from the front.
 
     Raises:
-        TypeError: If `axis` is not an integer.
+        TypeError: If `axis` is not an integer; a bool is none.
         ValueError: If an array of `ndim` dimensions has no such axis.
     """
-    try:
-        axis = operator.index(axis)
-    except TypeError as error:
-        raise TypeError(f"{op}: an axis must be an integer, got {axis!r} of type {type(axis).__name__}.") from error
+    axis = integer(op, "an axis", axis)
     if not -ndim <= axis < ndim:
         raise ValueError(f"{op}: axis must be in [{-ndim}, {ndim}) for an array of {ndim} dimensions, got {axis}.")
     return axis % ndim

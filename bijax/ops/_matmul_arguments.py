@@ -1,12 +1,11 @@
 """Checks of what users pass to matmul and its relatives."""
 
-import operator
 from typing import Any
 
 import jax
 import numpy as np
 
-from bijax.ops._checks import describe, float_dtype
+from bijax.ops._checks import describe, float_dtype, integer
 from bijax.ops._precision import precision_name
 from pallas_kernels.contract import split_shards
 from pallas_kernels.matmul.activations import ACTIVATIONS
@@ -44,7 +43,7 @@ def shards_of(op: str, split_k: Any, k: int, n: int) -> int:
     if isinstance(split_k, str) and split_k == "auto":
         return split_shards(k, n)
     try:
-        shards = operator.index(split_k)
+        shards = integer(op, "split_k", split_k)
     except TypeError:
         shards = 0
     if shards < 1 or shards & (shards - 1):
@@ -58,7 +57,7 @@ def check_activation(op: str, activation: Any) -> None:
     Raises:
         ValueError: If there is none of that name.
     """
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         raise ValueError(
             f"{op}: activation must be one of {', '.join(ACTIVATIONS)} or None, got {activation!r}; apply another one"
             " with bijax.elementwise to a float32 result (preferred_element_type=jnp.float32)."

@@ -11,11 +11,14 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
 from pallas_kernels.contract import (
+    ChunkContract,
     MatmulContract,
+    SplitChunkContract,
     SplitWgmmaContract,
     Tf32Contract,
     WgmmaChunkContract,
@@ -27,6 +30,7 @@ from pallas_kernels.contract import (
     split_contract,
 )
 from pallas_kernels.matmul import (
+    chain,
     cpu,
     cpu_gradient,
     mosaic_gpu,
@@ -114,7 +118,7 @@ def _cpu_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Pro
 
 def _cpu_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
     kernels = cpu_gradient.weight_gradient, cpu_gradient.stacked_weight_gradient
-    return _fold_gradient(kernels, x, g, total, product)
+    return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
 
 
 def _portable_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
@@ -122,7 +126,12 @@ def _portable_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product
 
 
 def _portable_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_gradient((tiled.weight_gradient, tiled.stacked_weight_gradient), x, g, total, product)
+    kernels = tiled.weight_gradient, tiled.stacked_weight_gradient
+    return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
+
+
+def _wide_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    return _fold_matmul((chain.matmul, chain.matmul), x, w, bias, product)
 
 
 def _fold_matmul(
@@ -143,11 +152,16 @@ def _fold_matmul(
 
 
 def _fold_gradient(
-    kernels: tuple[Kernel, Kernel], x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product
+    kernels: tuple[Kernel, Kernel],
+    contract: ChunkContract | SplitChunkContract,
+    x: jax.Array,
+    g: jax.Array,
+    total: jax.Array | None,
+    product: Product,
 ) -> jax.Array:
-    """The same for gradients, under the `ChunkContract`."""
+    """The same for gradients, under a contract of chunks."""
     left, right = (g, x) if product.transpose_w else (x, g)
-    single, stack = (functools.partial(kernel, contract=chunk_contract()) for kernel in kernels)
+    single, stack = (functools.partial(kernel, contract=contract) for kernel in kernels)
     lead = x.shape[:-2] or g.shape[:-2]
     left, right = (jnp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (left, right))
     if not lead:
@@ -194,10 +208,19 @@ def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, p
     return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
 
 
+def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    def stack(x: jax.Array, g: jax.Array, *, contract: SplitChunkContract) -> jax.Array:
+        entries: jax.Array = lax.map(lambda e: mosaic_gpu_highest.weight_gradient(*e, contract=contract), (x, g))
+        return entries
+
+    return _fold_gradient((mosaic_gpu_highest.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
+
+
 CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)
 PORTABLE: Final = Backend(_by_shards(_portable_matmul), _portable_weight_gradient)
 HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
-HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _portable_weight_gradient)
+WIDE: Final = Backend(_wide_matmul, _portable_weight_gradient)
+HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _hopper_float32_weight_gradient)
 
 CUDA: Final[dict[tuple[str, str], Backend]] = {
     (HOPPER, "bfloat16"): HOPPER_16_BIT,
@@ -222,6 +245,8 @@ def for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend,
     dtype = jnp.promote_types(a.dtype, b.dtype)
     if product.out_dtype == "float64":
         dtype = jnp.dtype("float64")
+    if dtype == np.float64:
+        return WIDE, a.astype(dtype), b.astype(dtype)
     return CUDA.get((cuda_architecture(), dtype.name), PORTABLE), a.astype(dtype), b.astype(dtype)
 
 

@@ -24,7 +24,10 @@ def precision_name(precision: Any) -> str:
         >>> precision_name(None), precision_name("float32"), precision_name(lax.DotAlgorithmPreset.TF32_TF32_F32)
         ('default', 'highest', 'tf32_tf32_f32')
     """
-    return _name(precision, jax.config.jax_default_matmul_precision)
+    # JAX takes a list for a pair.
+    return _name(
+        tuple(precision) if isinstance(precision, list) else precision, jax.config.jax_default_matmul_precision
+    )
 
 
 @functools.cache

@@ -8,7 +8,7 @@ platform that is lowered for.
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from bijax.ops._tag import kernel_code
+from bijax.ops._tag import kernel_code, own_promotion
 from pallas_kernels.errors import UnsupportedError
 
 Arrays = tuple[jax.Array, ...]
@@ -62,7 +62,8 @@ def define_kernel(
 
     @functools.cache
     def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
-        return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
+        with own_promotion():
+            return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
 
     def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
         arguments = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
@@ -90,8 +91,23 @@ def define_kernel(
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
-        mlir.register_lowering(primitive, mlir.lower_fun(_tagged(kernel), multiple_results=True), platform=platform)
+        mlir.register_lowering(primitive, _rule(kernel), platform=platform)
     return call
+
+
+BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
+"""Called before a kernel is lowered: what makes sure that its element-wise code is lowered with fences on a GPU."""
+
+
+def _rule(kernel: Kernel) -> Callable[..., Any]:
+    lower = mlir.lower_fun(_tagged(kernel), multiple_results=True)
+
+    def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
+        for prepare in BEFORE_LOWERING:
+            prepare()
+        return lower(ctx, *operands, **parameters)
+
+    return rule
 
 
 def _tagged(kernel: Kernel) -> Kernel:

@@ -38,9 +38,8 @@ def scatter(
         mode: As in `jax.lax.scatter`. A window that is not inside is left out, or moved inside by "clip".
         unique_indices: A promise that no windows meet; XLA's own scatter will do then.
         indices_are_sorted: Passed on to XLA's own scatter.
-        update_jaxpr: The function of `jax.lax.scatter_apply`, whose scatter is XLA's own: it applies one function as
-            often as indices meet, in no order. None for other scatters.
-        update_consts: Its constants.
+        update_jaxpr: None; a scatter that has one is `scatter_apply`.
+        update_consts: Not used.
 
     Returns:
         An array of the shape and dtype of `operand`.
@@ -56,21 +55,18 @@ def scatter(
         ...         dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
         [2.0, 0.0, 4.0]
     """
+    del update_jaxpr, update_consts
     mode = lax.GatherScatterMode.from_any(mode)
-    promised = unique_indices and mode != lax.GatherScatterMode.CLIP  # clipped windows may meet
-    if promised or update_jaxpr is not None:
-        result: jax.Array = lax.scatter_p.bind(
+    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may meet
+        return lax.scatter(
             operand,
             indices,
             updates,
-            dimension_numbers=dimension_numbers,
+            dimension_numbers,
             mode=mode,
-            unique_indices=unique_indices,
+            unique_indices=True,
             indices_are_sorted=indices_are_sorted,
-            update_jaxpr=update_jaxpr,
-            update_consts=update_consts,
         )
-        return result
     return overwrite_windows(*_windows(operand, indices, updates, dimension_numbers, mode)).reshape(operand.shape)
 
 

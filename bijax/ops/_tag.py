@@ -5,9 +5,12 @@ inherited by what autodiff and `vmap` make of an equation, and ends up as an att
 `bijax.transform` tags what it makes invariant; the code of a kernel is tagged here, so that it is left as it is.
 """
 
-from contextlib import AbstractContextManager
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Final
 
+import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 TAG: Final = "bijax"
@@ -17,7 +20,34 @@ KERNEL: Final = "kernel"
 """Value of the attribute for code whose bits a contract already fixes."""
 
 
-def kernel_code() -> AbstractContextManager[None]:
-    """Tags the equations that are traced inside as the code of a kernel."""
-    manager: AbstractContextManager[None] = set_xla_metadata(**{TAG: KERNEL})
-    return manager
+class _Inside(threading.local):
+    value: bool = False
+
+
+_inside = _Inside()
+
+
+@contextlib.contextmanager
+def kernel_code() -> Iterator[None]:
+    """Tags the equations that are traced inside as the code of a kernel.
+
+    The caller's settings for promotion hold for the caller's code: what a kernel promotes is no mistake of theirs.
+    """
+    outer, _inside.value = _inside.value, True
+    try:
+        with set_xla_metadata(**{TAG: KERNEL}), own_promotion():
+            yield
+    finally:
+        _inside.value = outer
+
+
+def in_kernel_code() -> bool:
+    """Returns whether this thread is inside `kernel_code`."""
+    return _inside.value
+
+
+@contextlib.contextmanager
+def own_promotion() -> Iterator[None]:
+    """Puts JAX's own promotion of dtypes and ranks into force for the library's code that is traced inside."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

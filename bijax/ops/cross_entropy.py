@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, float_array
+from bijax.ops._checks import describe, float_array, integer, real
 from bijax.ops._primitive import Arrays
 from bijax.ops._rows import define_row_kernel
 from pallas_kernels.contract import row_contract
@@ -34,7 +34,8 @@ def softmax_cross_entropy(
         (...,) float32. Rows that are left out give 0 and have a zero gradient, whatever their logits.
 
     Raises:
-        TypeError: If a dtype is unsupported.
+        TypeError: If a dtype is unsupported, or `z_loss` is not a number or `ignore_index` not an integer that is
+            known when the program is traced.
         ValueError: If the shapes do not fit, `z_loss` is negative or not finite, or a label is out of range. Labels
             that are traced (inside `jax.jit`, `jax.vmap`, ...) have no values to look at: there, a label out of range
             makes its row nan, loss and gradient.
@@ -54,11 +55,11 @@ def softmax_cross_entropy(
             f"{_OP}: labels must have the shape of logits without its last dimension, got logits {describe(logits)}"
             f" and labels {_describe(labels)}."
         )
-    if not (math.isfinite(z_loss) and z_loss >= 0):
-        raise ValueError(f"{_OP}: z_loss must be a finite number of at least 0, got {z_loss}.")
+    z_loss = real(_OP, "z_loss", z_loss, least=0)
+    ignore_index = None if ignore_index is None else integer(_OP, "ignore_index", ignore_index)
     rows = math.prod(labels.shape)
     codes = _codes(labels, logits.shape[-1], ignore_index).reshape(rows, 1)
-    return _loss(logits.reshape(rows, logits.shape[-1]), codes, float(z_loss)).reshape(labels.shape)
+    return _loss(logits.reshape(rows, logits.shape[-1]), codes, z_loss).reshape(labels.shape)
 
 
 def _integers(labels: Any) -> Any:

@@ -23,6 +23,7 @@ def embed(table: Any, tokens: Any) -> jax.Array:
     Args:
         table: (V, D) float32, bfloat16 or float16.
         tokens: (...) integers. A token outside the table gets nan and has no gradient; it is never taken for another.
+            Of an empty table all are outside.
 
     Returns:
         (..., D) of the dtype of `table`.
@@ -38,7 +39,7 @@ def embed(table: Any, tokens: Any) -> jax.Array:
         >>> embed(jnp.arange(6.0).reshape(3, 2), jnp.array([2, 0])).tolist()
         [[4.0, 5.0], [0.0, 1.0]]
     """
-    table, tokens = float_array(_OP, "table", table), jnp.asarray(tokens)
+    table, tokens = float_array(_OP, "table", table), _array(tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TypeError(f"{_OP}: tokens must be integers, got {describe(tokens)}; convert them to jnp.int32.")
     if table.ndim != 2:
@@ -49,9 +50,18 @@ def embed(table: Any, tokens: Any) -> jax.Array:
     return _embed(table, names.reshape(math.prod(tokens.shape))).reshape(*tokens.shape, table.shape[1])
 
 
+def _array(tokens: Any) -> jax.Array:
+    try:
+        return jnp.asarray(tokens)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{_OP}: tokens must be an array of integers, got {type(tokens).__name__}.") from error
+
+
 @jax.custom_vjp
 def _embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Rows of (V, D) by tokens (M,) int32, without checks."""
+    if table.shape[0] == 0:  # where jnp.take finds nothing to fill from
+        return jnp.full((tokens.size, table.shape[1]), jnp.nan, table.dtype)
     return jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
 
 

@@ -2,14 +2,13 @@
 
 import functools
 import math
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._checks import describe, float_array
+from bijax.ops._checks import describe, float_array, integer
 from bijax.ops._norm_arguments import add_offset, check_eps
 from bijax.ops.norm import norm_weight_gradient, rms_norm_gradient_kernel, rms_norm_kernel
 from bijax.ops.sum_rows import sum_rows
@@ -45,7 +44,8 @@ def head_rms_norm(
         An array of the shape and dtype of `x`.
 
     Raises:
-        TypeError: If a dtype is unsupported, or `head_offset` or `head_num` is not an integer.
+        TypeError: If a dtype is unsupported, or `head_offset` or `head_num` is not an integer, or `eps` or
+            `weight_offset` not a number that is known when the program is traced.
         ValueError: If the shapes do not fit, the heads do not exist, `eps` is negative or not finite, or
             `weight_offset` is not finite or comes without a weight.
 
@@ -62,8 +62,8 @@ def head_rms_norm(
     x = float_array(_OP, "x", x)
     if x.ndim < 2:
         raise ValueError(f"{_OP}: x must have at least 2 dimensions (..., heads, columns), got {describe(x)}.")
-    start = _integer("head_offset", head_offset)
-    heads = x.shape[-2] - start if head_num is None else _integer("head_num", head_num)
+    start = integer(_OP, "head_offset", head_offset)
+    heads = x.shape[-2] - start if head_num is None else integer(_OP, "head_num", head_num)
     if start < 0 or heads < 0 or start + heads > x.shape[-2]:
         raise ValueError(
             f"{_OP}: the heads must lie in [0, {x.shape[-2]}), got head_offset={start} and head_num={heads} for x"
@@ -72,14 +72,6 @@ def head_rms_norm(
     weight = add_offset(_OP, _weight(weight, heads, x), weight_offset)
     y: jax.Array = _head_rms_norm(x, weight, start, heads, check_eps(_OP, eps))
     return y
-
-
-def _integer(name: str, number: Any) -> int:
-    try:
-        return operator.index(number)
-    except TypeError as error:
-        came = f"{number!r} of type {type(number).__name__}"
-        raise TypeError(f"{_OP}: {name} must be an integer, got {came}.") from error
 
 
 def _weight(weight: Any, heads: int, x: jax.Array) -> jax.Array | None:

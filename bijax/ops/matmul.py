@@ -96,10 +96,14 @@ def matmul(
     check_activation(_OP, activation)
     if residual is not None:
         residual = float_array(_OP, "residual", residual)
-        if residual.dtype != dtype or residual.shape != (*x.shape[:-1], n):
+        if residual.dtype != dtype:
+            raise TypeError(
+                f"{_OP}: residual must have the dtype {dtype} of the result, got {describe(residual)}; convert it, or"
+                " ask for its dtype with preferred_element_type."
+            )
+        if residual.shape != (*x.shape[:-1], n):
             raise ValueError(
-                f"{_OP}: residual must have the dtype and the shape of the result, {dtype}{[*x.shape[:-1], n]}, got"
-                f" {describe(residual)}; convert it, or ask for its dtype with preferred_element_type."
+                f"{_OP}: residual must have the shape of the result, {(*x.shape[:-1], n)}, got {describe(residual)}."
             )
         residual = residual.reshape(*stack, *rows, n)
     fusion = Fusion(product, activation, (False, bias is not None, residual is not None))

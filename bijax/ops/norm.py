@@ -30,7 +30,8 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
         An array of the shape and dtype of `x`, or, with a residual, the pair of it and h.
 
     Raises:
-        TypeError: If a dtype is unsupported, or those of `x` and `residual` differ.
+        TypeError: If a dtype is unsupported, those of `x` and `residual` differ, or `eps` or `weight_offset` is not a
+            number that is known when the program is traced.
         ValueError: If the shapes do not fit, `eps` is negative or not finite, or `weight_offset` is not finite or
             comes without a weight.
 
@@ -82,7 +83,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-
         An array of the shape and dtype of `x`.
 
     Raises:
-        TypeError: If a dtype is unsupported.
+        TypeError: If a dtype is unsupported, or `eps` is not a number that is known when the program is traced.
         ValueError: If the shapes do not fit or `eps` is negative or not finite.
 
     Guarantee: row-invariant; the gradient of `x` too. The gradients of `weight` and `bias` are split-invariant for

@@ -1,14 +1,13 @@
 """Variances and standard deviations over any set of axes, in a fixed order of additions."""
 
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import axis_indices, float_array
+from bijax.ops._checks import axis_indices, float_array, integer
 from bijax.ops._primitive import Arrays
 from bijax.ops._rows import define_row_kernel
 from bijax.ops.reductions import arrange
@@ -77,10 +76,7 @@ def _over_axes(
 ) -> jax.Array:
     array = float_array(op, "x", x)
     axes = axis_indices(op, axis, array.ndim)
-    try:
-        ddof = operator.index(ddof)
-    except TypeError as error:
-        raise TypeError(f"{op}: ddof must be an integer, got {ddof!r} of type {type(ddof).__name__}.") from error
+    ddof = integer(op, "ddof", ddof)
     if ddof < 0:
         raise ValueError(f"{op}: ddof must be at least 0, got {ddof}.")
     if axes:

@@ -10,7 +10,7 @@ from bijax.transform._audit_walk import Equation
 from bijax.transform._tables import FENCED, VECTORS
 
 _ELEMENTWISE: Final = {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
-_MOVING: Final = ("reduce_precision",)
+_OTHERS: Final = ("reduce_precision", "reduce_window")  # the function of the latter counts by itself
 
 
 def flops(equation: Equation) -> int:
@@ -31,7 +31,7 @@ def _once(equation: Equation) -> int:
         return count(equation)
     if equation.name in _ELEMENTWISE:
         return _size(equation.results[0])
-    adds = equation.name.startswith(("reduce_", "cum", "psum")) and equation.name not in _MOVING
+    adds = equation.name.startswith(("reduce_", "cum", "psum")) and equation.name not in _OTHERS
     return _size(equation.operands[0]) if adds or equation.name.startswith("bijax_") else 0
 
 

@@ -1,12 +1,15 @@
 """Every operation of a traced program, with those inside loops, branches and called functions."""
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from bijax.hlo._frames import user_line
-from bijax.transform._tables import RECURSE
+from bijax.ops._tag import TAG
+from bijax.transform._tables import IN_REGIONS, RECURSE, TAKEN_OUT, table_name
 
 _MACHINERY = re.compile(r"/jax/|/bijax/")
 
@@ -20,10 +23,11 @@ class Equation:
         operands: Abstract values of the operands.
         results: Abstract values of the results.
         parameters: Those of the primitive.
-        metadata: Its tags.
+        metadata: Its tags, or those of the operation that holds it if it has none.
         line: "FILE:LINE" of the user's program; empty if it is not known.
         runs: How often it runs in one run of the program. The body of a `while` counts once, and each branch of a
-            `cond` as if it were taken, except those of other platforms.
+            `cond` as if it were taken, except those of other platforms. The function of a scatter or a reduction runs
+            once for each element.
     """
 
     name: str
@@ -35,7 +39,9 @@ class Equation:
     runs: int
 
 
-def equations(jaxpr: Any, platform: str, runs: int = 1, outer_line: str = "") -> Iterator[Equation]:
+def equations(
+    jaxpr: Any, platform: str, runs: int = 1, outer_line: str = "", outer_tags: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Equation]:
     """Yields the operations that compute, in the order of the program, without those whose results nothing uses.
 
     Args:
@@ -43,23 +49,29 @@ def equations(jaxpr: Any, platform: str, runs: int = 1, outer_line: str = "") ->
         platform: Platform that is lowered for: of branches for several platforms, its own is taken.
         runs: How often it runs.
         outer_line: Line of the operation that holds it, for operations without a line of their own.
+        outer_tags: Its tags, for operations that were traced without one.
     """
     for eqn in _live(jaxpr):
         inner = list(_programs(eqn, platform)) if eqn.primitive.name in RECURSE else []
         line = _line(eqn) or outer_line
+        tags = dict(getattr(eqn.ctx, "xla_metadata", None) or {})
+        tags = tags if TAG in tags else {**tags, **outer_tags}
         if not inner:
             yield Equation(
                 name=eqn.primitive.name,
                 operands=tuple(v.aval for v in eqn.invars),
                 results=tuple(v.aval for v in eqn.outvars),
                 parameters=eqn.params,
-                metadata=dict(getattr(eqn.ctx, "xla_metadata", None) or {}),
+                metadata=tags,
                 line=line,
                 runs=runs,
             )
         trips = int(eqn.params["length"]) if eqn.primitive.name == "scan" else 1
+        if (name := table_name(eqn.primitive.name, eqn.params)) in TAKEN_OUT:
+            inner = [eqn.params[key] for key in IN_REGIONS[name]]
+            trips = _elements(eqn, name)
         for program in inner:
-            yield from equations(program, platform, runs * trips, line)
+            yield from equations(program, platform, runs * trips, line, tags)
 
 
 def _live(jaxpr: Any) -> list[Any]:
@@ -87,6 +99,13 @@ def _programs(eqn: Any, platform: str) -> Iterator[Any]:
         for entry in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(entry, "eqns"):
                 yield entry
+
+
+def _elements(eqn: Any, name: str) -> int:
+    """Returns to how many elements an operation applies the function that it carries."""
+    array = {"scatter_apply": eqn.invars[-1], "reduce_window": eqn.outvars[0]}.get(name, eqn.invars[0])
+    numbers = (*array.aval.shape, *eqn.params.get("window_dimensions", ()))
+    return math.prod(numbers) if all(isinstance(n, int) for n in numbers) else 1
 
 
 def _of_platform(branches: tuple[Any, ...], platforms: tuple[tuple[str, ...] | None, ...], platform: str) -> Any:

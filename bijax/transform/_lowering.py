@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import jax
+import numpy as np
 from jax._src import source_info_util  # private: the line of the user's program
 from jax._src.interpreters import mlir as tables  # private: the rules that are wrapped
 from jax.extend.core import Primitive
@@ -22,11 +23,13 @@ from jax.interpreters import mlir
 
 from bijax.hlo._frames import user_line
 from bijax.ops._flat import on_vectors
+from bijax.ops._primitive import BEFORE_LOWERING
 from bijax.ops._tag import kernel_code
-from bijax.transform import _fences
+from bijax.transform import _compiled, _fences, _fences_gpu
 from bijax.transform._operands import look_through_transposes
+from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
-from bijax.transform._state import Request, of_equation, requested
+from bijax.transform._state import Request, is_kernel_code, of_equation
 from bijax.transform._tables import (
     COUNTER,
     FENCED,
@@ -34,9 +37,12 @@ from bijax.transform._tables import (
     ORDER_FREE,
     PLATFORMS,
     RECURSE,
+    ROUNDED,
     STABLE,
+    TAKEN_OUT,
     VECTORS,
     Kind,
+    table_name,
     verdict,
 )
 from bijax.transform.errors import NotInvariantError
@@ -47,6 +53,7 @@ Rule = Callable[..., Sequence[Any]]
 
 _MARK: Final = "_bijax_stock_rule"
 _PACKAGE: Final = str(Path(__file__).parents[1])
+_HELD: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
 _lock = threading.Lock()
 _rules_seen = 0
 
@@ -60,6 +67,7 @@ def install() -> None:
         rules_now = len(tables._lowerings) + sum(map(len, tables_by_platform.values()))
         if rules_now == _rules_seen:
             return
+        _compiled.install()
         _install_dot_general()
         for platform, rules in [(None, tables._lowerings), *tables_by_platform.items()]:
             for primitive, entry in list(rules.items()):
@@ -94,7 +102,8 @@ def _concerns(name: str) -> bool:
     """Returns whether the rule of a primitive ever does anything else than the stock rule."""
     if name in FENCED or (name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER)):
         return True
-    kinds = {verdict(name, (d,), p).kind for d in (jax.numpy.float32, jax.numpy.complex64) for p in PLATFORMS}
+    dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
+    kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}
     return bool(kinds & {Kind.REPLACE, Kind.REFUSE})
 
 
@@ -104,9 +113,10 @@ def _locating(_: Primitive, stock: Rule) -> Rule:
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         request = _request(ctx)
+        _compiled.note(ctx.module_context.module)
         try:
             # A program that was traced elsewhere has equations without the tag.
-            with requested(request) if request.enabled else contextlib.nullcontext():
+            with _compiled.inside_of(request) if request.enabled else contextlib.nullcontext():
                 return stock(ctx, *operands, **parameters)
         except NotInvariantError as error:
             # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
@@ -128,12 +138,15 @@ def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = Mapp
     @functools.wraps(stock)
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         request = _request(ctx)
+        _compiled.note(ctx.module_context.module)
         platforms = tuple(ctx.platforms or ctx.module_context.platforms)
+        rules = {p: specific.get(p, stock) for p in platforms}
         if request.enabled:
             install()  # a primitive may have been registered since the mode was enabled
-            rules = {p: _rule_for(primitive, specific.get(p, stock), p, request) for p in platforms}
-        else:
-            rules = {p: specific.get(p, stock) for p in platforms}
+            rules = {p: _rule_for(primitive, rules[p], p, request) for p in platforms}
+        elif primitive.name in _HELD and "cuda" in platforms and is_kernel_code(_metadata(ctx)):
+            # The order of a kernel's operations is fixed by its contract; what XLA:GPU makes of each one is not.
+            rules["cuda"] = functools.partial(_held, primitive.name, rules["cuda"])
         if len(set(rules.values())) == 1:
             return rules[platforms[0]](ctx, *operands, **parameters)
         ctx = ctx.replace(avals_out=list(ctx.avals_out))
@@ -144,7 +157,12 @@ def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = Mapp
 
 def _request(ctx: Context) -> Request:
     """Returns the request that holds for the equation of a rule's context."""
-    return of_equation(getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None))
+    return of_equation(_metadata(ctx))
+
+
+def _metadata(ctx: Context) -> dict[str, str] | None:
+    found: dict[str, str] | None = getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None)
+    return found
 
 
 def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request) -> Rule:
@@ -152,26 +170,42 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
 
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         dtypes = tuple(a.dtype for a in (*ctx.avals_in, *ctx.avals_out) if hasattr(a, "dtype"))
-        decided = verdict(primitive.name, dtypes, platform, request.allowed)
+        name = table_name(primitive.name, parameters)
+        decided = verdict(name, dtypes, platform, request.allowed)
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
         if decided.kind is not Kind.REPLACE:
             # Some stock rules trace programs of their own, which the evidence covers.
             with kernel_code():
-                return stock(ctx, *operands, **parameters)
+                return stock(ctx, *operands, **with_plain_region(name, parameters))
         if platform not in PLATFORMS:
             raise UnsupportedError(
                 f"bijax.invariant: expected a program for {' or '.join(PLATFORMS)}, got {primitive.name} for"
                 f" {platform}; there are no kernels for that platform."
             )
         _check_shapes(primitive.name, ctx)
-        if primitive.name in STABLE:
-            return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if name in STABLE:
+            with kernel_code():
+                return stock(ctx, *operands, **{**parameters, "is_stable": True})
+        if name in TAKEN_OUT:
+            function, parameters = without_region(name, REPLACEMENTS[name], parameters, request)
+            return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
+        if platform != "cpu" and primitive.name in _HELD:
+            return _held(primitive.name, stock, ctx, *operands, **parameters)
         if primitive.name in FENCED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
         return _replaced(primitive, ctx, operands, parameters)
 
     return rule
+
+
+def _held(name: str, stock: Rule, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    """Lowers an element-wise primitive for a GPU."""
+    if name in _SPELT_OUT:
+        return _traced(_SPELT_OUT[name], ctx, operands, parameters)
+    # A rule that traces a program of its own is fenced inside too, as the code of a kernel.
+    with kernel_code():
+        return _fences_gpu.fenced(name, stock, ctx, operands, parameters)
 
 
 def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
@@ -243,6 +277,16 @@ def _one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
     return difference
 
 
+def _log2(x: jax.Array, **_: Any) -> jax.Array:
+    wide = x.astype(jax.numpy.promote_types(x.dtype, np.float32))
+    quotient: jax.Array = jax.lax.log(wide) / wide.dtype.type(np.log(2))
+    return quotient.astype(x.dtype)
+
+
+_SPELT_OUT: Final[dict[str, Callable[..., jax.Array]]] = {"log2": _log2, "one_minus_square": lambda x, **_: 1 - x * x}
+"""What the rules of these emit at once, as operations that get fences of their own."""
+
+
 def _is_explicit(aval: Any) -> bool:
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
     return mesh is not None and not mesh.empty and not mesh.are_all_axes_auto and not mesh._any_axis_manual
@@ -264,3 +308,6 @@ def _line() -> str:
     traceback = source_info_util.current().traceback
     stack = [(f.file_name, f.start_line) for f in source_info_util.user_frames(traceback)]
     return user_line(stack) or next((f"{file}:{line}" for file, line in stack if not file.startswith(_PACKAGE)), "")
+
+
+BEFORE_LOWERING.append(install)

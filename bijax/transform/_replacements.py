@@ -9,7 +9,9 @@ from bijax.ops._dot_general import dot_general
 from bijax.ops._extremes import clamp, cummax, cummin, maximum, minimum
 from bijax.ops._ragged_dot import ragged_dot_general
 from bijax.ops._reduce import reduce_max, reduce_min, reduce_prod, reduce_sum
+from bijax.ops._reduce_program import reduce, reduce_window
 from bijax.ops._scatter import scatter_add, scatter_mul, scatter_sub
+from bijax.ops._scatter_apply import scatter_apply
 from bijax.ops._scatter_chosen import scatter, scatter_max, scatter_min
 from bijax.ops._windows import (
     reduce_window_max,
@@ -36,11 +38,13 @@ REPLACEMENTS: Final[dict[str, Replacement]] = {
     "psum": psum,
     "psum_invariant": psum,
     "ragged_dot_general": ragged_dot_general,
+    "reduce": reduce,
     "reduce_max": reduce_max,
     "reduce_min": reduce_min,
     "reduce_prod": reduce_prod,
     "reduce_scatter": reduce_scatter,
     "reduce_sum": reduce_sum,
+    "reduce_window": reduce_window,
     "reduce_window_max": reduce_window_max,
     "reduce_window_min": reduce_window_min,
     "reduce_window_sum": reduce_window_sum,
@@ -50,10 +54,11 @@ REPLACEMENTS: Final[dict[str, Replacement]] = {
     "scatter-min": scatter_min,
     "scatter-mul": scatter_mul,
     "scatter-sub": scatter_sub,
+    "scatter_apply": scatter_apply,
     "select_and_gather_add": select_and_gather_add,
     "select_and_scatter_add": select_and_scatter_add,
 }
-"""Takes the operands and parameters of the primitive."""
+"""Takes the operands and parameters of the primitive; where it carries a program, that as the argument `program`."""
 
 COLLECTIVES: Final = frozenset({"psum", "psum_invariant", "reduce_scatter"})
 """Those that speak to other devices, and so must see the axes."""

@@ -51,12 +51,20 @@ def current() -> Request:
     return request
 
 
+def tagged(request: Request) -> contextlib.AbstractContextManager[None]:
+    """Tags the equations that are traced inside, in this thread, with a request."""
+    tag = INVARIANT if request.enabled else PLAIN
+    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(
+        **{TAG: tag, ALLOWED: " ".join(request.allowed) or None}
+    )
+    return manager
+
+
 class _Change:
     """Puts a request into force in this thread; as a class, because it may stay open for good."""
 
     def __init__(self, request: Request) -> None:
-        tag = INVARIANT if request.enabled else PLAIN
-        self._managers = (_context(request), set_xla_metadata(**{TAG: tag, ALLOWED: " ".join(request.allowed) or None}))
+        self._managers = (_context(request), tagged(request))
 
     def __enter__(self) -> None:
         for manager in self._managers:
@@ -108,6 +116,15 @@ def close_requests() -> None:
 def _close() -> None:
     while _opened.changes:
         _opened.changes.pop().__exit__()
+
+
+def is_kernel_code(metadata: dict[str, str] | None) -> bool:
+    """Returns whether an equation is the code of a kernel, whose bits a contract fixes.
+
+    Args:
+        metadata: Metadata of the equation.
+    """
+    return (metadata or {}).get(TAG) == KERNEL
 
 
 def of_equation(metadata: dict[str, str] | None) -> Request:

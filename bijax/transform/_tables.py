@@ -1,11 +1,13 @@
 """What becomes of every primitive of JAX in a program that is made invariant.
 
 Three tables: primitives that are kept as they are (with the evidence), primitives that are replaced, and primitives
-that only hold other programs, into which the transform goes. A primitive in none of them is refused.
+that only hold other programs, into which the transform goes. A primitive in none of them is refused; `REFUSED` has the
+reason, where there is a better one than that nothing is known.
 """
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
@@ -40,7 +42,10 @@ INTEGER: Final = "integer arithmetic is exact in any order"
 ORDER_FREE: Final = "the result does not depend on the order in which values are met (tests/transform/test_keep.py)"
 COUNTER: Final = "integer hashes of a key and a counter that follows the flat position (threefry, partitionable)"
 EFFECT: Final = "it computes nothing"
-XLA_GPU: Final = "XLA:GPU computes each element by itself (0 of 96 random programs changed a bit; tests/gpu)"
+HELD: Final = (
+    "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
+    " (tests/gpu/test_programs_gpu.py)"
+)
 OWN_CONTRACT: Final = "a kernel whose blocks and order its author fixed; it is lowered as it is written"
 
 
@@ -51,10 +56,9 @@ def _each(evidence: str, names: str) -> dict[str, str]:
 KEEP: Final[dict[str, str]] = {
     **_each(
         EXACT,
-        "abs add add_any and bitcast_convert_type ceil clz complex conj eq eq_to floor"
-        " from_edtype ge gt imag is_finite le le_to lt lt_to mulhi ne neg nextafter not or"
-        " population_count real reduce_precision rem round select_n shift_left shift_right_arithmetic"
-        " shift_right_logical sign sqrt sub to_edtype xor",
+        "abs and bitcast_convert_type ceil clz complex conj eq eq_to floor from_edtype ge gt imag is_finite le le_to lt"
+        " lt_to mulhi ne neg nextafter not or population_count real reduce_precision round select_n shift_left"
+        " shift_right_arithmetic shift_right_logical sign to_edtype xor",
     ),
     **_each(
         MOVES,
@@ -63,7 +67,7 @@ KEEP: Final[dict[str, str]] = {
         " device_put dim_as_value dimension_size dynamic_slice dynamic_update_slice empty empty2 gather iota"
         " layout_constraint name optimization_barrier pad pbroadcast pbroadcast_dynamic pin platform_index"
         " ppermute ppermute_done ppermute_start preduced pvary ragged_all_to_all reduced_vary_cast"
-        " reduced_vary_cast_p relayout reshape reshard rev sharding_constraint slice split squeeze stack"
+        " reduced_vary_cast_p relayout reshape reshard rev sharding_constraint slice split squeeze stack stage"
         " stop_gradient tie tile transpose unpin unstack vary_unreduced_cast vary_unreduced_cast_p"
         " with_memory_space_constraint xla_metadata_value",
     ),
@@ -100,6 +104,9 @@ VECTORS: Final = _each(
     " rsqrt sin sinh tan tanh zeta",
 )
 """Element-wise primitives that XLA:CPU computes by polynomials or iterations."""
+
+ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
+"""Element-wise primitives that XLA:CPU computes exactly wherever they stand, and XLA:GPU does not."""
 
 STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
 """Primitives whose choice among equal values is fixed by a parameter."""
@@ -142,11 +149,38 @@ ORDERED: Final = {
 }
 """Primitives that combine elements, replaced on every platform."""
 
+TAKEN_OUT: Final = {
+    "scatter_apply": "its function is taken out of XLA's scatter: gathered, applied as often as indices meet, written",
+    "reduce": "its function is taken out of XLA's reduction, and applied by a fixed tree of neighbours",
+    "reduce_window": "its function is taken out of XLA's reduction, and applied upwards in each window",
+}
+"""Operations that carry a program of the user's, which becomes a part of the program around."""
+
+IN_REGIONS: Final = {
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul"), ("update_jaxpr",)),
+    **dict.fromkeys(("scatter-sub", "scatter_apply"), ("update_jaxpr",)),
+    **dict.fromkeys(("reduce", "reduce_window"), ("jaxpr",)),
+    "select_and_scatter": ("select_jaxpr", "scatter_jaxpr"),
+}
+"""Parameters that hold programs which are lowered into a region of one instruction."""
+
+REFUSED: Final = {
+    "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
+    " function itself",
+    "custom_partitioning": "the program that runs is made by a callback while XLA partitions",
+    "ffi_call": "what a foreign function computes is not known",
+    "io_callback": "what Python computes is not known",
+    "pure_callback": "what Python computes is not known",
+    "select_and_scatter": "XLA runs its two programs inside of one instruction, in an order that follows the shape",
+}
+"""Primitives whose work cannot be seen, or not be taken apart."""
+
 RECURSE: Final = frozenset(
     _each(
         "",
         "call closed_call composite cond core_call custom_jvp_call custom_lin custom_linear_solve custom_vjp_call"
-        " custom_vmap_call eval_jaxpr jit linear_call random_gamma remat2 remat_opt run_state scan shard_map while",
+        " custom_vmap_call eval_jaxpr jit linear_call random_gamma remat2 remat_opt run_state scan shard_map while"
+        " xla_metadata_call",
     )
 )
 """Primitives that hold programs."""
@@ -157,11 +191,16 @@ PLATFORMS: Final = ("cpu", "cuda")
 """Platforms for which there are replacements."""
 
 
+def table_name(name: str, parameters: Mapping[str, Any]) -> str:
+    """Returns under which name the tables have an operation: that of its primitive, but for `scatter_apply`."""
+    return "scatter_apply" if name == "scatter" and parameters.get("update_jaxpr") is not None else name
+
+
 def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[str, ...] = ()) -> Verdict:
     """Returns what is done with a primitive.
 
     Args:
-        name: Name of the primitive.
+        name: Name of the primitive, or what `table_name` says.
         dtypes: Dtypes of its operands and results that have one.
         platform: Platform that is lowered for, one of `PLATFORMS`.
         allowed: Names that the caller lets pass.
@@ -172,6 +211,9 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.KEEP, "a kernel of bijax")
     if KEEP.get(name) == COUNTER and (why := _follows_the_shape(dtypes)):
         return _refused_or_allowed(name, why, allowed)
+    if name in ROUNDED:
+        held = platform != "cpu" and any(jnp.issubdtype(d, jnp.floating) for d in dtypes)
+        return Verdict(Kind.REPLACE, HELD) if held else Verdict(Kind.KEEP, EXACT)
     if name in KEEP:
         if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
             return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
@@ -184,9 +226,7 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
     if computed and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
         return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
     if name in FENCED or name in VECTORS:
-        if platform != "cpu":
-            return Verdict(Kind.KEEP, XLA_GPU)
-        return Verdict(Kind.REPLACE, FENCED.get(name) or VECTORS[name])
+        return Verdict(Kind.REPLACE, HELD if platform != "cpu" else FENCED.get(name) or VECTORS[name])
     if name in CHOOSING and platform == "cpu" and _has_an_order(dtypes):
         return Verdict(Kind.REPLACE, CHOOSING[name])
     if name in RACING:
@@ -197,13 +237,13 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.REPLACE, RACING[name])
     if name in CHOOSING:
         return Verdict(Kind.KEEP, ORDER_FREE if name.startswith("cum") else EXACT)
-    if name in STABLE:
-        return Verdict(Kind.REPLACE, STABLE[name])
+    if name in STABLE or name in TAKEN_OUT:
+        return Verdict(Kind.REPLACE, STABLE.get(name) or TAKEN_OUT[name])
     if name in ORDERED:
         if missing := _without_kernel(name, dtypes):
             return _refused_or_allowed(name, missing, allowed)
         return Verdict(Kind.REPLACE, ORDERED[name])
-    return _refused_or_allowed(name, "no invariant form is known", allowed)
+    return _refused_or_allowed(name, REFUSED.get(name, "no invariant form is known"), allowed)
 
 
 def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bijax.ops._tag import own_promotion
 from bijax.transform.invariant import invariant
 
 PyTree = Any
@@ -263,6 +264,7 @@ def _check_aux(aux: PyTree, reduction: str) -> None:
             )
 
 
+@own_promotion()
 def _wide(dtype: jnp.dtype) -> jnp.dtype:
     """Returns the dtype of sums."""
     if jnp.issubdtype(dtype, jnp.floating):

@@ -13,9 +13,9 @@ from bijax.transform._audit_flops import flops
 from bijax.transform._audit_report import Audit, Decision, Operation
 from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._state import of_equation
-from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, XLA_GPU, Kind, verdict
+from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, Kind, table_name, verdict
 
-_BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT, XLA_GPU)
+_BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT)
 
 
 def audit(
@@ -104,7 +104,7 @@ def _decide(equation: Equation, platform: str) -> tuple[Decision, str]:
     if equation.name == "pallas_call" and equation.parameters.get("interpret"):
         why = "interpreted: its body is lowered as operations of XLA"
         return ("replaced", f"{why}, each made invariant") if request.enabled else ("variant", why)
-    found = verdict(equation.name, dtypes, platform, request.allowed)
+    found = verdict(table_name(equation.name, equation.parameters), dtypes, platform, request.allowed)
     match found.kind:
         case Kind.KEEP if equation.name in request.allowed or found.evidence in _BELIEVED:
             return "believed", found.evidence

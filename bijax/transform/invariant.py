@@ -44,7 +44,10 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
             effect), or a program that has been lowered or compiled already.
 
     The result raises `NotInvariantError`, when it is lowered, if the program holds an operation that is neither known
-    to be invariant nor can be made so, with the operation's name and line; `bijax.audit` lists them before running.
+    to be invariant nor can be made so, with the operation's name and line; `bijax.audit` lists them before running. It
+    raises the same, when it runs, if it calls a program that was compiled before, runs as it was compiled and was not
+    made invariant then: "call_compiled" is its name for `allow`. A compiled program that is run through its
+    `runtime_executable()`, and what NumPy computes, are not seen.
 
     Guarantee: row-invariant, for every operation by itself: each element of a result depends on the inputs that it
     mathematically depends on and on the length of its own reductions, never on how many other results there are,

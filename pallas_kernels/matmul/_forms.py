@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._tiles import isolate
+from pallas_kernels._tiles import isolate, isolated_dot
 
 _UNROLLED = 16
 _LARGE = 1 << 20
@@ -80,8 +80,8 @@ def crossed(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
     """
     (m, k), n = x.shape, w.shape[0]
     blocks = k // k_block
-    y = lax.dot_general(x.reshape(m * blocks, k_block), w.reshape(n * blocks, k_block), (((1,), (1,)), ((), ())))
-    y = isolate(y)[0].reshape(m, blocks, n, blocks)
+    y = isolated_dot(x.reshape(m * blocks, k_block), w.reshape(n * blocks, k_block), (((1,), (1,)), ((), ())))
+    y = y.reshape(m, blocks, n, blocks)
     return functools.reduce(jnp.add, (y[:, i, :, i] for i in range(blocks)))
 
 
@@ -104,10 +104,10 @@ def transposed(w: jax.Array) -> jax.Array:
 def stack_rows(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
     """(S, M, b) x (S, b, N): every block a product of row-major operands."""
     (x,) = isolate(x.transpose(0, 2, 1) if transpose_x else x)
-    return lax.dot_general(x, w, (((2,), (1,)), ((0,), (0,))))
+    return isolated_dot(x, w, (((2,), (1,)), ((0,), (0,))))
 
 
 def stack_columns(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
     """The same with the rows stored as columns, which XLA hands to another library, faster for few rows."""
     (x,) = isolate(x if transpose_x else x.transpose(0, 2, 1))
-    return lax.dot_general(x, w, (((1,), (1,)), ((0,), (0,))))
+    return isolated_dot(x, w, (((1,), (1,)), ((0,), (0,))))

@@ -12,12 +12,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from pallas_kernels._tiles import isolate, map_row_tiles, pad_columns, pad_rows, run_isolated
+from pallas_kernels._tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul._forms import crossed, in_blocks, stack_columns, stack_rows, transposed
-from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference
+from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference, trials
 from pallas_kernels.schedule.cpu import Step, matmul_ladder, steps_by_preference
 
 _REFERENCE = Step("gemv", 1)
@@ -76,7 +75,7 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
         return lambda x, w: reference(x, w, contract.k_block, transpose_w=transpose_w)
     if step.form == "whole":
         dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
-        return lambda x, w: lax.dot_general(x, w, dims)
+        return lambda x, w: isolated_dot(x, w, dims)
     if step.form == "crossed":
         return lambda x, w: crossed(x, w, contract.k_block)
     stack = stack_columns if step.form == "columns" else stack_rows
@@ -99,11 +98,16 @@ def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, trans
     """
     if step == _REFERENCE:
         return True
-    rows = np.resize(np.arange(len(probe_rows(k))), step.rows)
-    weights = probe_weights(k, n, transpose_w)
-    wanted = expected(k, n, contract, transpose_w)[rows]
-    actual = np.asarray(_compile(step, k, n, contract, transpose_w)(probe_rows(k)[rows], weights))
-    return bool((actual.view(np.uint32) == wanted.view(np.uint32)).all())
+    compiled = _compile(step, k, n, contract, transpose_w)
+
+    def agrees(trial: int) -> bool:
+        rows = probe_rows(k, trial=trial)
+        kinds = (trial + np.arange(step.rows)) % len(rows)
+        wanted = expected(k, n, contract, transpose_w, trial)[kinds]
+        actual = np.asarray(compiled(rows[kinds], probe_weights(k, n, transpose_w, trial)))
+        return bool((actual.view(np.uint32) == wanted.view(np.uint32)).all())
+
+    return all(map(agrees, range(trials(step.rows, k, n))))
 
 
 def _compile(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> Callable[..., jax.Array]:

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.contract import SplitContract
+from pallas_kernels._tiles import fold_row_chunks
+from pallas_kernels.contract import SplitChunkContract, SplitContract
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul._hopper_operands import (
     check_contract,
     check_device,
@@ -26,6 +28,7 @@ from pallas_kernels.matmul.mosaic_gpu_split_ring import BLOCK, split, split_ring
 from pallas_kernels.schedule.hopper_split import SplitSchedule, split_schedule
 
 _OP: Final = "pallas_kernels.matmul.mosaic_gpu_highest.matmul"
+_GRADIENT_OP: Final = "pallas_kernels.matmul.mosaic_gpu_highest.weight_gradient"
 _CONTIGUOUS: Final = 32  # elements of the swizzled rows of the weights
 _ROWS: Final = 8
 
@@ -99,6 +102,63 @@ def matmul(
     if bias is not None:
         total += bias
     return total.astype(out_dtype)
+
+
+def weight_gradient(
+    x: jax.Array,
+    g: jax.Array,
+    *,
+    contract: SplitChunkContract,
+    accumulate: jax.Array | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Sums the outer products of rows at float32 accuracy: the gradient of `w` in `x @ w`.
+
+    Args:
+        x: (M, K) float32. Any sizes, 0 included.
+        g: (M, N) float32, the cotangent of the product.
+        contract: Order of the sum over the rows.
+        accumulate: (K, N) float32, a previous sum whose chain is continued.
+        interpret: As in `matmul`.
+
+    Returns:
+        (K, N) float32.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract for these operands.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows; an element depends on its columns of `x`
+    and `g` alone, however many others there are.
+
+    Example:
+        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+
+        >>> from jax.experimental.pallas import mosaic_gpu as plgpu
+        >>> x, g = jnp.ones((64, 8)), jnp.ones((64, 32))
+        >>> interpret = plgpu.InterpretGPUParams()
+        >>> weight_gradient(x, g, contract=SplitChunkContract(64), interpret=interpret)[0, :2].tolist()
+        [64.0, 64.0]
+    """
+    check_contract(_GRADIENT_OP, contract, SplitChunkContract)
+    if x.ndim != 2 or g.ndim != 2 or x.shape[0] != g.shape[0]:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected x (M, K) and g (M, N), got x {list(x.shape)}, g {list(g.shape)}; map over the"
+            " entries of a stack."
+        )
+    shape = (x.shape[1], g.shape[1])
+    total = jnp.zeros(shape, jnp.float32) if accumulate is None else accumulate
+    if total.shape != shape or total.dtype != jnp.float32:
+        raise UnsupportedError(
+            f"{_GRADIENT_OP}: expected accumulate float32{list(shape)}, got {total.dtype}{list(total.shape)}; pass the"
+            " result of another call."
+        )
+    if 0 in shape:
+        return total
+
+    def outer(a: jax.Array, b: jax.Array) -> jax.Array:
+        return matmul(a.T, b, contract=contract.split, interpret=interpret)
+
+    return fold_row_chunks(outer, [x, g], contract.rows, total)
 
 
 def _parts(x: jax.Array) -> jax.Array:

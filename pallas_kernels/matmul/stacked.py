@@ -6,19 +6,19 @@ compared with the contract's reference before it is used, in exactly the shape i
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels._tiles import Program, isolate, map_row_tiles, run_isolated
+from pallas_kernels._tiles import Program, isolate, isolated_dot, map_row_tiles, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul import cpu
 from pallas_kernels.matmul._chain import chain
 from pallas_kernels.matmul._forms import fold, in_blocks, stack_columns, stack_rows
-from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference
+from pallas_kernels.matmul._verify import ahead_of_time, expected, probe_rows, probe_weights, reference, trials
 from pallas_kernels.schedule.cpu import StackStep, stack_entries, stack_steps
 
 
@@ -135,7 +135,7 @@ def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract,
     if step.form == "whole":
         w = _pad_axis(w, 1 if storage.transpose_w else 2, step.columns)
         dims = (((1 if storage.transpose_x else 2,), (2 if storage.transpose_w else 1,)), ((0,), (0,)))
-        y = lax.dot_general(x, w, dims)
+        y = isolated_dot(x, w, dims)
     else:
         w = _pad_axis(isolate(w.transpose(0, 2, 1))[0] if storage.transpose_w else w, 2, step.columns)
         stack = stack_columns if step.form == "columns" else stack_rows
@@ -162,12 +162,14 @@ def honours_contract(
         storage: How the operands are stored.
     """
     g, m, k, n = shape
-    kinds = probe_rows(k, contract.dtype)
-    weights = probe_weights(k, n, storage.transpose_w).astype(contract.dtype)
-    wanted = expected(k, n, contract, storage.transpose_w)
+
+    def operands(trial: int) -> tuple[np.ndarray, Any, np.ndarray]:
+        rows = probe_rows(k, contract.dtype, trial)
+        weights = probe_weights(k, n, storage.transpose_w, trial).astype(contract.dtype)
+        return rows, weights, expected(k, n, contract, storage.transpose_w, trial)
 
     def differ(first: jax.Array, rows: jax.Array, weights: jax.Array, wanted: jax.Array) -> jax.Array:
-        kind = ((first + jnp.arange(g * m)) % len(kinds)).reshape(g, m)
+        kind = ((first + jnp.arange(g * m)) % len(rows)).reshape(g, m)
         x = jnp.take(rows, kind, axis=0, mode="clip")
         x = x.transpose(0, 2, 1) if storage.transpose_x else x
         w = jnp.broadcast_to(weights, (g, *weights.shape))
@@ -178,8 +180,10 @@ def honours_contract(
         )
         return (y != z).any()
 
-    arrays = (kinds, weights, wanted)
-    shapes = (jax.ShapeDtypeStruct((), jnp.int32), *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays))
+    first = operands(0)
+    shapes = (jax.ShapeDtypeStruct((), jnp.int32), *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in first))
     compiled = ahead_of_time(differ, *shapes)
-    starts = range(len(kinds) if g * m < len(kinds) else 1)
-    return not any(bool(compiled(np.int32(start), *arrays)) for start in starts)
+    sets = trials(g * m, k, n)
+    kinds = len(first[0])
+    starts = range(max(sets, kinds if g * m < kinds else 1))
+    return not any(bool(compiled(np.int32(start), *operands(start % sets))) for start in starts)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._tiles import fold_row_chunks, isolate, map_row_tiles
+from pallas_kernels._tiles import fold_row_chunks, isolate, isolated_dot, map_row_tiles
 from pallas_kernels.contract import ChunkContract, MatmulContract
 
 _ROWS = 64
@@ -38,21 +38,19 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
     if 0 in (m, k, n):
         return jnp.zeros((m, n), contract.dtype)
     x, w = isolate(x, w)
+    cuts = [(start, min(k, start + contract.k_block)) for start in range(0, k, contract.k_block)]
+    blocks = [lax.slice_in_dim(w, *cut, axis=1 if transpose_w else 0) for cut in cuts]  # once, not for each tile
 
     def program(tile: jax.Array) -> tuple[jax.Array]:
         total = jnp.zeros((tile.shape[0], n), contract.dtype)
-        for start in range(0, k, contract.k_block):
-            stop = min(k, start + contract.k_block)
-            block = lax.slice_in_dim(w, start, stop, axis=1 if transpose_w else 0)
-            dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
-            (partial,) = isolate(
-                lax.dot_general(
-                    tile[:, start:stop],
-                    block,
-                    dims,
-                    precision=lax.Precision.HIGHEST,
-                    preferred_element_type=contract.dtype,
-                )
+        dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
+        for (start, stop), block in zip(cuts, blocks, strict=True):
+            partial = isolated_dot(
+                tile[:, start:stop],
+                block,
+                dims,
+                precision=lax.Precision.HIGHEST,
+                preferred_element_type=contract.dtype,
             )
             total = total + partial if start else partial
         return (total,)
@@ -91,7 +89,7 @@ def weight_gradient(
         return total
 
     def outer(a: jax.Array, b: jax.Array) -> jax.Array:
-        return lax.dot_general(a, b, (((0,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
+        return isolated_dot(a, b, (((0,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
 
     return fold_row_chunks(outer, [left, right], contract.rows, total)
 

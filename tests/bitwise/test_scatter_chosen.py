@@ -198,11 +198,6 @@ def test_on_a_gpu_floats_are_compared_as_integers() -> None:
     assert _cuda(unique, *operands(CASES["rows"])).count('"stablehlo.scatter"') == 1
 
 
-def test_a_function_is_applied_by_the_scatter_of_xla() -> None:
-    run = substitute(lambda x, i: x.at[i].apply(lambda v: v * 2), RULES)
-    assert jax.jit(run)(jnp.ones(3), jnp.array([1, 1, 5])).tolist() == [1.0, 4.0, 1.0]
-
-
 def test_errors() -> None:
     shapes = [jax.ShapeDtypeStruct(s, d) for s, d in (((9, 2**16), "float32"), ((2**16, 1), "int32"))]
     updates = jax.ShapeDtypeStruct((2**16, 2**15), jnp.float32)

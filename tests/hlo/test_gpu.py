@@ -99,8 +99,9 @@ def test_the_line_of_a_neighbour():
 
 
 def test_triton_fusions_matter_where_they_add():
-    assert only(softmax("sum")).kind == "reduction"
-    assert inspect(softmax("max")).findings == ()
+    assert {found.kind for found in inspect(softmax("sum")).variant} == {"reduction", "elementwise"}
+    assert [found.kind for found in inspect(softmax("max")).variant] == ["elementwise"]
+    assert inspect(softmax("max").replace("exponential", "negate")).findings == ()
 
 
 def test_scatters():
@@ -198,15 +199,61 @@ def test_a_stable_sort_is_none():
     assert inspect(module(body)).findings == ()
 
 
-def test_elementwise_code_is_left_alone_on_a_gpu():
-    body = (
-        "  %t = f32[8,64]{1,0} tanh(%x)\n  %m = f32[8,64]{1,0} multiply(%t, %x)\n  ROOT %a = f32[8,64]{1,0} add(%m, %x)"
+FENCED = """  %{0}_bits = u32[8,64]{{1,0}} bitcast(%{0})
+  %{0}_shifted = u32[8,64]{{1,0}} shift-right-logical(%{0}_bits, %ones)
+  %{0}_and = u32[8,64]{{1,0}} and(%{0}_bits, %{0}_shifted)
+  %{0}_or = u32[8,64]{{1,0}} or(%{0}_bits, %{0}_and)
+  %{0}_held = f32[8,64]{{1,0}} bitcast(%{0}_or)
+"""
+ONES = "  %one = u32[] constant(1)\n  %ones = u32[8,64]{1,0} broadcast(%one), dimensions={}\n"
+
+
+def fused(body: str, kind: str = "kLoop") -> str:
+    """A fusion of the loop emitter, or of Triton, with a body that reads %p."""
+    config = '{"fusion_backend_config":{"kind":"__triton"}}' if kind == "kCustom" else "{}"
+    before = f"%inner (p: f32[8,64]) -> f32[8,64] {{\n  %p = f32[8,64]{{1,0}} parameter(0)\n{body}\n}}"
+    call = f"  ROOT %f = f32[8,64]{{1,0}} fusion(%x), kind={kind}, calls=%inner, backend_config={config}"
+    return module(call, before=before)
+
+
+def reasons(text: str) -> list[str]:
+    return [found.reason for found in inspect_text(text, platform="gpu").variant]
+
+
+def test_a_function_without_a_fence_is_found_on_a_gpu():
+    (reason,) = reasons(fused("  ROOT %t = f32[8,64]{1,0} tanh(%p)"))
+    assert "without a fence" in reason
+    held = f"  %t = f32[8,64]{{1,0}} tanh(%p)\n{ONES}{FENCED.format('t')}  ROOT %n = f32[8,64]{{1,0}} negate(%t_held)"
+    assert reasons(fused(held)) == []
+    (reason,) = reasons(fused(held, "kCustom"))
+    assert "Triton" in reason
+    assert "Triton" in reasons(fused(held.replace("tanh(%p)", "divide(%p, %p)"), "kCustom"))[0]
+    assert reasons(fused(held.replace("tanh(%p)", "add(%p, %p)"), "kCustom")) == []
+
+
+def test_a_product_beside_a_sum_is_found_on_a_gpu():
+    product = "  %m = f32[8,64]{1,0} multiply(%p, %p)\n"
+    (reason,) = reasons(fused(product + "  ROOT %a = f32[8,64]{1,0} add(%m, %p)"))
+    assert "contracted" in reason
+    assert reasons(fused(f"{product}{ONES}{FENCED.format('m')}  ROOT %a = f32[8,64]{{1,0}} add(%m_held, %p)")) == []
+    assert reasons(fused(product + "  ROOT %a = f32[8,64]{1,0} maximum(%m, %p)")) == []
+
+
+def test_a_product_and_a_sum_in_two_fusions_are_found():
+    text = fused("  ROOT %m = f32[8,64]{1,0} multiply(%p, %p)")
+    text = text.replace("  ROOT %f = ", "  %f = ").replace(
+        "backend_config={}", "backend_config={}\n  %r = f32[8,64]{1,0} copy(%f)\n  ROOT %a = f32[8,64]{1,0} add(%r, %x)"
     )
-    assert inspect_text(module(body), platform="gpu").findings == ()
-    assert [f.opcode for f in inspect_text(module(body), platform="cpu").variant] == ["tanh"]
-    unknown = inspect(module(body))
-    assert (unknown.platform, unknown.invariant) == ("unknown", True)
-    assert [(f.verdict, f.reason[:9]) for f in unknown.findings] == [("note", "on a CPU,")]
+    (reason,) = reasons(text)
+    assert "contracted" in reason
+
+
+def test_a_rounding_without_a_fence_is_found_on_a_gpu():
+    body = """  %h = bf16[8,64]{1,0} convert(%p)
+  ROOT %w = f32[8,64]{1,0} convert(%h)"""
+    (found,) = inspect_text(fused(body), platform="gpu").variant
+    assert found.kind == "rounding"
+    assert reasons(fused(body.replace("%h = bf16", "%h = s8"))) == []
 
 
 def test_a_tag_of_something_else_is_no_kernel():
@@ -234,9 +281,10 @@ def test_the_tag_of_a_fusion_speaks_for_its_last_instruction_only():
     text = gpu_programs.softmax("sum").replace(
         'backend_config={"fus', 'frontend_attributes={bijax="kernel"}, backend_config={"fus'
     )
-    assert [v.kind for v in inspect(text).variant] == ["reduction"]
+    assert [v.kind for v in inspect(text).variant] == ["elementwise", "reduction"]
     tagged = text.replace("exponential(%p)", f"exponential(%p){OURS}").replace("to_apply=%sum", f"to_apply=%sum{OURS}")
-    assert inspect(tagged).invariant
+    # A function in a Triton fusion is no kernel's, whatever its tag: kernels are fenced too.
+    assert [v.kind for v in inspect(tagged).variant] == ["elementwise"]
 
 
 def test_the_assertion_lists_what_it_found():

@@ -13,7 +13,19 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import CHOOSING, FENCED, KEEP, ORDERED, RACING, RECURSE, STABLE, VECTORS, Kind, verdict
+from bijax.transform._tables import (
+    CHOOSING,
+    FENCED,
+    KEEP,
+    ORDERED,
+    RACING,
+    RECURSE,
+    ROUNDED,
+    STABLE,
+    VECTORS,
+    Kind,
+    verdict,
+)
 
 ROWS = 40
 
@@ -71,7 +83,7 @@ def check_choices(program: Callable[[jax.Array], jax.Array], columns: int) -> No
 
 
 def test_no_primitive_is_in_two_tables() -> None:
-    tables = [set(t) for t in (KEEP, CHOOSING, FENCED, VECTORS, STABLE, RACING, ORDERED, RECURSE)]
+    tables = [set(t) for t in (KEEP, CHOOSING, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, RECURSE)]
     assert sum(map(len, tables)) == len(set.union(*tables))
 
 
@@ -83,9 +95,11 @@ def test_no_primitive_is_in_two_tables() -> None:
         ("dot_general", jnp.int8, "cpu", Kind.KEEP),
         ("dot_general", jnp.complex64, "cpu", Kind.REFUSE),
         ("mul", jnp.float32, "cpu", Kind.REPLACE),
-        ("mul", jnp.float32, "cuda", Kind.KEEP),
+        ("mul", jnp.float32, "cuda", Kind.REPLACE),
+        ("mul", jnp.int32, "cuda", Kind.KEEP),
         ("exp", jnp.bfloat16, "cpu", Kind.REPLACE),
         ("add", jnp.float32, "cpu", Kind.KEEP),
+        ("add", jnp.float32, "cuda", Kind.REPLACE),
         ("max", jnp.float32, "cpu", Kind.REPLACE),
         ("max", jnp.float32, "cuda", Kind.KEEP),
         ("max", jnp.int32, "cpu", Kind.KEEP),

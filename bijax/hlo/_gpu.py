@@ -1,0 +1,70 @@
+"""Element-wise code of a GPU program: what lets its bits follow the shape.
+
+`bijax.invariant` puts integer operations behind each function, product and rounding (`bijax.transform._fences_gpu`).
+Here they are looked for. A value that passes none is in XLA's hands: the next shape may give it to another code
+generator, contract it with a sum, or leave out its rounding.
+"""
+
+from typing import Final
+
+from ._flow import readers
+from ._libraries import Verdict
+from ._module import Computation, Instruction, Module
+from ._opcodes import TRANSCENDENTAL
+
+Found = tuple[str, Verdict, str, str]
+
+_TRITON: Final = "__triton"
+_FENCE: Final = frozenset(("and", "or", "shift-right-logical", "xor"))
+_FUNCTIONS: Final = TRANSCENDENTAL | {"divide", "remainder", "sqrt"}
+_SUMS: Final = frozenset(("add", "subtract"))
+_NARROW: Final = ("f16", "bf16")
+_ROUNDED: Final = _FUNCTIONS | _SUMS | {"convert", "multiply"}
+_IN_TRITON: Final = "a function in a Triton fusion: XLA's loop emitter would give it other bits"
+_OPEN: Final = "a function without a fence: by the shape, XLA gives its fusion to Triton or to its loop emitter"
+_BESIDE_A_SUM: Final = "a product without a fence beside a sum: contracted in one fusion, not in two"
+_ROUNDING: Final = "rounded to 16 bits without a fence: XLA drops a rounding that meets a conversion back"
+
+
+def elementwise(module: Module, computation: Computation, i: Instruction) -> Found | None:
+    """Returns what lets the bits of an element-wise instruction follow the shape; None if nothing does.
+
+    Args:
+        module: The program.
+        computation: Where the instruction stands.
+        i: The instruction.
+    """
+    if not i.is_float or not i.shapes[0].dims:
+        return None
+    if i.opcode in _FUNCTIONS:
+        if is_in_triton(module, computation):
+            return "elementwise", "variant", "Triton", _IN_TRITON
+        if not _is_fenced(module, computation, i):
+            return "elementwise", "variant", "XLA", _OPEN
+    narrow = i.shapes[0].dtype in _NARROW
+    if i.opcode == "multiply" and not narrow and _meets(_SUMS, module, computation, i):
+        return "elementwise", "variant", "XLA", _BESIDE_A_SUM
+    if narrow and _rounds(computation, i) and _meets(_ROUNDED, module, computation, i):
+        return "rounding", "variant", "XLA", _ROUNDING
+    return None
+
+
+def _meets(opcodes: frozenset[str], module: Module, computation: Computation, i: Instruction) -> bool:
+    return any(reader.is_float and reader.opcode in opcodes for reader in readers(module, computation, i))
+
+
+def _rounds(computation: Computation, i: Instruction) -> bool:
+    """Returns whether an instruction with a result of 16 bits rounds it."""
+    if i.opcode == "convert":
+        return any(o.shapes[0].dtype not in _NARROW for o in computation.operands(i))
+    return i.opcode in _ROUNDED
+
+
+def _is_fenced(module: Module, computation: Computation, i: Instruction) -> bool:
+    found = [reader.opcode for reader in readers(module, computation, i)]
+    return bool(found) and set(found) <= _FENCE
+
+
+def is_in_triton(module: Module, computation: Computation) -> bool:
+    """Returns whether a computation is compiled by Triton, as a fusion of element-wise code and reductions."""
+    return any(call.fusion_config.get("kind") == _TRITON for _, call in module.callers.get(computation.name, ()))

@@ -1,0 +1,97 @@
+"""Programs that were compiled before, called inside of an invariant function.
+
+Such a program is neither traced nor lowered again, so no rule meets it: it would run as it was compiled, and nothing
+would be said. The call itself is the only place where that can be seen, so the class of compiled programs looks at the
+request first, as the lowering rules do; where nothing is requested it does what it always did.
+"""
+
+import contextlib
+import functools
+import re
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from jax.interpreters.mlir import ir
+from jax.stages import Compiled
+
+from bijax import hlo
+from bijax.hlo._frames import user_line
+from bijax.ops._tag import TAG, in_kernel_code
+from bijax.transform._state import INVARIANT, Request, current, requested
+from bijax.transform.errors import NotInvariantError
+
+NAME: Final = "call_compiled"
+"""The name under which `allow` lets such a call pass."""
+
+_ATTRIBUTES: Final = "mhlo.frontend_attributes"
+_MARKED: Final = re.compile(rf'frontend_attributes=\{{[^}}\n]*\b{TAG}="{INVARIANT}"')
+_WRAPPED: Final = "_bijax_stock_call"
+_passed: "weakref.WeakSet[Compiled]" = weakref.WeakSet()
+
+
+def install() -> None:
+    """Lets calls of compiled programs look at the request."""
+    stock: Callable[..., Any] = Compiled.__call__
+    if hasattr(stock, _WRAPPED):
+        return
+
+    @functools.wraps(stock)
+    def call(self: Compiled, *args: Any, **kwargs: Any) -> Any:
+        # A kernel's schedules are compared in programs of its own.
+        if current().enabled and not in_kernel_code():
+            _check(self)
+        return stock(self, *args, **kwargs)
+
+    setattr(call, _WRAPPED, True)
+    Compiled.__call__ = call  # type: ignore[method-assign]
+
+
+class _Part(threading.local):
+    """Whether this thread lowers a part that is made invariant of a program that is not."""
+
+    entered: bool = False
+
+
+_part = _Part()
+
+
+@contextlib.contextmanager
+def inside_of(request: Request) -> Iterator[None]:
+    """Puts the request of an equation into force for the program that it holds."""
+    outer = _part.entered
+    _part.entered = outer or not current().enabled
+    try:
+        with requested(request):
+            yield
+    finally:
+        _part.entered = outer
+
+
+def note(module: Any) -> None:
+    """Marks a module if all of it is lowered under a request; the mark stays with what is compiled of it."""
+    if not current().enabled or _part.entered:
+        return
+    attributes = module.operation.attributes
+    given: Any = ir.DictAttr(attributes[_ATTRIBUTES]) if _ATTRIBUTES in attributes else ()
+    held = {entry.name: entry.attr for entry in given}
+    if TAG not in held:
+        attributes[_ATTRIBUTES] = ir.DictAttr.get({**held, TAG: ir.StringAttr.get(INVARIANT)})
+
+
+def _check(program: Compiled) -> None:
+    if NAME in current().allowed or program in _passed:
+        return
+    text = program.as_text() or ""
+    if _MARKED.search(text.partition("\n")[0]) or (text and hlo.inspect(program).invariant):
+        _passed.add(program)
+        return
+    name = text.partition(",")[0].removeprefix("HloModule ") or "unknown"
+    stack = [(frame.filename, frame.lineno or 0) for frame in reversed(traceback.extract_stack())]
+    reason = (
+        "it was compiled before and runs as it was compiled, and nothing shows that it was made invariant; call the"
+        " function itself, or compile it under the mode or from bijax.invariant(jax.jit(f)).lower(...)"
+    )
+    raise NotInvariantError(NAME, f"{NAME}({name})", reason, user_line(stack))

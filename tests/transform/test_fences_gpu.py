@@ -1,0 +1,96 @@
+"""What is lowered for a GPU, read on any machine: every function, product and rounding has its fence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import bijax
+from bijax import hlo
+from bijax.transform._tables import VECTORS
+from tests.fuzz.programs import Fuzz
+from tests.transform.test_vectors import FUNCTIONS
+
+FENCE = "stablehlo.shift_right_logical"
+
+
+def lowered(fn: Callable[..., Any], *arrays: Any) -> str:
+    return jax.jit(fn).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def arguments(fuzz: Fuzz, size: int) -> list[jax.ShapeDtypeStruct]:
+    found = []
+    for array, axis in zip(fuzz.arguments(), fuzz.axes, strict=False):
+        shape = list(array.shape[1:])
+        shape.insert(axis, size)
+        found.append(jax.ShapeDtypeStruct(tuple(shape), fuzz.dtype))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("kernels", [False, True], ids=["alone", "kernels"])
+def test_random_programs_have_a_fence_everywhere(seed: int, kernels: bool) -> None:
+    fuzz = Fuzz(seed, kernels)
+    with jax.enable_x64(fuzz.dtype == "float64"):
+        arrays = arguments(fuzz, 3)
+        report = hlo.inspect_for("cuda", bijax.invariant(fuzz.batched()), *arrays)
+        assert not [f for f in report.variant if f.kind in ("elementwise", "rounding")], str(report)
+        assert [f for f in hlo.inspect_for("cuda", fuzz.batched(), *arrays).variant if f.kind == "elementwise"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_functions(name: str, dtype: str) -> None:
+    x = jax.ShapeDtypeStruct((3, 5), dtype)
+    program = bijax.invariant(lambda x: FUNCTIONS[name](x, x * 0.5) * 2 + 1)
+    report = hlo.inspect_for("cuda", program, x)
+    assert report.invariant, str(report)
+    assert not hlo.inspect_for("cuda", lambda x: FUNCTIONS[name](x, x * 0.5) * 2 + 1, x).invariant
+
+
+def test_every_function_is_looked_at() -> None:
+    assert set(FUNCTIONS) <= set(VECTORS)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x * x,
+        lambda x: x + x,
+        lambda x: x / 3,
+        lambda x: lax.rem(x, x),
+        lambda x: lax.sqrt(x),
+        lambda x: x.astype(jnp.bfloat16),
+        lambda x: x.astype(jnp.int32),
+        lambda x: lax.integer_pow(x, -3),
+        lambda x: jax.grad(lambda x: jnp.tanh(x).sum())(x),
+    ],
+)
+def test_operations(program: Callable[[jax.Array], jax.Array]) -> None:
+    x = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    assert FENCE not in lowered(program, x)
+    found = lowered(bijax.invariant(program), x)
+    assert FENCE in found or "stablehlo.xor" in found
+
+
+def test_integers_and_moves_have_none() -> None:
+    x, i = jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.int32)
+    assert FENCE not in lowered(bijax.invariant(lambda x, i: (x.T, -x, jnp.maximum(x, 0), i * i + 1)), x, i)
+    assert FENCE not in lowered(
+        bijax.invariant(lambda x: x.astype(jnp.float32)), jax.ShapeDtypeStruct((3,), "bfloat16")
+    )
+
+
+def test_kernels_are_fenced_without_the_transform() -> None:
+    x = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    swiglu = bijax.elementwise(lambda gate, up: jax.nn.silu(gate) * up)
+    assert hlo.inspect_for("cuda", swiglu, x, x).invariant
+    assert FENCE not in lowered(lambda gate, up: jax.nn.silu(gate) * up, x, x)
+
+
+def test_on_a_cpu_nothing_of_it_is_there() -> None:
+    x = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    assert FENCE not in jax.jit(bijax.invariant(lambda x: x + 1)).trace(x).lower(lowering_platforms=("cpu",)).as_text()

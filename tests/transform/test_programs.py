@@ -1,0 +1,17 @@
+"""Random programs with products, loops, transposes and norms, the batch in any axis: values, gradients, scans."""
+
+import pytest
+
+from tests.fuzz.programs import Fuzz, differences
+
+SIZES = (1, 3, 8)
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["alone", "kernels"])
+@pytest.mark.parametrize("seed", [0, 1, 9, 16])
+def test_random_programs_are_invariant(seed: int, kernels: bool) -> None:
+    assert not differences(Fuzz(seed, kernels), sizes=SIZES)
+
+
+def test_the_same_programs_without_the_transform_are_not() -> None:
+    assert any(differences(Fuzz(seed), lambda f: f, (1, 3, 8, 64)) for seed in (0, 2, 5))
