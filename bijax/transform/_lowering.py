@@ -100,7 +100,7 @@ def _install_dot_general() -> None:
 
 def _concerns(name: str) -> bool:
     """Returns whether the rule of a primitive ever does anything else than the stock rule."""
-    if name in FENCED or (name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER)):
+    if name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER):
         return True
     dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
     kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}
@@ -192,7 +192,7 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
             return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
         if platform != "cpu" and primitive.name in _HELD:
             return _held(primitive.name, stock, ctx, *operands, **parameters)
-        if primitive.name in FENCED:
+        if primitive.name in FENCED or primitive.name in ROUNDED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
         return _replaced(primitive, ctx, operands, parameters)
 

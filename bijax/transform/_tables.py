@@ -93,7 +93,6 @@ FENCED: Final = {
     "integer_pow": "as a product",
     "div": "the denominator is hidden: XLA would multiply by the reciprocal of a broadcast value",
     "one_minus_square": "as a product and a difference",
-    "convert_element_type": "hidden from the conversion back: without the two a subnormal number would not become zero",
 }
 """Element-wise primitives around which XLA:CPU's rewrites are stopped."""
 
@@ -107,6 +106,8 @@ VECTORS: Final = _each(
 
 ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
 """Element-wise primitives that XLA:CPU computes exactly wherever they stand, and XLA:GPU does not."""
+
+WIDENED: Final = "hidden from the conversion back: without the two a subnormal number would not become zero"
 
 STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
 """Primitives whose choice among equal values is fixed by a parameter."""
@@ -212,14 +213,15 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
     if KEEP.get(name) == COUNTER and (why := _follows_the_shape(dtypes)):
         return _refused_or_allowed(name, why, allowed)
     if name in ROUNDED:
-        held = platform != "cpu" and any(jnp.issubdtype(d, jnp.floating) for d in dtypes)
-        return Verdict(Kind.REPLACE, HELD) if held else Verdict(Kind.KEEP, EXACT)
+        if platform != "cpu" and any(jnp.issubdtype(d, jnp.floating) for d in dtypes):
+            return Verdict(Kind.REPLACE, HELD)
+        if platform == "cpu" and name == "convert_element_type" and _widens_to_float64(dtypes):
+            return Verdict(Kind.REPLACE, WIDENED)
+        return Verdict(Kind.KEEP, EXACT)
     if name in KEEP:
         if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
             return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
         return Verdict(Kind.KEEP, KEEP[name])
-    if name == "convert_element_type" and not (platform == "cpu" and _widens_to_float64(dtypes)):
-        return Verdict(Kind.KEEP, EXACT)
     computed = name in FENCED or name in VECTORS or name in ORDERED
     if computed and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
         return Verdict(Kind.KEEP, INTEGER)
@@ -260,7 +262,7 @@ def _widens_to_float64(dtypes: tuple[Any, ...]) -> bool:
     """Returns whether a conversion makes float64 of shorter floating numbers."""
     # The others lose no bit that an instruction would make zero, or cannot be taken back.
     operand, result = dtypes[0], dtypes[-1]
-    return result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64
+    return bool(result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64)
 
 
 def _has_an_order(dtypes: tuple[Any, ...]) -> bool:

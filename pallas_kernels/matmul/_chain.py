@@ -20,8 +20,7 @@ def chain(x: jax.Array, w: jax.Array, *, transpose_x: bool, transpose_w: bool) -
     Returns:
         (G, M, N). LLVM contracts each product and the sum to a fused multiply-add, as it does in a dot.
     """
-    # A flat array has one memory layout only; that of another would follow from what stands around.
-    x, w = (flat.reshape(a.shape) for flat, a in zip(isolate(x.reshape(-1), w.reshape(-1)), (x, w), strict=True))
+    x, w = _in_one_layout(x), _in_one_layout(w)
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     # A zero that XLA knows is left out, and a product -0 would stay -0.
     total = lax.bitcast_convert_type(opaque_zero().astype(unsigned), x.dtype)
@@ -29,4 +28,11 @@ def chain(x: jax.Array, w: jax.Array, *, transpose_x: bool, transpose_w: bool) -
         left = lax.index_in_dim(x, i, 1 if transpose_x else 2, keepdims=False)[:, :, None]
         right = lax.index_in_dim(w, i, 2 if transpose_w else 1, keepdims=False)[:, None, :]
         total = left * right + total
-    return isolate(total.reshape(-1))[0].reshape(total.shape)
+    return _in_one_layout(total)
+
+
+def _in_one_layout(a: jax.Array) -> jax.Array:
+    """Returns the array; the memory layout of what it is made of, or made into, does not follow what stands around."""
+    # A flat array has one layout only. Apart from the other barriers its indices would be taken apart in the loop.
+    (flat,) = isolate(isolate(a)[0].reshape(-1))
+    return isolate(flat.reshape(a.shape))[0]

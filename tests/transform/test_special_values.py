@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import CHOOSING, EXACT, FENCED, KEEP, ORDER_FREE, RACING, STABLE
+from bijax.transform._tables import CHOOSING, EXACT, FENCED, KEEP, ORDER_FREE, RACING, ROUNDED, STABLE
 from tests.transform.special_values import DTYPES, ELEMENTWISE, ROWS, bits_without_nans, special_values
 
 SHAPES = ((1,), (3,), (4, 2), (17,), (33,))
@@ -124,7 +124,7 @@ def test_every_primitive_that_computes_or_chooses_is_here() -> None:
     x = special_values("float32")
     seen = names(ELEMENTWISE, x, x) | names(ROWS, x)
     kept = {name for name, evidence in KEEP.items() if evidence in (EXACT, ORDER_FREE)}
-    known = kept | {*CHOOSING, *FENCED, *RACING, *STABLE}
+    known = kept | {*CHOOSING, *FENCED, *RACING, *ROUNDED, *STABLE}
     elsewhere = NOT_FLOATING | OF_DEVICES | OF_DERIVATIVES | OF_COMPARATORS
     assert not known - seen - elsewhere
     assert not seen & elsewhere & (OF_DEVICES | OF_DERIVATIVES)
