@@ -3,8 +3,9 @@
 What would let an element's bits follow the shape of the program, and what stands against it:
 
 - *Two code generators.* A fusion is compiled by XLA's loop emitter or by Triton, as a cost model of the shapes decides;
-  `exp`, `tanh`, a division and most other functions have other bits in the one than in the other. Behind each stands a
-  shift, which Triton does not take, so functions stay with the loop emitter.
+  `exp`, `tanh`, a division and most other functions have other bits in the one than in the other. Before and behind
+  each stands a shift, which Triton does not take, so functions stay with the loop emitter. (One alone may come to
+  stand in the next fusion: where a function is transposed and read by several, XLA repeats what is behind it.)
 - *Dropped roundings.* XLA removes a conversion to 16 bits and back where the two meet, and not where something stands
   between them. The same shift stands behind everything that rounds to 16 bits.
 - *Rewrites.* `(x + 1) + 2` becomes `x + 3`, `exp(x) * exp(y)` becomes `exp(x + y)`, and `x / b` a product with `1 / b`
@@ -21,6 +22,7 @@ Neither costs a pass over memory or a kernel.
 """
 
 import functools
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -100,6 +102,8 @@ def _function(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], p
         numerator, denominator = (_broadcast(x, out.shape) for x in operands)
         wide = wide.replace(avals_in=wide.avals_out * 2)
         operands = [numerator, _computed(denominator)]
+    else:
+        operands = [_through_shift(operands[0], _own_shift(name)), *operands[1:]]
     (value,) = stock(wide, *operands, **parameters)
     # A rule that traces a program of its own has fenced it inside.
     value = value if _is_fenced(value) else _through_shift(_expanded(value))
@@ -119,14 +123,22 @@ def _as(value: Value, aval: Any) -> Value:
     return hlo.convert(ir.RankedTensorType.get(shaped.shape, element), value)
 
 
-def _through_shift(value: Value) -> Value:
+def _through_shift(value: Value, places: int = 1) -> Value:
     """Returns the value by way of a shift that changes nothing, of which only XLA's last compiler can tell."""
-    return _through(_absorbed, value)
+    return _through(lambda bits: _absorbed(bits, places), value)
 
 
-def _absorbed(bits: Value) -> Value:
-    one = _repeated(mlir.ir_constant(np.ones((), _unsigned(bits))), bits.type)
-    return hlo.or_(bits, hlo.and_(bits, hlo.shift_right_logical(bits, one)))
+def _absorbed(bits: Value, places: int = 1) -> Value:
+    by = _repeated(mlir.ir_constant(np.asarray(places, _unsigned(bits))), bits.type)
+    return hlo.or_(bits, hlo.and_(bits, hlo.shift_right_logical(bits, by)))
+
+
+def _own_shift(name: str) -> int:
+    """Returns the places by which the operand of a function is shifted.
+
+    XLA makes one of equal shifts; one that several functions share might stand in a fusion of its own.
+    """
+    return 2 + zlib.crc32(name.encode()) % 29
 
 
 def _through_zero(value: Value) -> Value:
@@ -237,6 +249,8 @@ def _step(operation: Any, operands: list[Value]) -> Value:
     floating = isinstance(ir.RankedTensorType(operation.results[0].type).element_type, ir.FloatType)
     if name == "divide" and floating:
         operands[1] = _computed(operands[1])
+    elif name in _FUNCTIONS and floating:
+        operands[0] = _through_shift(operands[0], _own_shift(name))
     value = _clone(operation, operands).results[0]
     if not floating:
         return value
