@@ -62,3 +62,86 @@ class AttentionContract:
 def attention_contract() -> AttentionContract:
     """Returns the contract of attention, the same for every head size and cache layout."""
     return AttentionContract()
+
+
+@dataclass(frozen=True)
+class SplitAttentionContract:
+    """How one query attends to its keys on a Hopper GPU.
+
+    Keys are walked upwards in blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ... Blocks
+    belong to splits of `split` keys at the absolute positions 0, split, 2 * split, ...; a split starts with the
+    maximum `LEAST`, the sum 0 and the values 0. With c = scale * log2(e), rounded to float32 once, a block takes
+    maximum m, sum l and values o to
+
+        s  = query @ keys^T                    one wgmma chain over the head, steps of 16, float32
+        m' = max(m, max(s) * c)                s is -inf where a key is not seen
+        p  = ex2(fma(s, c, -m'))
+        a  = ex2(m - m')
+        l' = fma(l, a, sum(p))
+        o' = o * a + round(p) @ values         one wgmma chain that starts at o * a; p in the values' dtype
+
+    where ex2 is `ex2.approx.ftz.f32`. Four lanes sum p: lane i has the columns 2 i and 2 i + 1 of every 8 and keeps a
+    sum l of its own, in which each block's columns are added upwards in `sum_chains` interleaved chains, the chains as
+    a tree. At the end of a split the lanes are added as a tree. Splits are merged upwards into (M, L, O), which starts
+    as a split does:
+
+        M' = max(M, m),  a = ex2(M - M'),  b = ex2(m - M'),  L' = fma(L, a, l * b),  O' = fma(O, a, o * b)
+
+    and the result is fma(O, 1 / L, +0), rounded once, with the log-sum-exp (M + log2(L)) * ln(2). A query that sees
+    nothing has L = 0: zeros and -inf. A query that sees a value that is not finite, or whose O overflows, is nan in
+    all of its results.
+
+    Blocks and splits of which a query sees nothing change none of its bits, so a program may walk them or not. In a
+    block that some queries see in part, a program may put zeros in place of values that are not finite, and nan in
+    place of l for the queries that see them.
+
+    Attributes:
+        key_block: Keys of one block.
+        split: Keys of one split, a multiple of `key_block`.
+        sum_chains: Interleaved chains in a lane's sum of a block, a power of two.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    key_block: int = KEY_BLOCK
+    split: int = 1024
+    sum_chains: int = 4
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.key_block < 8 or self.key_block % 8:
+            raise ValueError(f"key_block must be a positive multiple of 8, got {self.key_block}.")
+        if self.split < 1 or self.split % self.key_block:
+            raise ValueError(f"split must be a positive multiple of {self.key_block=}, got {self.split}.")
+        if self.sum_chains < 1 or self.sum_chains & (self.sum_chains - 1) or self.sum_chains > self.key_block // 4:
+            raise ValueError(f"sum_chains must be a power of two up to key_block / 4, got {self.sum_chains}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"attention/v{self.version}/f32-wgmma16-keys{self.key_block}-split{self.split}-online"
+
+
+LEAST: Final = -3e38
+"""The maximum before any key: finite, so that differences of maxima are never nan."""
+
+
+def split_attention_contract(head_size: int, dtype: str) -> SplitAttentionContract | None:
+    """Returns the contract of attention on a Hopper GPU; None for what has no kernel there.
+
+    Args:
+        head_size: Width of a head.
+        dtype: Name of the dtype of queries, keys and values.
+
+    Example:
+        >>> split_attention_contract(128, "bfloat16").id
+        'attention/v1/f32-wgmma16-keys128-split1024-online'
+        >>> split_attention_contract(128, "float32") is None
+        True
+    """
+    if head_size in SPLIT_HEAD_SIZES and dtype in ("bfloat16", "float16"):
+        return SplitAttentionContract()
+    return None
+
+
+SPLIT_HEAD_SIZES: Final = (64, 128)
+"""Head sizes with a kernel on Hopper."""

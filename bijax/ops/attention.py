@@ -17,6 +17,7 @@ from bijax.ops._attention_arguments import (
     scale_factor,
     window_sizes,
 )
+from bijax.ops._attention_backends import ATTENTION, portable
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
@@ -99,6 +100,10 @@ def dot_product_attention(
     With B sequences, T queries, S keys, N query heads, K key heads and heads of width H. Keys are walked in blocks of
     128 at absolute positions. What the arrays hold beyond a length, or where a query does not look, leaves no trace,
     nan and infinities included; so a cache may be longer than its sequences.
+
+    On a Hopper GPU bfloat16 and float16 with heads of 64 or 128 have kernels of their own, which also sum splits of
+    1024 keys apart (`pallas_kernels.contract.SplitAttentionContract`); everything else is a portable program there,
+    the gradients too. In these kernels a query that sees a value that is not finite has nan in all of its results.
 
     Args:
         query: (B, T, N, H) or (T, N, H) float32, bfloat16 or float16.
@@ -212,14 +217,6 @@ def _backward(spec: AttentionSpec, saved: Any, cotangents: Arrays) -> tuple[jax.
 _attention.defvjp(_forward, _backward)
 
 
-def _cpu_attention(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return cpu.attention(*arrays, spec=spec)
-
-
-def _tiled_attention(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return tiled.attention(*arrays, spec=spec)
-
-
 def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     return cpu.gradients(*arrays, spec=spec)
 
@@ -237,7 +234,7 @@ def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], param
     return unfold_rows(size, _gradients_kernel(*fold_rows(size, arrays, axes), **parameters))
 
 
-_kernel = define_kernel("attention", {"cpu": _cpu_attention, "cuda": _tiled_attention}, _fold_sequences)
+_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=portable)
 _gradients_kernel = define_kernel(
     "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients
 )

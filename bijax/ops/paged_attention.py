@@ -18,9 +18,10 @@ from bijax.ops._attention_arguments import (
     valid_pages,
     window_sizes,
 )
+from bijax.ops._attention_backends import ATTENTION, portable
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.attention import AttentionSpec, cpu, tiled
+from pallas_kernels.attention import AttentionSpec
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.errors import UnsupportedError
 
@@ -212,14 +213,6 @@ def _no_gradient(*_: Any) -> tuple[Arrays, None]:
 _attention.defvjp(_no_gradient, _no_gradient)
 
 
-def _cpu_attention(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return cpu.attention(*arrays, spec=spec)
-
-
-def _tiled_attention(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return tiled.attention(*arrays, spec=spec)
-
-
 def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
     """A mapped axis is more sequences on the same pages; mapped pages are separate caches."""
     query, key_pages, value_pages, *rest = arrays
@@ -229,4 +222,4 @@ def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], param
     return unfold_rows(size, _kernel(query, key_pages, value_pages, *rest, **parameters))
 
 
-_kernel = define_kernel("paged_attention", {"cpu": _cpu_attention, "cuda": _tiled_attention}, _fold_sequences)
+_kernel = define_kernel("paged_attention", ATTENTION, _fold_sequences, shapes=portable)

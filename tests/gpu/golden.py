@@ -19,7 +19,7 @@ from jax import lax
 import bijax
 from bijax.ops import weight_gradient
 from bijax.ops._architecture import cuda_architecture
-from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
+from pallas_kernels.contract import SplitAttentionContract, WgmmaChunkContract, WgmmaContract
 from tests.transform.test_vectors import FUNCTIONS
 
 GOLDEN: Final[dict[str, str]] = {
@@ -48,6 +48,8 @@ def cases() -> dict[str, Callable[[], jax.Array]]:
         "matmul bfloat16 stack": (rows, lambda: bijax.matmul(xs, ws, preferred_element_type="float32")),
         "gradient of x bfloat16": (rows, lambda: jax.vjp(bijax.matmul, x, w)[1](jnp.asarray(g))[0]),
         "gradient of w bfloat16": (chunks, lambda: weight_gradient(x, g)),
+        "attention bfloat16": (SplitAttentionContract().id, lambda: attention(128, jnp.bfloat16)),
+        "attention float16": (SplitAttentionContract().id, lambda: attention(64, np.float16)),
     }
     architecture = cuda_architecture()
     return {f"{name} | {contract} | {architecture}": call for name, (contract, call) in found.items()} | functions()
@@ -63,6 +65,13 @@ def functions() -> dict[str, Callable[[], jax.Array]]:
 
     every = {**FUNCTIONS, "div": lax.div, "sqrt": lambda x, y: lax.sqrt(jnp.abs(x)), "rem": lax.rem}
     return {f"{name} {d} | {where}": call(f, d) for name, f in every.items() for d in ("float32", "bfloat16")}
+
+
+def attention(size: int, dtype: Any) -> jax.Array:
+    """The log-sum-exp tells of the scores, the outputs of everything."""
+    q, k, v = (array(8 + i, (1, 1100, heads, size), dtype) for i, heads in enumerate((4, 2, 2)))
+    out, lse = bijax.dot_product_attention(q, k, v, is_causal=True, return_residual=True)
+    return jnp.concatenate([out.astype(jnp.float32), lse[..., None]], axis=-1)
 
 
 def array(seed: int, shape: tuple[int, ...], dtype: Any = jnp.bfloat16) -> np.ndarray:

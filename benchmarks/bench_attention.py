@@ -1,0 +1,177 @@
+"""Attention on a Hopper GPU, through the public functions: cuDNN's (`jax.nn`) and ours in the same run.
+
+    PYTHONPATH=. python benchmarks/bench_attention.py
+
+Prefill is a whole batch of equal lengths, decode one query of each sequence against its cache, also from pages of 64
+keys in any order. Times are device times of all kernels of a call (CUPTI), medians of calls that take turns; calls
+walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of the products that the
+mask leaves, or TB/s of keys and values.
+"""
+
+import argparse
+import functools
+import math
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from device_time import device_time_us
+from harness import RESULTS, cell, device_name, record, write
+
+import bijax
+
+ROTATED_BYTES: Final = 150_000_000  # several times the L2 cache
+THREADS: Final = 12
+ROUNDS: Final = 3
+PAGE: Final = 64
+
+
+class Case(NamedTuple):
+    """One line of the table: B sequences of T queries and S keys, N query heads, K key heads, heads of width H."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    size: int
+    causal: bool = True
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the query is the last token of its sequence, which sees all keys."""
+        return self.queries == 1
+
+    @property
+    def cache(self) -> tuple[int, ...]:
+        """The shape of keys and of values."""
+        return self.batch, self.keys, self.key_heads, self.size
+
+    @property
+    def work(self) -> float:
+        """Operations of the products, or bytes of keys and values."""
+        if self.decodes:
+            return 4 * math.prod(self.cache)
+        seen = self.keys * (self.keys + 1) / 2 if self.causal else self.queries * self.keys
+        return 4 * self.batch * self.heads * self.size * seen
+
+
+PREFILL: Final = tuple(
+    Case(batch, length, length, heads, key_heads, size, causal)
+    for batch, length, heads, key_heads, size in (
+        (8, 1024, 32, 8, 128),
+        (4, 4096, 32, 8, 128),
+        (2, 16384, 16, 4, 128),
+        (1, 32768, 16, 2, 128),
+        (8, 1024, 32, 8, 64),
+        (4, 4096, 32, 8, 64),
+        (2, 16384, 16, 4, 64),
+    )
+    for causal in (True, False)
+)
+
+DECODE: Final = tuple(
+    Case(batch, 1, keys, 32, 8, size)
+    for batch, keys, size in (
+        (1, 8192, 128),
+        (1, 32768, 128),
+        (1, 131072, 128),
+        (16, 8192, 128),
+        (64, 4096, 128),
+        (128, 2048, 128),
+        (1, 131072, 64),
+        (64, 4096, 64),
+        (128, 2048, 64),
+    )
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    arguments = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        print(f"bench_attention needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
+        return
+    cases = (*PREFILL, *DECODE)
+    with ThreadPoolExecutor(THREADS) as pool:
+        pending = [{name: pool.submit(compiled, case, name) for name in programs(case)} for case in cases]
+        ready = [{name: program.result() for name, program in row.items()} for row in pending]
+    cells = [measure(case, row) for case, row in zip(cases, ready, strict=True)]
+    result = record("attention_bf16", cells)
+    path = write(result, arguments.json or RESULTS / f"attention_bf16_{device_name()}.json")
+    print(f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}")
+
+
+def programs(case: Case) -> dict[str, Any]:
+    """Returns cuDNN's program, ours and, for decode, ours from pages."""
+    stock = functools.partial(
+        jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
+    )
+    if not case.decodes:
+        return {"cudnn": stock, "ours": functools.partial(bijax.dot_product_attention, is_causal=case.causal)}
+    last = functools.partial(bijax.dot_product_attention, is_causal=True, query_offset=case.keys - 1)
+
+    def paged(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:
+        keys, values = (x.reshape(-1, PAGE, *x.shape[2:]) for x in (k, v))
+        return bijax.paged_attention(q, keys, values, table, case.keys)
+
+    return {"cudnn": stock, "ours": last, "paged": paged}
+
+
+def compiled(case: Case, name: str) -> Any:
+    shapes = [(case.batch, case.queries, case.heads, case.size), case.cache, case.cache]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    if name == "paged":
+        arrays.append(jax.ShapeDtypeStruct((case.batch, case.keys // PAGE), jnp.int32))
+    return jax.jit(programs(case)[name]).lower(*arrays).compile()
+
+
+def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
+    sets = max(1, min(4, math.ceil(ROTATED_BYTES / (4 * math.prod(case.cache))))) if case.decodes else 1
+    pages = case.batch * (case.keys // PAGE)
+    table = jnp.asarray(np.random.default_rng(0).permutation(pages).reshape(case.batch, -1), jnp.int32)
+    data = [
+        (
+            array(3 * i, (case.batch, case.queries, case.heads, case.size)),
+            array(3 * i + 1, case.cache),
+            array(3 * i + 2, case.cache),
+        )
+        for i in range(sets)
+    ]
+    calls = 8 if case.decodes else max(3, min(8, int(2e13 / case.work)))
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(ROUNDS):
+        for name, program in ready.items():
+            with_table = [(*x, table) for x in data] if name == "paged" else data
+            times[name].append(device_time_us(program, with_table, calls))
+    us = {name: statistics.median(found) for name, found in times.items()}
+    rate = case.work / us["ours"] / 1e6
+    what = "decode" if case.decodes else "causal" if case.causal else "full"
+    extra = {"paged_us": round(us["paged"], 2)} if case.decodes else {}
+    shape = {
+        "batch": case.batch,
+        "keys": case.keys,
+        "heads": case.heads,
+        "key_heads": case.key_heads,
+        "size": case.size,
+    }
+    found = cell(us["ours"], us["cudnn"], what=what, **shape, rate=round(rate, 2), **extra)
+    print(
+        f"{what:7s} {shape!s:86s} cudnn {us['cudnn']:9.2f} us  ours {us['ours']:9.2f} us  ratio {found['ratio']:.3f}"
+        f"  {rate:7.2f}  {extra or ''}",
+        flush=True,
+    )
+    return found
+
+
+def array(seed: int, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Kernels, a folder for each operation."""

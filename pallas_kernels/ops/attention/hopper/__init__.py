@@ -1,0 +1,4 @@
+"""Attention on a Hopper GPU."""
+
+from pallas_kernels.ops.attention.hopper.launch import attention as attention
+from pallas_kernels.ops.attention.hopper.launch import supports_scale as supports_scale

@@ -1,0 +1,81 @@
+"""The online softmax of 64 rows: a block of scores, the merge of splits, the result.
+
+`pallas_kernels.contract.SplitAttentionContract` states the formulas; every kernel of attention on Hopper takes its
+steps from here, so that prefill and decode cannot differ.
+"""
+
+import math
+from typing import Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.contract import LEAST, SplitAttentionContract
+from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_to_lanes, filled
+
+_LN2: Final = float(np.float32(math.log(2)))
+
+
+class Stats(NamedTuple):
+    """The largest score so far, in units of log2, and the sum of 2 ** (score - maximum); (rows,) float32 each."""
+
+    maximum: jax.Array
+    total: jax.Array
+
+
+def no_keys() -> Stats:
+    """Returns the state before any key."""
+    return Stats(filled((ROWS,), LEAST), filled((ROWS,), 0))
+
+
+def score_factor(scale: float) -> float:
+    """Returns the factor of raw scores, scale * log2(e) in float32."""
+    return float(np.float32(scale * math.log2(math.e)))
+
+
+def weigh(
+    scores: jax.Array, stats: Stats, factor: float, contract: SplitAttentionContract, math_: Arithmetic
+) -> tuple[Stats, jax.Array, jax.Array]:
+    """Takes a block of raw scores (64, keys) into the state.
+
+    Returns:
+        The state, whose total is that of the lane alone, the decay (64,) of what was summed before, and the weights
+        (64, keys), float32.
+    """
+    maximum = jnp.maximum(stats.maximum, scores.max(axis=1) * factor)
+    weights = math_.exp2(math_.fused(scores, factor, across(-maximum, scores.shape[1])))
+    decay = math_.exp2(stats.maximum - maximum)
+    total = add_to_lanes(stats.total, decay, weights, contract.sum_chains, math_.interpret)
+    return Stats(maximum, total), decay, weights
+
+
+def merge_stats(all_before: Stats, split: Stats, math_: Arithmetic) -> tuple[Stats, jax.Array, jax.Array]:
+    """Merges the state of a split, lanes added, into that of the splits before it.
+
+    Returns:
+        The merged state, and the factors of the values before and of the split's values.
+    """
+    maximum = jnp.maximum(all_before.maximum, split.maximum)
+    kept = math_.exp2(all_before.maximum - maximum)
+    taken = math_.exp2(split.maximum - maximum)
+    total = math_.fused(all_before.total, kept, math_.product(split.total, taken))
+    return Stats(maximum, total), kept, taken
+
+
+def result(values: jax.Array, stats: Stats, valid: jax.Array, math_: Arithmetic) -> tuple[jax.Array, jax.Array]:
+    """Returns the outputs (rows, n) and the log-sum-exp (rows,), float32; zeros and -inf for rows without a key.
+
+    Args:
+        values: (rows, n) float32, weighted values.
+        stats: Of all splits.
+        valid: (rows, n) bool; the other rows are no queries, and their log-sum-exp is not defined.
+        math_: The instructions.
+    """
+    columns = values.shape[1]
+    # +0, or nan for a row with anything that is not finite: a sum of negative zeros is made positive.
+    spoiled = math_.fused(math_.scaled(values, 0.0).sum(axis=1), 1.0, 0.0)
+    out = math_.fused(values, across(math_.reciprocal(stats.total), columns), across(spoiled, columns))
+    out = jnp.where(valid & (across(stats.total, columns) != 0), out, 0.0)
+    lse = math_.scaled(stats.maximum + math_.log2(stats.total), _LN2) + spoiled
+    return out, jnp.where(stats.total != 0, lse, -jnp.inf)

@@ -1,0 +1,77 @@
+"""Which keys a tile of queries sees, from positions: ranges of blocks, and masks of scores."""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.parts.hopper.tile import TILE
+
+_UNLIMITED: Final = 1 << 30  # positions stay below it
+
+
+class Blocks(NamedTuple):
+    """Ranges of key blocks of a tile.
+
+    Attributes:
+        first: First block that any query sees.
+        last: End of the blocks that any query sees, at least first + 1.
+        whole_first: First block that every query sees as a whole.
+        whole_last: End of those blocks; may lie before their first.
+        start: First key that any query sees.
+        end: End of the keys that any query sees; may lie before the first.
+    """
+
+    first: Any
+    last: Any
+    whole_first: Any
+    whole_last: Any
+    start: Any
+    end: Any
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How far a query sees from its own position, None for no limit."""
+
+    before: int | None
+    after: int | None
+
+    @classmethod
+    def of(cls, causal: bool, window: tuple[int, int] | None) -> "Sight":
+        """Returns the limits of a causal mask and a window together."""
+        before, after = window or (_UNLIMITED, _UNLIMITED)
+        after = min(after, 0) if causal else after
+        return cls(before if before < _UNLIMITED else None, after if after < _UNLIMITED else None)
+
+    def blocks(self, first: Any, last: Any, keys: Any, block: int) -> Blocks:
+        """Returns the blocks of queries at the positions first ... last, in a sequence of so many keys."""
+        zero = jnp.int32(0)
+        end = keys if self.after is None else jnp.minimum(keys, last + (self.after + 1))
+        whole_end = keys if self.after is None else jnp.minimum(keys, first + (self.after + 1))
+        start = zero if self.before is None else jnp.maximum(first - self.before, 0)
+        whole_start = zero if self.before is None else jnp.maximum(last - self.before, 0)
+        begin = lax.div(start, block)
+        stop = jnp.maximum(lax.div(end + (block - 1), block), begin + 1)
+        whole_first, whole_last = lax.div(whole_start + (block - 1), block), lax.div(jnp.maximum(whole_end, 0), block)
+        return Blocks(begin, stop, whole_first, whole_last, start, end)
+
+    def mask(self, scores: jax.Array, positions: jax.Array, start: Any, keys: Any) -> jax.Array:
+        """Returns scores with -inf where a key is not seen.
+
+        Args:
+            scores: (rows, block) float32 of the keys from `start` on.
+            positions: (rows, block) int32, the position of each row's query.
+            start: Position of the first key, int32.
+            keys: Keys of the sequence, int32.
+        """
+        column = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=TILE)
+        seen = column < keys - start
+        if self.after is not None:
+            seen = seen & (positions + (self.after + 1 - start) > column)
+        if self.before is not None:
+            seen = seen & (positions - (self.before + start) <= column)
+        return jnp.where(seen, scores, -jnp.inf)

@@ -1,0 +1,359 @@
+"""Attention of a few queries: the heads that share a key head packed into a tile of 64 rows, a split for each item.
+
+A row takes the steps of the kernel for many queries, one split in each item; `merge` does with the splits what that
+kernel does in one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
+
+from pallas_kernels.ops.attention.hopper._sight import Blocks
+from pallas_kernels.ops.attention.hopper._walk import Ring, Walk
+from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge
+from pallas_kernels.ops.attention.hopper.prefill import Call, Lengths
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup, tiled
+from pallas_kernels.schedule.hopper_attention import DecodeSchedule
+
+_ROWS: Final = 8  # the copy engine reads tiles of so many rows
+
+
+class Item(NamedTuple):
+    """One split of one tile of rows.
+
+    Attributes:
+        sequence: Index of the sequence.
+        head: Index of the key head.
+        tile: Index of the tile among those of the key head.
+        split: Index of the split.
+        blocks: The blocks that the tile's queries see of the split; none if the last is not above the first.
+    """
+
+    sequence: Any
+    head: Any
+    tile: Any
+    split: Any
+    blocks: Blocks
+
+
+@dataclass(frozen=True)
+class Body:
+    """The kernel's program."""
+
+    call: Call
+    schedule: DecodeSchedule
+
+    @property
+    def rows(self) -> int:
+        """Rows of a key head."""
+        return self.call.queries * self.call.group
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a key head."""
+        return -(-self.rows // ROWS)
+
+    @property
+    def heads(self) -> int:
+        """Key heads."""
+        return self.call.heads // self.call.group
+
+    @property
+    def splits(self) -> int:
+        """Splits of a cache."""
+        return -(-self.call.capacity // self.call.contract.split)
+
+    @property
+    def items(self) -> int:
+        """Items of all blocks."""
+        return self.call.batch * self.splits * self.tiles * self.heads
+
+    @property
+    def grid(self) -> int:
+        """Blocks of the grid."""
+        return min(self.schedule.blocks, self.items)
+
+    @property
+    def loaded(self) -> int:
+        """Rows of a tile that are copied; the others are never read by what is stored."""
+        return min(ROWS, -(-self.rows // _ROWS) * _ROWS)
+
+    def count(self, block: Any) -> Any:
+        """Returns the number of items of a block."""
+        return lax.div(self.items - 1 - block, self.grid) + 1
+
+    def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
+        """Returns an item of a block: neighbours share a split, so that a cache is read in the order of its bytes."""
+        number = index * self.grid + block
+        head, number = lax.rem(number, self.heads), lax.div(number, self.heads)
+        tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
+        split, sequence = lax.rem(number, self.splits), lax.div(number, self.splits)
+        seen = self.seen(lengths.offsets[sequence], lengths.keys[sequence])
+        length = self.call.contract.split // self.call.contract.key_block
+        start, end = jnp.maximum(split * length, seen.first), jnp.minimum((split + 1) * length, seen.last)
+        end = jnp.where(lengths.queries[sequence] > 0, end, start)
+        return Item(sequence, head, tile, split, seen._replace(first=start, last=end))
+
+    def seen(self, offset: Any, keys: Any) -> Blocks:
+        """Returns the blocks that the queries of a sequence see, the same for all of its tiles."""
+        return self.call.sight.blocks(offset, offset + (self.call.queries - 1), keys, self.call.contract.key_block)
+
+    def splits_seen(self, offset: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
+        """Returns the first and the end of the splits of a sequence that are computed."""
+        seen, length = self.seen(offset, keys), self.call.contract.split // self.call.contract.key_block
+        begin, end = lax.div(seen.first, length), lax.div(seen.last + (length - 1), length)
+        return begin, jnp.where(queries > 0, jnp.minimum(end, self.splits), begin)
+
+    def produce(self, query: Any, caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring) -> None:
+        """Fetches the rows and the blocks of all items of this block of the grid."""
+        block = lax.axis_index("block")
+
+        def fetch(index: Any, carry: Any) -> Any:
+            position, done = carry
+            item = self.item(lengths, block, index)
+            some = item.blocks.last > item.blocks.first
+
+            @pl.when(some)
+            def _() -> None:
+                slot = lax.rem(done, 2)
+                pl.when(done >= 2)(partial(plgpu.barrier_wait, scratch.queries_free.at[slot]))
+                window = query.at[item.sequence * self.heads + item.head, pl.ds(item.tile * ROWS, self.loaded)]
+                target = scratch.queries.at[slot, pl.ds(0, self.loaded)]
+                plgpu.copy_gmem_to_smem(window, target, scratch.queries_full.at[slot])
+
+            @pl.loop(item.blocks.first, item.blocks.last)
+            def _(j: Any) -> None:
+                keys, values = (
+                    lambda target, barrier, cache=cache: self.call.source.copy(
+                        cache, table, target, barrier, item.sequence, j, item.head
+                    )
+                    for cache in caches
+                )
+                ring.fill(position + (j - item.blocks.first), keys, values)
+
+            return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
+
+        position, done = lax.fori_loop(0, self.count(block), fetch, (jnp.int32(0), jnp.int32(0)))
+        ring.drain(position)
+
+        @pl.loop(0, jnp.minimum(done, 2))
+        def _(i: Any) -> None:
+            plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
+
+    def compute(self, lengths: Lengths, values: Any, stats: Any, scratch: Any, ring: Ring) -> None:
+        """Computes all items of this block of the grid."""
+        block = lax.axis_index("block")
+
+        def one(index: Any, carry: Any) -> Any:
+            position, done = carry
+            item = self.item(lengths, block, index)
+            some = item.blocks.last > item.blocks.first
+
+            @pl.when(some)
+            def _() -> None:
+                self.one_item(item, position, lax.rem(done, 2), lengths, values, stats, scratch, ring)
+
+            return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
+
+        lax.fori_loop(0, self.count(block), one, (jnp.int32(0), jnp.int32(0)))
+
+    def one_item(
+        self,
+        item: Item,
+        position: Any,
+        slot: Any,
+        lengths: Lengths,
+        values: Any,
+        stats: Any,
+        scratch: Any,
+        ring: Ring,
+    ) -> None:
+        """Walks one split of a tile of rows and stores what it gives."""
+        interpret, call = bool(self.call.interpret), self.call
+        keys = lengths.keys[item.sequence]
+
+        def mask(scores: jax.Array, j: Any) -> jax.Array:
+            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=TILE)
+            positions = lengths.offsets[item.sequence] + lax.div(row, jnp.full_like(row, call.group))
+            return call.sight.mask(scores, positions, j * call.contract.key_block, keys)
+
+        walk = Walk(
+            call.contract,
+            call.factor,
+            scratch.queries.at[slot],
+            ring,
+            position,
+            item.blocks,
+            mask,
+            True,
+            lambda meanwhile: meanwhile(),
+            lambda: plgpu.barrier_arrive(scratch.queries_free.at[slot]),
+            call.sight.before is not None,
+            interpret,
+        )
+        plgpu.barrier_wait(scratch.queries_full.at[slot])
+        walk.wait_for_keys(item.blocks.first)
+        (found, maximum, total), _ = walk.split(item.blocks.first, item.blocks.last, lambda: (lambda: None, None))
+        first = item.head * self.rows + item.tile * ROWS
+        left = self.rows - item.tile * ROWS
+        place = item.sequence, item.split
+        _store_rows(values.at[place], stats.at[place], first, left, found, maximum, total, self.rows, interpret)
+
+
+def _store_rows(
+    values_ref: Any,
+    stats_ref: Any,
+    first: Any,
+    left: Any,
+    values: jax.Array,
+    maximum: jax.Array,
+    total: jax.Array,
+    most: int,
+    interpret: bool,
+) -> None:
+    """Writes the rows below `left` of a tile to the rows from `first` on of GPU memory (R, H) and (2, R)."""
+    if interpret:
+        for count in {min(ROWS, most), most % ROWS or ROWS}:
+
+            @pl.when(jnp.minimum(left, ROWS) == count)
+            def _(count: int = count) -> None:
+                values_ref.at[pl.ds(first, count)][...] = values[:count]
+                stats_ref.at[0, pl.ds(first, count)][...] = maximum[:count]
+                stats_ref.at[1, pl.ds(first, count)][...] = total[:count]
+
+        return
+    number = plgpu.Layout.WG_SPLAT(())
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), number, number, TILE, ROW, ROW))
+
+    @inline  # type: ignore[untyped-decorator]
+    def store(_: Any, values_ref: Any, stats_ref: Any, first: Any, left: Any, values: Any, *stats: Any) -> None:
+        index = ir.IndexType.get()
+        thread = thread_of_warpgroup()
+        quad = arith.remui(thread, i32(4))
+        upper = arith.addi(
+            arith.muli(arith.divui(thread, i32(32)), i32(16)), arith.divui(arith.remui(thread, i32(32)), i32(4))
+        )
+        pairs = values.registers.reshape(values.registers.shape[1], 2)
+        for half in range(2):
+            row = arith.addi(upper, i32(8 * half))
+            target = arith.index_cast(index, arith.addi(row, first.registers.item()))
+            with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, row, left.registers.item())):
+                for j in range(pairs.shape[0]):
+                    column = arith.addi(arith.muli(quad, i32(2)), i32(8 * j))
+                    vector.store(pairs[j, half], values_ref, [target, arith.index_cast(index, column)])
+                with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, quad, i32(0))):
+                    for kind, numbers in enumerate(stats):
+                        place = arith.index_cast(index, i32(kind))
+                        register = numbers.registers.flat[half]
+                        if not isinstance(register.type, ir.VectorType):
+                            register = vector.broadcast(ir.VectorType.get((1,), register.type), register)
+                        vector.store(register, stats_ref, [place, target])
+
+    store(values_ref, stats_ref, jnp.asarray(first, jnp.int32), jnp.asarray(left, jnp.int32), values, maximum, total)
+
+
+class _Scratch(NamedTuple):
+    queries: Any
+    queries_full: Any
+    queries_free: Any
+
+
+def decode(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: Lengths,
+    table: jax.Array | None,
+    *,
+    call: Call,
+    schedule: DecodeSchedule,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs the kernel and the merge of its splits.
+
+    Args:
+        query: (B, T, N, H).
+        key: (B, S, K, H), S a multiple of 8, or (P, page, K, H) with a table.
+        value: Of the shape and dtype of `key`.
+        lengths: Numbers of each sequence.
+        table: (B, n) int32, or None.
+        call: What is fixed about the call.
+        schedule: Stages and blocks.
+
+    Returns:
+        The outputs (B, T, N, H), and the log-sum-exp (B, T, N), float32.
+    """
+    s, body, dtype, block = schedule, Body(call, schedule), query.dtype, call.contract.key_block
+    shape = (call.batch, call.queries, body.heads, call.group)
+    packed = jnp.moveaxis(query.reshape(*shape, call.size), 1, 2).reshape(-1, body.rows, call.size)
+    if body.rows > _ROWS:
+        packed = jnp.pad(packed, ((0, 0), (0, -body.rows % _ROWS), (0, 0)))
+    padded = -(-body.heads * body.rows // MERGED_ROWS) * MERGED_ROWS
+
+    def kernel(*refs: Any) -> None:
+        query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
+        (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
+        values_ref, stats_ref, queries, keys, values, marks, found, *barriers = refs
+        scratch = _Scratch(queries, *barriers[:2])
+        ring = Ring(s.stages, keys, values, barriers[2], barriers[3], barriers[4], barriers[5], marks, found)
+        warpgroup = lax.axis_index("warpgroup")
+
+        @pl.when(warpgroup == 0)
+        def _() -> None:
+            body.compute(Lengths(*numbers), values_ref, stats_ref, scratch, ring)
+
+        @pl.when(warpgroup == 1)
+        def _() -> None:
+            body.produce(query_ref, (key_ref, value_ref), table_ref, Lengths(*numbers), scratch, ring)
+
+    launch = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.size), jnp.float32),
+            jax.ShapeDtypeStruct((call.batch, body.splits, 2, padded), jnp.float32),
+        ],
+        grid=(body.grid,),
+        grid_names=("block",),
+        num_threads=2,
+        thread_name="warpgroup",
+        scratch_types=[
+            plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype)),
+            *[plgpu.SMEM((s.stages, block, call.size), dtype, transforms=tiled(dtype))] * 2,
+            plgpu.SMEM((block,), jnp.float32),
+            plgpu.SMEM((4,), jnp.int32),
+            *[plgpu.Barrier(num_barriers=2)] * 2,
+            *[plgpu.Barrier(num_arrivals=call.source.copies, num_barriers=s.stages)] * 2,
+            *[plgpu.Barrier(num_barriers=s.stages)] * 2,
+        ],
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            reduction_scratch_bytes=0,  # no reduction crosses warps
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        ),
+        interpret=call.interpret,
+    )
+    partial_values, stats = launch(packed, key, value, *lengths, *([] if table is None else [table]))
+    out, lse = merge(
+        partial_values,
+        stats,
+        lengths,
+        body.splits_seen,
+        rows=body.rows,
+        group=call.group,
+        dtype=dtype,
+        interpret=call.interpret,
+    )
+
+    def unpacked(x: jax.Array) -> jax.Array:
+        x = x[:, : body.heads * body.rows].reshape(call.batch, body.heads, call.queries, call.group, *x.shape[2:])
+        return jnp.moveaxis(x, 1, 2).reshape(call.batch, call.queries, call.heads, *x.shape[4:])
+
+    return unpacked(out), unpacked(lse)

@@ -1,0 +1,115 @@
+"""The merge of the splits that decode computed in different blocks, by the formula of the contract.
+
+A block takes four rows of a sequence, a warp each, and walks their splits upwards.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic.gpu import fragmented_array
+
+from pallas_kernels.contract import LEAST
+from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, result
+from pallas_kernels.parts.hopper.tile import Arithmetic, across, store_few
+
+MERGED_ROWS: Final = 4
+"""Rows of a block."""
+
+_UNROLL: Final = 4
+
+
+def _layout(size: int) -> Any:
+    """Returns the layout of (4, size) in which a warp has a row, and a lane neighbouring columns of it."""
+    width = min(size, 128)
+    tiling = fragmented_array.Tiling(((MERGED_ROWS, width), (width // 32,)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
+
+
+def merge(
+    values: jax.Array,
+    stats: jax.Array,
+    lengths: tuple[jax.Array, jax.Array, jax.Array],
+    splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
+    *,
+    rows: int,
+    group: int,
+    dtype: Any,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Merges the splits of each row.
+
+    Args:
+        values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
+        stats: (B, splits, 2, R) float32, their maxima and totals.
+        lengths: Position of the first query, queries and keys of each sequence, (B,) int32 each.
+        splits_of: Maps them to the first and the end of the splits that were computed.
+        rows: Rows of a key head: query by query, and in a query the heads of its group.
+        group: Query heads to a key head.
+        dtype: Dtype of the outputs.
+        interpret: False, or parameters of Mosaic's interpreter.
+
+    Returns:
+        The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
+    """
+    batch, _, padded, size = values.shape
+    layout = _layout(size)
+    math = Arithmetic(layout, bool(interpret))
+
+    def kernel(
+        values_ref: Any, stats_ref: Any, offsets_ref: Any, queries_ref: Any, keys_ref: Any, out_ref: Any, lse_ref: Any
+    ) -> None:
+        sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
+        queries = queries_ref[sequence]
+        begin, stop = splits_of(offsets_ref[sequence], queries, keys_ref[sequence])
+        load = partial(plgpu.load, optimized=False)
+        row_layout = layout.reduce(1)
+
+        def take(split: Any, carry: Any) -> Any:
+            before, total = carry
+            numbers = [load(stats_ref.at[sequence, split, i, part], layout=row_layout) for i in range(2)]
+            taken_values = load(values_ref.at[sequence, split, part], layout=layout)
+            merged, kept, taken = merge_stats(before, Stats(*numbers), math)
+            scaled = math.product(taken_values, across(taken, size))
+            return merged, math.fused(total, across(kept, size), scaled)
+
+        def several(i: Any, carry: Any) -> Any:
+            for j in range(_UNROLL):
+                carry = take(begin + i * _UNROLL + j, carry)
+            return carry
+
+        def full(shape: tuple[int, ...], value: float) -> jax.Array:
+            filled: jax.Array = plgpu.layout_cast(
+                jnp.full(shape, value, jnp.float32), layout if len(shape) == 2 else row_layout
+            )
+            return filled
+
+        start = (Stats(full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0)), full((MERGED_ROWS, size), 0))
+        whole = lax.div(stop - begin, _UNROLL)
+        carry = lax.fori_loop(0, whole, several, start)
+        merged, total = lax.fori_loop(begin + whole * _UNROLL, stop, take, carry)
+        row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
+        query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
+        out, lse = result(total, merged, query < queries, math)
+        out_ref.at[sequence, part][...] = out.astype(dtype)
+        store_few(lse_ref.at[sequence, part], lse, bool(interpret))
+
+    launch = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((batch, padded, size), dtype),
+            jax.ShapeDtypeStruct((batch, padded), jnp.float32),
+        ],
+        # The last axis of the grid is the long one: the others end at 65535.
+        grid=(padded // MERGED_ROWS, batch),
+        grid_names=("part", "sequence"),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=interpret,
+    )
+    out, lse = launch(values, stats, *lengths)
+    return out, lse

@@ -1,0 +1,401 @@
+"""Attention of many queries: two warpgroups with 64 queries of a head each, a producer, persistent blocks.
+
+The splits of `SplitAttentionContract` are merged where they are computed. What the splits before gave waits in shared
+memory, and is brought up to date while the tensor core multiplies the first block of the next one.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.ops.attention.hopper._keys import KeySource
+from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, result
+from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
+from pallas_kernels.ops.attention.hopper._walk import Ring, Walk
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, across, park, tiled, unpark
+from pallas_kernels.schedule.hopper_attention import PrefillSchedule
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is fixed about a call.
+
+    Attributes:
+        contract: Order of the sums.
+        factor: Factor of raw scores.
+        sight: How far queries see.
+        source: Where keys come from.
+        batch: Sequences.
+        queries: Queries of each, padded to a multiple of 8.
+        heads: Query heads.
+        group: Query heads to a key head.
+        size: Width of a head.
+        capacity: Most keys of a sequence.
+        interpret: False, or parameters of Mosaic's interpreter.
+    """
+
+    contract: SplitAttentionContract
+    factor: float
+    sight: Sight
+    source: KeySource
+    batch: int
+    queries: int
+    heads: int
+    group: int
+    size: int
+    capacity: int
+    interpret: Any
+
+
+class Lengths(NamedTuple):
+    """Numbers of each sequence in GPU memory, (B,) int32: position of the first query, queries, keys."""
+
+    offsets: Any
+    queries: Any
+    keys: Any
+
+
+class Tile(NamedTuple):
+    """A tile of queries: its sequence, its head, its first query."""
+
+    sequence: Any
+    head: Any
+    first: Any
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which blocks take tiles: to and fro over the blocks, heads in groups, the last queries first."""
+
+    call: Call
+    schedule: PrefillSchedule
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return ROWS * self.schedule.warpgroups
+
+    @property
+    def across(self) -> int:
+        """Tiles of a head."""
+        return -(-self.call.queries // self.rows)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of all heads."""
+        return self.call.batch * self.call.heads * self.across
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return min(self.schedule.blocks, self.tiles)
+
+    def count(self, block: Any) -> Any:
+        """Returns the number of tiles of a block."""
+        whole, rest = divmod(self.tiles, self.blocks)
+        return whole + jnp.where(self._place(whole, block) < rest, 1, 0)
+
+    def tile(self, block: Any, index: Any) -> Tile:
+        """Returns a block's tile."""
+        every = self.call.batch * self.call.heads
+        heads: Any = min(self.schedule.heads or every, every)
+        number = index * self.blocks + self._place(index, block)
+        start = lax.div(number, heads * self.across) * heads
+        number = lax.rem(number, heads * self.across)
+        heads = jnp.minimum(every - start, heads)
+        row, head = lax.div(number, heads), start + lax.rem(number, heads)
+        first = (self.across - 1 - row) * self.rows
+        return Tile(lax.div(head, self.call.heads), lax.rem(head, self.call.heads), first)
+
+    def _place(self, index: Any, block: Any) -> Any:
+        return jnp.where(lax.rem(index, 2) == 0, block, self.blocks - 1 - block)
+
+
+class Scratch(NamedTuple):
+    """Shared memory and barriers; the results lie over the parked values, where there are any."""
+
+    queries: Any
+    keys: Any
+    values: Any
+    parked: Any
+    results: Any
+    keys_full: Any
+    values_full: Any
+    queries_full: Any
+    keys_free: Any
+    values_free: Any
+    turns: Any
+
+
+@dataclass(frozen=True)
+class Body:
+    """The kernel's program.
+
+    Attributes:
+        call: What is fixed about the call.
+        schedule: The schedule.
+        splits: Whether a query can see keys of more than one split.
+    """
+
+    call: Call
+    schedule: PrefillSchedule
+    splits: bool
+
+    @property
+    def order(self) -> Order:
+        """The order of the tiles."""
+        return Order(self.call, self.schedule)
+
+    @property
+    def math(self) -> Arithmetic:
+        """The instructions on tiles of 64 rows."""
+        return Arithmetic(interpret=bool(self.call.interpret))
+
+    def blocks_of(self, lengths: Lengths, tile: Tile) -> Blocks:
+        """Returns the blocks of a tile, the same for all warpgroups."""
+        position = lengths.offsets[tile.sequence] + tile.first
+        last, keys = position + (self.order.rows - 1), lengths.keys[tile.sequence]
+        blocks = self.call.sight.blocks(position, last, keys, self.call.contract.key_block)
+        # Behind the sequence's last query there is nothing to see; one block is walked, with all its scores masked.
+        some = tile.first < lengths.queries[tile.sequence]
+        return blocks._replace(last=jnp.where(some, blocks.last, blocks.first + 1))
+
+    def produce(self, caches: Any, table: Any, lengths: Lengths, ring: Ring) -> None:
+        """Fills the ring with the blocks of all tiles of this block of the grid."""
+        block = lax.axis_index("block")
+
+        def fill(index: Any, position: Any) -> Any:
+            tile = self.order.tile(block, index)
+            blocks = self.blocks_of(lengths, tile)
+            head = lax.div(tile.head, self.call.group)
+
+            @pl.loop(blocks.first, blocks.last)
+            def _(j: Any) -> None:
+                keys, values = (
+                    lambda target, barrier, cache=cache: self.call.source.copy(
+                        cache, table, target, barrier, tile.sequence, j, head
+                    )
+                    for cache in caches
+                )
+                ring.fill(position + (j - blocks.first), keys, values)
+
+            return position + (blocks.last - blocks.first)
+
+        ring.drain(lax.fori_loop(0, self.order.count(block), fill, jnp.int32(0)))
+
+    def compute(self, query: Any, lengths: Lengths, out: Any, lse: Any, scratch: Scratch, ring: Ring) -> None:
+        """Computes this warpgroup's queries of all tiles of this block of the grid."""
+        warpgroup, block = lax.axis_index("warpgroup"), lax.axis_index("block")
+        count, order = self.order.count(block), self.order
+        queries, ready = scratch.queries.at[warpgroup], scratch.queries_full.at[warpgroup]
+
+        def turn(meanwhile: Any) -> None:
+            if self.schedule.warpgroups > 1:
+                plgpu.barrier_arrive(scratch.turns)
+            meanwhile()
+            if self.schedule.warpgroups > 1:
+                plgpu.barrier_wait(scratch.turns)
+
+        def fetch(index: Any) -> None:
+            tile = order.tile(block, index)
+            rows = pl.ds(tile.first + warpgroup * ROWS, ROWS)
+            plgpu.copy_gmem_to_smem(query.at[tile.sequence, rows, tile.head], queries, ready)
+
+        def fetch_next(index: Any) -> None:
+            @pl.when(index + 1 < count)
+            def _() -> None:
+                plgpu.commit_smem()  # every warp has read the queries
+                fetch(index + 1)
+
+        def one(index: Any, position: Any) -> Any:
+            tile = order.tile(block, index)
+            blocks = self.blocks_of(lengths, tile)
+            first = tile.first + warpgroup * ROWS
+            keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + first
+
+            def mask(scores: jax.Array, j: Any) -> jax.Array:
+                positions = start + plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=TILE)
+                return self.call.sight.mask(scores, positions, j * self.call.contract.key_block, keys)
+
+            walk = Walk(
+                self.call.contract,
+                self.call.factor,
+                queries,
+                ring,
+                position,
+                blocks,
+                mask,
+                warpgroup == self.schedule.warpgroups - 1,
+                turn,
+                partial(fetch_next, index),
+                self.call.sight.before is not None,
+                bool(self.call.interpret),
+            )
+            plgpu.barrier_wait(ready)
+            walk.wait_for_keys(blocks.first)
+            valid = lengths.queries[tile.sequence] - first
+            store = partial(self.store, tile, first, valid, out, lse, scratch.results.at[warpgroup])
+            if self.splits:
+                self.many_splits(walk, scratch.parked.at[warpgroup], store)
+            else:
+                (values, *stats), _ = walk.split(blocks.first, blocks.last, lambda: (lambda: None, None))
+                store(values, Stats(*stats))
+            return position + (blocks.last - blocks.first)
+
+        if self.schedule.warpgroups > 1:
+            pl.when(warpgroup == 1)(lambda: turn(lambda: None))
+        fetch(jnp.int32(0))
+        lax.fori_loop(0, count, one, jnp.int32(0))
+        if self.schedule.warpgroups > 1:
+            pl.when(warpgroup == 0)(lambda: turn(lambda: None))
+        plgpu.wait_smem_to_gmem(0)
+
+    def many_splits(self, walk: Walk, parked: Any, store: Any) -> None:
+        """Walks all splits of a tile; the merge of one with those before it runs beside the next one's first block."""
+        interpret, math, size = bool(self.call.interpret), self.math, self.call.size
+        length = self.call.contract.split // self.call.contract.key_block
+        first, end = lax.div(walk.blocks.first, length), lax.div(walk.blocks.last + (length - 1), length)
+
+        def split(index: Any, carry: Any) -> Any:
+            values, maximum, total, *before = carry
+
+            def merge() -> tuple[Any, Stats]:
+                stats, kept, taken = merge_stats(Stats(*before), Stats(maximum, total), math)
+                # An accumulator is not touched while the tensor core works, or ptxas waits for it first.
+                scaled = math.product(values, across(taken, size))
+                kept, scaled = lax.optimization_barrier((kept, scaled))
+
+                def later() -> None:
+                    @pl.when(index == first + 1)
+                    def _() -> None:
+                        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                        park(scaled, parked, interpret)
+
+                    @pl.when(index > first + 1)
+                    def _() -> None:
+                        old = unpark(parked, size, interpret)
+                        park(math.fused(old, across(kept, size), scaled), parked, interpret)
+
+                return later, stats
+
+            start = jnp.maximum(index * length, walk.blocks.first)
+            state, stats = walk.split(start, jnp.minimum((index + 1) * length, walk.blocks.last), merge)
+            return *state, *stats
+
+        nothing = (*walk.fresh(), *no_keys())
+        values, maximum, total, *before = lax.fori_loop(first, end, split, nothing)
+
+        @pl.when(end - first == 1)
+        def _() -> None:
+            store(values, Stats(maximum, total))
+
+        @pl.when(end - first > 1)
+        def _() -> None:
+            stats, kept, taken = merge_stats(Stats(*before), Stats(maximum, total), math)
+            scaled = math.product(values, across(taken, size))
+            store(math.fused(unpark(parked, size, interpret), across(kept, size), scaled), stats)
+
+    def store(
+        self, tile: Tile, first: Any, valid: Any, out: Any, lse: Any, staged: Any, values: jax.Array, stats: Stats
+    ) -> None:
+        """Writes the results of a warpgroup's queries."""
+        rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE)
+        values, log_sum = result(values, stats, rows < valid, self.math)
+        lse.at[tile.sequence, tile.head, pl.ds(first, ROWS)][...] = log_sum
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        staged[...] = values.astype(staged.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(staged, out.at[tile.sequence, pl.ds(first, ROWS), tile.head])
+
+
+def prefill(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: Lengths,
+    table: jax.Array | None,
+    *,
+    call: Call,
+    schedule: PrefillSchedule,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs the kernel.
+
+    Args:
+        query: (B, T, N, H), T a multiple of 8.
+        key: (B, S, K, H), S a multiple of 8, or (P, page, K, H) with a table.
+        value: Of the shape and dtype of `key`.
+        lengths: Numbers of each sequence.
+        table: (B, n) int32, or None.
+        call: What is fixed about the call.
+        schedule: Warpgroups, stages and order.
+
+    Returns:
+        The outputs (B, T, N, H), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole tiles.
+    """
+    s, block, dtype = schedule, call.contract.key_block, query.dtype
+    body = Body(call, s, call.capacity > call.contract.split)
+    interpret = bool(call.interpret)
+
+    def kernel(*refs: Any) -> None:
+        query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
+        (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
+        out_ref, lse_ref, queries, keys, values, marks, found, results, *barriers = refs
+        parked = None
+        if body.splits:
+            parked, results = results if not interpret else (results, barriers.pop(0))
+        scratch = Scratch(queries, keys, values, parked, results.at[:, 0], *barriers)
+        ring = Ring(s.stages, keys, values, barriers[0], barriers[1], barriers[3], barriers[4], marks, found)
+        warpgroup = lax.axis_index("warpgroup")
+
+        @pl.when(warpgroup < s.warpgroups)
+        def _() -> None:
+            plgpu.set_max_registers(s.registers[0], action="increase")
+            body.compute(query_ref, Lengths(*numbers), out_ref, lse_ref, scratch, ring)
+
+        @pl.when(warpgroup == s.warpgroups)
+        def _() -> None:
+            plgpu.set_max_registers(s.registers[1], action="decrease")
+            body.produce((key_ref, value_ref), table_ref, Lengths(*numbers), ring)
+
+    # The parked values take twice the bytes of the results that lie over them.
+    halves = 2 if body.splits and not interpret else 1
+    results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype))
+    parked = plgpu.SMEM((s.warpgroups, ROWS * call.size), jnp.float32)
+    union = [results] if not body.splits else [parked, results] if interpret else [plgpu.RefUnion(parked, results)]
+    launch = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct(query.shape, dtype),
+            jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
+        ],
+        grid=(body.order.blocks,),
+        grid_names=("block",),
+        num_threads=s.warpgroups + 1,
+        thread_name="warpgroup",
+        scratch_types=[
+            plgpu.SMEM((s.warpgroups, ROWS, call.size), dtype, transforms=tiled(dtype)),
+            *[plgpu.SMEM((s.stages, block, call.size), dtype, transforms=tiled(dtype))] * 2,
+            plgpu.SMEM((block,), jnp.float32),
+            plgpu.SMEM((4,), jnp.int32),
+            *union,
+            *[plgpu.Barrier(num_arrivals=call.source.copies, num_barriers=s.stages)] * 2,
+            plgpu.Barrier(num_barriers=s.warpgroups),
+            *[plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=s.stages)] * 2,
+            plgpu.Barrier(num_arrivals=s.warpgroups),
+        ],
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            reduction_scratch_bytes=0,  # no reduction crosses warps
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        ),
+        interpret=call.interpret,
+    )
+    out, lse = launch(query, key, value, *lengths, *([] if table is None else [table]))
+    return out, lse

@@ -1,0 +1,1 @@
+"""Parts of Mosaic GPU kernels for Hopper."""

@@ -1,0 +1,363 @@
+"""Tiles of 64 rows that a warpgroup holds in registers as wgmma leaves them, and numbers for each of their rows.
+
+Products, sums of products and exponentials are the instructions that they are named after: ptxas may neither contract
+nor split them. Each has a plain form for Mosaic's interpreter, which knows no PTX.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
+
+ROWS: Final = 64
+"""Rows of a tile."""
+
+WARPGROUP: Final = 128
+"""Threads of a warpgroup."""
+
+TILE: Final = plgpu.Layout.WGMMA
+ROW: Final = plgpu.Layout.WGMMA.reduce(1)
+
+_CHUNK: Final = 16  # bytes that a thread moves at once
+_QUAD: Final = 4  # threads that share a row
+
+
+def tiled(dtype: Any) -> tuple[Any, ...]:
+    """Returns the transforms of shared memory that wgmma and the copy engine read: rows of 128 bytes, swizzled."""
+    pallas: Any = plgpu  # abstract classes to mypy
+    return pallas.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize)), pallas.SwizzleTransform(128)
+
+
+def across(x: jax.Array, columns: int) -> jax.Array:
+    """Returns a number for each row as a tile of so many columns."""
+    return lax.broadcast_in_dim(x, (x.shape[0], columns), [0])
+
+
+def filled(shape: tuple[int, ...], value: float) -> jax.Array:
+    """Returns a float32 tile, or a number for each row."""
+    full: jax.Array = plgpu.layout_cast(jnp.full(shape, value, jnp.float32), TILE if len(shape) == 2 else ROW)
+    return full
+
+
+def hexadecimal(number: float) -> str:
+    """Returns a float32 constant as PTX writes it."""
+    return f"0f{np.float32(number).view(np.uint32):08X}"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Instructions on float32 tiles and on numbers for their rows.
+
+    Attributes:
+        layout: How a warpgroup holds a tile; numbers for rows lie as a sum over its columns would.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+
+    layout: Any = TILE
+    interpret: bool = False
+
+    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Returns a * b, rounded whatever becomes of it."""
+        return a * b if self.interpret else self._apply("mul.rn.f32 $0, $1, $2;", a, b)
+
+    def scaled(self, x: jax.Array, factor: float) -> jax.Array:
+        """Returns x * factor, rounded whatever becomes of it."""
+        return (
+            x * jnp.float32(factor) if self.interpret else self._apply(f"mul.rn.f32 $0, $1, {hexadecimal(factor)};", x)
+        )
+
+    def fused(self, a: jax.Array, b: jax.Array | float, c: jax.Array | float) -> jax.Array:
+        """Returns a * b + c, rounded once on the GPU; plain numbers are constants."""
+        if self.interpret:
+            return a * jnp.float32(b) + jnp.float32(c)
+        given, text = [a], ["$1"]
+        for x in (b, c):
+            if isinstance(x, jax.Array):
+                given.append(x)
+                text.append(f"${len(given)}")
+            else:
+                text.append(hexadecimal(x))
+        return self._apply(f"fma.rn.f32 $0, {', '.join(text)};", *given)
+
+    def exp2(self, x: jax.Array) -> jax.Array:
+        """Returns 2 ** x, with results below 2 ** -126 as 0."""
+        return jnp.exp2(x) if self.interpret else self._apply("ex2.approx.ftz.f32 $0, $1;", x)
+
+    def log2(self, x: jax.Array) -> jax.Array:
+        """Returns the logarithm to base 2."""
+        return jnp.log2(x) if self.interpret else self._apply("lg2.approx.ftz.f32 $0, $1;", x)
+
+    def reciprocal(self, x: jax.Array) -> jax.Array:
+        """Returns 1 / x, correctly rounded."""
+        return 1 / x if self.interpret else self._apply("rcp.rn.f32 $0, $1;", x)
+
+    def _apply(self, ptx: str, *operands: jax.Array) -> jax.Array:
+        """Applies an instruction to every element; $0 is the result, $1, $2, ... are the operands."""
+        shape = operands[0].shape
+        layout = self.layout if len(shape) == 2 else self.layout.reduce(1)
+        result = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
+        inline: Any = plgpu.inline_mgpu(arg_types=(layout,) * len(operands), return_type=result)
+
+        @inline  # type: ignore[untyped-decorator]
+        def apply(_: Any, *operands: Any) -> Any:
+            registers = operands[0].registers.copy()
+            for at in range(registers.size):
+                registers.flat[at] = _elementwise(ptx, [o.registers.flat[at] for o in operands])
+            return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
+
+        applied: jax.Array = apply(*operands)
+        return applied
+
+
+def _elementwise(ptx: str, operands: Sequence[Any]) -> Any:
+    """Applies an instruction to registers that hold one float32 number, or a vector of them, each."""
+    result = operands[0]
+    if not isinstance(result.type, ir.VectorType):
+        return mgpu.utils.inline_ptx(ptx, *operands, result_types=ir.F32Type.get())
+    for i in range(ir.VectorType(result.type).shape[0]):
+        value = mgpu.utils.inline_ptx(ptx, *(_element(o, i) for o in operands), result_types=ir.F32Type.get())
+        result = vector.insert(value, result, dynamic_position=[], static_position=_at(i))
+    return result
+
+
+def _at(index: int) -> Any:
+    return ir.DenseI64ArrayAttr.get([index])
+
+
+def _element(register: Any, index: int) -> Any:
+    return vector.extract(register, dynamic_position=[], static_position=_at(index))
+
+
+def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: int, interpret: bool) -> jax.Array:
+    """Returns fma(total, decay, sum of the lane's columns), where each of the 4 lanes of a row has its own total.
+
+    Lane i has the columns 2 i and 2 i + 1 of every 8. They are added upwards in `chains` interleaved chains, and the
+    chains as a tree. `add_lanes` makes one number of the lanes. The interpreter knows no lanes and adds whole rows.
+
+    Args:
+        total: (64,) float32, sums of the lanes so far.
+        decay: (64,) float32, the same in all lanes.
+        tile: (64, n) float32.
+        chains: A power of two, at most n / 4.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    if interpret:
+        return total * decay + tile.sum(axis=1)
+    result = plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
+    inline: Any = plgpu.inline_mgpu(arg_types=(ROW, ROW, TILE), return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def add(_: Any, total: Any, decay: Any, tile: Any) -> Any:
+        registers = total.registers.copy()
+        # (1, n / 8, 1, 1, 2, 1, ...): pairs of neighbouring columns, for a row of the upper and one of the lower half.
+        pairs = tile.registers.reshape(tile.registers.shape[1], 2)
+        for half in range(2):
+            numbers = [_element(pair, i) for pair in pairs[:, half] for i in range(2)]
+            sums = numbers[:chains]
+            for at, number in enumerate(numbers[chains:]):
+                sums[at % chains] = arith.addf(sums[at % chains], number)
+            while len(sums) > 1:
+                sums = [arith.addf(a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
+            registers.flat[half] = _with_fused(registers.flat[half], decay.registers.flat[half], sums[0])
+        return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
+
+    added: jax.Array = add(total, decay, tile)
+    return added
+
+
+def _with_fused(total: Any, decay: Any, number: Any) -> Any:
+    """Returns fma(total, decay, number) in the form of the register `total`."""
+    ptx, f32 = "fma.rn.f32 $0, $1, $2, $3;", ir.F32Type.get()
+    if not isinstance(total.type, ir.VectorType):
+        return mgpu.utils.inline_ptx(ptx, total, decay, number, result_types=f32)
+    value = mgpu.utils.inline_ptx(ptx, _element(total, 0), _element(decay, 0), number, result_types=f32)
+    return vector.insert(value, total, dynamic_position=[], static_position=_at(0))
+
+
+def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
+    """Adds the lanes of `add_to_lanes` as a tree, (0 + 1) + (2 + 3), for all of them."""
+    if interpret:
+        return total
+    result = plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
+    inline: Any = plgpu.inline_mgpu(arg_types=(ROW,), return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def add(_: Any, total: Any) -> Any:
+        registers = total.registers.copy()
+        for at in range(registers.size):
+            register = registers.flat[at]
+            number = _element(register, 0) if isinstance(register.type, ir.VectorType) else register
+            for distance in (1, 2):
+                number = arith.addf(number, mgpu.utils.shfl_bfly(number, distance))
+            if isinstance(register.type, ir.VectorType):
+                number = vector.insert(number, register, dynamic_position=[], static_position=_at(0))
+            registers.flat[at] = number
+        return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
+
+    added: jax.Array = add(total)
+    return added
+
+
+def thread_of_warpgroup() -> Any:
+    """Returns the index of the thread in its warpgroup, int32."""
+    return arith.remui(mgpu.utils.thread_idx(), i32(WARPGROUP))
+
+
+def i32(value: int) -> Any:
+    """Returns an int32 constant."""
+    return mgpu.c(value, ir.IntegerType.get_signless(32))
+
+
+def _own_chunks(ref: Any, element: Any) -> Any:
+    """Returns where this thread's chunks of 16 bytes begin; the next ones follow at distances of 2048 bytes."""
+    offset = arith.muli(thread_of_warpgroup(), i32(_CHUNK * 8 // mgpu.utils.bitwidth(element)))
+    return mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [offset], element)
+
+
+def park(tile: jax.Array, ref: Any, interpret: bool) -> None:
+    """Puts a float32 tile (64, n) into shared memory (64 * n,), each thread its own part; see `unpark`."""
+    if interpret:
+        ref[...] = tile.reshape(-1)
+        return
+    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, plgpu.RefType()))
+
+    @inline  # type: ignore[untyped-decorator]
+    def store(_: Any, tile: Any, ref: Any) -> None:
+        f32 = ir.F32Type.get()
+        base, registers = _own_chunks(ref, f32), list(tile.registers.flat)
+        for at in range(0, len(registers), 2):
+            chunk = llvm.mlir_undef(ir.VectorType.get((4,), f32))
+            for i in range(4):
+                number = _element(registers[at + i // 2], i % 2)
+                chunk = vector.insert(number, chunk, dynamic_position=[], static_position=_at(i))
+            llvm.store(chunk, mgpu.utils.getelementptr(base, [at // 2 * 4 * WARPGROUP], f32))
+
+    store(tile, ref)
+
+
+def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
+    """Takes a float32 tile of 64 rows back from shared memory into which `park` put it; no barrier is needed."""
+    if interpret:
+        read: jax.Array = ref[...].reshape(ROWS, columns)
+        return read
+    result = plgpu.ShapeDtypeStruct((ROWS, columns), jnp.dtype(jnp.float32), layout=TILE)
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, ref: Any) -> Any:
+        f32, layout = ir.F32Type.get(), mgpu.WGMMA_LAYOUT
+        base = _own_chunks(ref, f32)
+        registers = np.empty(layout.registers_shape((ROWS, columns)), dtype=object)
+        for at in range(0, registers.size, 2):
+            address = mgpu.utils.getelementptr(base, [at // 2 * 4 * WARPGROUP], f32)
+            chunk = llvm.load(ir.VectorType.get((4,), f32), address)
+            for half in range(2):
+                pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
+                for i in range(2):
+                    number = _element(chunk, 2 * half + i)
+                    pair = vector.insert(number, pair, dynamic_position=[], static_position=_at(i))
+                registers.flat[at + half] = pair
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    loaded: jax.Array = load(ref)
+    return loaded
+
+
+def accumulator(rows: int, columns: int) -> Any:
+    """Returns the type of a float32 accumulator of wgmma."""
+    pallas: Any = plgpu
+    return pallas.ACC((rows, columns), jnp.float32)
+
+
+def store_few(ref: Any, numbers: jax.Array, interpret: bool) -> None:
+    """Writes to GPU memory where a warp has less than a sector of 32 bytes."""
+    if interpret or not hasattr(plgpu, "store"):  # JAX 0.11 stores anything in the plain way, 0.12 does not
+        ref[...] = numbers
+    else:
+        plgpu.store(ref, numbers, optimized=False)
+
+
+def clean_rows(ref: Any, first: jax.Array, end: jax.Array, marks: Any, found: Any, interpret: bool) -> None:
+    """Writes zeros to rows of 16-bit shared memory: to those outside [first, end), and to those with nan or infinities.
+
+    Args:
+        ref: (rows, n) bfloat16 or float16, stored as `tiled` says; rows is a multiple of 128.
+        first: The first row to keep, int32.
+        end: The end of the rows to keep, int32.
+        marks: Shared memory (rows,) float32; becomes 1 for rows in [first, end) that were not finite, 0 for others.
+        found: Shared memory (4,) int32; becomes nonzero in any place if any mark is 1.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    rows, columns = ref.shape
+    if interpret:
+        row, read = lax.iota(jnp.int32, rows), ref[...]
+        inside = (row >= first) & (row < end)
+        bad = inside & ~jnp.isfinite(read.astype(jnp.float32)).all(axis=1)
+        ref[...] = jnp.where((inside & ~bad)[:, None], read, jnp.zeros((), ref.dtype))
+        marks[...] = bad.astype(jnp.float32)
+        found[...] = jnp.broadcast_to(bad.any(), (4,)).astype(jnp.int32)
+        return
+    number = plgpu.Layout.WG_SPLAT(())
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(tiled(ref.dtype)), number, number, plgpu.RefType(), plgpu.RefType())
+    )
+    multiply = f"fma.rn.{'bf' if ref.dtype == jnp.bfloat16 else 'f'}16x2 $0, $1, $2, $3;"
+
+    @inline  # type: ignore[untyped-decorator]
+    def clean(_: Any, ref: Any, first: Any, end: Any, marks: Any, found: Any) -> None:
+        # Tiles of 8 rows by 128 bytes lie one behind the other, row by row; swizzling keeps a row's bytes in its row.
+        # A thread has a row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
+        word, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        kind, per_row = ir.VectorType.get((4,), word), 128 // _CHUNK
+        side = columns * mgpu.utils.bitwidth(ir.MemRefType(ref.type).element_type) // 1024
+        base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
+        mgpu.utils.warpgroup_barrier()  # every warp has read the marks of the block before
+        some = zero
+        for start in range(0, rows, WARPGROUP):
+            row = arith.addi(thread, i32(start))
+            place = arith.muli(arith.divui(row, i32(8)), i32(8 * per_row * side))
+            place = arith.addi(place, arith.muli(arith.remui(row, i32(8)), i32(per_row)))
+            chunks = [
+                mgpu.utils.getelementptr(
+                    base,
+                    [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(per_row))))],
+                    kind,
+                )
+                for part in range(0, 8 * per_row * side, 8 * per_row)
+                for turn in range(per_row)
+            ]
+            sums = [zero] * 4  # of numbers times zero: 0 or nan
+            for chunk in chunks:
+                pairs = llvm.load(kind, chunk)
+                sums = [
+                    mgpu.utils.inline_ptx(multiply, _element(pairs, i), zero, total, result_types=word)
+                    for i, total in enumerate(sums)
+                ]
+            bits = functools.reduce(arith.ori, sums)
+            inside = arith.andi(
+                arith.cmpi(arith.CmpIPredicate.sge, row, first.registers.item()),
+                arith.cmpi(arith.CmpIPredicate.slt, row, end.registers.item()),
+            )
+            bits = arith.select(inside, bits, zero)
+            bad = arith.cmpi(arith.CmpIPredicate.ne, bits, zero)
+            mark = arith.uitofp(ir.F32Type.get(), bad)
+            memref.store(mark, marks, [arith.index_cast(index, row)])
+            outside = arith.cmpi(arith.CmpIPredicate.eq, arith.extui(word, inside), zero)
+            with mgpu.when(arith.ori(bad, outside)):
+                for chunk in chunks:
+                    llvm.store(vector.broadcast(kind, zero), chunk)
+            some = arith.ori(some, bits)
+        some = mgpu.utils.inline_ptx("redux.sync.or.b32 $0, $1, $2;", some, i32(-1), result_types=word)
+        warp = arith.divui(thread, i32(32))
+        memref.store(some, found, [arith.index_cast(index, warp)])
+
+    clean(ref, first, end, marks, found)

@@ -1,0 +1,253 @@
+"""The attention kernels for Hopper under Mosaic's interpreter, which finds races, and as programs for a GPU."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.ops import _attention_backends
+from bijax.testing import assert_bits_equal
+from pallas_kernels.contract import SplitAttentionContract, attention_contract, split_attention_contract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.hopper import attention
+from pallas_kernels.schedule.hopper_attention import DecodeSchedule, PrefillSchedule
+
+# Small blocks, so that a few steps of the interpreter meet every edge.
+CONTRACT: Final = SplitAttentionContract(key_block=32, split=64)
+PREFILL: Final = PrefillSchedule(blocks=1)
+DECODE: Final = DecodeSchedule(stages=2, blocks=2)
+SIZE: Final = 64
+
+Races = Callable[[], int]
+
+
+class Case(NamedTuple):
+    """Two sequences: where the queries begin, how many there are, and how many keys."""
+
+    offsets: tuple[int, int]
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    heads: int
+    schedule: PrefillSchedule | DecodeSchedule
+    causal: bool = True
+    window: tuple[int, int] | None = None
+    page: int | None = None
+
+
+CASES: Final = {
+    "prefill": Case((0, 0), (130, 40), (130, 40), 1, PREFILL),
+    "one warpgroup, window": Case(
+        (0, 25), (40, 64), (40, 89), 1, dataclasses.replace(PREFILL, warpgroups=1), True, (37, 0)
+    ),
+    "full, pages": Case((0, 0), (7, 9), (70, 0), 1, PREFILL, False, None, 16),
+    "decode": Case((69, 3), (3, 1), (72, 4), 4, DECODE),
+    "decode, window, pages": Case((69, 3), (3, 0), (100, 5), 2, DECODE, False, (40, 1), 64),
+}
+
+
+@pytest.fixture
+def races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Races:
+    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
+    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
+
+
+def interpreter() -> plgpu.InterpretGPUParams:
+    """Races are reported as text: JAX 0.11 does nothing else, 0.12 would raise and leave the interpreter unusable."""
+    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
+    return plgpu.InterpretGPUParams(
+        detect_races=True, num_tma_threads_per_device=60, **({"on_race": "warn"} if "on_race" in fields else {})
+    )
+
+
+def data(case: Case) -> list[np.ndarray]:
+    """Queries, keys and values, with nan in whatever is behind a length."""
+    rng = np.random.default_rng(0)
+    found = []
+    for lengths, heads in ((case.queries, case.heads), (case.keys, 1), (case.keys, 1)):
+        x = rng.standard_normal((2, max(lengths), heads, SIZE)).astype(jnp.bfloat16)
+        for sequence, length in enumerate(lengths):
+            x[sequence, length:] = np.nan
+        found.append(x)
+    return found
+
+
+def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np.ndarray]:
+    table = None
+    if case.page is not None:
+        entries = -(-key.shape[1] // case.page)
+        table = (
+            np.random.default_rng(1).permutation(2 * entries + 1)[: 2 * entries].reshape(2, entries).astype(np.int32)
+        )
+        room = ((0, 0), (0, entries * case.page - key.shape[1]), (0, 0), (0, 0))
+
+        def pages(x: np.ndarray) -> np.ndarray:
+            x = np.pad(x, room, constant_values=np.nan)
+            cache = np.full((2 * entries + 1, case.page, 1, SIZE), np.nan, x.dtype)
+            cache[table] = x.reshape(2, entries, case.page, 1, SIZE)
+            return cache
+
+        key, value = pages(key), pages(value)
+    lengths = (np.asarray(x, np.int32) for x in (case.offsets, case.queries, case.keys))
+    out, lse = attention(
+        *(jnp.asarray(x) for x in (query, key, value, *lengths)),
+        None if table is None else jnp.asarray(table),
+        contract=CONTRACT,
+        scale=SIZE**-0.5,
+        causal=case.causal,
+        window=case.window,
+        schedule=case.schedule,
+        interpret=interpreter(),
+    )
+    return np.asarray(out), np.asarray(lse)
+
+
+@functools.cache
+def plain(name: str) -> tuple[np.ndarray, np.ndarray]:
+    return attend(CASES[name], *data(CASES[name]))
+
+
+def seen_by(case: Case, sequence: int) -> np.ndarray:
+    """Which keys (queries, keys) each query sees."""
+    position = case.offsets[sequence] + np.arange(max(case.queries))[:, None]
+    key = np.arange(max(case.keys))[None]
+    seen = (np.arange(len(position))[:, None] < case.queries[sequence]) & (key < case.keys[sequence])
+    if case.causal:
+        seen &= key <= position
+    if case.window is not None:
+        seen &= (key >= position - case.window[0]) & (key <= position + case.window[1])
+    return seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels_attend(name: str, races: Races) -> None:
+    case = CASES[name]
+    query, key, value = data(case)
+    out, lse = plain(name)
+    assert not races()
+    assert out.shape == query.shape
+    assert out.dtype == query.dtype
+    for sequence in range(2):
+        seen = seen_by(case, sequence)
+        some = seen.any(1)
+        q, k, v = (np.nan_to_num(np.asarray(x[sequence], np.float64)) for x in (query, key, value))
+        scores = np.where(seen, np.einsum("thd,sd->hts", q, k[:, 0]) * SIZE**-0.5, -np.inf)[:, some]
+        largest = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - largest)
+        total = weights.sum(-1, keepdims=True)
+        expected = np.einsum("hts,sd->thd", weights / total, v[:, 0])
+        np.testing.assert_allclose(out[sequence][some].astype(np.float64), expected, rtol=0, atol=0.02)
+        np.testing.assert_allclose(lse[sequence][some].T, (largest + np.log(total))[..., 0], rtol=0, atol=1e-5)
+        assert not out[sequence][~some].any()
+        assert (lse[sequence][~some] == -np.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("prefill", 50), ("one warpgroup, window", 20), ("decode, window, pages", 31)]
+)
+def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int, races: Races) -> None:
+    """In blocks that are seen in part, where a weight of zero would keep them, and in whole ones."""
+    case = CASES[name]
+    query, key, value = data(case)
+    spoiled = value.copy()
+    spoiled[0, at, 0, 3] = np.inf
+    spoiled[0, at, 0, 40] = np.nan
+    sees = np.stack([seen_by(case, sequence)[:, at] for sequence in range(2)])
+    sees[1] = False
+    assert sees.any()
+    for ours, theirs in zip(attend(case, query, key, spoiled), plain(name), strict=True):
+        assert_bits_equal(ours[~sees], theirs[~sees])
+        assert np.isnan(ours[sees].astype(np.float32)).all()
+    assert not races()
+
+
+def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: without the wait for a result to leave, the next tile writes over it."""
+    wait = plgpu.wait_smem_to_gmem
+    only_at_the_end = lambda n, wait_read_only=False: None if wait_read_only else wait(n)  # noqa: E731
+    monkeypatch.setattr(plgpu, "wait_smem_to_gmem", only_at_the_end)
+    case = Case((0, 0), (8, 8), (16, 16), 1, PREFILL)
+    attend(case, *data(case))
+    assert races()
+
+
+QUERY, KEY = (jax.ShapeDtypeStruct((2, 320, heads, 128), "bfloat16") for heads in (8, 2))
+TOKEN = jax.ShapeDtypeStruct((2, 1, 8, 128), "bfloat16")
+PAGES = jax.ShapeDtypeStruct((40, 16, 2, 128), "bfloat16")
+TABLE, LENGTHS = jax.ShapeDtypeStruct((2, 20), "int32"), jax.ShapeDtypeStruct((2,), "int32")
+
+causal = functools.partial(bijax.dot_product_attention, is_causal=True)
+
+
+def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return causal(q, k, v).astype(jnp.float32).sum()
+
+
+def stacked(*arrays: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in arrays)
+
+
+# A program and how often a kernel is launched; few queries take a second one, which merges the splits.
+PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
+    "prefill": (causal, (QUERY, KEY, KEY), 1),
+    "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 2),
+    "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 2),
+    "gradients": (jax.grad(loss, (0, 1, 2)), (QUERY, KEY, KEY), 1),
+    "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
+}
+
+
+def lowered(function: Callable[..., Any], *args: Any) -> str:
+    return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("wide", [False, True])
+def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
+    function, arrays, launches = PROGRAMS[name]
+    with jax.enable_x64(wide):
+        text = lowered(function, *arrays)
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == launches
+    assert ("stablehlo.dot_general" in text) == (name == "gradients")
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "scale", "architecture"),
+    [
+        (80, "bfloat16", None, "sm_90"),
+        (128, "float32", None, "sm_90"),
+        (128, "bfloat16", -1.0, "sm_90"),
+        (128, "bfloat16", None, "sm_80"),
+    ],
+)
+def test_everything_else_gets_the_portable_program(
+    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_attention_backends, "cuda_architecture", lambda: architecture)
+    x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
+    assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
+
+
+def test_unsupported_calls_are_named() -> None:
+    x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones(1, jnp.int32)
+    contract = split_attention_contract(64, "bfloat16")
+    with pytest.raises(UnsupportedError, match="expected a SplitAttentionContract"):
+        attention(x, x, x, n, n, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="expected a scale"):
+        attention(x, x, x, n, n, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"key_block": 12}, "multiple of 8"), ({"split": 100}, "multiple of"), ({"sum_chains": 3}, "power of two")],
+)
+def test_contracts_that_cannot_be(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SplitAttentionContract(**change)
