@@ -35,8 +35,8 @@ def isolated_dot(x: jax.Array, w: jax.Array, dimension_numbers: DimensionNumbers
         dimension_numbers: As in `lax.dot_general`.
         **options: Further arguments of `lax.dot_general`.
     """
-    left, right = isolate(x.reshape(-1), w.reshape(-1))
-    y = lax.dot_general(left.reshape(x.shape), right.reshape(w.shape), dimension_numbers, **options)
+    flat_x, flat_w = isolate(x.reshape(-1), w.reshape(-1))
+    y = lax.dot_general(flat_x.reshape(x.shape), flat_w.reshape(w.shape), dimension_numbers, **options)
     return isolate(y.reshape(-1))[0].reshape(y.shape)
 
 

@@ -27,12 +27,13 @@ class HloInvarianceError(AssertionError):
     def __init__(self, report: "Report"):
         found = len(report.variant)
         self.report = report
-        # A program with our code in it has been transformed, or is made of bijax operations.
+        # A program with our code in it has been transformed, or is made of bijax operations in part.
+        has_ours = report.ours or any("bijax kernel" in f.reason for f in report.variant)
         advice = (
-            " What is left of the user's program is to be computed with bijax operations, too; what was transformed"
-            " with bijax.invariant and is listed nevertheless, XLA compiled in a way that the library does not know:"
-            " please report it, and compare bits with bijax.testing."
-            if report.ours
+            " Compute with bijax operations what is not yet; what was transformed with bijax.invariant and is listed"
+            " nevertheless is compiled in a way that bijax does not know: please report it, and compare the bits"
+            " (bijax.testing)."
+            if has_ours
             else " Compute these with bijax operations, or transform the function with bijax.invariant."
         )
         super().__init__(
