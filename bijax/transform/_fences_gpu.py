@@ -191,8 +191,8 @@ def _broadcast(value: Value, shape: Sequence[int]) -> Value:
 def _computed(denominator: Value) -> Value:
     """Returns the denominator as a value of which XLA cannot tell that it is broadcast or constant."""
     shaped = ir.RankedTensorType(denominator.type)
-    if not shaped.rank:
-        return denominator
+    if all(n == 1 for n in shaped.shape):
+        return _through_zero(denominator)  # nothing counts here, and a constant would be seen
     # What is chosen, or numbers that count along a dimension, is no broadcast of less; a numerator could be one too.
     dimension = max(range(shaped.rank), key=shaped.shape.__getitem__)
     bits = ir.IntegerType.get_unsigned(ir.FloatType(shaped.element_type).width)

@@ -76,6 +76,16 @@ def test_operations(program: Callable[[jax.Array], jax.Array]) -> None:
     assert FENCE in found or "stablehlo.xor" in found
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1), (3, 5)])
+def test_denominators_are_hidden(shape: tuple[int, ...]) -> None:
+    """XLA multiplies by the reciprocal of a constant, and of a broadcast value, that it sees."""
+    divided = lowered(bijax.invariant(lambda x: x / 3), jax.ShapeDtypeStruct(shape, jnp.float32))
+    (line,) = (line for line in divided.splitlines() if "stablehlo.divide" in line)
+    denominator = line.split("stablehlo.divide ")[1].split()[1]
+    (made,) = (line for line in divided.splitlines() if line.strip().startswith(f"{denominator} ="))
+    assert ("stablehlo.select" if max(shape, default=1) > 1 else "stablehlo.bitcast_convert") in made
+
+
 def test_integers_and_moves_have_none() -> None:
     x, i = jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.int32)
     assert FENCE not in lowered(bijax.invariant(lambda x, i: (x.T, -x, jnp.maximum(x, 0), i * i + 1)), x, i)
