@@ -47,7 +47,7 @@ def audit(
     Example:
         >>> import bijax, jax.numpy as jnp
         >>> def f(x, w):
-        ...     return jnp.maximum(x @ w, 0)
+        ...     return -(x @ w)
         >>> x, w = jnp.ones((8, 64)), jnp.ones((64, 64))
         >>> [operation.primitive for operation in audit(f, x, w).variant]
         ['dot_general']

@@ -232,7 +232,7 @@ def test_the_program_for_another_platform():
 
     report = hlo.inspect_for("cuda", f, X, W)
     assert (report.platform, report.stage) == ("gpu", "lowered")
-    assert [(v.opcode, v.terms) for v in report.variant] == [("dot", 32)]
+    assert [(v.opcode, v.terms) for v in report.variant] == [("tanh", 0), ("dot", 32)]
     assert f"{__file__}:" in report.variant[0].source
     assert report.ours
     assert hlo.inspect_for("cuda", bijax.invariant(f), X, W).invariant
