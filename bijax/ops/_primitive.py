@@ -96,15 +96,16 @@ def define_kernel(
 
 
 BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
-"""Called before a kernel is lowered: what makes sure that its element-wise code is lowered with fences on a GPU."""
+"""Called before a kernel is lowered for CUDA: what makes sure that its element-wise code is lowered with fences."""
 
 
 def _rule(kernel: Kernel) -> Callable[..., Any]:
     lower = mlir.lower_fun(_tagged(kernel), multiple_results=True)
 
     def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
-        for prepare in BEFORE_LOWERING:
-            prepare()
+        if "cuda" in (ctx.platforms or ctx.module_context.platforms):
+            for prepare in BEFORE_LOWERING:
+                prepare()
         return lower(ctx, *operands, **parameters)
 
     return rule
