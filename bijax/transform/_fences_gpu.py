@@ -164,11 +164,16 @@ def _unsigned(bits: Value) -> str:
 
 
 def _is_fenced(value: Value) -> bool:
-    names: list[str] = []
-    while isinstance(value.owner, (ir.Operation, ir.OpView)) and len(names) < 2:
-        names.append(value.owner.operation.name)
-        value = value.owner.operation.operands[0] if len(value.owner.operation.operands) else value
-    return names in (["stablehlo.bitcast_convert", name] for name in ("stablehlo.or", "stablehlo.xor"))
+    bits = _operand_of("stablehlo.bitcast_convert", value)
+    owner: Any = bits.owner if bits is not None else None
+    return isinstance(owner, (ir.Operation, ir.OpView)) and owner.operation.name in ("stablehlo.or", "stablehlo.xor")
+
+
+def _operand_of(name: str, value: Value) -> Any:
+    """Returns the first operand of the operation that makes a value, None if that has another name."""
+    owner: Any = value.owner
+    made = isinstance(owner, (ir.Operation, ir.OpView)) and owner.operation.name == name
+    return owner.operation.operands[0] if made else None
 
 
 def _hidden(constant: np.ndarray) -> Value:
@@ -196,14 +201,12 @@ def _computed(denominator: Value) -> Value:
     # What is chosen, or numbers that count along a dimension, is no broadcast of less; a numerator could be one too.
     dimension = max(range(shaped.rank), key=shaped.shape.__getitem__)
     bits = ir.IntegerType.get_unsigned(ir.FloatType(shaped.element_type).width)
-    numbers = hlo.iota(ir.RankedTensorType.get(shaped.shape, bits), ir.IntegerAttr.get(_int64(), dimension))
+    numbers = hlo.iota(
+        ir.RankedTensorType.get(shaped.shape, bits), ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dimension)
+    )
     values = hlo.bitcast_convert(shaped, numbers)
     same = hlo.compare(numbers, _absorbed(numbers), hlo.ComparisonDirectionAttr.get("EQ"))
     return hlo.select(same, denominator, values)
-
-
-def _int64() -> Any:
-    return ir.IntegerType.get_signless(64)
 
 
 def _in_region() -> bool:
