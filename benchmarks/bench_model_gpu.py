@@ -90,7 +90,7 @@ Step = Callable[..., Any]
 def steps(model: Llama, kind: str, batch: int, keys: int) -> tuple[Step, tuple[Any, ...]]:
     """Returns a function of arrays alone, and its arguments."""
     graph, state = nnx.split(model)
-    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (batch, keys)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (batch, keys + 1)).astype(np.int32)
     if kind == "gradient":
 
         def loss(state: Any, tokens: jax.Array) -> jax.Array:
