@@ -141,10 +141,11 @@ def _tiles(
         return tile(x)
     size = ((tile_shape[1] - 1) * window.strides[1] + (window.size[1] - 1) * window.dilation[1]) + 1
     parts = tuple(-(-n // t) for n, t in zip(counts, tile_shape, strict=True))
+    rest = [jnp.int32(0)] * (x.ndim - 2)
 
     def read(start: tuple[jax.Array, jax.Array]) -> jax.Array:
         example, place = start
-        starts = (example, place * window.strides[1], *(np.int32(0),) * (x.ndim - 2))
+        starts = [example, place * window.strides[1], *rest]
         return lax.dynamic_slice(x, starts, (tile_shape[0], size, *x.shape[2:]), allow_negative_indices=False)
 
     def body(i: jax.Array, y: jax.Array) -> jax.Array:
@@ -152,8 +153,8 @@ def _tiles(
             lax.min(at * size, jnp.int32(n - size))
             for at, n, size in zip(split_index(i, parts[1]), counts, tile_shape, strict=True)
         )
-        start = (example, place, *(np.int32(0),) * (y.ndim - 2))
-        return lax.dynamic_update_slice(y, tile(read((example, place))), start, allow_negative_indices=False)
+        some = tile(read((example, place)))
+        return lax.dynamic_update_slice(y, some, [example, place, *rest], allow_negative_indices=False)
 
     y = jnp.zeros(out.shape, out.dtype)
     result: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(math.prod(parts)), body, y)
