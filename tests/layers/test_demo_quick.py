@@ -2,10 +2,16 @@
 
 import json
 
+import pytest
+
 from bijax import cli
+from tests.exhaustive import rarely
 
 
-def test_the_quick_demo(tmp_path, capsys):
+@pytest.mark.parametrize(("sizes", "chunks"), [((5,), (7,)), rarely((2, 5), (7, None))], ids=["two ways", "all ways"])
+def test_the_quick_demo(sizes, chunks, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", sizes)
+    monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", chunks)
     picture, figures = tmp_path / "picture.png", tmp_path / "figures.json"
     code = cli.main(["demo", "--quick", "--tokens", "4", "--picture", str(picture), "--json", str(figures)])
     printed = capsys.readouterr().out
