@@ -5,6 +5,7 @@ from typing import Any, Final
 import jax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
+from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._primitive import Arrays, Kernel
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
 from pallas_kernels.contract import SplitAttentionContract, split_attention_contract
@@ -16,8 +17,8 @@ def _on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
 
 
 def portable(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    """Runs attention on any platform."""
-    return tiled.attention(*arrays, spec=spec)
+    """Runs attention on any GPU."""
+    return tiled.attention(*arrays, spec=spec, dot=fused_chain_dot)
 
 
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
@@ -30,15 +29,14 @@ from pallas_kernels.contract import (
     split_contract,
 )
 from pallas_kernels.matmul import (
-    chain,
     cpu,
     cpu_gradient,
     mosaic_gpu,
     mosaic_gpu_highest,
     mosaic_gpu_tf32,
     stacked,
-    tiled,
 )
+from pallas_kernels.ops.matmul import triton
 
 Kernel = Callable[..., jax.Array]
 Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array]
@@ -121,17 +119,13 @@ def _cpu_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, pr
     return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
 
 
-def _portable_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_matmul((tiled.matmul, tiled.stacked_matmul), x, w, bias, product)
+def _triton_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    return _fold_matmul((triton.matmul, triton.matmul), x, w, bias, product)
 
 
-def _portable_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    kernels = tiled.weight_gradient, tiled.stacked_weight_gradient
+def _triton_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    kernels = triton.weight_gradient, triton.weight_gradient
     return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
-
-
-def _wide_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_matmul((chain.matmul, chain.matmul), x, w, bias, product)
 
 
 def _fold_matmul(
@@ -217,9 +211,8 @@ def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array
 
 
 CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)
-PORTABLE: Final = Backend(_by_shards(_portable_matmul), _portable_weight_gradient)
+PORTABLE: Final = Backend(_by_shards(_triton_matmul), _triton_weight_gradient)
 HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
-WIDE: Final = Backend(_wide_matmul, _portable_weight_gradient)
 HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _hopper_float32_weight_gradient)
 
 CUDA: Final[dict[tuple[str, str], Backend]] = {
@@ -245,8 +238,6 @@ def for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend,
     dtype = jnp.promote_types(a.dtype, b.dtype)
     if product.out_dtype == "float64":
         dtype = jnp.dtype("float64")
-    if dtype == np.float64:
-        return WIDE, a.astype(dtype), b.astype(dtype)
     return CUDA.get((cuda_architecture(), dtype.name), PORTABLE), a.astype(dtype), b.astype(dtype)
 
 

@@ -19,6 +19,7 @@ from bijax.ops._attention_arguments import (
 )
 from bijax.ops._attention_backends import ATTENTION, portable
 from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
 from pallas_kernels.contract import attention_contract
@@ -222,7 +223,7 @@ def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
 
 
 def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return tiled.gradients(*arrays, spec=spec)
+    return tiled.gradients(*arrays, spec=spec, dot=fused_chain_dot)
 
 
 def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:

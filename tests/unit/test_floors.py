@@ -130,7 +130,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("pallas_kernels.contract", "import numpy, dataclasses"),
         ("pallas_kernels.matmul.cpu", "from pallas_kernels._tiles import isolate\nimport jax"),
         ("pallas_kernels.ops.attention.hopper.launch", "from pallas_kernels.parts.hopper import tile"),
-        ("bijax.ops.matmul", "from pallas_kernels.matmul import cpu, tiled"),
+        ("bijax.ops.matmul", "from pallas_kernels.matmul import cpu, stacked"),
         ("flax_layers.models.llama", "import bijax\nfrom bijax.ops import matmul\nimport flax.nnx"),
         ("bijax.cli", "import flax_layers"),
     ],
