@@ -1,14 +1,19 @@
 """Attention by platform, architecture, dtype and head size, never by the number of queries or sequences."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays, Kernel
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
 from pallas_kernels.contract import SplitAttentionContract, split_attention_contract
-from pallas_kernels.ops.attention import hopper
+
+if TYPE_CHECKING:
+    from pallas_kernels.ops.attention import hopper
+else:
+    hopper = on_first_use("pallas_kernels.ops.attention.hopper")
 
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:

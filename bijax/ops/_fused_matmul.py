@@ -8,18 +8,23 @@ computes the products again, so that no float32 activation waits in memory for t
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.ops._matmul_backends import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
 from bijax.ops._matmul_derivatives import differentiable_matmul, matmul_gradients
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.elementwise import tiled
-from pallas_kernels.matmul import mosaic_gpu
 from pallas_kernels.matmul.activations import activate
+
+if TYPE_CHECKING:
+    from pallas_kernels.matmul import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.matmul.mosaic_gpu")
 
 Optional = jax.Array | None
 

@@ -7,7 +7,7 @@ sum, the storage of the weights, the dtype and the architecture; never from the 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
+from bijax.ops._on_first_use import on_first_use
 from pallas_kernels.contract import (
     ChunkContract,
     MatmulContract,
@@ -29,16 +30,14 @@ from pallas_kernels.contract import (
     shard_length,
     split_contract,
 )
-from pallas_kernels.matmul import (
-    chain,
-    cpu,
-    cpu_gradient,
-    mosaic_gpu,
-    mosaic_gpu_highest,
-    mosaic_gpu_tf32,
-    stacked,
-    tiled,
-)
+from pallas_kernels.matmul import chain, cpu, cpu_gradient, stacked, tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.matmul import mosaic_gpu, mosaic_gpu_highest, mosaic_gpu_tf32
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.matmul.mosaic_gpu")
+    mosaic_gpu_highest = on_first_use("pallas_kernels.matmul.mosaic_gpu_highest")
+    mosaic_gpu_tf32 = on_first_use("pallas_kernels.matmul.mosaic_gpu_tf32")
 
 Kernel = Callable[..., jax.Array]
 Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array]

@@ -1,17 +1,23 @@
 """Norms over the last axis."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._norm_arguments import add_offset, check_eps
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import define_kernel
 from bijax.ops._rows import as_rows, define_row_kernel, row_backends
 from bijax.ops.sum_rows import sum_rows
 from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.norm import mosaic_gpu, tiled
+from pallas_kernels.norm import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.norm import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.norm.mosaic_gpu")
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0) -> Any:
@@ -172,12 +178,14 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
     return _weight_gradient_kernel(*arrays, contract=chunk_contract())[0].astype(weight.dtype)
 
 
-rms_norm_kernel = define_row_kernel("rms_norm", tiled.rms_norm, mosaic_gpu.rms_norm)
-rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", tiled.rms_norm_gradient, mosaic_gpu.rms_norm_gradient)
-_layer_norm_kernel = define_row_kernel("layer_norm", tiled.layer_norm, mosaic_gpu.layer_norm)
+rms_norm_kernel = define_row_kernel("rms_norm", tiled.rms_norm, lambda **a: mosaic_gpu.rms_norm(**a))
+rms_norm_gradient_kernel = define_row_kernel(
+    "rms_norm_gradient", tiled.rms_norm_gradient, lambda **a: mosaic_gpu.rms_norm_gradient(**a)
+)
+_layer_norm_kernel = define_row_kernel("layer_norm", tiled.layer_norm, lambda **a: mosaic_gpu.layer_norm(**a))
 _layer_norm_gradient_kernel = define_row_kernel(
-    "layer_norm_gradient", tiled.layer_norm_gradient, mosaic_gpu.layer_norm_gradient
+    "layer_norm_gradient", tiled.layer_norm_gradient, lambda **a: mosaic_gpu.layer_norm_gradient(**a)
 )
 _weight_gradient_kernel = define_kernel(
-    "norm_weight_gradient", row_backends(tiled.weight_gradient, mosaic_gpu.weight_gradient)
+    "norm_weight_gradient", row_backends(tiled.weight_gradient, lambda *a, **p: mosaic_gpu.weight_gradient(*a, **p))
 )

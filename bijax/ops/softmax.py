@@ -1,16 +1,22 @@
 """Softmax, log_softmax and logsumexp over any set of axes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.ops._checks import axis_indices, float_array
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays
 from bijax.ops._rows import as_rows, define_row_kernel
 from pallas_kernels.contract import row_contract
-from pallas_kernels.softmax import mosaic_gpu, tiled
+from pallas_kernels.softmax import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.softmax import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.softmax.mosaic_gpu")
 
 
 def softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
@@ -148,13 +154,15 @@ def _logsumexp_backward(saved: Arrays, g: jax.Array) -> Arrays:
 
 _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 
-_softmax_kernel = define_row_kernel("softmax", tiled.softmax, mosaic_gpu.softmax)
-_softmax_gradient_kernel = define_row_kernel("softmax_gradient", tiled.softmax_gradient, mosaic_gpu.softmax_gradient)
-_log_softmax_kernel = define_row_kernel("log_softmax", tiled.log_softmax, mosaic_gpu.log_softmax)
-_log_softmax_gradient_kernel = define_row_kernel(
-    "log_softmax_gradient", tiled.log_softmax_gradient, mosaic_gpu.log_softmax_gradient
+_softmax_kernel = define_row_kernel("softmax", tiled.softmax, lambda **a: mosaic_gpu.softmax(**a))
+_softmax_gradient_kernel = define_row_kernel(
+    "softmax_gradient", tiled.softmax_gradient, lambda **a: mosaic_gpu.softmax_gradient(**a)
 )
-_logsumexp_kernel = define_row_kernel("logsumexp", tiled.logsumexp, mosaic_gpu.logsumexp)
+_log_softmax_kernel = define_row_kernel("log_softmax", tiled.log_softmax, lambda **a: mosaic_gpu.log_softmax(**a))
+_log_softmax_gradient_kernel = define_row_kernel(
+    "log_softmax_gradient", tiled.log_softmax_gradient, lambda **a: mosaic_gpu.log_softmax_gradient(**a)
+)
+_logsumexp_kernel = define_row_kernel("logsumexp", tiled.logsumexp, lambda **a: mosaic_gpu.logsumexp(**a))
 _logsumexp_gradient_kernel = define_row_kernel(
-    "logsumexp_gradient", tiled.logsumexp_gradient, mosaic_gpu.logsumexp_gradient
+    "logsumexp_gradient", tiled.logsumexp_gradient, lambda **a: mosaic_gpu.logsumexp_gradient(**a)
 )

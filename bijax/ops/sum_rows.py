@@ -1,12 +1,20 @@
 """Sums over the rows of a batch, for the gradients of weights that every row shares."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import define_kernel
 from bijax.ops._rows import row_backends
 from pallas_kernels.contract import chunk_contract
-from pallas_kernels.rows import mosaic_gpu, tiled
+from pallas_kernels.rows import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.rows import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.rows.mosaic_gpu")
 
 
 @jax.custom_vjp

@@ -157,7 +157,9 @@ def _by_request(primitive: Primitive, ctx: Context, *operands: Any, **parameters
 
 
 def _without_rule(primitive: Primitive, platform: str, *_: Any, **__: Any) -> Sequence[Any]:
-    raise NotImplementedError(f"JAX has no lowering rule for the primitive {primitive.name} on the platform {platform}.")
+    raise NotImplementedError(
+        f"JAX has no lowering rule for the primitive {primitive.name} on the platform {platform}."
+    )
 
 
 def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request) -> Rule:
