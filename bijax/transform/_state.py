@@ -129,15 +129,6 @@ def _close() -> None:
         _opened.changes.pop().__exit__()
 
 
-def is_kernel_code(metadata: dict[str, str] | None) -> bool:
-    """Returns whether an equation is the code of a kernel, whose bits a contract fixes.
-
-    Args:
-        metadata: Metadata of the equation.
-    """
-    return (metadata or {}).get(TAG) == KERNEL
-
-
 def of_equation(metadata: dict[str, str] | None) -> Request:
     """Returns the request that holds for an equation that is being lowered.
 

@@ -1,8 +1,8 @@
 """Calls of compiled programs, looked at while a request is in force.
 
-A program that was compiled before is neither traced nor lowered when it is called, and JAX tells nobody of the call. So
-as long as a request is in force in any thread, `jax.stages.Compiled.__call__` is a function that runs a check first; the
-check looks at the request of its own thread. When the last request ends, JAX's own function is back.
+A program that was compiled before is neither traced nor lowered when it is called, and JAX tells nobody of the call.
+So as long as a request is in force in any thread, `jax.stages.Compiled.__call__` is a function that runs a check first;
+the check looks at the request of its own thread. When the last request ends, JAX's own function is back.
 """
 
 import functools
