@@ -11,8 +11,8 @@ import numpy as np
 from bijax.ops._checks import describe, float_array, integer, real
 from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays
-from bijax.ops._rows import define_row_kernel
-from pallas_kernels.contract import row_contract
+from bijax.ops._rows import Orders, define_row_kernel
+from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.cross_entropy import tiled
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _loss(x: jax.Array, codes: jax.Array, z_loss: float) -> jax.Array:
 
 
 def _forward(x: jax.Array, codes: jax.Array, z_loss: float) -> tuple[jax.Array, Arrays]:
-    loss, m, log_sum = _kernel({"x": x, "labels": codes}, z_loss=z_loss, contract=row_contract())
+    loss, m, log_sum = _kernel({"x": x, "labels": codes}, z_loss=z_loss)
     return loss, (x, codes, m, log_sum)
 
 
@@ -122,7 +122,15 @@ def _backward(z_loss: float, saved: Arrays, g: jax.Array) -> tuple[jax.Array, np
 
 _loss.defvjp(_forward, _backward)
 
-_kernel = define_row_kernel("cross_entropy", tiled.cross_entropy, lambda **a: mosaic_gpu.cross_entropy(**a))
+_kernel = define_row_kernel(
+    "cross_entropy",
+    tiled.cross_entropy,
+    lambda: mosaic_gpu.cross_entropy,
+    orders=Orders(lambda _: row_contract(), online_row_contract, functions=True),
+)
 _gradient_kernel = define_row_kernel(
-    "cross_entropy_gradient", tiled.cross_entropy_gradient, lambda **a: mosaic_gpu.cross_entropy_gradient(**a)
+    "cross_entropy_gradient",
+    tiled.cross_entropy_gradient,
+    lambda: mosaic_gpu.cross_entropy_gradient,
+    orders=Orders(functions=True),
 )

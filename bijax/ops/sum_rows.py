@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import define_kernel
-from bijax.ops._rows import row_backends
+from bijax.ops._rows import Orders, row_backends
 from pallas_kernels.contract import chunk_contract
 from pallas_kernels.rows import tiled
 
@@ -23,7 +23,7 @@ def sum_rows(x: jax.Array) -> jax.Array:
 
     Guarantee: split-invariant, for cuts at multiples of 128 rows.
     """
-    return _kernel(x, jnp.zeros(x.shape[1:], jnp.float32), contract=chunk_contract())[0]
+    return _kernel(x, jnp.zeros(x.shape[1:], jnp.float32), names=("x", "accumulate"))[0]
 
 
 def _forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -38,9 +38,5 @@ sum_rows.defvjp(_forward, _backward)
 
 
 _kernel = define_kernel(
-    "sum_rows",
-    row_backends(
-        lambda x, total, *, contract: tiled.sum_rows(x, contract=contract, accumulate=total),
-        lambda x, total, *, contract: mosaic_gpu.sum_rows(x, contract=contract, accumulate=total),
-    ),
+    "sum_rows", row_backends(tiled.sum_rows, lambda: mosaic_gpu.sum_rows, Orders(lambda _: chunk_contract()))
 )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from bijax.ops._checks import axis_indices, float_array, integer
 from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays
-from bijax.ops._rows import define_row_kernel
+from bijax.ops._rows import Orders, define_row_kernel
 from bijax.ops.reductions import arrange
 from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import row_contract
@@ -100,7 +100,7 @@ def _variance(x: jax.Array, ddof: int) -> jax.Array:
 
 
 def _forward(x: jax.Array, ddof: int) -> tuple[jax.Array, Arrays]:
-    y, mean = _kernel({"x": x}, ddof=ddof, contract=row_contract())
+    y, mean = _kernel({"x": x}, ddof=ddof)
     return y, (x, mean)
 
 
@@ -132,5 +132,7 @@ def _root_backward(ddof: int, saved: Arrays, g: jax.Array) -> Arrays:
 
 _standard_deviation.defvjp(_root_forward, _root_backward)
 
-_kernel = define_row_kernel("variance", tiled.variance, lambda **a: mosaic_gpu.variance(**a))
-_gradient_kernel = define_row_kernel("variance_gradient", tiled.variance_gradient)
+_kernel = define_row_kernel(
+    "variance", tiled.variance, lambda: mosaic_gpu.variance, orders=Orders(lambda _: row_contract())
+)
+_gradient_kernel = define_row_kernel("variance_gradient", tiled.variance_gradient, orders=Orders(functions=True))
