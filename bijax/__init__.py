@@ -1,6 +1,7 @@
 """Batch-invariant JAX: a row gets the same bits whatever else is in the batch."""
 
 from bijax import ops as ops
+from bijax.ops._architecture import lowering_for as lowering_for
 from bijax.ops.attention import dot_product_attention as dot_product_attention
 from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
 from bijax.ops.elementwise import elementwise as elementwise

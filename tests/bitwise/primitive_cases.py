@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+import bijax
+
 Rules = dict[str, Callable[..., jax.Array]]
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -43,7 +45,8 @@ def compared(equation: Any, rule: Callable[..., jax.Array], *, seed: int = 0) ->
 
 def lowers_for_cuda(function: Callable[..., Any], *args: Any) -> bool:
     """Lowers a function for an NVIDIA GPU, which must not raise."""
-    return bool(jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text())
+    with bijax.lowering_for("sm_90"):
+        return bool(jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text())
 
 
 def _walk(jaxpr: Any) -> Iterator[Any]:

@@ -16,6 +16,8 @@ import bijax
 from bijax import hlo
 from bijax.transform.audit import audit
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 X = jnp.ones((8, 64))
 W = jnp.ones((64, 32))
 

@@ -17,6 +17,8 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul.mosaic_gpu import matmul
 from pallas_kernels.schedule.hopper import MatmulSchedule
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 CONTRACT = WgmmaContract()
 NARROW = MatmulSchedule(True, 64, 8, 128, 3)
 WIDE = MatmulSchedule(False, 64, 64, 64, 3, 2)

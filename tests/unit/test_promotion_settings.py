@@ -15,6 +15,8 @@ import bijax
 from bijax.transform._tables import FENCED, ORDERED, RACING, STABLE, TAKEN_OUT, VECTORS
 from tests.transform import test_vectors
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 Function = Callable[..., Any]
 
 DTYPES = ("float32", "bfloat16")
@@ -83,6 +85,7 @@ WITHOUT_GRADIENT = {
     ),
 }
 NO_OPERATIONS = {
+    "lowering_for",
     *("Audit", "GradientSum", "NotInvariantError", "UnsupportedError", "audit", "invariant"),
     *("disable_batch_invariant_mode", "enable_batch_invariant_mode", "is_batch_invariant_mode_enabled"),
     "set_batch_invariant_mode",

@@ -15,6 +15,8 @@ from pallas_kernels.schedule.hopper_online import SHARED_BYTES, SMS, OnlineSched
 from pallas_kernels.softmax import mosaic_gpu
 from tests.bitwise.softmax_kernel_cases import forms, hostile, schedules
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 NAMES = tuple(forms(*hostile(1, "float32")))
 
 
