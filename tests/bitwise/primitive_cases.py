@@ -27,8 +27,9 @@ def substitute(function: Callable[..., Any], rules: Rules) -> Callable[..., Any]
 
 
 def equations(function: Callable[..., Any], *args: Any, name: str) -> list[Any]:
-    """Returns the equations of one primitive in a program, those of the functions it calls included."""
-    return [e for e in _walk(jax.make_jaxpr(function)(*args).jaxpr) if e.primitive.name == name]
+    """Returns the different equations of one primitive in a program, those of the functions it calls included."""
+    found = [e for e in _walk(jax.make_jaxpr(function)(*args).jaxpr) if e.primitive.name == name]
+    return list({(str(e.params), *(str(v.aval) for v in e.invars)): e for e in found}.values())
 
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:

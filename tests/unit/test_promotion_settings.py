@@ -189,8 +189,9 @@ def test_primitives(name: str) -> None:
         args = [x * 0.5 for x in ones(dtype, (4, 6), (4, 6))]
         with no_promotion():
             jax.jit(PRIMITIVES[name]).lower(*args)
+            traced = jax.jit(bijax.invariant(PRIMITIVES[name])).trace(*args)
             for platform in ("cpu", "cuda"):
-                jax.jit(bijax.invariant(PRIMITIVES[name])).trace(*args).lower(lowering_platforms=(platform,))
+                traced.lower(lowering_platforms=(platform,))
 
 
 def test_what_the_caller_promotes_is_still_an_error() -> None:
