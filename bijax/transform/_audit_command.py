@@ -54,7 +54,7 @@ def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument(
         "--architecture",
         metavar="SM",
-        help="that of the GPU for --platform cuda, such as sm_90 (default: the present one)",
+        help="that of the GPU, such as sm_90, for --platform cuda",
     )
     parser.add_argument("--compiled", action="store_true", help="look at the compiled program, too")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
