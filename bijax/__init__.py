@@ -21,9 +21,11 @@ from bijax.ops.variance import std as std
 from bijax.ops.variance import var as var
 from bijax.transform import Audit as Audit
 from bijax.transform import GradientSum as GradientSum
+from bijax.transform import Manifest as Manifest
 from bijax.transform import NotInvariantError as NotInvariantError
 from bijax.transform import accumulate_gradients as accumulate_gradients
 from bijax.transform import audit as audit
+from bijax.transform import contracts as contracts
 from bijax.transform import disable_batch_invariant_mode as disable_batch_invariant_mode
 from bijax.transform import enable_batch_invariant_mode as enable_batch_invariant_mode
 from bijax.transform import invariant as invariant

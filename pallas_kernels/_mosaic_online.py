@@ -18,7 +18,7 @@ How to write a kernel on it (`pallas_kernels/softmax/mosaic_gpu.py` holds more):
     def step(row, x, m, reciprocal):           # float32 columns
         return (row.product(row.exponential(x - m), reciprocal),)
 
-    (y,) = run_online(finish, x, step, [x.dtype], interpret=False)
+    (y,) = run_online(finish, x, step, [x.dtype], contract=online_row_contract(x.shape[1]), interpret=False)
 """
 
 import functools

@@ -150,9 +150,8 @@ def _sums(
     sizes = _sizes(group_sizes, x.shape[:2]) * math.prod(lhs.shape[d] for d in lhs_contracting[at + 1 :])
 
     def entry(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
-        parts = _map(
-            lambda x, g, sizes: run(sum_groups, x, g, sizes, product=product, contract=chunk_contract()), x, g, sizes
-        )
+        sums = functools.partial(run, sum_groups, product=product, contract=chunk_contract())
+        parts = _map(sums, x, g, sizes)
         total = parts[0]
         if parts.shape[0] > 1:
             total = lax.fori_loop(1, parts.shape[0], lambda i, total: isolate(total + parts[i])[0], total)

@@ -77,7 +77,7 @@ def row_backends(
     """
 
     def on_cuda(*arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
-        by_name = dict(zip(names, arrays, strict=True)) if names else {}
+        by_name: dict[str, Any] = dict(zip(names, arrays, strict=True)) if names else {}
         if hopper is None or cuda_architecture() != HOPPER or (orders.serves and not orders.serves(by_name)):
             return anywhere(*arrays, names=names, **parameters)
         like = functools.partial(_as_portable, portable, orders, _columns(arrays))
@@ -85,7 +85,7 @@ def row_backends(
         return _as_tuple(run(hopper(), *(() if names else arrays), like=like, **by_name, **options, **parameters))
 
     def anywhere(*arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
-        by_name = dict(zip(names, arrays, strict=True)) if names else {}
+        by_name: dict[str, Any] = dict(zip(names, arrays, strict=True)) if names else {}
         options = orders.options(_columns(arrays), on_hopper=False)
         return _as_tuple(run(portable, *(() if names else arrays), **by_name, **options, **parameters))
 

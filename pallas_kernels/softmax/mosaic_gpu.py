@@ -145,6 +145,7 @@ def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract, inter
     """
     if not supports(y.shape[1], y.dtype, g.dtype):
         return tiled.softmax_gradient(y, g, contract=contract)
+    honour("softmax_gradient", contract, row_contract())
 
     def program(row: Row) -> None:
         total = row.fold(row.product)
@@ -170,6 +171,7 @@ def log_softmax_gradient(
 
     Guarantee: row-invariant.
     """
+    honour("log_softmax_gradient", contract, row_contract())
     honour("log_softmax_gradient", functions, PTX_FUNCTIONS)
     if not serves(x, g):
         raise UnsupportedError(
