@@ -292,7 +292,9 @@ def test_text_and_json():
 
 
 def test_rich():
-    console = pytest.importorskip("rich.console").Console(width=80, force_terminal=True)
+    console = pytest.importorskip("rich.console").Console(
+        width=80, force_terminal=True, color_system="standard", no_color=False
+    )
     with console.capture() as capture:
         console.print(audit(network, X, W))
     assert "\x1b[" in capture.get()
