@@ -21,13 +21,13 @@ else:
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.attention, *arrays, like=tiled.attention, spec=spec)
+    return run(cpu.attention, *arrays, like=_anywhere, spec=spec)
 
 
 def portable(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     """Runs attention on any GPU."""
     note(tiled.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(tiled.attention, *arrays, like=tiled.attention, spec=spec, dot=fused_chain_dot)
+    return run(tiled.attention, *arrays, like=_anywhere, spec=spec, dot=fused_chain_dot)
 
 
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
@@ -35,11 +35,11 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     if contract is None or cuda_architecture() != HOPPER:
         return portable(*arrays, spec=spec)
     mask: dict[str, Any] = {"causal": spec.causal, "window": spec.window}
-    portable_form = functools.partial(_as_portable, spec)
-    return run(hopper.attention, *arrays, like=portable_form, contract=contract, scale=spec.scale, **mask)
+    like = functools.partial(_anywhere, spec=spec)
+    return run(hopper.attention, *arrays, like=like, contract=contract, scale=spec.scale, **mask)
 
 
-def _as_portable(spec: AttentionSpec, *arrays: jax.Array, **_: Any) -> Arrays:
+def _anywhere(*arrays: jax.Array, spec: AttentionSpec, **_: Any) -> Arrays:
     return tiled.attention(*arrays, spec=spec, dot=fused_chain_dot)
 
 

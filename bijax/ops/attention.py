@@ -220,7 +220,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return run(cpu.gradients, *arrays, like=tiled.gradients, spec=spec)
+    return run(cpu.gradients, *arrays, like=_tiled_gradients, spec=spec)
 
 
 def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
