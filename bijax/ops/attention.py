@@ -17,13 +17,13 @@ from bijax.ops._attention_arguments import (
     scale_factor,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, portable
+from bijax.ops._attention_backends import ATTENTION, gradients_like, portable
 from bijax.ops._checks import describe, float_array, same_dtype
-from bijax.ops._contracts import run
+from bijax.ops._contracts import note, run
 from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
-from pallas_kernels.contract import attention_contract
+from pallas_kernels.contract import XLA_FUNCTIONS, attention_contract
 
 _OP = "bijax.dot_product_attention"
 
@@ -220,11 +220,13 @@ _attention.defvjp(_forward, _backward)
 
 
 def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return run(cpu.gradients, *arrays, like=tiled.gradients, spec=spec)
+    note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
+    return run(cpu.gradients, *arrays, like=gradients_like, spec=spec)
 
 
 def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return run(tiled.gradients, *arrays, like=tiled.gradients, spec=spec, dot=fused_chain_dot)
+    note(tiled.gradients, XLA_FUNCTIONS, arrays=arrays)
+    return run(tiled.gradients, *arrays, spec=spec, dot=fused_chain_dot)
 
 
 def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
