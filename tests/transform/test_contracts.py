@@ -13,6 +13,7 @@ import pytest
 
 import bijax
 from bijax.cli import main
+from bijax.ops._contracts import recording
 from bijax.ops._primitive import KERNELS
 from bijax.transform import _kernel_table
 from bijax.transform._kernel_table import Row
@@ -93,6 +94,13 @@ def test_what_nothing_fixes_is_refused_or_named() -> None:
     if jax.default_backend() == "cpu":
         with pytest.raises(bijax.UnsupportedError, match="lowering_for"):
             bijax.contracts(bijax.invariant(model), jnp.ones((8, 512)), platform="cuda")
+
+
+def test_the_shapes_of_results_are_no_use_of_a_contract() -> None:
+    x = jax.ShapeDtypeStruct((3, 1237), "float32")  # a shape that nothing has asked for
+    with recording() as found:
+        assert jax.eval_shape(bijax.softmax, x) == x
+    assert not found
 
 
 def test_audits_show_the_ids() -> None:
