@@ -17,7 +17,7 @@ from bijax.ops._attention_arguments import (
     scale_factor,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, gradients_like, portable
+from bijax.ops._attention_backends import ATTENTION, attention_like, gradients_like
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._contracts import note, run
 from bijax.ops._cuda_dot import fused_chain_dot
@@ -238,7 +238,7 @@ def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], param
     return unfold_rows(size, _gradients_kernel(*fold_rows(size, arrays, axes), **parameters))
 
 
-_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=portable)
+_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=attention_like)
 _gradients_kernel = define_kernel(
-    "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients
+    "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients, gradients_like
 )
