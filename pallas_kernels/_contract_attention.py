@@ -121,6 +121,86 @@ class SplitAttentionContract:
         return f"attention/v{self.version}/f32-wgmma16-keys{self.key_block}-split{self.split}-online"
 
 
+@dataclass(frozen=True)
+class MmaAttentionContract:
+    """How one query attends to its keys on a GPU that has no kernel of its own for them, by the tensor core.
+
+    Operands are multiplied in 16 bits: values of bfloat16 and float16 as they are, one of float32 as the sum of three
+    bfloat16 parts (it rounded, the rest rounded, the rest; of an infinity the rests are nan). Two of these have six
+    products: low by high, high by low, middle by middle, middle by high, high by middle, high by high. A chain below
+    is one float32 accumulator that takes the products of 16 elements at a time, upwards, as the tensor core adds them;
+    of a head in pieces of 64 elements (shorter ones of powers of two at its end), and of each piece one product of
+    parts after the other.
+
+    Keys are walked upwards in blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ... A row, a
+    query with one of its heads, starts with the maximum m = `LEAST`, the sum l = 0 and the values o = 0. With
+    c = scale * log2(e), rounded to float32 once, a block takes them to
+
+        s  = query @ keys^T * c + bias * log2(e)      a chain over the head, then each product and the sum rounded;
+                                                      -inf where a key is not seen
+        m' = max(m, max(s))
+        p  = ex2(s - m')
+        a  = ex2(m - m')
+        l' = l * a + sum(p)                           the product rounded, p in the one order of the kernel's only tile
+        o' = o * a + p @ values                       a chain over the block's keys that starts at o * a, rounded; p in
+                                                      the parts of the operands' dtype
+
+    where ex2 is `ex2.approx.ftz.f32`. The result is o / l, rounded to nearest, with the log-sum-exp
+    (m + log2(l)) * ln(2). A row without a weight above 0 has zeros and -inf. A row that sees a value that is not finite
+    is nan in all of its results.
+
+    In the backward pass p = ex2(s - lse * log2(e)) and t = p * (cotangent @ values^T - sum(cotangent * result)). The
+    gradient of a query is one chain of t @ keys over the blocks of keys that it sees, upwards, times the scale; that of
+    a key is one of t^T @ queries over blocks of `row_block` of the rows that see it, query by query and in a query head
+    by head, times the scale; that of a value one of p^T @ cotangents. Blocks that are not seen change no bit. Blocks of
+    keys hold `row_block` keys there.
+
+    Attributes:
+        key_block: Keys of one block, a power of two and at least 16.
+        row_block: Rows or keys of one block in the backward pass, the same.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    key_block: int = 64
+    row_block: int = 64
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("key_block", "row_block"):
+            size = getattr(self, name)
+            if size < 16 or size & (size - 1):
+                raise ValueError(f"{name} must be a power of two and at least 16, got {size}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}-online"
+
+
+def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
+    """Returns the contract of attention on a GPU that has no kernel of its own for it.
+
+    Args:
+        dtype: Name of the dtype of queries, keys and values.
+        head_size: Width of a head.
+
+    Example:
+        >>> mma_attention_contract("bfloat16", 128).id
+        'attention/v1/f32-mma16-keys64-rows64-online'
+        >>> mma_attention_contract("float32", 128).id
+        'attention/v1/f32-mma16-keys64-rows32-online'
+    """
+    if head_size > _MMA_WIDEST:
+        return MmaAttentionContract(16, 16)
+    if dtype != "float32":
+        return MmaAttentionContract()
+    return MmaAttentionContract(32, 16) if head_size > _MMA_WIDE else MmaAttentionContract(64, 32)
+
+
+_MMA_WIDE: Final = 128
+_MMA_WIDEST: Final = 256
+
+
 LEAST: Final = -3e38
 """The maximum before any key: finite, so that differences of maxima are never nan."""
 

@@ -1,6 +1,10 @@
 """Batch-invariant operations, differentiable and under every JAX transformation."""
 
 from bijax.ops.attention import dot_product_attention as dot_product_attention
+from bijax.ops.attention_block_size import AttentionBlockSize as AttentionBlockSize
+from bijax.ops.attention_block_size import (
+    get_batch_invariant_attention_block_size as get_batch_invariant_attention_block_size,
+)
 from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
 from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.embed import embed as embed

@@ -12,25 +12,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe
-from pallas_kernels.errors import UnsupportedError
+from bijax.ops._checks import FLOATS, describe
 
 LAST_POSITION = (1 << 30) - 1
 """Largest position of a first query, so that sums of positions fit in int32."""
 
 
-def refuse_bias(op: str, bias: Any, mask: Any) -> None:
-    """Checks that neither a bias nor a mask is given.
+def score_array(op: str, name: str, given: Any, sizes: tuple[int, int, int, int], *, single: bool) -> jax.Array | None:
+    """Returns a bias or a mask with four dimensions.
+
+    Args:
+        op: Name of the operation.
+        name: "bias" or "mask".
+        given: The array, or None.
+        sizes: (B, N, T, S).
+        single: Whether the call has no dimension of sequences.
+
+    Returns:
+        (B or 1, N or 1, T or 1, S or 1), or None.
 
     Raises:
-        UnsupportedError: If one is.
+        TypeError: If a bias is no float array, or a mask no bool one.
+        ValueError: If it cannot be broadcast to `sizes`.
     """
-    for name, array in (("bias", bias), ("mask", mask)):
-        if array is not None:
-            raise UnsupportedError(
-                f"{op}: {name} must be None, got {describe(array)}: scores take no bias and no mask array. State what"
-                " a query sees with is_causal, local_window_size, query_seq_lengths and key_value_seq_lengths."
-            )
+    if given is None:
+        return None
+    array = given if isinstance(given, jax.Array) else jnp.asarray(given)
+    if name == "mask" and array.dtype != jnp.bool_:
+        raise TypeError(
+            f"{op}: mask must be bool, true where a query sees a key, got {describe(array)}; floats to be added to the"
+            " scores are a bias."
+        )
+    if name == "bias" and array.dtype.name not in FLOATS:
+        raise TypeError(f"{op}: bias must be an array of {', '.join(FLOATS)}, got {describe(array)}.")
+    wanted = sizes[1:] if single else sizes
+    missing = len(wanted) - array.ndim
+    shape = (1,) * missing + array.shape
+    if missing < 0 or any(n not in (1, size) for n, size in zip(shape, wanted, strict=True)):
+        names = "(N, T, S)" if single else "(B, N, T, S)"
+        raise ValueError(
+            f"{op}: {name} must have a shape that can be broadcast to {names} = {list(wanted)}, got {describe(array)}."
+        )
+    return array.reshape((1,) * (4 - len(shape)) + shape)
 
 
 def check_heads(op: str, query: jax.Array, key: jax.Array, value: jax.Array, key_name: str, value_name: str) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
@@ -13,17 +15,16 @@ from bijax.ops._attention_arguments import (
     check_heads,
     per_sequence,
     poison,
-    refuse_bias,
     scale_factor,
+    score_array,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, attention_like, gradients_like
+from bijax.ops._attention_backends import ATTENTION, GRADIENTS, Given, gradients, results
 from bijax.ops._checks import describe, float_array, same_dtype
-from bijax.ops._contracts import note, run
-from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.attention import AttentionSpec, cpu, tiled
-from pallas_kernels.contract import XLA_FUNCTIONS, attention_contract
+from pallas_kernels.attention import AttentionSpec
+from pallas_kernels.contract import attention_contract
+from pallas_kernels.errors import UnsupportedError
 
 _OP = "bijax.dot_product_attention"
 
@@ -33,8 +34,8 @@ def dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
-    bias: None = None,
-    mask: None = None,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
@@ -51,8 +52,8 @@ def dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
-    bias: None = None,
-    mask: None = None,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
@@ -69,8 +70,8 @@ def dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
-    bias: None = None,
-    mask: None = None,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
@@ -86,8 +87,8 @@ def dot_product_attention(
     query: Any,
     key: Any,
     value: Any,
-    bias: None = None,
-    mask: None = None,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
@@ -103,16 +104,18 @@ def dot_product_attention(
     128 at absolute positions. What the arrays hold beyond a length, or where a query does not look, leaves no trace,
     nan and infinities included; so a cache may be longer than its sequences.
 
-    On a Hopper GPU bfloat16 and float16 with heads of 64 or 128 have kernels of their own, which also sum splits of
-    1024 keys apart (`pallas_kernels.contract.SplitAttentionContract`); everything else is a portable program there,
-    the gradients too. In these kernels a query that sees a value that is not finite has nan in all of its results.
+    On a Hopper GPU bfloat16 and float16 with heads of 64 or 128, without a bias or a mask, have kernels of their own,
+    which also sum splits of 1024 keys apart (`pallas_kernels.contract.SplitAttentionContract`). Everything else on any
+    GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`), the gradients too. On a GPU a query that
+    sees a value that is not finite has nan in all of its results.
 
     Args:
         query: (B, T, N, H) or (T, N, H) float32, bfloat16 or float16.
         key: (B, S, K, H) or (S, K, H) of the same dtype; K divides N.
         value: Of the shape and dtype of `key`.
-        bias: Must be None.
-        mask: Must be None.
+        bias: Floats that are added to the scaled scores, (B or 1, N or 1, T or 1, S or 1); leading dimensions may be
+            missing. It has no gradient.
+        mask: bool of such a shape; a query does not see the keys where it is false.
         scale: Factor of the scores, a Python number; 1 / sqrt(H) by default.
         is_causal: Whether a query sees no key after its own position.
         query_seq_lengths: (B,) ints in [0, T]; later queries see nothing. T by default.
@@ -126,12 +129,13 @@ def dot_product_attention(
         The outputs, of the shape and dtype of `query`; with `return_residual` also the log-sum-exp (B, T, N) or
         (T, N), in float32 (`jax.nn` rounds it to the dtype of the keys). A query that sees no key, also one beyond
         its `query_seq_lengths`, has zeros and -inf (`jax.nn` gives the mean of all values where only the keys are
-        missing). Where lengths or offsets are traced and out of range, the sequence's results are nan.
+        missing); so has one whose scores are all -inf by a bias. Where lengths or offsets are traced and out of range,
+        the sequence's results are nan.
 
     Raises:
         TypeError: If dtypes are unsupported or differ, or `scale` is traced.
         ValueError: If shapes do not fit, or lengths or offsets are out of range.
-        UnsupportedError: If a bias or a mask is given; in forward-mode differentiation.
+        UnsupportedError: If the bias is differentiated; in forward-mode differentiation.
 
     Guarantee: row-invariant; a row is a query with the keys that it sees. Its bits do not depend on the other
     sequences, the number of queries in the call, S, or whether the keys lie in one piece or in pages
@@ -147,7 +151,6 @@ def dot_product_attention(
         >>> bool((whole[:1, 4:] == last).all())
         True
     """
-    refuse_bias(_OP, bias, mask)
     query, key, value = (float_array(_OP, n, x) for n, x in (("query", query), ("key", key), ("value", value)))
     same_dtype(_OP, query=query, key=key, value=value)
     came = f"got query {describe(query)}, key {describe(key)} and value {describe(value)}"
@@ -181,13 +184,16 @@ def dot_product_attention(
         _OP, "key_value_seq_lengths", key_value_seq_lengths, batch, key.shape[1], "the keys given, S"
     )
     valid = both(valid_offsets, both(valid_queries, valid_keys))
-    out, lse = _attention(query, key, value, offsets, query_lengths, key_lengths, valid, spec)
+    sizes = (batch, query.shape[2], length, key.shape[1])
+    bias = score_array(_OP, "bias", bias, sizes, single=single)
+    mask = score_array(_OP, "mask", mask, sizes, single=single)
+    out, lse = _attention(query, key, value, offsets, query_lengths, key_lengths, valid, bias, mask, spec)
     if single:
         out, lse = out[0], lse[0]
     return (out, lax.stop_gradient(lse)) if return_residual else out
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(9,))
 def _attention(
     query: jax.Array,
     key: jax.Array,
@@ -196,49 +202,75 @@ def _attention(
     query_lengths: jax.Array,
     key_lengths: jax.Array,
     valid: jax.Array | None,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
     spec: AttentionSpec,
 ) -> Arrays:
     """Attention of arrays (B, ...), without checks; returns the outputs and the log-sum-exp."""
-    return poison(valid, *_kernel(query, key, value, offsets, query_lengths, key_lengths, spec=spec))
+    given, others = _given(bias, mask)
+    arrays = (query, key, value, offsets, query_lengths, key_lengths, *others)
+    return poison(valid, *_kernel(*arrays, spec=spec, given=given))
+
+
+def _given(bias: jax.Array | None, mask: jax.Array | None) -> tuple[Given, Arrays]:
+    return Given(bias=bias is not None, mask=mask is not None), tuple(x for x in (bias, mask) if x is not None)
 
 
 _Saved = tuple[jax.Array | None, ...]
 
 
 def _forward(*arguments: Any) -> tuple[Arrays, _Saved]:
-    out, lse = _attention(*arguments)
-    return (out, lse), (*arguments[:-1], out, lse)
+    *differentiated, spec = arguments
+    bias = differentiated[7]
+    if bias is not None and bias.perturbed:
+        raise UnsupportedError(
+            f"{_OP} has no gradient of the bias: expected one that is not differentiated, got {describe(bias.value)}"
+            " among what is. Pass jax.lax.stop_gradient(bias), or add the bias to the scores by hand."
+        )
+    values = [None if x is None else x.value for x in differentiated]
+    out, lse = _attention(*values, spec)
+    return (out, lse), (*values, out, lse)
 
 
-def _backward(spec: AttentionSpec, saved: Any, cotangents: Arrays) -> tuple[jax.Array | None, ...]:
-    query, key, value, *lengths, valid, out, lse = saved
-    grads = _gradients_kernel(query, key, value, out, lse, cotangents[0], *lengths, spec=spec)
-    return (*poison(valid, *grads), None, None, None, None)
+def _backward(spec: AttentionSpec, saved: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
+    query, key, value, *lengths, valid, bias, mask, out, lse = saved
+    cotangent = cotangents[0]
+    if isinstance(cotangent, SymbolicZero):
+        cotangent = jnp.zeros_like(out)
+    given, others = _given(bias, mask)
+    arrays = (query, key, value, out, lse, cotangent, *lengths, *others)
+    grads = _gradients_kernel(*arrays, spec=spec, given=given)
+    return (*poison(valid, *grads), *[None] * 6)
 
 
-_attention.defvjp(_forward, _backward)
+_attention.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.gradients, *arrays, like=gradients_like, spec=spec)
-
-
-def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    note(tiled.gradients, XLA_FUNCTIONS, arrays=arrays)
-    return run(tiled.gradients, *arrays, spec=spec, dot=fused_chain_dot)
+def _folded(size: int, arrays: Arrays, axes: Sequence[int | None], given: Given) -> Arrays:
+    """Returns the arrays with a mapped axis as more sequences; a bias or mask of all stays one of all."""
+    count = given.bias + given.mask
+    first = len(arrays) - count
+    sequences = fold_rows(size, arrays[:first], axes[:first])
+    batch = sequences[0].shape[0] // size
+    others = []
+    for array, axis in zip(arrays[first:], axes[first:], strict=True):
+        if axis is None and array.shape[0] == 1:
+            others.append(array)
+            continue
+        whole = jnp.broadcast_to(array, (size, *array.shape)) if axis is None else jnp.moveaxis(array, axis, 0)
+        whole = jnp.broadcast_to(whole, (size, batch, *whole.shape[2:]))
+        others.append(whole.reshape(size * batch, *whole.shape[2:]))
+    return (*sequences, *others)
 
 
 def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
     """A mapped axis is more sequences."""
-    return unfold_rows(size, _kernel(*fold_rows(size, arrays, axes), **parameters))
+    return unfold_rows(size, _kernel(*_folded(size, arrays, axes, parameters["given"]), **parameters))
 
 
 def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
-    return unfold_rows(size, _gradients_kernel(*fold_rows(size, arrays, axes), **parameters))
+    return unfold_rows(size, _gradients_kernel(*_folded(size, arrays, axes, parameters["given"]), **parameters))
 
 
-_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=attention_like)
-_gradients_kernel = define_kernel(
-    "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients, gradients_like
-)
+_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=results)
+_gradients_kernel = define_kernel("attention_gradients", GRADIENTS, _fold_gradients, shapes=gradients)

@@ -4,6 +4,7 @@ Gradients of queries are sums over key blocks, those of keys and values sums ove
 absolute positions. A query that does not see a key adds an exact zero to its sums.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,7 +14,8 @@ from jax import lax
 from pallas_kernels._tiles import isolate
 from pallas_kernels.attention._forward import from_rows, masked_scores, one_nan, rows_sight, seen_keys, to_rows
 from pallas_kernels.attention._keys import FetchBlock, contiguous_blocks
-from pallas_kernels.attention._programs import Dot, lane_tree, seen_product
+from pallas_kernels.attention._programs import dot, lane_tree, seen_product
+from pallas_kernels.attention._score_arrays import NOTHING, ScoreArrays
 from pallas_kernels.attention._sight import Sight, sight
 from pallas_kernels.attention._spec import AttentionSpec
 from pallas_kernels.contract import LANES
@@ -49,10 +51,10 @@ def gradients(
     offsets: jax.Array,
     query_lengths: jax.Array,
     key_lengths: jax.Array,
+    arrays: ScoreArrays = NOTHING,
     *,
     spec: AttentionSpec,
     tile: Tile,
-    dot: Dot,
 ) -> Gradients:
     """Runs the backward pass over a contiguous cache, one sequence after the other.
 
@@ -66,9 +68,9 @@ def gradients(
         offsets: (B,) int32.
         query_lengths: (B,) int32.
         key_lengths: (B,) int32.
+        arrays: Bias and mask.
         spec: Order of the sums, scale and mask.
         tile: One sequence, whole blocks of queries and of keys.
-        dot: The product.
 
     Returns:
         Gradients of `query`, `key` and `value`, of their shapes and dtypes.
@@ -82,6 +84,7 @@ def gradients(
     key_lengths = jnp.minimum(key_lengths, capacity)
     group = query_heads // heads
     (factor,) = isolate(jnp.float32(spec.scale))
+    arrays = arrays.padded(front, tile.queries, spec.contract.key_block)
     read_keys, read_values = (contiguous_blocks(x, tile, spec.contract.key_block) for x in (key, value))
 
     def one_sequence(s: jax.Array) -> Gradients:
@@ -98,9 +101,14 @@ def gradients(
                 to_rows(lax.dynamic_slice_in_dim(x, front + begin, tile.queries, axis=1).astype(jnp.float32), heads)
                 for x in own
             )
-            q, ct, stat, delta = isolate(q, ct, stat, _row_products(ct, o))
+            q, ct, stat, delta = isolate(q, ct, stat, row_products(ct, o))
             rows = _Rows(q, ct, stat, delta, Sight(*isolate(*rows_sight(seen, group))))
-            dq, cache = _walk_keys(rows, seen, sums.cache, s, read_keys, read_values, factor, spec, tile, dot)
+
+            def given(block: jax.Array) -> ScoreArrays:
+                part = arrays.block(s, front + begin, block * spec.contract.key_block, tile)
+                return part.by_rows(heads, tile, query_heads, q.shape[2])
+
+            dq, cache = _walk_keys(rows, seen, sums.cache, s, read_keys, read_values, given, factor, spec, tile)
             dq = from_rows(dq, tile.queries, group)
             return _Sums(lax.dynamic_update_slice_in_dim(sums.query, dq, front + begin, axis=1), cache)
 
@@ -135,7 +143,7 @@ def _padded_sequence(x: jax.Array, s: jax.Array, front: int, back: int) -> jax.A
     return jnp.pad(one, [(0, 0), (front, back)] + [(0, 0)] * (x.ndim - 2))
 
 
-def _row_products(a: jax.Array, b: jax.Array) -> jax.Array:
+def row_products(a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns the sums (..., R) of a * b (..., R, H), in blocks of lanes upwards and a tree over the lanes."""
     (products,) = isolate(a * b)
     missing = -products.shape[-1] % LANES
@@ -153,10 +161,10 @@ def _walk_keys(
     sequence: jax.Array,
     read_keys: FetchBlock,
     read_values: FetchBlock,
+    given: Callable[[jax.Array], ScoreArrays],
     factor: jax.Array,
     spec: AttentionSpec,
     tile: Tile,
-    dot: Dot,
 ) -> _Sums:
     """Walks the blocks of keys that a tile of queries sees; `cache` is what other tiles gave to keys and values."""
     key_block = spec.contract.key_block
@@ -166,7 +174,7 @@ def _walk_keys(
         start = block * key_block
         k, v = read_keys(sequence, block), read_values(sequence, block)
         here = _Sums(sums.query, lax.dynamic_slice_in_dim(sums.cache, start, key_block, axis=3))
-        new = _block_gradients(here, rows, k, v, start, factor, chain, dot)
+        new = _block_gradients(here, rows, k, v, given(block), start, factor, chain)
         return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3))
 
     sums: _Sums = lax.fori_loop(*seen.blocks(key_block), body, _Sums(jnp.zeros_like(rows.query), cache))
@@ -178,20 +186,22 @@ def _block_gradients(
     rows: _Rows,
     keys: jax.Array,
     values: jax.Array,
+    given: ScoreArrays,
     start: jax.Array,
     factor: jax.Array,
     chain: int,
-    dot: Dot,
 ) -> _Sums:
     """Adds what a tile of queries and a block of keys (1, n, K, H) have to do with each other."""
     keys, values, start, factor = isolate(keys, values, start, factor)
-    seen = seen_keys(rows.seen, start, keys.shape[1])
-    scores = masked_scores(rows.query, keys, seen, factor, dot)
-    (weights,) = isolate(jnp.where(seen, jnp.exp(scores - rows.lse[..., None]), jnp.float32(0)))
+    seen = seen_keys(rows.seen, start, keys.shape[1], given.mask)
+    scores = masked_scores(rows.query, keys, seen, factor, given.bias)
+    # With a bias a row may have nothing but scores of -inf.
+    lse = jnp.where(rows.lse == -jnp.inf, jnp.float32(0), rows.lse) if given.given else rows.lse
+    (weights,) = isolate(jnp.where(seen, jnp.exp(scores - lse[..., None]), jnp.float32(0)))
     slopes = dot(rows.cotangent, values, (((3,), (3,)), ((0, 1), (0, 2))))
     (slopes,) = isolate(jnp.where(seen, weights * (slopes - rows.delta[..., None]), jnp.float32(0)))
     seen = jnp.broadcast_to(seen, weights.shape)
-    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))), dot)
+    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))))
 
     def chains(*pair: jax.Array) -> jax.Array:
         # Keys and values take the same path, side by side: (2, 1, K, chains, rows of a chain, ...).
@@ -203,7 +213,6 @@ def _block_gradients(
         chains(seen, seen),
         chains(rows.query, rows.cotangent),
         (((4,), (4,)), ((0, 1, 2, 3), (0, 1, 2, 3))),
-        dot,
     )
     cache = sums.cache
     for i in range(partial.shape[3]):

@@ -9,7 +9,8 @@ from jax import lax
 from pallas_kernels._lanes import log, run_flat
 from pallas_kernels._tiles import isolate
 from pallas_kernels.attention._keys import FetchBlock
-from pallas_kernels.attention._programs import Dot, lane_tree, larger, seen_product
+from pallas_kernels.attention._programs import dot, lane_tree, larger, seen_product
+from pallas_kernels.attention._score_arrays import NOTHING, ScoreArrays
 from pallas_kernels.attention._sight import Sight
 from pallas_kernels.schedule.attention import Tile
 
@@ -68,17 +69,24 @@ def rows_sight(queries: Sight, group: int) -> Sight:
     return Sight(first, last)
 
 
-def seen_keys(rows: Sight, start: jax.Array, keys: int) -> jax.Array:
-    """Returns (b, 1, R, keys) bool: which keys of a block each row sees."""
+def seen_keys(rows: Sight, start: jax.Array, keys: int, mask: jax.Array | None) -> jax.Array:
+    """Returns (b, 1, R, keys) bool, or (b, K, R, keys) with a mask: which keys of a block each row sees."""
     position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys), 3)
     first, last = (x[:, None, :, None] for x in rows)
-    return (position >= first) & (position < last)
+    seen = (position >= first) & (position < last)
+    return seen if mask is None else seen & mask
 
 
-def masked_scores(query: jax.Array, keys: jax.Array, seen: jax.Array, scale: jax.Array, dot: Dot) -> jax.Array:
-    """Returns the scaled scores (b, K, R, keys), -inf where a key is not seen."""
+def masked_scores(
+    query: jax.Array, keys: jax.Array, seen: jax.Array, scale: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    """Returns the scaled and biased scores (b, K, R, keys), -inf where a key is not seen."""
     raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))))
-    return isolate(jnp.where(seen, raw * scale, -jnp.inf))[0]
+    if bias is None:
+        return isolate(jnp.where(seen, raw * scale, -jnp.inf))[0]
+    # Behind a barrier the product is rounded before the sum.
+    (scaled,) = isolate(raw * scale)
+    return isolate(jnp.where(seen, scaled + bias.astype(jnp.float32), -jnp.inf))[0]
 
 
 def block_step(
@@ -89,7 +97,7 @@ def block_step(
     rows: Sight,
     start: jax.Array,
     scale: jax.Array,
-    dot: Dot,
+    arrays: ScoreArrays,
 ) -> State:
     """Takes one block of keys into the state. This is the program whose bits the contract states.
 
@@ -101,11 +109,11 @@ def block_step(
         rows: (b, R), what each row sees.
         start: Absolute position of the block, int32.
         scale: Factor of the scores, float32.
-        dot: The product.
+        arrays: Bias and mask (b, K, R, n).
     """
     query, keys, values, start, scale = isolate(query, keys, values, start, scale)
-    seen = seen_keys(rows, start, keys.shape[1])
-    scores = masked_scores(query, keys, seen, scale, dot)
+    seen = seen_keys(rows, start, keys.shape[1], arrays.mask)
+    scores = masked_scores(query, keys, seen, scale, arrays.bias)
     # A nan among the scores may get lost here; it comes back with its own weight.
     maximum = larger(state.maximum, lane_tree(scores, larger))
     # A row whose scores are all -inf so far has no largest one to subtract.
@@ -114,7 +122,7 @@ def block_step(
     (decay,) = run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)
     block_total = lane_tree(weights, lax.add)
     seen = jnp.broadcast_to(seen, weights.shape)
-    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), dot)
+    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))))
     # Behind a barrier the product is rounded before the sum, wherever the element stands in a vector.
     total, kept = isolate(state.total * decay, state.values * decay[..., None])
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
@@ -126,14 +134,16 @@ def _where_rows(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Arr
     return jnp.where(condition.reshape(*condition.shape, *[1] * (new.ndim - 3)), new, old)
 
 
-def finish(state: State, rows: Sight) -> tuple[jax.Array, jax.Array]:
+def finish(state: State, rows: Sight, *, masked: bool) -> tuple[jax.Array, jax.Array]:
     """Returns the outputs (b, K, R, H) and the log-sum-exp (b, K, R) of the scores.
 
-    A row that sees no key gives zeros and -inf.
+    A row that sees no key gives zeros and -inf; so does, with a bias or a mask, one without a weight above 0.
     """
     # XLA turns a division by a broadcast into a product with the reciprocal where it sees one.
     (total,) = isolate(jnp.broadcast_to(state.total[..., None], state.values.shape))
     some = (rows.last > rows.first)[:, None, :]
+    if masked:
+        some = some & (state.total != 0)
     out = jnp.where(some[..., None], state.values / total, jnp.float32(0))
     lse = jnp.where(some, state.maximum + log(state.total), -jnp.inf)
     return one_nan(out), one_nan(lse)
@@ -149,12 +159,12 @@ def attend(
     fetch_keys: FetchBlock,
     fetch_values: FetchBlock,
     what: Sight,
+    arrays: ScoreArrays = NOTHING,
     *,
     heads: int,
     tile: Tile,
     key_block: int,
     scale: float,
-    dot: Dot,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the program over tiles of sequences and queries.
 
@@ -163,11 +173,11 @@ def attend(
         fetch_keys: Reads a block of keys.
         fetch_values: Reads a block of values.
         what: (B, T), what each query sees.
+        arrays: Bias and mask, their queries and keys padded as those of the tiles are.
         heads: Number K of key heads.
         tile: Sequences and queries of a program.
         key_block: Keys of a block.
         scale: Factor of the scores.
-        dot: The product.
 
     Returns:
         (B, T, N, H) of the query's dtype and (B, T, N) float32.
@@ -189,10 +199,12 @@ def attend(
 
         def body(block: jax.Array, state: State) -> State:
             k, v = fetch_keys(first, block), fetch_values(first, block)
-            return block_step(state, q, k, v, rows, block * key_block, factor, dot)
+            start = block * key_block
+            given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
+            return block_step(state, q, k, v, rows, start, factor, given)
 
         state = initial_state(tile.sequences, heads, q.shape[2], size)
-        out, lse = finish(lax.fori_loop(*queries.blocks(key_block), body, state), rows)
+        out, lse = finish(lax.fori_loop(*queries.blocks(key_block), body, state), rows, masked=arrays.given)
         out, lse = isolate(out.astype(query.dtype), lse)
         return from_rows(out, tile.queries, group), from_rows(lse, tile.queries, group)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention._forward import attend
 from pallas_kernels.attention._keys import FetchBlock, contiguous_blocks, paged_blocks
-from pallas_kernels.attention._programs import Dot
+from pallas_kernels.attention._score_arrays import ScoreArrays
 from pallas_kernels.attention._sight import sight
 from pallas_kernels.attention._spec import AttentionSpec
 from pallas_kernels.schedule.attention import Tile
@@ -40,10 +40,10 @@ def run(
     query_lengths: jax.Array,
     key_lengths: jax.Array,
     page_table: jax.Array | None,
+    arrays: ScoreArrays,
     *,
     spec: AttentionSpec,
     choose: ChooseTile,
-    dot: Dot,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the forward pass; `pallas_kernels.attention.cpu.attention` describes arguments and results."""
     batch, length, query_heads, size = query.shape
@@ -63,11 +63,11 @@ def run(
         _reader(key, page_table, tile, block),
         _reader(value, page_table, tile, block),
         what,
+        arrays.padded(0, max(0, tile.queries - length), block),
         heads=heads,
         tile=tile,
         key_block=block,
         scale=spec.scale,
-        dot=dot,
     )
     return out[:, :length], lse[:, :length]
 

@@ -13,7 +13,7 @@ import numpy as np
 from pallas_kernels.attention import _backward, _tiling
 from pallas_kernels.attention._forward import attend
 from pallas_kernels.attention._keys import contiguous_blocks
-from pallas_kernels.attention._programs import xla_dot
+from pallas_kernels.attention._score_arrays import ScoreArrays
 from pallas_kernels.attention._sight import Sight
 from pallas_kernels.attention._spec import AttentionSpec
 from pallas_kernels.attention._tiling import ProgramShape
@@ -31,6 +31,8 @@ def attention(
     query_lengths: jax.Array,
     key_lengths: jax.Array,
     page_table: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
     spec: AttentionSpec,
 ) -> tuple[jax.Array, jax.Array]:
@@ -45,6 +47,8 @@ def attention(
         key_lengths: (B,) int32; what the cache holds beyond is never seen.
         page_table: (B, n) int32, the pages of each sequence in order; entries for keys below the length must be
             in [0, P).
+        bias: (B or 1, N or 1, T or 1, S or 1), added to the scaled scores.
+        mask: bool of such a shape; false where a query does not see a key.
         spec: Order of the sums, scale and mask.
 
     Returns:
@@ -61,8 +65,8 @@ def attention(
         >>> attention(q, k, k, 0 * n, n, 3 * n, spec=AttentionSpec(attention_contract(), 1.0))[0].tolist()
         [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
-    arrays = (query, key, value, offsets, query_lengths, key_lengths, page_table)
-    return _tiling.run(*arrays, spec=spec, choose=_verified, dot=xla_dot)
+    caches = (query, key, value, offsets, query_lengths, key_lengths, page_table)
+    return _tiling.run(*caches, ScoreArrays(bias, mask), spec=spec, choose=_verified)
 
 
 def gradients(
@@ -75,6 +79,8 @@ def gradients(
     offsets: jax.Array,
     query_lengths: jax.Array,
     key_lengths: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
     spec: AttentionSpec,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -90,6 +96,8 @@ def gradients(
         offsets: (B,) int32.
         query_lengths: (B,) int32.
         key_lengths: (B,) int32.
+        bias: As in `attention`.
+        mask: As in `attention`.
         spec: Order of the sums, scale and mask, as in the forward pass.
 
     Returns:
@@ -100,7 +108,7 @@ def gradients(
     shape = ProgramShape(key.shape[2], query.shape[2] // max(1, key.shape[2]), key.shape[3])
     tile = next(t for t in gradient_tiles(query.shape[1]) if 0 in key.shape or honours_gradients(t, shape))
     arrays = (query, key, value, out, lse, cotangent, offsets, query_lengths, key_lengths)
-    return _backward.gradients(*arrays, spec=spec, tile=tile, dot=xla_dot)
+    return _backward.gradients(*arrays, ScoreArrays(bias, mask), spec=spec, tile=tile)
 
 
 def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> Tile:
@@ -161,8 +169,7 @@ def _run_probe(tile: Tile, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         block = REFERENCE.keys
         readers = contiguous_blocks(key, tile, block), contiguous_blocks(value, tile, block)
         what = Sight(first, last)
-        heads = key.shape[2]
-        return attend(query, *readers, what, heads=heads, tile=tile, key_block=block, scale=_SCALE, dot=xla_dot)
+        return attend(query, *readers, what, heads=key.shape[2], tile=tile, key_block=block, scale=_SCALE)
 
     return _compile_and_run(program, *arrays)
 
@@ -187,7 +194,7 @@ def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
     lengths = [np.array([n], np.int32) for n in (keys - length + 5, length - 7, keys)]
     spec = AttentionSpec(attention_contract(), _SCALE, causal=True)
     actual, expected = (
-        _compile_and_run(functools.partial(_backward.gradients, spec=spec, tile=t, dot=xla_dot), *floats, *lengths)
+        _compile_and_run(functools.partial(_backward.gradients, spec=spec, tile=t), *floats, *lengths)
         for t in (tile, GRADIENT_REFERENCE)
     )
     return all((a.view(np.uint32) == e.view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))

@@ -1,0 +1,34 @@
+"""The block sizes of attention, for programs that ask for them."""
+
+from typing import NamedTuple
+
+from pallas_kernels.contract import attention_contract
+
+
+class AttentionBlockSize(NamedTuple):
+    """Sizes of the blocks in which attention adds.
+
+    Attributes:
+        block_m: Queries of a block, in the sums over queries of the backward pass.
+        block_n: Keys of a block.
+    """
+
+    block_m: int
+    block_n: int
+
+
+def get_batch_invariant_attention_block_size() -> AttentionBlockSize:
+    """Returns the blocks that attention's contract fixes, which do not follow the batch.
+
+    They lie at the absolute positions 0, `block_n`, 2 * `block_n`, ... of the keys, and those of queries likewise. They
+    are those of `pallas_kernels.contract.attention_contract()`, the contract of the CPU. Kernels for GPUs state theirs
+    in contracts of their own (`SplitAttentionContract`, `MmaAttentionContract`).
+
+    Source: `get_batch_invariant_attention_block_size` of the project's first seed, which has (16, 16).
+
+    Example:
+        >>> get_batch_invariant_attention_block_size()
+        AttentionBlockSize(block_m=16, block_n=128)
+    """
+    contract = attention_contract()
+    return AttentionBlockSize(contract.query_block, contract.key_block)

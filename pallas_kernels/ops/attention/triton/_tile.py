@@ -1,0 +1,274 @@
+"""What the kernels share: where the rows and the keys of a tile lie, what a row sees, and the scores."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.parts.triton.arithmetic import LOG2E, product
+
+LEAST: Final = -3e38
+"""The maximum before any key: finite, so that differences of maxima are never nan."""
+
+POSITION_LIMIT: Final = 1 << 30
+
+Parts = tuple[jax.Array, ...]
+
+_PRODUCTS: Final = {1: [(0, 0)], 3: [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)]}
+"""Which parts of two operands are multiplied, in this order; what is left out is below the last bit of float32."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is fixed about a launch.
+
+    Attributes:
+        dtype: Name of the operands' dtype.
+        scale: Factor of the scores.
+        key_block: Keys of a block of the contract.
+        row_block: Rows of a block of the contract.
+        queries: Queries T of a sequence.
+        heads: Key heads K.
+        group: Query heads to a key head.
+        size: Width H of a head, a multiple of 16.
+        capacity: Keys for which there is room in a sequence.
+        page: Keys of a page; None for contiguous keys.
+        bias: Shape of the bias, None without one.
+        mask: Shape of the mask, None without one.
+        interpret: Whether the kernel runs on a CPU.
+    """
+
+    dtype: str
+    scale: float
+    key_block: int
+    row_block: int
+    queries: int
+    heads: int
+    group: int
+    size: int
+    capacity: int
+    page: int | None
+    bias: tuple[int, ...] | None
+    mask: tuple[int, ...] | None
+    interpret: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of a sequence and a key head: one for each query and each head of the group, query by query."""
+        return self.queries * self.group
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Where the parts of a head start and how wide they are: a tensor of Triton is a power of two wide."""
+        found, start = [], 0
+        while start < self.size:
+            width = min(64 if self.dtype == "float32" else 128, 1 << (self.size - start).bit_length() - 1)
+            found.append((start, width))
+            start += width
+        return found
+
+
+@dataclass(frozen=True)
+class Refs:
+    """The arrays of a launch: references, in whole.
+
+    Attributes:
+        query: (B, T, N, H).
+        key: (B, S, K, H), or (P, page, K, H).
+        value: Of the shape of `key`.
+        first: (B, T) int32, the first key that a query sees.
+        last: (B, T) int32, the key behind the last one.
+        table: (B, n) int32, the pages of a sequence, or None.
+        bias: Of `Call.bias`, or None.
+        mask: int8 of `Call.mask`, 0 where a key is not seen, or None.
+        cotangent: (B, T, N, H), in the backward pass, as what follows.
+        lse: (B, T, N) float32.
+        delta: (B, T, N) float32, the sum of cotangent * result.
+        begin: (B, tiles of keys) int32, the first query that sees any key of a tile.
+        end: (B, tiles of keys) int32, the query behind the last one.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    first: Any
+    last: Any
+    table: Any = None
+    bias: Any = None
+    mask: Any = None
+    cotangent: Any = None
+    lse: Any = None
+    delta: Any = None
+    begin: Any = None
+    end: Any = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a sequence and a key head.
+
+    Attributes:
+        sequence: Their sequence.
+        head: Their key head.
+        query: (R,) int32, the query of each row.
+        query_head: (R,) int32, its query head.
+        first: (R,) int32.
+        last: (R,) int32; both 0 where a row sees nothing.
+    """
+
+    sequence: Any
+    head: Any
+    query: jax.Array
+    query_head: jax.Array
+    first: jax.Array
+    last: jax.Array
+
+
+def rows_at(
+    refs: Refs, call: Call, sequence: Any, head: Any, start: Any, count: int, *, repeat_last: bool = True
+) -> Rows:
+    """Returns rows from `start` on. The last one stands for those behind it; they see what it sees, or nothing."""
+    index = start + lax.iota(jnp.int32, count)
+    exists = (index < call.rows) | repeat_last
+    index = jnp.minimum(index, call.rows - 1)
+    query = index // call.group
+    first, last = (jnp.where(exists, ref[sequence, query], 0) for ref in (refs.first, refs.last))
+    return Rows(sequence, head, query, head * call.group + index % call.group, first, last)
+
+
+def read_rows(ref: Any, rows: Rows, call: Call) -> list[jax.Array]:
+    """Reads the pieces of the heads of (B, T, N, H): (R, width) float32 each."""
+    at = (rows.sequence, rows.query, rows.query_head)
+    return [ref[*at, start : start + width].astype(jnp.float32) for start, width in call.pieces]
+
+
+def write_rows(ref: Any, rows: Rows, pieces: list[jax.Array], call: Call) -> None:
+    """Writes the pieces of the heads of (B, T, N, H), rounded; a zero as +0."""
+    for (start, width), piece in zip(call.pieces, pieces, strict=True):
+        value = jnp.where(piece == 0, 0.0, piece).astype(ref.dtype)
+        ref[rows.sequence, rows.query, rows.query_head, start : start + width] = value
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys of a sequence at neighbouring positions.
+
+    Attributes:
+        position: (n,) int32, their absolute positions.
+        entry: What the first two axes of keys and values are indexed with.
+    """
+
+    position: jax.Array
+    entry: tuple[Any, Any]
+
+
+def keys_at(refs: Refs, call: Call, sequence: Any, start: Any, count: int) -> Keys:
+    """Returns the keys from the absolute position `start` on. The last one stands for those behind it."""
+    position = start + lax.iota(jnp.int32, count)
+    held = jnp.minimum(position, call.capacity - 1)
+    if call.page is None:
+        return Keys(position, (sequence, held))
+    return Keys(position, (refs.table[sequence, held // call.page], held % call.page))
+
+
+def read_keys(ref: Any, keys: Keys, head: Any, call: Call) -> list[jax.Array]:
+    """Reads the pieces of keys or values: (n, width) float32 each."""
+    return [ref[*keys.entry, head, start : start + width].astype(jnp.float32) for start, width in call.pieces]
+
+
+def finite(x: jax.Array) -> jax.Array:
+    """Returns the array with zeros in place of nan and infinities, which times a weight of zero would be nan."""
+    return jnp.where(jnp.abs(x) < jnp.inf, x, 0.0)
+
+
+def split_all(pieces: list[jax.Array], call: Call) -> list[Parts]:
+    """Returns the parts of each piece."""
+    return [split(piece, call) for piece in pieces]
+
+
+def split(x: jax.Array, call: Call) -> Parts:
+    """Returns the parts that the tensor core multiplies: 16-bit values, or three bfloat16 that add up to a float32."""
+    if call.dtype != "float32":
+        return (x.astype(call.dtype),)
+    high = x.astype(jnp.bfloat16)
+    rest = x - high.astype(jnp.float32)
+    middle = rest.astype(jnp.bfloat16)
+    return high, middle, (rest - middle.astype(jnp.float32)).astype(jnp.bfloat16)
+
+
+def dot(chain: jax.Array, a: Parts, b: Parts, contracted: tuple[int, int], *, swap: bool = False) -> jax.Array:
+    """Goes on with the chains of the tensor core, 16 products at a time, upwards: the small products of parts first.
+
+    Args:
+        chain: (m, n) float32, or (n, m) with `swap`.
+        a: Parts of (m, k).
+        b: Parts of (n, k).
+        contracted: Which axes of `a` and `b` are contracted.
+        swap: Whether to multiply `b` by `a`. It moves no bit.
+    """
+    for i, j in _PRODUCTS[len(a)]:
+        left, right, axes = (b[j], a[i], contracted[::-1]) if swap else (a[i], b[j], contracted)
+        dims = (((axes[0],), (axes[1],)), ((), ()))
+        chain = chain + lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
+    return chain
+
+
+def scores(
+    refs: Refs, call: Call, rows: Rows, keys: Keys, query: list[Parts], key: list[Parts], *, by_keys: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the scores (R, n) in units of ln(2), -inf where a key is not seen, and what is seen.
+
+    Args:
+        refs: Holds the bias and the mask.
+        call: What is fixed.
+        rows: R rows.
+        keys: n keys.
+        query: The parts of each piece of the rows' queries.
+        key: The parts of each piece of the keys.
+        by_keys: Whether the results are (n, R).
+    """
+    total = product_of_pieces(query, key, by_keys=by_keys)
+    total = product(total, jnp.float32(call.scale * float(LOG2E)), call.interpret)
+    position = _lay(keys.position, by_keys)
+    seen = (position >= _lay(rows.first, not by_keys)) & (position < _lay(rows.last, not by_keys))
+    if refs.bias is not None and call.bias is not None:
+        found = _of_scores(refs.bias, call.bias, rows, keys, call, by_keys).astype(jnp.float32)
+        total = total + product(found, LOG2E, call.interpret)
+    if refs.mask is not None and call.mask is not None:
+        seen = seen & (_of_scores(refs.mask, call.mask, rows, keys, call, by_keys) != 0)
+    return jnp.where(seen, total, -jnp.inf), seen
+
+
+def product_of_pieces(a: list[Parts], b: list[Parts], *, by_keys: bool) -> jax.Array:
+    """Returns the products (R, n) of rows and keys, or (n, R): one chain over all pieces of the head."""
+    shape = (a[0][0].shape[0], b[0][0].shape[0])
+    total = jnp.zeros(shape[::-1] if by_keys else shape, jnp.float32)
+    for left, right in zip(a, b, strict=True):
+        total = dot(total, left, right, (1, 1), swap=by_keys)
+    return total
+
+
+def _lay(x: jax.Array, along_rows: bool) -> jax.Array:
+    return x[:, None] if along_rows else x[None]
+
+
+def _of_scores(ref: Any, shape: tuple[int, ...], rows: Rows, keys: Keys, call: Call, by_keys: bool) -> jax.Array:
+    """Reads what an array (B or 1, N or 1, T or 1, S or 1) holds for rows and keys."""
+    sizes = (rows.query.shape[0], keys.position.shape[0])
+    sizes = sizes[::-1] if by_keys else sizes
+    held = jnp.minimum(keys.position, call.capacity - 1)
+    of_rows = (_lay(x, not by_keys) for x in (rows.query_head, rows.query))
+    places = (rows.sequence, *of_rows, _lay(held, by_keys))
+    whole = (jnp.broadcast_to(x if n > 1 else 0, sizes) for n, x in zip(shape, places, strict=True))
+    found: jax.Array = ref[*(x.astype(jnp.int32) for x in whole)]
+    return found
+
+
+def blocks_seen(rows: Rows, block: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the range of blocks of keys that holds all that the rows see."""
+    some = rows.last > rows.first
+    lowest = jnp.min(jnp.where(some, rows.first, POSITION_LIMIT))
+    highest = jnp.max(jnp.where(some, rows.last, 0))
+    return lowest // block, (highest + (block - 1)) // block

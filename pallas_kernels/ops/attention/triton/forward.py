@@ -1,0 +1,79 @@
+"""The forward kernel: a block of threads takes some rows of a sequence through all keys that they see."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.ops.attention.triton._tile import (
+    LEAST,
+    Call,
+    Refs,
+    blocks_seen,
+    dot,
+    finite,
+    keys_at,
+    read_keys,
+    read_rows,
+    rows_at,
+    scores,
+    split,
+    split_all,
+    write_rows,
+)
+from pallas_kernels.parts.triton.arithmetic import LN2, power_of_two, product, quotient
+
+
+def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count: int, tiles: int) -> None:
+    """Computes `count` rows.
+
+    Args:
+        refs: What it reads.
+        out_ref: (B, T, N, H), the results.
+        lse_ref: (B, T, N) float32, the log-sum-exp.
+        call: What is fixed.
+        count: Rows of a tile.
+        tiles: Tiles of a sequence and a key head; those with the most keys run first.
+    """
+    index = pl.program_id(0)
+    batches = index // call.heads
+    head = index % call.heads
+    sequences = refs.first.shape[0]
+    sequence = batches % sequences
+    tile = tiles - 1 - batches // sequences
+    rows = rows_at(refs, call, sequence, head, tile * count, count)
+    query = split_all(read_rows(refs.query, rows, call), call)
+
+    def block(i: Any, state: Any) -> Any:
+        maximum, total, *values = state
+        keys = keys_at(refs, call, sequence, i * call.key_block, call.key_block)
+        found, seen = scores(refs, call, rows, keys, query, split_all(read_keys(refs.key, keys, head, call), call))
+        highest = jnp.maximum(maximum, jnp.max(found, axis=1))
+        weights = power_of_two(found - highest[:, None], call.interpret)
+        decay = power_of_two(maximum - highest, call.interpret)
+        pieces = read_keys(refs.value, keys, head, call)
+        # A value that is not finite makes the rows nan that see it, and no others.
+        bad = jnp.zeros((call.key_block,), jnp.int32)
+        for piece in pieces:
+            bad = jnp.maximum(bad, jnp.max(jnp.where(jnp.abs(piece) < jnp.inf, 0, 1), axis=1))
+        weights = jnp.where(seen & (bad[None] > 0), jnp.nan, weights)
+        total = product(total, decay, call.interpret) + jnp.sum(weights, axis=1)
+        parts = split(weights, call)
+        values = [
+            dot(product(old, decay[:, None], call.interpret), parts, split(finite(piece), call), (1, 0))
+            for old, piece in zip(values, pieces, strict=True)
+        ]
+        return (highest, total, *values)
+
+    start = (
+        jnp.full((count,), LEAST, jnp.float32),
+        jnp.zeros((count,), jnp.float32),
+        *(jnp.zeros((count, width), jnp.float32) for _, width in call.pieces),
+    )
+    maximum, total, *values = lax.fori_loop(*blocks_seen(rows, call.key_block), block, start)
+    nothing = total == 0
+    total = jnp.where(nothing, 1.0, total)
+    write_rows(out_ref, rows, [quotient(value, total[:, None], call.interpret) for value in values], call)
+    lse = product(maximum + jnp.log2(total), LN2, call.interpret)
+    lse_ref[sequence, rows.query, rows.query_head] = jnp.where(nothing, -jnp.inf, lse)

@@ -1,0 +1,100 @@
+"""The Triton attention kernels on a CPU: which keys they take, from where, and what they refuse; bits are a GPU's."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bijax.testing import assert_bits_equal
+from pallas_kernels.contract import MmaAttentionContract, attention_contract, mma_attention_contract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention import triton
+from tests.grad.test_attention import visible_keys
+
+KEYS, HEADS, KEY_HEADS, SIZE = 50, 4, 2, 24
+CONTRACT = MmaAttentionContract(32, 16)
+
+
+def random(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+Q, CT = (random(seed, 2, 20, HEADS, SIZE) for seed in (0, 3))
+K, V = (random(seed, 2, KEYS, KEY_HEADS, SIZE) for seed in (1, 2))
+OFFSETS, USED, LENGTHS = (jnp.array(x, jnp.int32) for x in ([30, 20], [20, 17], [50, 37]))
+OPTIONS: dict[str, Any] = {"contract": CONTRACT, "scale": 0.2, "interpret": True}
+BIAS = random(4, 1, HEADS, 20, KEYS)
+MASK = random(5, 2, 1, 1, KEYS) > -1
+
+
+@pytest.mark.parametrize("case", ["window", "bias and mask"])
+def test_results_and_gradients(case: str) -> None:
+    arrays = {} if case == "window" else {"bias": BIAS, "mask": MASK}
+    window = (9, 3) if case == "window" else None
+    visible = np.stack(
+        [
+            visible_keys(20, KEYS, causal=True, window=window, offset=o, query_length=t, key_length=s)
+            for o, t, s in zip(OFFSETS.tolist(), USED.tolist(), LENGTHS.tolist(), strict=True)
+        ]
+    )[:, None] & np.asarray(arrays.get("mask", True))
+
+    def expected(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        k, v = (jnp.repeat(x, HEADS // KEY_HEADS, axis=2) for x in (k, v))
+        found = jnp.einsum("btnh,bsnh->bnts", q, k) * 0.2 + arrays.get("bias", 0)
+        weights = jax.nn.softmax(found, axis=-1, where=visible)
+        return jnp.einsum("bnts,bsnh->btnh", jnp.where(visible, weights, 0), v)
+
+    out, pull = jax.vjp(expected, Q, K, V)
+    limits = (OFFSETS, USED, LENGTHS)
+    options = {**arrays, **OPTIONS, "causal": True, "window": window}
+    found, lse = triton.attention(Q, K, V, *limits, **options)
+    gradients = triton.gradients(Q, K, V, found, lse, CT, *limits, **options)
+    for ours, right in zip((found, *gradients), (out, *pull(CT)), strict=True):
+        np.testing.assert_allclose(ours, right, atol=1e-5)
+
+
+def test_pages_and_what_is_not_seen() -> None:
+    attend = jax.jit(functools.partial(triton.attention, causal=True, **OPTIONS))
+    whole = attend(Q, K, V, OFFSETS, USED, LENGTHS)
+    table = jnp.array([[3, 1, 9, 0, 5], [2, 4, 6, 8, 7]])
+    pages = (jnp.zeros((10, 10, KEY_HEADS, SIZE)).at[table].set(x.reshape(2, 5, 10, KEY_HEADS, SIZE)) for x in (K, V))
+    assert_bits_equal(attend(Q, *pages, OFFSETS, USED, LENGTHS, table), whole)
+    spoilt = (x.at[1, 37:].set(jnp.nan) for x in (K, V))
+    assert_bits_equal(attend(Q, *spoilt, OFFSETS, USED, LENGTHS), whole)
+    # A value that is not finite makes the queries nan that see it.
+    out, lse = attend(Q, K, V.at[0, 40, 0, 3].set(jnp.inf), OFFSETS, USED, LENGTHS)
+    assert_bits_equal((out[0, :10], out[:, :, 2:], out[1]), (whole[0][0, :10], whole[0][:, :, 2:], whole[0][1]))
+    assert np.isnan(out[0, 10:, :2]).all()
+    assert np.isnan(lse[0, 10:, :2]).all()
+    assert (np.asarray(whole[1][1, 17:]) == -np.inf).all()
+    assert not np.asarray(whole[0][1, 17:]).any()
+
+
+def test_empty_arrays() -> None:
+    none = jnp.zeros((0,), jnp.int32)
+    out, lse = triton.attention(Q[:0], K[:0], V[:0], none, none, none, **OPTIONS)
+    assert out.shape == (0, 20, HEADS, SIZE)
+    assert lse.shape == (0, 20, HEADS)
+
+
+def test_contracts_and_widths_that_it_refuses() -> None:
+    with pytest.raises(UnsupportedError, match="expected an MmaAttentionContract, got AttentionContract"):
+        triton.attention(Q, K, V, OFFSETS, USED, LENGTHS, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
+    wide = jnp.zeros((1, 1, 1, 513))
+    with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
+        triton.attention(
+            wide,
+            wide,
+            wide,
+            OFFSETS[:1],
+            USED[:1],
+            LENGTHS[:1],
+            contract=mma_attention_contract("float32", 513),
+            scale=1.0,
+        )
+    for size in (8, 24):
+        with pytest.raises(ValueError, match=f"key_block must be a power of two and at least 16, got {size}"):
+            MmaAttentionContract(size)
