@@ -131,6 +131,15 @@ def test_pages_and_masks_give_the_bits_of_contiguous_keys(dtype: str) -> None:
     assert_bits_equal(masked, short)
 
 
+def test_attention_inside_shard_map() -> None:
+    q, k, v, _ = attention_arrays(40, "float32")
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
+    by_batch = jax.sharding.PartitionSpec("batch")
+    attend = functools.partial(bijax.dot_product_attention, is_causal=True)
+    mapped = jax.shard_map(attend, mesh=mesh, in_specs=(by_batch,) * 3, out_specs=by_batch)
+    assert_bits_equal(jax.jit(mapped)(q, k, v), jax.jit(attend)(q, k, v))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_convolutions_and_their_gradients_keep_their_bits(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):

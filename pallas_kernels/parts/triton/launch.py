@@ -35,13 +35,20 @@ def launch(
     """
     call = pl.pallas_call(
         kernel,
-        out_shape=tuple(out),
+        out_shape=tuple(_varying(shape, arrays) for shape in out),
         grid=(blocks,),
         interpret=interpret,
         compiler_params=None if interpret else plt.CompilerParams(num_warps=warps, num_stages=stages),
     )
-    if interpret:
-        return tuple(call(*arrays))
     mesh: Any = get_abstract_mesh()
+    if interpret or getattr(mesh.abstract_device, "platform", None) == "gpu":
+        return tuple(call(*arrays))
     with use_abstract_mesh(mesh.update(abstract_device=_DEVICE)):
         return tuple(call(*arrays))
+
+
+def _varying(shape: jax.ShapeDtypeStruct, arrays: Sequence[jax.Array]) -> jax.ShapeDtypeStruct:
+    """Returns the shape of a result that differs along every mesh axis of `jax.shard_map` along which an array does."""
+    kinds = [jax.typeof(array).manual_axis_type for array in arrays]
+    varying = frozenset[str]().union(*(kind.varying for kind in kinds))
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, manual_axis_type=type(kinds[0])(varying=varying))
