@@ -141,7 +141,8 @@ class MmaAttentionContract:
         m' = max(m, max(s))
         p  = ex2(s - m')
         a  = ex2(m - m')
-        l' = l * a + sum(p)                           the product rounded, p in the one order of the kernel's only tile
+        l' = l * a + sum(p)                           a chain that starts at l * a, rounded, over three bfloat16 parts
+                                                      of p: the low ones of the block, the middle ones, the high ones
         o' = o * a + p @ values                       a chain over the block's keys that starts at o * a, rounded; p in
                                                       the parts of the operands' dtype
 

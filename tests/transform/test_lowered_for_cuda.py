@@ -49,6 +49,10 @@ def attend(q: Any, k: Any, v: Any) -> Any:
     return bijax.dot_product_attention(q, k, v, is_causal=True)
 
 
+def attend_masked(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    return bijax.dot_product_attention(q, k, v, jax.lax.stop_gradient(bias), bias > 0)
+
+
 def attend_pages(q: Any, k: Any, v: Any) -> Any:
     return bijax.paged_attention(q, k, v, jnp.zeros((2, 3), jnp.int32), 40)
 
@@ -76,6 +80,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]]
     "attention, 16 bits": (attend, all_attention("bfloat16", 128)),
     "attention, gradients": (gradients(attend), all_attention("float32", 128)),
     "attention, gradients, 16 bits": (gradients(attend), all_attention("bfloat16", 128)),
+    "attention, bias and mask": (attend_masked, (*all_attention("bfloat16", 64), shaped(4, 33, 33))),
     "paged attention": (attend_pages, PAGES),
     "norms": (gradients(lambda x: bijax.rms_norm(x, x[0])), MATRICES[:1]),
     "softmax": (gradients(bijax.log_softmax), MATRICES[:1]),

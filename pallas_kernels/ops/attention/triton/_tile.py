@@ -16,6 +16,9 @@ POSITION_LIMIT: Final = 1 << 30
 
 Parts = tuple[jax.Array, ...]
 
+SUMS: Final = 16
+"""Columns of a sum of rows that the tensor core adds."""
+
 _PRODUCTS: Final = {1: [(0, 0)], 3: [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)]}
 """Which parts of two operands are multiplied, in this order; what is left out is below the last bit of float32."""
 
@@ -190,8 +193,11 @@ def split_all(pieces: list[jax.Array], call: Call) -> list[Parts]:
 
 def split(x: jax.Array, call: Call) -> Parts:
     """Returns the parts that the tensor core multiplies: 16-bit values, or three bfloat16 that add up to a float32."""
-    if call.dtype != "float32":
-        return (x.astype(call.dtype),)
+    return three_parts(x) if call.dtype == "float32" else (x.astype(call.dtype),)
+
+
+def three_parts(x: jax.Array) -> Parts:
+    """Returns three bfloat16 arrays, the largest first, that add up to a float32 one."""
     high = x.astype(jnp.bfloat16)
     rest = x - high.astype(jnp.float32)
     middle = rest.astype(jnp.bfloat16)
@@ -213,6 +219,17 @@ def dot(chain: jax.Array, a: Parts, b: Parts, contracted: tuple[int, int], *, sw
         dims = (((axes[0],), (axes[1],)), ((), ()))
         chain = chain + lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
     return chain
+
+
+def add_rows(total: jax.Array, x: jax.Array) -> jax.Array:
+    """Goes on with sums of rows (R, SUMS), all columns of which hold the same, over (R, n).
+
+    The tensor core adds them, times 1: an order that no layout of the registers changes.
+    """
+    ones = jnp.ones((x.shape[1], SUMS), jnp.bfloat16)
+    for part in reversed(three_parts(x)):
+        total = dot(total, (part,), (ones,), (1, 0))
+    return total
 
 
 def scores(

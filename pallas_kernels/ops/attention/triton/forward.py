@@ -8,8 +8,10 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.ops.attention.triton._tile import (
     LEAST,
+    SUMS,
     Call,
     Refs,
+    add_rows,
     blocks_seen,
     dot,
     finite,
@@ -51,27 +53,28 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count:
         found, seen = scores(refs, call, rows, keys, query, split_all(read_keys(refs.key, keys, head, call), call))
         highest = jnp.maximum(maximum, jnp.max(found, axis=1))
         weights = power_of_two(found - highest[:, None], call.interpret)
-        decay = power_of_two(maximum - highest, call.interpret)
+        decay = power_of_two(maximum - highest, call.interpret)[:, None]
         pieces = read_keys(refs.value, keys, head, call)
         # A value that is not finite makes the rows nan that see it, and no others.
         bad = jnp.zeros((call.key_block,), jnp.int32)
         for piece in pieces:
             bad = jnp.maximum(bad, jnp.max(jnp.where(jnp.abs(piece) < jnp.inf, 0, 1), axis=1))
         weights = jnp.where(seen & (bad[None] > 0), jnp.nan, weights)
-        total = product(total, decay, call.interpret) + jnp.sum(weights, axis=1)
+        total = add_rows(product(total, decay, call.interpret), weights)
         parts = split(weights, call)
         values = [
-            dot(product(old, decay[:, None], call.interpret), parts, split(finite(piece), call), (1, 0))
+            dot(product(old, decay, call.interpret), parts, split(finite(piece), call), (1, 0))
             for old, piece in zip(values, pieces, strict=True)
         ]
         return (highest, total, *values)
 
     start = (
         jnp.full((count,), LEAST, jnp.float32),
-        jnp.zeros((count,), jnp.float32),
+        jnp.zeros((count, SUMS), jnp.float32),
         *(jnp.zeros((count, width), jnp.float32) for _, width in call.pieces),
     )
-    maximum, total, *values = lax.fori_loop(*blocks_seen(rows, call.key_block), block, start)
+    maximum, sums, *values = lax.fori_loop(*blocks_seen(rows, call.key_block), block, start)
+    total = jnp.max(sums, axis=1)
     nothing = total == 0
     total = jnp.where(nothing, 1.0, total)
     write_rows(out_ref, rows, [quotient(value, total[:, None], call.interpret) for value in values], call)
