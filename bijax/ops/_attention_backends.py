@@ -52,23 +52,24 @@ _BACKWARD: Final = 9
 """The same with the result, the log-sum-exp and the cotangent."""
 
 
-def results(query: jax.Array, *_: Any, **__: Any) -> Arrays:
+def attention_like(query: jax.Array, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of attention's results."""
     return jnp.zeros_like(query), jnp.zeros(query.shape[:3], jnp.float32)
 
 
-def gradients(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
+def gradients_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of its gradients."""
     return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
 
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.attention, *arrays[:_FORWARD], like=results, spec=spec, **given.named(arrays[_FORWARD:]))
+    return run(cpu.attention, *arrays[:_FORWARD], like=attention_like, spec=spec, **given.named(arrays[_FORWARD:]))
 
 
 def _gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
-    return run(cpu.gradients, *arrays[:_BACKWARD], like=gradients, spec=spec, **given.named(arrays[_BACKWARD:]))
+    note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
+    return run(cpu.gradients, *arrays[:_BACKWARD], like=gradients_like, spec=spec, **given.named(arrays[_BACKWARD:]))
 
 
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
@@ -77,16 +78,16 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
     contract = None if given.bias or given.mask else hopper_contract(size, dtype, spec.scale)
     if contract is not None and cuda_architecture() == HOPPER:
-        return run(hopper.attention, *arrays[:_FORWARD], like=results, contract=contract, **mask, **others)
+        return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **mask, **others)
     portable = mma_attention_contract(dtype, size)
-    return run(triton.attention, *arrays[:_FORWARD], like=results, contract=portable, **mask, **others)
+    return run(triton.attention, *arrays[:_FORWARD], like=attention_like, contract=portable, **mask, **others)
 
 
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     contract = mma_attention_contract(arrays[0].dtype.name, arrays[0].shape[-1])
     mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
     others = given.named(arrays[_BACKWARD:])
-    return run(triton.gradients, *arrays[:_BACKWARD], like=gradients, contract=contract, **mask, **others)
+    return run(triton.gradients, *arrays[:_BACKWARD], like=gradients_like, contract=contract, **mask, **others)
 
 
 def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionContract | None:

@@ -19,7 +19,7 @@ from bijax.ops._attention_arguments import (
     score_array,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, GRADIENTS, Given, gradients, results
+from bijax.ops._attention_backends import ATTENTION, GRADIENTS, Given, attention_like, gradients_like
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec
@@ -272,5 +272,5 @@ def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], param
     return unfold_rows(size, _gradients_kernel(*_folded(size, arrays, axes, parameters["given"]), **parameters))
 
 
-_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=results)
-_gradients_kernel = define_kernel("attention_gradients", GRADIENTS, _fold_gradients, shapes=gradients)
+_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=attention_like)
+_gradients_kernel = define_kernel("attention_gradients", GRADIENTS, _fold_gradients, shapes=gradients_like)
