@@ -16,7 +16,7 @@ POSITION_LIMIT: Final = 1 << 30
 
 Parts = tuple[jax.Array, ...]
 
-SUMS: Final = 16
+SUMS: Final = 8
 """Columns of a sum of rows that the tensor core adds."""
 
 _PRODUCTS: Final = {1: [(0, 0)], 3: [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)]}
