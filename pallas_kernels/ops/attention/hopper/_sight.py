@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
-
-from pallas_kernels.parts.hopper.tile import TILE
 
 _UNLIMITED: Final = 1 << 30  # positions stay below it
 
@@ -31,6 +28,10 @@ class Blocks(NamedTuple):
     whole_last: Any
     start: Any
     end: Any
+
+    def in_part(self, block: Any) -> Any:
+        """Returns whether there may be queries that do not see all of a block."""
+        return (block < self.whole_first) | (block >= self.whole_last)
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,18 @@ class Sight:
         whole_first, whole_last = lax.div(whole_start + (block - 1), block), lax.div(jnp.maximum(whole_end, 0), block)
         return Blocks(begin, stop, whole_first, whole_last, start, end)
 
-    def mask(self, scores: jax.Array, positions: jax.Array, start: Any, keys: Any) -> jax.Array:
-        """Returns scores with -inf where a key is not seen.
+    def sees(self, positions: jax.Array, keys: jax.Array, start: Any, length: Any) -> jax.Array:
+        """Returns whether queries see keys, bool.
 
         Args:
-            scores: (rows, block) float32 of the keys from `start` on.
-            positions: (rows, block) int32, the position of each row's query.
+            positions: Positions of queries, int32.
+            keys: Numbers of keys from `start` on, int32, of the same shape.
             start: Position of the first key, int32.
-            keys: Keys of the sequence, int32.
+            length: Keys of the sequence, int32.
         """
-        column = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=TILE)
-        seen = column < keys - start
+        seen: jax.Array = keys < length - start
         if self.after is not None:
-            seen = seen & (positions + (self.after + 1 - start) > column)
+            seen = seen & (positions + (self.after + 1 - start) > keys)
         if self.before is not None:
-            seen = seen & (positions - (self.before + start) <= column)
-        return jnp.where(seen, scores, -jnp.inf)
+            seen = seen & (positions - (self.before + start) <= keys)
+        return seen

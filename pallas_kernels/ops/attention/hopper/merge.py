@@ -21,7 +21,7 @@ from pallas_kernels.parts.hopper.tile import Arithmetic, across, store_few
 MERGED_ROWS: Final = 4
 """Rows of a block."""
 
-_UNROLL: Final = 4
+_TOGETHER: Final = 16  # splits
 
 
 def _layout(size: int) -> Any:
@@ -58,7 +58,7 @@ def merge(
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
     """
     batch, _, padded, size = values.shape
-    layout = _layout(size)
+    layout, together = _layout(size), min(_TOGETHER, values.shape[1])
     math = Arithmetic(layout, bool(interpret))
 
     def kernel(
@@ -70,18 +70,22 @@ def merge(
         load = partial(plgpu.load, optimized=False)
         row_layout = layout.reduce(1)
 
-        def take(split: Any, carry: Any) -> Any:
-            before, total = carry
-            numbers = [load(stats_ref.at[sequence, split, i, part], layout=row_layout) for i in range(2)]
-            taken_values = load(values_ref.at[sequence, split, part], layout=layout)
-            merged, kept, taken = merge_stats(before, Stats(*numbers), math)
-            scaled = math.product(taken_values, across(taken, size))
-            return merged, math.fused(total, across(kept, size), scaled)
-
         def several(i: Any, carry: Any) -> Any:
-            for j in range(_UNROLL):
-                carry = take(begin + i * _UNROLL + j, carry)
-            return carry
+            """Takes some splits whose loads wait together; those behind the last one change nothing."""
+            first = begin + i * together
+            splits = [jnp.minimum(first + j, stop - 1) for j in range(together)]
+            there = [load(stats_ref.at[sequence, split, 0, part], layout=row_layout) for split in splits]
+            sums = [load(stats_ref.at[sequence, split, 1, part], layout=row_layout) for split in splits]
+            found = [load(values_ref.at[sequence, split, part], layout=layout) for split in splits]
+            there, sums, found = lax.optimization_barrier((there, sums, found))
+            before, total = carry
+            for j in range(together):
+                inside = jnp.full((MERGED_ROWS,), first + j, jnp.int32) < jnp.full((MERGED_ROWS,), stop, jnp.int32)
+                split = Stats(jnp.where(inside, there[j], LEAST), jnp.where(inside, sums[j], 0.0))
+                values = jnp.where(across(inside, size), found[j], 0.0)
+                before, kept, taken = merge_stats(before, split, math)
+                total = math.fused(total, across(kept, size), math.product(values, across(taken, size)))
+            return before, total
 
         def full(shape: tuple[int, ...], value: float) -> jax.Array:
             filled: jax.Array = plgpu.layout_cast(
@@ -90,9 +94,7 @@ def merge(
             return filled
 
         start = (Stats(full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0)), full((MERGED_ROWS, size), 0))
-        whole = lax.div(stop - begin, _UNROLL)
-        carry = lax.fori_loop(0, whole, several, start)
-        merged, total = lax.fori_loop(begin + whole * _UNROLL, stop, take, carry)
+        merged, total = lax.fori_loop(0, lax.div(stop - begin + (together - 1), together), several, start)
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
         out, lse = result(total, merged, query < queries, math)

@@ -1,7 +1,7 @@
 """Attention of many queries: two warpgroups with 64 queries of a head each, a producer, persistent blocks.
 
 The splits of `SplitAttentionContract` are merged where they are computed. What the splits before gave waits in shared
-memory, and is brought up to date while the tensor core multiplies the first block of the next one.
+memory.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, result
+from pallas_kernels.ops.attention.hopper._online import Stats, result
+from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
-from pallas_kernels.ops.attention.hopper._walk import Ring, Walk
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, across, park, tiled, unpark
+from pallas_kernels.ops.attention.hopper._walk import Turns, Walk
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, tiled
 from pallas_kernels.schedule.hopper_attention import PrefillSchedule
 
 
@@ -122,15 +123,9 @@ class Scratch(NamedTuple):
     """Shared memory and barriers; the results lie over the parked values, where there are any."""
 
     queries: Any
-    keys: Any
-    values: Any
     parked: Any
     results: Any
-    keys_full: Any
-    values_full: Any
     queries_full: Any
-    keys_free: Any
-    values_free: Any
     turns: Any
 
 
@@ -175,17 +170,7 @@ class Body:
             tile = self.order.tile(block, index)
             blocks = self.blocks_of(lengths, tile)
             head = lax.div(tile.head, self.call.group)
-
-            @pl.loop(blocks.first, blocks.last)
-            def _(j: Any) -> None:
-                keys, values = (
-                    lambda target, barrier, cache=cache: self.call.source.copy(
-                        cache, table, target, barrier, tile.sequence, j, head
-                    )
-                    for cache in caches
-                )
-                ring.fill(position + (j - blocks.first), keys, values)
-
+            ring.fill(blocks, position, caches, table, tile.sequence, head)
             return position + (blocks.last - blocks.first)
 
         ring.drain(lax.fori_loop(0, self.order.count(block), fill, jnp.int32(0)))
@@ -195,13 +180,10 @@ class Body:
         warpgroup, block = lax.axis_index("warpgroup"), lax.axis_index("block")
         count, order = self.order.count(block), self.order
         queries, ready = scratch.queries.at[warpgroup], scratch.queries_full.at[warpgroup]
-
-        def turn(meanwhile: Any) -> None:
-            if self.schedule.warpgroups > 1:
-                plgpu.barrier_arrive(scratch.turns)
-            meanwhile()
-            if self.schedule.warpgroups > 1:
-                plgpu.barrier_wait(scratch.turns)
+        turns = None
+        if self.schedule.warpgroups > 1 and self.schedule.turns:
+            following = lax.rem(warpgroup + 1, self.schedule.warpgroups)
+            turns = Turns(scratch.turns.at[warpgroup], scratch.turns.at[following])
 
         def fetch(index: Any) -> None:
             tile = order.tile(block, index)
@@ -220,87 +202,38 @@ class Body:
             first = tile.first + warpgroup * ROWS
             keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + first
 
-            def mask(scores: jax.Array, j: Any) -> jax.Array:
-                positions = start + plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=TILE)
-                return self.call.sight.mask(scores, positions, j * self.call.contract.key_block, keys)
+            def positions(shape: tuple[int, ...], layout: Any) -> jax.Array:
+                found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+                return found
 
             walk = Walk(
                 self.call.contract,
                 self.call.factor,
+                self.call.sight,
+                positions,
+                keys,
+                blocks,
                 queries,
                 ring,
                 position,
-                blocks,
-                mask,
-                warpgroup == self.schedule.warpgroups - 1,
-                turn,
+                None if scratch.parked is None else scratch.parked.at[warpgroup],
+                turns,
                 partial(fetch_next, index),
-                self.call.sight.before is not None,
                 bool(self.call.interpret),
             )
             plgpu.barrier_wait(ready)
-            walk.wait_for_keys(blocks.first)
+            values, stats = walk.run()
             valid = lengths.queries[tile.sequence] - first
-            store = partial(self.store, tile, first, valid, out, lse, scratch.results.at[warpgroup])
-            if self.splits:
-                self.many_splits(walk, scratch.parked.at[warpgroup], store)
-            else:
-                (values, *stats), _ = walk.split(blocks.first, blocks.last, lambda: (lambda: None, None))
-                store(values, Stats(*stats))
+            self.store(tile, first, valid, out, lse, scratch.results.at[warpgroup], values, stats)
             return position + (blocks.last - blocks.first)
 
-        if self.schedule.warpgroups > 1:
-            pl.when(warpgroup == 1)(lambda: turn(lambda: None))
+        if turns is not None:
+            pl.when(warpgroup == self.schedule.warpgroups - 1)(partial(plgpu.barrier_arrive, turns.next))
         fetch(jnp.int32(0))
         lax.fori_loop(0, count, one, jnp.int32(0))
-        if self.schedule.warpgroups > 1:
-            pl.when(warpgroup == 0)(lambda: turn(lambda: None))
+        if turns is not None:
+            pl.when(warpgroup == 0)(partial(plgpu.barrier_wait, turns.mine))
         plgpu.wait_smem_to_gmem(0)
-
-    def many_splits(self, walk: Walk, parked: Any, store: Any) -> None:
-        """Walks all splits of a tile; the merge of one with those before it runs beside the next one's first block."""
-        interpret, math, size = bool(self.call.interpret), self.math, self.call.size
-        length = self.call.contract.split // self.call.contract.key_block
-        first, end = lax.div(walk.blocks.first, length), lax.div(walk.blocks.last + (length - 1), length)
-
-        def split(index: Any, carry: Any) -> Any:
-            values, maximum, total, *before = carry
-
-            def merge() -> tuple[Any, Stats]:
-                stats, kept, taken = merge_stats(Stats(*before), Stats(maximum, total), math)
-                # An accumulator is not touched while the tensor core works, or ptxas waits for it first.
-                scaled = math.product(values, across(taken, size))
-                kept, scaled = lax.optimization_barrier((kept, scaled))
-
-                def later() -> None:
-                    @pl.when(index == first + 1)
-                    def _() -> None:
-                        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                        park(scaled, parked, interpret)
-
-                    @pl.when(index > first + 1)
-                    def _() -> None:
-                        old = unpark(parked, size, interpret)
-                        park(math.fused(old, across(kept, size), scaled), parked, interpret)
-
-                return later, stats
-
-            start = jnp.maximum(index * length, walk.blocks.first)
-            state, stats = walk.split(start, jnp.minimum((index + 1) * length, walk.blocks.last), merge)
-            return *state, *stats
-
-        nothing = (*walk.fresh(), *no_keys())
-        values, maximum, total, *before = lax.fori_loop(first, end, split, nothing)
-
-        @pl.when(end - first == 1)
-        def _() -> None:
-            store(values, Stats(maximum, total))
-
-        @pl.when(end - first > 1)
-        def _() -> None:
-            stats, kept, taken = merge_stats(Stats(*before), Stats(maximum, total), math)
-            scaled = math.product(values, across(taken, size))
-            store(math.fused(unpark(parked, size, interpret), across(kept, size), scaled), stats)
 
     def store(
         self, tile: Tile, first: Any, valid: Any, out: Any, lse: Any, staged: Any, values: jax.Array, stats: Stats
@@ -339,19 +272,20 @@ def prefill(
     Returns:
         The outputs (B, T, N, H), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole tiles.
     """
-    s, block, dtype = schedule, call.contract.key_block, query.dtype
+    s, dtype = schedule, query.dtype
     body = Body(call, s, call.capacity > call.contract.split)
     interpret = bool(call.interpret)
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
-        out_ref, lse_ref, queries, keys, values, marks, found, results, *barriers = refs
+        out_ref, lse_ref, queries, queries_full, turns, *stages = refs
+        stages, places = stages[: len(in_ring)], stages[len(in_ring) :]
         parked = None
         if body.splits:
-            parked, results = results if not interpret else (results, barriers.pop(0))
-        scratch = Scratch(queries, keys, values, parked, results.at[:, 0], *barriers)
-        ring = Ring(s.stages, keys, values, barriers[0], barriers[1], barriers[3], barriers[4], marks, found)
+            parked, *places = places if interpret else places[0]
+        scratch = Scratch(queries, parked, places[0].at[:, 0], queries_full, turns)
+        ring = Ring(s.stages, call.source, interpret, *stages)
         warpgroup = lax.axis_index("warpgroup")
 
         @pl.when(warpgroup < s.warpgroups)
@@ -369,6 +303,7 @@ def prefill(
     results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype))
     parked = plgpu.SMEM((s.warpgroups, ROWS * call.size), jnp.float32)
     union = [results] if not body.splits else [parked, results] if interpret else [plgpu.RefUnion(parked, results)]
+    in_ring = Ring.scratch(s.stages, call.source, call.size, dtype, s.warpgroups)
     launch = plgpu.kernel(
         kernel,
         out_type=[
@@ -381,14 +316,10 @@ def prefill(
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((s.warpgroups, ROWS, call.size), dtype, transforms=tiled(dtype)),
-            *[plgpu.SMEM((s.stages, block, call.size), dtype, transforms=tiled(dtype))] * 2,
-            plgpu.SMEM((block,), jnp.float32),
-            plgpu.SMEM((4,), jnp.int32),
-            *union,
-            *[plgpu.Barrier(num_arrivals=call.source.copies, num_barriers=s.stages)] * 2,
             plgpu.Barrier(num_barriers=s.warpgroups),
-            *[plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=s.stages)] * 2,
-            plgpu.Barrier(num_arrivals=s.warpgroups),
+            plgpu.Barrier(num_barriers=s.warpgroups),
+            *in_ring,
+            *union,
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

@@ -1,0 +1,92 @@
+"""Zeroes rows of shared memory that a weight of zero would not hide: unseen ones, and those with nan or infinities."""
+
+import functools
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
+
+from pallas_kernels.parts.hopper.tile import WARPGROUP, i32, thread_of_warpgroup, tiled
+
+WORD: Final = 32
+"""Rows of one word of `clean_rows`."""
+
+_ROW_BYTES: Final = 128  # of a swizzled row
+_CHUNKS: Final = 8  # of 16 bytes in such a row
+
+
+def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
+    """Writes zeros to rows of 16-bit shared memory: to those outside [first, end), and to those with nan or infinities.
+
+    Args:
+        ref: (rows, n) bfloat16 or float16, stored as `tile.tiled` says; rows is a multiple of 128, outside of the
+            interpreter.
+        first: The first row to keep, int32.
+        end: The end of the rows to keep, int32.
+        found: Shared memory (rows / 32,) int32. Bit i of word w becomes 1 if row 32 w + i, of [first, end), was not
+            finite, and 0 if it was.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    rows, columns = ref.shape
+    if interpret:
+        row, read = lax.iota(jnp.int32, rows), ref[...]
+        inside = (row >= first) & (row < end)
+        bad = inside & ~jnp.isfinite(read.astype(jnp.float32)).all(axis=1)
+        ref[...] = jnp.where((inside & ~bad)[:, None], read, jnp.zeros((), ref.dtype))
+        bits = bad.reshape(-1, WORD).astype(jnp.uint32) << lax.iota(jnp.uint32, WORD)[None]
+        found[...] = bits.sum(axis=1, dtype=jnp.uint32).astype(jnp.int32)
+        return
+    number = plgpu.Layout.WG_SPLAT(())
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(tiled(ref.dtype)), number, number, plgpu.RefType()))
+    multiply = f"fma.rn.{'bf' if ref.dtype == jnp.bfloat16 else 'f'}16x2 $0, $1, $2, $3;"
+
+    @inline  # type: ignore[untyped-decorator]
+    def clean(_: Any, ref: Any, first: Any, end: Any, found: Any) -> None:
+        # Tiles of 8 rows by 128 bytes lie one behind the other, row by row; swizzling keeps a row's bytes in its row.
+        # A thread has a row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
+        word, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        kind, squares = ir.VectorType.get((4,), word), columns * 2 // _ROW_BYTES
+        base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
+        for start in range(0, rows, WARPGROUP):
+            row = arith.addi(thread, i32(start))
+            place = arith.muli(arith.divui(row, i32(8)), i32(8 * _CHUNKS * squares))
+            place = arith.addi(place, arith.muli(arith.remui(row, i32(8)), i32(_CHUNKS)))
+            chunks = [
+                mgpu.utils.getelementptr(
+                    base,
+                    [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(_CHUNKS))))],
+                    kind,
+                )
+                for part in range(0, 8 * _CHUNKS * squares, 8 * _CHUNKS)
+                for turn in range(_CHUNKS)
+            ]
+            sums = [zero] * 4  # of numbers times zero: 0 or nan
+            for chunk in chunks:
+                pairs = llvm.load(kind, chunk)
+                for i in range(4):
+                    pair = vector.extract(pairs, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
+                    sums[i] = mgpu.utils.inline_ptx(multiply, pair, zero, sums[i], result_types=word)
+            bits = functools.reduce(arith.ori, sums)
+            inside = arith.andi(
+                arith.cmpi(arith.CmpIPredicate.sge, row, first.registers.item()),
+                arith.cmpi(arith.CmpIPredicate.slt, row, end.registers.item()),
+            )
+            bad = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bits, zero))
+            clean = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.eq, bits, zero))
+            with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, arith.extui(word, clean), zero)):
+                for chunk in chunks:
+                    llvm.store(vector.broadcast(kind, zero), chunk)
+            votes = mgpu.utils.inline_ptx(
+                "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
+                arith.extui(word, bad),
+                result_types=word,
+                has_side_effects=True,
+            )
+            memref.store(votes, found, [arith.index_cast(index, arith.divui(row, i32(WORD)))])
+
+    clean(ref, first, end, found)
