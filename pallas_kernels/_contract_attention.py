@@ -143,5 +143,5 @@ def split_attention_contract(head_size: int, dtype: str) -> SplitAttentionContra
     return None
 
 
-SPLIT_HEAD_SIZES: Final = (64, 128)
+SPLIT_HEAD_SIZES: Final = (64, 96, 128)
 """Head sizes with a kernel on Hopper."""

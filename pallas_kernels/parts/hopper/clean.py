@@ -16,8 +16,7 @@ from pallas_kernels.parts.hopper.tile import WARPGROUP, i32, thread_of_warpgroup
 WORD: Final = 32
 """Rows of one word of `clean_rows`."""
 
-_ROW_BYTES: Final = 128  # of a swizzled row
-_CHUNKS: Final = 8  # of 16 bytes in such a row
+_CHUNK: Final = 16  # bytes that a thread reads at once
 
 
 def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
@@ -42,28 +41,31 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
         found[...] = bits.sum(axis=1, dtype=jnp.uint32).astype(jnp.int32)
         return
     number = plgpu.Layout.WG_SPLAT(())
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(tiled(ref.dtype)), number, number, plgpu.RefType()))
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(tiled(ref.dtype, columns)), number, number, plgpu.RefType())
+    )
     multiply = f"fma.rn.{'bf' if ref.dtype == jnp.bfloat16 else 'f'}16x2 $0, $1, $2, $3;"
 
     @inline  # type: ignore[untyped-decorator]
     def clean(_: Any, ref: Any, first: Any, end: Any, found: Any) -> None:
-        # Tiles of 8 rows by 128 bytes lie one behind the other, row by row; swizzling keeps a row's bytes in its row.
-        # A thread has a row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
+        # Tiles of 8 rows lie one behind the other, row by row; swizzling keeps a row's bytes in its row. A thread has a
+        # row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
         word, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
-        kind, squares = ir.VectorType.get((4,), word), columns * 2 // _ROW_BYTES
+        kind, (_, squares, _, width) = ir.VectorType.get((4,), word), ir.MemRefType(ref.type).shape
+        per_row = width * 2 // _CHUNK
         base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
         for start in range(0, rows, WARPGROUP):
             row = arith.addi(thread, i32(start))
-            place = arith.muli(arith.divui(row, i32(8)), i32(8 * _CHUNKS * squares))
-            place = arith.addi(place, arith.muli(arith.remui(row, i32(8)), i32(_CHUNKS)))
+            place = arith.muli(arith.divui(row, i32(8)), i32(8 * per_row * squares))
+            place = arith.addi(place, arith.muli(arith.remui(row, i32(8)), i32(per_row)))
             chunks = [
                 mgpu.utils.getelementptr(
                     base,
-                    [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(_CHUNKS))))],
+                    [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(per_row))))],
                     kind,
                 )
-                for part in range(0, 8 * _CHUNKS * squares, 8 * _CHUNKS)
-                for turn in range(_CHUNKS)
+                for part in range(0, 8 * per_row * squares, 8 * per_row)
+                for turn in range(per_row)
             ]
             sums = [zero] * 4  # of numbers times zero: 0 or nan
             for chunk in chunks:

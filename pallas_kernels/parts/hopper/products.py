@@ -18,8 +18,6 @@ from jaxlib.mlir.dialects import llvm, nvvm, vector
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, tiled
 
 _K: Final = 16  # elements of K in one instruction
-_ATOM: Final = 1024  # bytes of 8 swizzled rows of 128 bytes
-_WIDTH: Final = 64  # elements of such a row
 _A_REGISTERS: Final = 4
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
@@ -37,8 +35,7 @@ def start_scores(queries: Any, keys: Any, interpret: bool) -> jax.Array:
     """
     if interpret:
         return _scores(queries, keys)
-    ref = plgpu.RefType(tiled(queries.dtype))
-    inline: Any = plgpu.inline_mgpu(arg_types=(ref, ref), return_type=_tile(keys.shape[0]))
+    inline: Any = plgpu.inline_mgpu(arg_types=(_ref(queries), _ref(keys)), return_type=_tile(keys.shape[0]))
 
     @inline  # type: ignore[untyped-decorator]
     def start(_: Any, queries: Any, keys: Any) -> Any:
@@ -65,9 +62,7 @@ def start_values(weights: jax.Array, total: jax.Array, values: Any, interpret: b
     """
     if interpret:
         return _values(weights, total, values)
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(TILE, TILE, plgpu.RefType(tiled(values.dtype))), return_type=_tile(total.shape[1])
-    )
+    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, TILE, _ref(values)), return_type=_tile(total.shape[1]))
 
     @inline  # type: ignore[untyped-decorator]
     def start(_: Any, weights: Any, total: Any, values: Any) -> Any:
@@ -87,9 +82,9 @@ def start_both(
     """Starts `start_scores` and then `start_values`, each a group of its own."""
     if interpret:
         return _scores(queries, keys), _values(weights, total, values)
-    ref = plgpu.RefType(tiled(queries.dtype))
     inline: Any = plgpu.inline_mgpu(
-        arg_types=(ref, ref, TILE, TILE, ref), return_type=(_tile(keys.shape[0]), _tile(total.shape[1]))
+        arg_types=(_ref(queries), _ref(keys), TILE, TILE, _ref(values)),
+        return_type=(_tile(keys.shape[0]), _tile(total.shape[1])),
     )
 
     @inline  # type: ignore[untyped-decorator]
@@ -154,6 +149,10 @@ def await_sums(sums: jax.Array, interpret: bool) -> None:
     hold(sums)
 
 
+def _ref(ref: Any) -> Any:
+    return plgpu.RefType(tiled(ref.dtype, ref.shape[1]))
+
+
 def _tile(columns: int) -> Any:
     return plgpu.ShapeDtypeStruct((ROWS, columns), jnp.dtype(jnp.float32), layout=TILE)
 
@@ -172,11 +171,12 @@ def _values(weights: jax.Array, total: jax.Array, values: Any) -> jax.Array:
 
 def _issue_scores(queries: Any, keys: Any) -> Any:
     """Issues the instructions of a product of two operands in shared memory, both along K."""
-    (groups, squares, *_), kind = ir.MemRefType(keys.type).shape, ir.MemRefType(keys.type).element_type
-    left, right = (_descriptor(ref, 16, squares * _ATOM) for ref in (queries, keys))
+    (groups, squares, rows, width), kind = ir.MemRefType(keys.type).shape, ir.MemRefType(keys.type).element_type
+    atom = rows * width * 2
+    left, right = (_descriptor(ref, 16, squares * atom) for ref in (queries, keys))
     scores: list[Any] = []
-    for at in range(0, squares * _WIDTH, _K):
-        offset = at // _WIDTH * _ATOM + at % _WIDTH * 2
+    for at in range(0, squares * width, _K):
+        offset = at // width * atom + at % width * 2
         operands = [_moved(descriptor, offset) for descriptor in (left, right)]
         scores = _wgmma(scores, 4 * groups, operands[:1], operands[1], kind, "0, 0")
     return _array(scores, 8 * groups)
@@ -184,20 +184,28 @@ def _issue_scores(queries: Any, keys: Any) -> Any:
 
 def _issue_values(weights: Any, total: Any, values: Any) -> Any:
     """Issues the instructions of a product of rows in registers by columns that lie one beside the other."""
-    (groups, squares, *_), kind = ir.MemRefType(values.type).shape, ir.MemRefType(values.type).element_type
-    right = _descriptor(values, _ATOM, squares * _ATOM)
-    rows, sums = _words(weights), _numbers(total)
+    (groups, squares, rows, width), kind = ir.MemRefType(values.type).shape, ir.MemRefType(values.type).element_type
+    atom = rows * width * 2
+    right = _descriptor(values, atom, squares * atom)
+    left, sums = _words(weights), _numbers(total)
     for step in range(8 * groups // _K):
-        taken = rows[_A_REGISTERS * step : _A_REGISTERS * (step + 1)]
-        sums = _wgmma(sums, len(sums), taken, _moved(right, 2 * step * squares * _ATOM), kind, "1")
-    return _array(sums, squares * _WIDTH)
+        taken = left[_A_REGISTERS * step : _A_REGISTERS * (step + 1)]
+        sums = _wgmma(sums, len(sums), taken, _moved(right, _K // rows * step * squares * atom), kind, "1")
+    return _array(sums, squares * width)
 
 
 def _descriptor(ref: Any, leading: int, stride: int) -> Any:
-    """Returns wgmma's description of shared memory swizzled over 128 bytes; distances are in bytes."""
+    """Returns wgmma's description of swizzled shared memory.
+
+    Args:
+        ref: The memory, in tiles of 8 rows.
+        leading: Bytes from one tile to the next along its rows, if the operand does not lie along K.
+        stride: Bytes from 8 rows to the next 8.
+    """
+    mode = {128: 1, 64: 2}[ir.MemRefType(ref.type).shape[-1] * 2]
     address = llvm.ptrtoint(ir.IntegerType.get_signless(64), mgpu.utils.memref_ptr(ref))
     start = llvm.lshr(llvm.and_(address, _long(0x3FFFF)), _long(4))
-    return llvm.or_(start, _long(1 << 62 | stride >> 4 << 32 | leading >> 4 << 16))
+    return llvm.or_(start, _long(mode << 62 | stride >> 4 << 32 | leading >> 4 << 16))
 
 
 def _moved(descriptor: Any, offset: int) -> Any:
@@ -269,4 +277,4 @@ def _element(register: Any, index: int) -> Any:
 
 
 def _long(value: int) -> Any:
-    return mgpu.c(value, ir.IntegerType.get_signless(64))
+    return mgpu.c(value if value < 1 << 63 else value - (1 << 64), ir.IntegerType.get_signless(64))

@@ -31,10 +31,17 @@ _CHUNK: Final = 16  # bytes that a thread moves at once
 _QUAD: Final = 4  # threads that share a row
 
 
-def tiled(dtype: Any) -> tuple[Any, ...]:
-    """Returns the transforms of shared memory that wgmma and the copy engine read: rows of 128 bytes, swizzled."""
+def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
+    """Returns the transforms of shared memory that wgmma and the copy engine read: tiles of 8 swizzled rows.
+
+    Args:
+        dtype: Of the elements.
+        columns: Of the memory; if rows of 128 bytes are not enough to cut them into, those of a tile have 64.
+    """
     pallas: Any = plgpu  # abstract classes to mypy
-    return pallas.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize)), pallas.SwizzleTransform(128)
+    size = jnp.dtype(dtype).itemsize
+    row = 128 if columns is None or columns * size % 128 == 0 else 64
+    return pallas.TilingTransform((8, row // size)), pallas.SwizzleTransform(row)
 
 
 def across(x: jax.Array, columns: int) -> jax.Array:

@@ -56,7 +56,7 @@ class Ring:
             readers: Warpgroups that compute.
         """
         return [
-            *[plgpu.SMEM((stages, source.block, size), dtype, transforms=tiled(dtype))] * 2,
+            *[plgpu.SMEM((stages, source.block, size), dtype, transforms=tiled(dtype, size))] * 2,
             plgpu.SMEM((stages, source.block // WORD), jnp.int32),
             plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
             plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages + 1),

@@ -318,7 +318,7 @@ def decode(
         num_threads=2,
         thread_name="warpgroup",
         scratch_types=[
-            plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype)),
+            plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
             *[plgpu.Barrier(num_barriers=2)] * 2,
             *Ring.scratch(s.stages, call.source, call.size, dtype, 1),
         ],

@@ -26,7 +26,7 @@ _TOGETHER: Final = 16  # splits
 
 def _layout(size: int) -> Any:
     """Returns the layout of (4, size) in which a warp has a row, and a lane neighbouring columns of it."""
-    width = min(size, 128)
+    width = next(width for width in (128, 64, 32) if size % width == 0)
     tiling = fragmented_array.Tiling(((MERGED_ROWS, width), (width // 32,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
@@ -70,22 +70,29 @@ def merge(
         load = partial(plgpu.load, optimized=False)
         row_layout = layout.reduce(1)
 
+        def read(first: Any) -> list[Any]:
+            """Starts to read some splits from one on; behind the last one it is read again."""
+            splits = [jnp.minimum(first + j, jnp.maximum(stop - 1, 0)) for j in range(together)]
+            return [
+                (
+                    *(load(stats_ref.at[sequence, split, i, part], layout=row_layout) for i in range(2)),
+                    load(values_ref.at[sequence, split, part], layout=layout),
+                )
+                for split in splits
+            ]
+
         def several(i: Any, carry: Any) -> Any:
-            """Takes some splits whose loads wait together; those behind the last one change nothing."""
+            """Takes some splits, while the next ones are read; those behind the last one change nothing."""
+            before, total, there = carry
             first = begin + i * together
-            splits = [jnp.minimum(first + j, stop - 1) for j in range(together)]
-            there = [load(stats_ref.at[sequence, split, 0, part], layout=row_layout) for split in splits]
-            sums = [load(stats_ref.at[sequence, split, 1, part], layout=row_layout) for split in splits]
-            found = [load(values_ref.at[sequence, split, part], layout=layout) for split in splits]
-            there, sums, found = lax.optimization_barrier((there, sums, found))
-            before, total = carry
-            for j in range(together):
+            following = read(first + together)
+            for j, (maximum, sums, found) in enumerate(there):
                 inside = jnp.full((MERGED_ROWS,), first + j, jnp.int32) < jnp.full((MERGED_ROWS,), stop, jnp.int32)
-                split = Stats(jnp.where(inside, there[j], LEAST), jnp.where(inside, sums[j], 0.0))
-                values = jnp.where(across(inside, size), found[j], 0.0)
+                split = Stats(jnp.where(inside, maximum, LEAST), jnp.where(inside, sums, 0.0))
+                found = jnp.where(across(inside, size), found, 0.0)
                 before, kept, taken = merge_stats(before, split, math)
-                total = math.fused(total, across(kept, size), math.product(values, across(taken, size)))
-            return before, total
+                total = math.fused(total, across(kept, size), math.product(found, across(taken, size)))
+            return before, total, following
 
         def full(shape: tuple[int, ...], value: float) -> jax.Array:
             filled: jax.Array = plgpu.layout_cast(
@@ -93,8 +100,8 @@ def merge(
             )
             return filled
 
-        start = (Stats(full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0)), full((MERGED_ROWS, size), 0))
-        merged, total = lax.fori_loop(0, lax.div(stop - begin + (together - 1), together), several, start)
+        start = (Stats(full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0)), full((MERGED_ROWS, size), 0), read(begin))
+        merged, total, _ = lax.fori_loop(0, lax.div(stop - begin + (together - 1), together), several, start)
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
         out, lse = result(total, merged, query < queries, math)

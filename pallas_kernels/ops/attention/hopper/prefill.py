@@ -300,7 +300,7 @@ def prefill(
 
     # The parked values take twice the bytes of the results that lie over them.
     halves = 2 if body.splits and not interpret else 1
-    results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype))
+    results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype, call.size))
     parked = plgpu.SMEM((s.warpgroups, ROWS * call.size), jnp.float32)
     union = [results] if not body.splits else [parked, results] if interpret else [plgpu.RefUnion(parked, results)]
     in_ring = Ring.scratch(s.stages, call.source, call.size, dtype, s.warpgroups)
@@ -315,7 +315,7 @@ def prefill(
         num_threads=s.warpgroups + 1,
         thread_name="warpgroup",
         scratch_types=[
-            plgpu.SMEM((s.warpgroups, ROWS, call.size), dtype, transforms=tiled(dtype)),
+            plgpu.SMEM((s.warpgroups, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
             plgpu.Barrier(num_barriers=s.warpgroups),
             plgpu.Barrier(num_barriers=s.warpgroups),
             *in_ring,
