@@ -12,8 +12,11 @@ SHARED_BYTES: Final = 227 * 1024
 DECODE_QUERIES: Final = 16
 """Most queries of a sequence for which the heads that share a key head are packed into one tile."""
 
-_PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2}
-_DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3}
+WIDEST_PARKED: Final = 128
+"""Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
+
+_PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2, 192: 3, 256: 2}
+_DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3, 192: 3, 256: 2}
 _FULL_GROUP: Final = 16
 
 

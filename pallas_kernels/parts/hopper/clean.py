@@ -11,7 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
-from pallas_kernels.parts.hopper.tile import WARPGROUP, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup, tiled
 
 WORD: Final = 32
 """Rows of one word of `clean_rows`."""
@@ -23,8 +23,7 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
     """Writes zeros to rows of 16-bit shared memory: to those outside [first, end), and to those with nan or infinities.
 
     Args:
-        ref: (rows, n) bfloat16 or float16, stored as `tile.tiled` says; rows is a multiple of 128, outside of the
-            interpreter.
+        ref: (rows, n) bfloat16 or float16, stored as `tile.tiled` says; rows is a multiple of 32 up to 128.
         first: The first row to keep, int32.
         end: The end of the rows to keep, int32.
         found: Shared memory (rows / 32,) int32. Bit i of word w becomes 1 if row 32 w + i, of [first, end), was not
@@ -54,14 +53,17 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
         kind, (_, squares, _, width) = ir.VectorType.get((4,), word), ir.MemRefType(ref.type).shape
         per_row = width * 2 // _CHUNK
         base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
-        for start in range(0, rows, WARPGROUP):
-            row = arith.addi(thread, i32(start))
-            place = arith.muli(arith.divui(row, i32(8)), i32(8 * per_row * squares))
-            place = arith.addi(place, arith.muli(arith.remui(row, i32(8)), i32(per_row)))
+        with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, thread, i32(rows))):
+            place = arith.muli(arith.divui(thread, i32(8)), i32(8 * per_row * squares))
+            place = arith.addi(place, arith.muli(arith.remui(thread, i32(8)), i32(per_row)))
             chunks = [
                 mgpu.utils.getelementptr(
                     base,
-                    [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(per_row))))],
+                    [
+                        arith.addi(
+                            place, arith.addi(i32(part), arith.remui(arith.addi(thread, i32(turn)), i32(per_row)))
+                        )
+                    ],
                     kind,
                 )
                 for part in range(0, 8 * per_row * squares, 8 * per_row)
@@ -75,8 +77,8 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
                     sums[i] = mgpu.utils.inline_ptx(multiply, pair, zero, sums[i], result_types=word)
             bits = functools.reduce(arith.ori, sums)
             inside = arith.andi(
-                arith.cmpi(arith.CmpIPredicate.sge, row, first.registers.item()),
-                arith.cmpi(arith.CmpIPredicate.slt, row, end.registers.item()),
+                arith.cmpi(arith.CmpIPredicate.sge, thread, first.registers.item()),
+                arith.cmpi(arith.CmpIPredicate.slt, thread, end.registers.item()),
             )
             bad = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bits, zero))
             clean = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.eq, bits, zero))
@@ -89,6 +91,6 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
                 result_types=word,
                 has_side_effects=True,
             )
-            memref.store(votes, found, [arith.index_cast(index, arith.divui(row, i32(WORD)))])
+            memref.store(votes, found, [arith.index_cast(index, arith.divui(thread, i32(WORD)))])
 
     clean(ref, first, end, found)

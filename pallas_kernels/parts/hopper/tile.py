@@ -231,7 +231,7 @@ def _own_chunks(ref: Any, element: Any) -> Any:
 
 
 def park(tile: jax.Array, ref: Any, interpret: bool) -> None:
-    """Puts a float32 tile (64, n) into shared memory (64 * n,), each thread its own part; see `unpark`."""
+    """Puts a float32 tile (64, n) into shared or GPU memory (64 * n,), each thread its own part; see `unpark`."""
     if interpret:
         ref[...] = tile.reshape(-1)
         return
@@ -252,7 +252,7 @@ def park(tile: jax.Array, ref: Any, interpret: bool) -> None:
 
 
 def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
-    """Takes a float32 tile of 64 rows back from shared memory into which `park` put it; no barrier is needed."""
+    """Takes a float32 tile of 64 rows back from memory into which `park` put it; no barrier is needed."""
     if interpret:
         read: jax.Array = ref[...].reshape(ROWS, columns)
         return read

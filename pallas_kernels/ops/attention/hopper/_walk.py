@@ -60,7 +60,7 @@ class Walk:
         queries: Shared memory (64, H).
         ring: Where the blocks are.
         position: Position in the ring of the first block of the tile.
-        parked: Shared memory (64 * H,) float32 for the values of the splits before; None if there is only one split.
+        parked: (64 * H,) float32 of shared or of GPU memory for the values of the splits before; None for one split.
         turns: Barriers of the turns; None for a warpgroup that takes none.
         after_scores: Called when the queries have been read for the last time.
         interpret: Whether Mosaic's interpreter runs the kernel.

@@ -21,7 +21,7 @@ from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.ops.attention.hopper._walk import Turns, Walk
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, tiled
-from pallas_kernels.schedule.hopper_attention import PrefillSchedule
+from pallas_kernels.schedule.hopper_attention import WIDEST_PARKED, PrefillSchedule
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,15 @@ class Order:
 
 
 class Scratch(NamedTuple):
-    """Shared memory and barriers; the results lie over the parked values, where there are any."""
+    """Memory and barriers of all warpgroups.
+
+    Attributes:
+        queries: Shared memory.
+        parked: Values of the splits before: shared memory, or the block's part of GPU memory; None for one split.
+        results: Shared memory: over the parked values if those lie there, over the queries for wide heads.
+        queries_full: A barrier for each warpgroup.
+        turns: The same.
+    """
 
     queries: Any
     parked: Any
@@ -144,14 +152,14 @@ class Body:
     splits: bool
 
     @property
+    def wide(self) -> bool:
+        """Whether heads are so wide that results go through the queries' memory, and are parked in GPU memory."""
+        return self.call.size > WIDEST_PARKED
+
+    @property
     def order(self) -> Order:
         """The order of the tiles."""
         return Order(self.call, self.schedule)
-
-    @property
-    def math(self) -> Arithmetic:
-        """The instructions on tiles of 64 rows."""
-        return Arithmetic(interpret=bool(self.call.interpret))
 
     def blocks_of(self, lengths: Lengths, tile: Tile) -> Blocks:
         """Returns the blocks of a tile, the same for all warpgroups."""
@@ -196,6 +204,12 @@ class Body:
                 plgpu.commit_smem()  # every warp has read the queries
                 fetch(index + 1)
 
+        def fetch_behind_results(index: Any) -> None:
+            @pl.when(index + 1 < count)
+            def _() -> None:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                fetch(index + 1)
+
         def one(index: Any, position: Any) -> Any:
             tile = order.tile(block, index)
             blocks = self.blocks_of(lengths, tile)
@@ -218,13 +232,15 @@ class Body:
                 position,
                 None if scratch.parked is None else scratch.parked.at[warpgroup],
                 turns,
-                partial(fetch_next, index),
+                (lambda: None) if self.wide else partial(fetch_next, index),
                 bool(self.call.interpret),
             )
             plgpu.barrier_wait(ready)
             values, stats = walk.run()
             valid = lengths.queries[tile.sequence] - first
             self.store(tile, first, valid, out, lse, scratch.results.at[warpgroup], values, stats)
+            if self.wide:
+                fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
 
         if turns is not None:
@@ -240,9 +256,12 @@ class Body:
     ) -> None:
         """Writes the results of a warpgroup's queries."""
         rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE)
-        values, log_sum = result(values, stats, rows < valid, self.math)
+        values, log_sum = result(values, stats, rows < valid, Arithmetic(interpret=bool(self.call.interpret)))
         lse.at[tile.sequence, tile.head, pl.ds(first, ROWS)][...] = log_sum
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        if self.wide:
+            plgpu.commit_smem()  # every warp has read the queries that lie there
+        else:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         staged[...] = values.astype(staged.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(staged, out.at[tile.sequence, pl.ds(first, ROWS), tile.head])
@@ -279,12 +298,16 @@ def prefill(
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
-        out_ref, lse_ref, queries, queries_full, turns, *stages = refs
+        (out_ref, lse_ref, *parked_ref), refs = refs[: len(outputs)], refs[len(outputs) :]
+        queries, queries_full, turns, *stages = refs
         stages, places = stages[: len(in_ring)], stages[len(in_ring) :]
         parked = None
-        if body.splits:
+        if parks:
             parked, *places = places if interpret else places[0]
-        scratch = Scratch(queries, parked, places[0].at[:, 0], queries_full, turns)
+        results = queries if body.wide else places[0].at[:, 0]
+        if body.wide and body.splits:
+            parked = parked_ref[0].at[lax.axis_index("block")]
+        scratch = Scratch(queries, parked, results, queries_full, turns)
         ring = Ring(s.stages, call.source, interpret, *stages)
         warpgroup = lax.axis_index("warpgroup")
 
@@ -298,18 +321,24 @@ def prefill(
             plgpu.set_max_registers(s.registers[1], action="decrease")
             body.produce((key_ref, value_ref), table_ref, Lengths(*numbers), ring)
 
+    parks, places = body.splits and not body.wide, (s.warpgroups, ROWS * call.size)
     # The parked values take twice the bytes of the results that lie over them.
-    halves = 2 if body.splits and not interpret else 1
+    halves = 2 if parks and not interpret else 1
     results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype, call.size))
-    parked = plgpu.SMEM((s.warpgroups, ROWS * call.size), jnp.float32)
-    union = [results] if not body.splits else [parked, results] if interpret else [plgpu.RefUnion(parked, results)]
+    union = [] if body.wide else [results]
+    if parks:
+        union = [plgpu.SMEM(places, jnp.float32), results]
+        union = union if interpret else [plgpu.RefUnion(*union)]
+    outputs = [
+        jax.ShapeDtypeStruct(query.shape, dtype),
+        jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
+    ]
+    if body.wide and body.splits:
+        outputs.append(jax.ShapeDtypeStruct((body.order.blocks, *places), jnp.float32))
     in_ring = Ring.scratch(s.stages, call.source, call.size, dtype, s.warpgroups)
     launch = plgpu.kernel(
         kernel,
-        out_type=[
-            jax.ShapeDtypeStruct(query.shape, dtype),
-            jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
-        ],
+        out_type=outputs,
         grid=(body.order.blocks,),
         grid_names=("block",),
         num_threads=s.warpgroups + 1,
@@ -328,5 +357,5 @@ def prefill(
         ),
         interpret=call.interpret,
     )
-    out, lse = launch(query, key, value, *lengths, *([] if table is None else [table]))
+    out, lse, *_ = launch(query, key, value, *lengths, *([] if table is None else [table]))
     return out, lse
