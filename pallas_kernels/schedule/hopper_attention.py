@@ -37,7 +37,6 @@ class PrefillSchedule:
     blocks: int = SMS
     heads: int = 0
     registers: tuple[int, int] = (240, 24)
-    turns: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Zeroes rows of shared memory that a weight of zero would not hide: unseen ones, and those with nan or infinities."""
+"""Rows of shared memory that a weight of zero would not hide become zeros: unseen ones, nan and infinities."""
 
 import functools
 from typing import Any, Final
@@ -11,7 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
-from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.tile import ROW, i32, thread_of_warpgroup, tiled
 
 WORD: Final = 32
 """Rows of one word of `clean_rows`."""
@@ -94,3 +94,59 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
             memref.store(votes, found, [arith.index_cast(index, arith.divui(thread, i32(WORD)))])
 
     clean(ref, first, end, found)
+
+
+def spoil_rows(total: jax.Array, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> jax.Array:
+    """Returns numbers with nan in place of those whose range holds a row that `clean_rows` found.
+
+    Args:
+        total: (64,) float32.
+        first: (64,) int32, where the ranges begin, maybe below 0.
+        end: (64,) int32, where they end, maybe before they begin or behind the rows.
+        found: Shared memory (words,) int32, from `clean_rows`.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    (words,) = found.shape
+    if interpret:
+        row = lax.iota(jnp.int32, words * WORD)
+        bad = (found[...][:, None] >> lax.iota(jnp.int32, WORD)[None] & 1).reshape(-1) != 0
+        plgpu.commit_smem()  # an ordinary read, before it is written again
+        spoiled = (bad[None] & (row[None] >= first[:, None]) & (row[None] < end[:, None])).any(axis=1)
+        return jnp.where(spoiled, jnp.nan, total)
+    result = plgpu.ShapeDtypeStruct(total.shape, jnp.dtype(jnp.float32), layout=ROW)
+    inline: Any = plgpu.inline_mgpu(arg_types=(ROW, ROW, ROW, plgpu.RefType()), return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def spoil(_: Any, total: Any, first: Any, end: Any, found: Any) -> Any:
+        registers, one = total.registers.copy(), mgpu.c(1, ir.IntegerType.get_signless(64))
+        read = [memref.load(found, [mgpu.c(i, ir.IndexType.get())]) for i in range(words)]
+        nan = mgpu.c(float("nan"), ir.F32Type.get())
+        for at in range(registers.size):
+            some = i32(0)
+            for i, word in enumerate(read):
+                edges = [_within(_scalar(x.registers.flat[at]), i * WORD) for x in (first, end)]
+                before, until = (arith.shli(one, edge) for edge in edges)
+                bits = arith.trunci(word.type, arith.subi(until, before))
+                there = arith.cmpi(arith.CmpIPredicate.slt, *edges)
+                some = arith.ori(some, arith.select(there, arith.andi(word, bits), i32(0)))
+            number = registers.flat[at]
+            spoiled = arith.select(arith.cmpi(arith.CmpIPredicate.ne, some, i32(0)), nan, _scalar(number))
+            if isinstance(number.type, ir.VectorType):
+                spoiled = vector.broadcast(number.type, spoiled)
+            registers.flat[at] = spoiled
+        return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
+
+    result_total: jax.Array = spoil(total, first, end, found)
+    return result_total
+
+
+def _within(edge: Any, start: int) -> Any:
+    """Returns an edge of a range as a number of bits of the word that begins at `start`, 64 bits wide."""
+    edge = arith.minsi(arith.maxsi(arith.subi(edge, i32(start)), i32(0)), i32(WORD))
+    return arith.extui(ir.IntegerType.get_signless(64), edge)
+
+
+def _scalar(register: Any) -> Any:
+    if not isinstance(register.type, ir.VectorType):
+        return register
+    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))

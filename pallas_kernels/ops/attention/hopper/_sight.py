@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_UNLIMITED: Final = 1 << 30  # positions stay below it
+_UNLIMITED: Final = (1 << 30) - 2  # positions are at most one more
 
 
 class Blocks(NamedTuple):
@@ -36,23 +36,28 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Sight:
-    """How far a query sees from its own position, None for no limit."""
+    """How far a query sees from its own position.
+
+    Attributes:
+        before: Keys before it; None for no limit.
+        after: Keys after it. There is always a limit: without one Mosaic does not find the layouts of the mask.
+    """
 
     before: int | None
-    after: int | None
+    after: int
 
     @classmethod
     def of(cls, causal: bool, window: tuple[int, int] | None) -> "Sight":
         """Returns the limits of a causal mask and a window together."""
         before, after = window or (_UNLIMITED, _UNLIMITED)
         after = min(after, 0) if causal else after
-        return cls(before if before < _UNLIMITED else None, after if after < _UNLIMITED else None)
+        return cls(before if before < _UNLIMITED else None, min(after, _UNLIMITED))
 
     def blocks(self, first: Any, last: Any, keys: Any, block: int) -> Blocks:
         """Returns the blocks of queries at the positions first ... last, in a sequence of so many keys."""
         zero = jnp.int32(0)
-        end = keys if self.after is None else jnp.minimum(keys, last + (self.after + 1))
-        whole_end = keys if self.after is None else jnp.minimum(keys, first + (self.after + 1))
+        end = jnp.minimum(keys, last + (self.after + 1))
+        whole_end = jnp.minimum(keys, first + (self.after + 1))
         start = zero if self.before is None else jnp.maximum(first - self.before, 0)
         whole_start = zero if self.before is None else jnp.maximum(last - self.before, 0)
         begin = lax.div(start, block)
@@ -69,9 +74,17 @@ class Sight:
             start: Position of the first key, int32.
             length: Keys of the sequence, int32.
         """
-        seen: jax.Array = keys < length - start
-        if self.after is not None:
-            seen = seen & (positions + (self.after + 1 - start) > keys)
+        seen: jax.Array = (keys < length - start) & (positions + (self.after + 1 - start) > keys)
         if self.before is not None:
             seen = seen & (positions - (self.before + start) <= keys)
         return seen
+
+    def range(self, positions: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns the first key and the end of the keys that queries see; the end may lie before the first.
+
+        Args:
+            positions: Positions of queries, int32.
+            length: Keys of the sequence, int32.
+        """
+        first = positions * 0 if self.before is None else positions - self.before
+        return first, jnp.minimum(positions + (self.after + 1), length)

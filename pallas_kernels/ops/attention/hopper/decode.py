@@ -188,7 +188,6 @@ class Body:
             ring,
             position,
             None,
-            None,
             lambda: plgpu.barrier_arrive(scratch.queries_free.at[slot]),
             interpret,
         )

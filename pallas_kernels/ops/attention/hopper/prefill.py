@@ -19,7 +19,7 @@ from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
-from pallas_kernels.ops.attention.hopper._walk import Turns, Walk
+from pallas_kernels.ops.attention.hopper._walk import Walk
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, tiled
 from pallas_kernels.schedule.hopper_attention import WIDEST_PARKED, PrefillSchedule
 
@@ -127,14 +127,12 @@ class Scratch(NamedTuple):
         parked: Values of the splits before: shared memory, or the block's part of GPU memory; None for one split.
         results: Shared memory: over the parked values if those lie there, over the queries for wide heads.
         queries_full: A barrier for each warpgroup.
-        turns: The same.
     """
 
     queries: Any
     parked: Any
     results: Any
     queries_full: Any
-    turns: Any
 
 
 @dataclass(frozen=True)
@@ -188,10 +186,6 @@ class Body:
         warpgroup, block = lax.axis_index("warpgroup"), lax.axis_index("block")
         count, order = self.order.count(block), self.order
         queries, ready = scratch.queries.at[warpgroup], scratch.queries_full.at[warpgroup]
-        turns = None
-        if self.schedule.warpgroups > 1 and self.schedule.turns:
-            following = lax.rem(warpgroup + 1, self.schedule.warpgroups)
-            turns = Turns(scratch.turns.at[warpgroup], scratch.turns.at[following])
 
         def fetch(index: Any) -> None:
             tile = order.tile(block, index)
@@ -231,7 +225,6 @@ class Body:
                 ring,
                 position,
                 None if scratch.parked is None else scratch.parked.at[warpgroup],
-                turns,
                 (lambda: None) if self.wide else partial(fetch_next, index),
                 bool(self.call.interpret),
             )
@@ -243,12 +236,8 @@ class Body:
                 fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
 
-        if turns is not None:
-            pl.when(warpgroup == self.schedule.warpgroups - 1)(partial(plgpu.barrier_arrive, turns.next))
         fetch(jnp.int32(0))
         lax.fori_loop(0, count, one, jnp.int32(0))
-        if turns is not None:
-            pl.when(warpgroup == 0)(partial(plgpu.barrier_wait, turns.mine))
         plgpu.wait_smem_to_gmem(0)
 
     def store(
@@ -299,7 +288,7 @@ def prefill(
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
         (out_ref, lse_ref, *parked_ref), refs = refs[: len(outputs)], refs[len(outputs) :]
-        queries, queries_full, turns, *stages = refs
+        queries, queries_full, *stages = refs
         stages, places = stages[: len(in_ring)], stages[len(in_ring) :]
         parked = None
         if parks:
@@ -307,7 +296,7 @@ def prefill(
         results = queries if body.wide else places[0].at[:, 0]
         if body.wide and body.splits:
             parked = parked_ref[0].at[lax.axis_index("block")]
-        scratch = Scratch(queries, parked, results, queries_full, turns)
+        scratch = Scratch(queries, parked, results, queries_full)
         ring = Ring(s.stages, call.source, interpret, *stages)
         warpgroup = lax.axis_index("warpgroup")
 
@@ -345,7 +334,6 @@ def prefill(
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((s.warpgroups, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
-            plgpu.Barrier(num_barriers=s.warpgroups),
             plgpu.Barrier(num_barriers=s.warpgroups),
             *in_ring,
             *union,
