@@ -16,7 +16,7 @@ WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
 _PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2, 192: 3, 256: 2}
-_DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3, 192: 3, 256: 2}
+_DECODE: Final = {64: (3, 2), 96: (2, 2), 128: (3, 1), 192: (3, 1), 256: (2, 1)}  # stages and pairs
 _FULL_GROUP: Final = 16
 
 
@@ -44,12 +44,16 @@ class DecodeSchedule:
     """Tiles of 64 rows, packed from queries and heads, each with one split of the keys.
 
     Attributes:
-        stages: Stages of keys and of values.
+        stages: Stages of keys and of values of a pair.
         blocks: Most blocks.
+        pairs: Pairs of a warpgroup that computes and one that copies in a block, each with items of its own.
+        registers: Registers of a thread that computes and of one that copies, where there are several pairs.
     """
 
     stages: int = 3
     blocks: int = SMS
+    pairs: int = 1
+    registers: tuple[int, int] = (208, 40)
 
 
 def prefill_schedule(head_size: int, sees_all: bool) -> PrefillSchedule:
@@ -68,4 +72,5 @@ def decode_schedule(head_size: int) -> DecodeSchedule:
     Args:
         head_size: Width of a head.
     """
-    return DecodeSchedule(_DECODE_STAGES[head_size])
+    stages, pairs = _DECODE[head_size]
+    return DecodeSchedule(stages, pairs=pairs)

@@ -49,7 +49,7 @@ def attention(
     """Attends to keys in a contiguous or a paged cache.
 
     Args:
-        query: (B, T, N, H) bfloat16 or float16; H is 64 or 128.
+        query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
         key: (B, S, K, H) of the same dtype, K a divisor of N; or (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`.
         offsets: (B,) int32, absolute position of the first query of each sequence.
