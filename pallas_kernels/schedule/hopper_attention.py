@@ -16,8 +16,9 @@ WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
 _PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2, 192: 3, 256: 2}
-_DECODE: Final = {64: (3, 2), 96: (2, 2), 128: (3, 1), 192: (3, 1), 256: (2, 1)}  # stages and pairs
+_DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3, 192: 3, 256: 2}
 _FULL_GROUP: Final = 16
+_MANY_QUERIES: Final = 2048  # for which tiles of 192 leave few rows empty
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class PrefillSchedule:
     """Tiles of 64 queries of one head for each computing warpgroup, walked by persistent blocks.
 
     Attributes:
-        warpgroups: Computing warpgroups, which take turns at the tensor core; 1 or 2.
+        warpgroups: Computing warpgroups, up to 3.
         stages: Stages of keys and of values.
         blocks: Most blocks.
         heads: Heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
@@ -44,26 +45,27 @@ class DecodeSchedule:
     """Tiles of 64 rows, packed from queries and heads, each with one split of the keys.
 
     Attributes:
-        stages: Stages of keys and of values of a pair.
+        stages: Stages of keys and of values.
         blocks: Most blocks.
-        pairs: Pairs of a warpgroup that computes and one that copies in a block, each with items of its own.
-        registers: Registers of a thread that computes and of one that copies, where there are several pairs.
     """
 
     stages: int = 3
     blocks: int = SMS
-    pairs: int = 1
-    registers: tuple[int, int] = (208, 40)
 
 
-def prefill_schedule(head_size: int, sees_all: bool) -> PrefillSchedule:
+def prefill_schedule(head_size: int, queries: int, sees_all: bool) -> PrefillSchedule:
     """Returns the schedule of tiles of queries.
 
     Args:
         head_size: Width of a head.
+        queries: Queries of a sequence.
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
     """
-    return PrefillSchedule(stages=_PREFILL_STAGES[head_size], heads=_FULL_GROUP if sees_all else 0)
+    heads = _FULL_GROUP if sees_all else 0
+    if head_size <= 64 and queries >= _MANY_QUERIES:
+        # Narrow heads wait for exponentials more than for the tensor core, and for fewer registers.
+        return PrefillSchedule(3, 3, heads=heads, registers=(160, 32))
+    return PrefillSchedule(stages=_PREFILL_STAGES[head_size], heads=heads)
 
 
 def decode_schedule(head_size: int) -> DecodeSchedule:
@@ -72,5 +74,4 @@ def decode_schedule(head_size: int) -> DecodeSchedule:
     Args:
         head_size: Width of a head.
     """
-    stages, pairs = _DECODE[head_size]
-    return DecodeSchedule(stages, pairs=pairs)
+    return DecodeSchedule(_DECODE_STAGES[head_size])

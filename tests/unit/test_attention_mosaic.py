@@ -49,7 +49,7 @@ CASES: Final = {
     "full, pages": Case((0, 0), (7, 9), (70, 0), 1, PREFILL, False, None, 16),
     "decode": Case((69, 3), (3, 1), (72, 4), 4, DECODE),
     "decode, window, pages": Case((69, 3), (3, 0), (100, 5), 2, DECODE, False, (40, 1), 64),
-    "decode, two pairs": Case((69, 3), (3, 1), (72, 4), 4, dataclasses.replace(DECODE, blocks=1, pairs=2), size=96),
+    "decode, heads of 96": Case((69, 3), (3, 1), (72, 4), 4, DECODE, size=96),
     "prefill, three warpgroups": Case((0, 0), (200, 9), (200, 9), 1, dataclasses.replace(PREFILL, warpgroups=3)),
     "prefill, wide heads": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192),
 }

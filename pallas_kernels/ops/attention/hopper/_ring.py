@@ -21,23 +21,19 @@ class Ring:
 
     Attributes:
         stages: Number of stages of each.
-        pair: Which of the rings that lie one behind the other in the same arrays this is.
-        pairs: Number of those rings.
         source: Where the blocks come from.
         interpret: Whether Mosaic's interpreter runs the kernel.
-        keys: (pairs * stages, block, H).
-        values: The same.
-        found: (pairs * stages, block / 32) int32, for blocks that some queries see in part: a bit for each row of
-            values that was not finite; see `clean_rows`.
+        keys: (stages, block, H).
+        values: (stages, block, H).
+        found: (stages, block / 32) int32, for blocks that some queries see in part: a bit for each row of values that
+            was not finite; see `clean_rows`.
         keys_full: A barrier for each stage.
-        values_full: The same, and one for each ring where values arrive that are to be cleaned.
+        values_full: The same, and one where values arrive that are to be cleaned.
         keys_free: A barrier for each stage.
         values_free: The same.
     """
 
     stages: int
-    pair: Any
-    pairs: int
     source: KeySource
     interpret: bool
     keys: Any
@@ -49,28 +45,26 @@ class Ring:
     values_free: Any
 
     @staticmethod
-    def scratch(stages: int, pairs: int, source: KeySource, size: int, dtype: Any, readers: int) -> list[Any]:
+    def scratch(stages: int, source: KeySource, size: int, dtype: Any, readers: int) -> list[Any]:
         """Returns the types of the attributes from `keys` on.
 
         Args:
-            stages: Number of stages of a ring.
-            pairs: Number of rings.
+            stages: Number of stages.
             source: Where blocks come from.
             size: Width of a head.
             dtype: Of keys and values.
-            readers: Warpgroups that read a ring.
+            readers: Warpgroups that compute.
         """
-        count = pairs * stages
         return [
-            *[plgpu.SMEM((count, source.block, size), dtype, transforms=tiled(dtype, size))] * 2,
-            plgpu.SMEM((count, source.block // WORD), jnp.int32),
-            plgpu.Barrier(num_arrivals=source.copies, num_barriers=count),
-            plgpu.Barrier(num_arrivals=source.copies, num_barriers=count + pairs),
-            *[plgpu.Barrier(num_arrivals=readers, num_barriers=count)] * 2,
+            *[plgpu.SMEM((stages, source.block, size), dtype, transforms=tiled(dtype, size))] * 2,
+            plgpu.SMEM((stages, source.block // WORD), jnp.int32),
+            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages + 1),
+            *[plgpu.Barrier(num_arrivals=readers, num_barriers=stages)] * 2,
         ]
 
     def slot(self, position: Any) -> Any:
-        return self.pair * self.stages + lax.rem(position, self.stages)
+        return lax.rem(position, self.stages)
 
     def fill(
         self,
@@ -103,14 +97,13 @@ class Ring:
             at = position + (block - blocks.first)
             slot, in_part = self.slot(at), blocks.in_part(block)
             pl.when(at >= self.stages)(partial(plgpu.barrier_wait, self.values_free.at[slot]))
-            landing = self.pairs * self.stages + self.pair
-            full = self.values_full.at[jnp.where(in_part, landing, slot)]
+            full = self.values_full.at[jnp.where(in_part, self.stages, slot)]
             source.copy(values, pages, self.values.at[slot], full, sequence, block, head)
 
             @pl.when(in_part)
             def _() -> None:
                 start = block * source.block
-                plgpu.barrier_wait(self.values_full.at[landing])
+                plgpu.barrier_wait(self.values_full.at[self.stages])
                 ends = blocks.start - start, blocks.end - start
                 clean_rows(self.values.at[slot], *ends, self.found.at[slot], self.interpret)
                 plgpu.commit_smem()

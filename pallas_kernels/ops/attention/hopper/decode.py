@@ -84,26 +84,17 @@ class Body:
         return min(self.schedule.blocks, self.items)
 
     @property
-    def walkers(self) -> int:
-        """Pairs of warpgroups of all blocks."""
-        return self.grid * self.schedule.pairs
-
-    def walker(self, pair: Any) -> Any:
-        """Returns the number of a block's pair among all."""
-        return pair * self.grid + lax.axis_index("block")
-
-    @property
     def loaded(self) -> int:
         """Rows of a tile that are copied; the others are never read by what is stored."""
         return min(ROWS, -(-self.rows // _ROWS) * _ROWS)
 
-    def count(self, walker: Any) -> Any:
-        """Returns the number of items of a pair of warpgroups."""
-        return lax.div(self.items - 1 - walker + self.walkers, self.walkers)
+    def count(self, block: Any) -> Any:
+        """Returns the number of items of a block."""
+        return lax.div(self.items - 1 - block, self.grid) + 1
 
-    def item(self, lengths: Lengths, walker: Any, index: Any) -> Item:
-        """Returns an item of a pair: neighbours share a split, so that a cache is read in the order of its bytes."""
-        number = index * self.walkers + walker
+    def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
+        """Returns an item of a block: neighbours share a split, so that a cache is read in the order of its bytes."""
+        number = index * self.grid + block
         head, number = lax.rem(number, self.heads), lax.div(number, self.heads)
         tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
         split, sequence = lax.rem(number, self.splits), lax.div(number, self.splits)
@@ -123,22 +114,18 @@ class Body:
         begin, end = lax.div(seen.first, length), lax.div(seen.last + (length - 1), length)
         return begin, jnp.where(queries > 0, jnp.minimum(end, self.splits), begin)
 
-    def slot(self, ring: Ring, done: Any) -> Any:
-        """Returns where the rows of a pair's item lie, of which so many came before."""
-        return 2 * ring.pair + lax.rem(done, 2)
-
     def produce(self, query: Any, caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring) -> None:
-        """Fetches the rows and the blocks of all items of a pair."""
-        walker = self.walker(ring.pair)
+        """Fetches the rows and the blocks of all items of this block of the grid."""
+        block = lax.axis_index("block")
 
         def fetch(index: Any, carry: Any) -> Any:
             position, done = carry
-            item = self.item(lengths, walker, index)
+            item = self.item(lengths, block, index)
             some = item.blocks.last > item.blocks.first
 
             @pl.when(some)
             def _() -> None:
-                slot = self.slot(ring, done)
+                slot = lax.rem(done, 2)
                 pl.when(done >= 2)(partial(plgpu.barrier_wait, scratch.queries_free.at[slot]))
                 window = query.at[item.sequence * self.heads + item.head, pl.ds(item.tile * ROWS, self.loaded)]
                 target = scratch.queries.at[slot, pl.ds(0, self.loaded)]
@@ -147,29 +134,29 @@ class Body:
             ring.fill(item.blocks, position, caches, table, item.sequence, item.head)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        position, done = lax.fori_loop(0, self.count(walker), fetch, (jnp.int32(0), jnp.int32(0)))
+        position, done = lax.fori_loop(0, self.count(block), fetch, (jnp.int32(0), jnp.int32(0)))
         ring.drain(position)
 
         @pl.loop(0, jnp.minimum(done, 2))
         def _(i: Any) -> None:
-            plgpu.barrier_wait(scratch.queries_free.at[self.slot(ring, jnp.maximum(done - 2, 0) + i)])
+            plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
 
     def compute(self, lengths: Lengths, values: Any, stats: Any, scratch: Any, ring: Ring) -> None:
-        """Computes all items of a pair."""
-        walker = self.walker(ring.pair)
+        """Computes all items of this block of the grid."""
+        block = lax.axis_index("block")
 
         def one(index: Any, carry: Any) -> Any:
             position, done = carry
-            item = self.item(lengths, walker, index)
+            item = self.item(lengths, block, index)
             some = item.blocks.last > item.blocks.first
 
             @pl.when(some)
             def _() -> None:
-                self.one_item(item, position, self.slot(ring, done), lengths, values, stats, scratch, ring)
+                self.one_item(item, position, lax.rem(done, 2), lengths, values, stats, scratch, ring)
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        lax.fori_loop(0, self.count(walker), one, (jnp.int32(0), jnp.int32(0)))
+        lax.fori_loop(0, self.count(block), one, (jnp.int32(0), jnp.int32(0)))
 
     def one_item(
         self,
@@ -305,21 +292,18 @@ def decode(
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
         values_ref, stats_ref, queries, queries_full, queries_free, *stages = refs
+        scratch, ring = (
+            _Scratch(queries, queries_full, queries_free),
+            Ring(s.stages, call.source, bool(call.interpret), *stages),
+        )
         warpgroup = lax.axis_index("warpgroup")
-        scratch = _Scratch(queries, queries_full, queries_free)
-        pair = lax.rem(warpgroup, s.pairs)
-        ring = Ring(s.stages, pair, s.pairs, call.source, bool(call.interpret), *stages)
 
-        @pl.when(warpgroup < s.pairs)
+        @pl.when(warpgroup == 0)
         def _() -> None:
-            if s.pairs > 1:
-                plgpu.set_max_registers(s.registers[0], action="increase")
             body.compute(Lengths(*numbers), values_ref, stats_ref, scratch, ring)
 
-        @pl.when(warpgroup >= s.pairs)
+        @pl.when(warpgroup == 1)
         def _() -> None:
-            if s.pairs > 1:
-                plgpu.set_max_registers(s.registers[1], action="decrease")
             body.produce(query_ref, (key_ref, value_ref), table_ref, Lengths(*numbers), scratch, ring)
 
     launch = plgpu.kernel(
@@ -330,12 +314,12 @@ def decode(
         ],
         grid=(body.grid,),
         grid_names=("block",),
-        num_threads=2 * s.pairs,
+        num_threads=2,
         thread_name="warpgroup",
         scratch_types=[
-            plgpu.SMEM((2 * s.pairs, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
-            *[plgpu.Barrier(num_barriers=2 * s.pairs)] * 2,
-            *Ring.scratch(s.stages, s.pairs, call.source, call.size, dtype, 1),
+            plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
+            *[plgpu.Barrier(num_barriers=2)] * 2,
+            *Ring.scratch(s.stages, call.source, call.size, dtype, 1),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

@@ -82,7 +82,7 @@ def attention(
         return jnp.zeros_like(query), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     if schedule is None:
         sees_all = not causal and window is None
-        schedule = decode_schedule(size) if length <= DECODE_QUERIES else prefill_schedule(size, sees_all)
+        schedule = decode_schedule(size) if length <= DECODE_QUERIES else prefill_schedule(size, length, sees_all)
     block = contract.key_block
     if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None

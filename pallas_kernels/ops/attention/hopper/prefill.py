@@ -297,7 +297,7 @@ def prefill(
         if body.wide and body.splits:
             parked = parked_ref[0].at[lax.axis_index("block")]
         scratch = Scratch(queries, parked, results, queries_full)
-        ring = Ring(s.stages, 0, 1, call.source, interpret, *stages)
+        ring = Ring(s.stages, call.source, interpret, *stages)
         warpgroup = lax.axis_index("warpgroup")
 
         @pl.when(warpgroup < s.warpgroups)
@@ -324,7 +324,7 @@ def prefill(
     ]
     if body.wide and body.splits:
         outputs.append(jax.ShapeDtypeStruct((body.order.blocks, *places), jnp.float32))
-    in_ring = Ring.scratch(s.stages, 1, call.source, call.size, dtype, s.warpgroups)
+    in_ring = Ring.scratch(s.stages, call.source, call.size, dtype, s.warpgroups)
     launch = plgpu.kernel(
         kernel,
         out_type=outputs,
