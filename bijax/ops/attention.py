@@ -19,6 +19,8 @@ from bijax.ops._attention_arguments import (
 )
 from bijax.ops._attention_backends import ATTENTION, portable
 from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._contracts import run
+from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
 from pallas_kernels.contract import attention_contract
@@ -219,11 +221,11 @@ _attention.defvjp(_forward, _backward)
 
 
 def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return cpu.gradients(*arrays, spec=spec)
+    return run(cpu.gradients, *arrays, like=_tiled_gradients, spec=spec)
 
 
 def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return tiled.gradients(*arrays, spec=spec)
+    return run(tiled.gradients, *arrays, like=tiled.gradients, spec=spec, dot=fused_chain_dot)
 
 
 def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
