@@ -15,7 +15,12 @@ import pytest
 import bijax
 from bijax.ops import _attention_backends
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import SplitAttentionContract, attention_contract, split_attention_contract
+from pallas_kernels.contract import (
+    SPLIT_HEAD_SIZES,
+    SplitAttentionContract,
+    attention_contract,
+    split_attention_contract,
+)
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention
 from pallas_kernels.schedule.hopper_attention import DecodeSchedule, PrefillSchedule
@@ -220,6 +225,14 @@ def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
         text = lowered(function, *arrays)
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == launches
     assert ("stablehlo.dot_general" in text) == (name == "gradients")
+
+
+@pytest.mark.parametrize("size", SPLIT_HEAD_SIZES)
+def test_every_width_fits_into_shared_memory(size: int) -> None:
+    """Mosaic raises where a kernel does not; a tile of many queries with several splits takes most."""
+    query, key, token = (jax.ShapeDtypeStruct((1, n, 2, size), "bfloat16") for n in (2048, 2048, 1))
+    text = lowered(lambda q, t, k: (causal(q, k, k), causal(t, k, k, query_offset=2047)), query, token, key)
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
 
 
 @pytest.mark.parametrize(

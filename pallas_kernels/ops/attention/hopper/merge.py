@@ -105,7 +105,7 @@ def merge(
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
         out, lse = result(total, merged, query < queries, math)
-        out_ref.at[sequence, part][...] = out.astype(dtype)
+        store_few(out_ref.at[sequence, part], out.astype(dtype), bool(interpret))
         store_few(lse_ref.at[sequence, part], lse, bool(interpret))
 
     launch = plgpu.kernel(
