@@ -19,6 +19,7 @@ _PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2, 192: 3, 256: 2}
 _DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3, 192: 3, 256: 2}
 _FULL_GROUP: Final = 16
 _MANY_QUERIES: Final = 2048  # for which tiles of 192 leave few rows empty
+_LONG: Final = 16384
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def prefill_schedule(head_size: int, queries: int, sees_all: bool) -> PrefillSch
     """
     heads = _FULL_GROUP if sees_all else 0
     if head_size <= 64 and queries >= _MANY_QUERIES:
-        # Narrow heads wait for exponentials more than for the tensor core, and for fewer registers.
-        return PrefillSchedule(3, 3, heads=heads, registers=(160, 32))
+        # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
+        stages = 4 if sees_all or queries >= _LONG else 3
+        return PrefillSchedule(3, stages, heads=heads, registers=(160, 32))
     return PrefillSchedule(stages=_PREFILL_STAGES[head_size], heads=heads)
 
 

@@ -1,7 +1,7 @@
 """Products of a warpgroup that are started in one place and finished in another: other work runs beside them.
 
-Pallas's `wgmma` puts a fence before an operand in registers, behind which ptxas waits for the products before it. Here
-a fence stands before the first of all products that are started together, so that the tensor core has them in a row.
+What runs beside a product must not touch its accumulator or its operands in registers, or ptxas waits for each product
+by itself; it says so in warnings (C7513 and others), which compiling for a GPU without one shows.
 """
 
 from typing import Any, Final
@@ -73,31 +73,6 @@ def start_values(weights: jax.Array, total: jax.Array, values: Any, interpret: b
         return total
 
     started: jax.Array = start(weights, total, values)
-    return started
-
-
-def start_both(
-    queries: Any, keys: Any, weights: jax.Array, total: jax.Array, values: Any, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Starts `start_scores` and then `start_values`, each a group of its own."""
-    if interpret:
-        return _scores(queries, keys), _values(weights, total, values)
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(_ref(queries), _ref(keys), TILE, TILE, _ref(values)),
-        return_type=(_tile(keys.shape[0]), _tile(total.shape[1])),
-    )
-
-    @inline  # type: ignore[untyped-decorator]
-    def start(_: Any, queries: Any, keys: Any, weights: Any, total: Any, values: Any) -> Any:
-        weights, total = mgpu.optimization_barrier(weights, total)
-        nvvm.wgmma_fence_aligned()
-        scores = _issue_scores(queries, keys)
-        nvvm.wgmma_commit_group_sync_aligned()
-        total = _issue_values(weights, total, values)
-        nvvm.wgmma_commit_group_sync_aligned()
-        return scores, total
-
-    started: tuple[jax.Array, jax.Array] = start(queries, keys, weights, total, values)
     return started
 
 

@@ -19,7 +19,7 @@ from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_k
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.clean import spoil_rows
-from pallas_kernels.parts.hopper.products import await_sums, finish, start_both, start_scores, start_values
+from pallas_kernels.parts.hopper.products import await_sums, finish, start_scores, start_values
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, across, add_lanes, filled, park, unpark
 
 
@@ -30,12 +30,16 @@ class State(NamedTuple):
         values: (64, H) float32, without those of the last block.
         stats: Of the split that the last block belongs to, lanes apart.
         weights: (64, block) of the values' dtype, of the last block.
+        factor: (64,) float32, of the values: the last block's decay, or how a split that it ends is taken.
+        kept: (64,) float32, of what is parked, if the last block begins a split.
         before: Of the splits before.
     """
 
     values: jax.Array
     stats: Stats
     weights: jax.Array
+    factor: jax.Array
+    kept: jax.Array
     before: Stats
 
 
@@ -90,17 +94,22 @@ class Walk:
         """
         first, last = self.blocks.first, self.blocks.last
         state = lax.fori_loop(first + 1, last, self._block, self._first())
-        stats = self._wait_for_values(last - 1, state.stats)
-        values = start_values(state.weights, state.values, self._values(last - 1), self.interpret)
+        values, stats = self._start_values(last - 1, state)
         stats = stats._replace(total=add_lanes(stats.total, self.interpret))
         (values,) = finish(0, values, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.values_free.at[self._slot(last - 1)])
         if self.parked is None:
             return values, stats
+
+        def merged(values: jax.Array, stats: Stats, before: Stats) -> tuple[jax.Array, Stats]:
+            merged, kept, taken = merge_stats(before, stats, self.math)
+            values = self.math.product(values, across(taken, self.size))
+            return self.math.fused(self._unparked(), across(kept, self.size), values), merged
+
         result: tuple[jax.Array, Stats] = lax.cond(
             self._split(last - 1) == self._split(first),
             lambda values, stats, _: (values, stats),
-            lambda values, stats, before: self._merged(self._unparked(), values, stats, before),
+            merged,
             values,
             stats,
             state.before,
@@ -113,52 +122,61 @@ class Walk:
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
         scores = start_scores(self.queries, self._keys(block), self.interpret)
         scores = self._masked(self._finish_scores(scores, 0, block), block)
-        stats, _, weights = weigh(scores, no_keys(), self.factor, self.contract, self.math)
-        if self.parked is not None:
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before may have left its results there
-        return State(filled((ROWS, self.size), 0), stats, weights.astype(self.ring.values.dtype), no_keys())
+        stats, decay, weights = weigh(scores, no_keys(), self.factor, self.contract, self.math)
+        weights = weights.astype(self.ring.values.dtype)
+        return State(filled((ROWS, self.size), 0), stats, weights, decay, decay, no_keys())
 
     def _block(self, block: Any, state: State) -> State:
         """Takes a block's scores and the values of the block before."""
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
-        stats = self._wait_for_values(block - 1, state.stats)
-        scores, values = start_both(
-            self.queries, self._keys(block), state.weights, state.values, self._values(block - 1), self.interpret
-        )
+        scores = start_scores(self.queries, self._keys(block), self.interpret)
+        values, stats = self._start_values(block - 1, state)
         scores = self._masked(self._finish_scores(scores, 1, block), block)
-        fresh = self._split(block) != self._split(block - 1)
-        begin = stats if self.parked is None else lax.cond(fresh, lambda _: no_keys(), lambda stats: stats, stats)
-        new, decay, weights = weigh(scores, begin, self.factor, self.contract, self.math)
-        new, decay, weights = lax.optimization_barrier((new, decay, weights))
+        begin, before, taken, kept = stats, state.before, None, state.kept
+        if self.parked is not None:
+            fresh = self._begins_split(block)
+
+            def end_split(stats: Stats, before: Stats) -> tuple[Stats, Stats, jax.Array, jax.Array]:
+                stats = stats._replace(total=add_lanes(stats.total, self.interpret))
+                merged, kept, taken = merge_stats(before, stats, self.math)
+                return no_keys(), merged, kept, taken
+
+            begin, before, kept, taken = lax.cond(
+                fresh, end_split, lambda stats, before: (stats, before, state.kept, state.kept), stats, before
+            )
+        new, factor, weights = weigh(scores, begin, self.factor, self.contract, self.math)
+        if taken is not None:
+            factor = lax.cond(fresh, lambda: taken, lambda: factor)
+        new, factor, weights = lax.optimization_barrier((new, factor, weights))
         await_sums(new.total, self.interpret)
         values, weights = finish(0, values, weights, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.values_free.at[self._slot(block - 1)])
-        rounded = weights.astype(self.ring.values.dtype)
-        if self.parked is None:
-            return State(values * across(decay, self.size), new, rounded, state.before)
+        return State(values, new, weights.astype(self.ring.values.dtype), factor, kept, before)
 
-        def put_aside(values: jax.Array, stats: Stats, before: Stats, _: jax.Array) -> tuple[jax.Array, Stats]:
-            stats = stats._replace(total=add_lanes(stats.total, self.interpret))
-            is_first = self._split(block - 1) == self._split(self.blocks.first)  # before it there is nothing
-            old = lax.cond(is_first, lambda: filled(values.shape, 0), self._unparked)
-            merged, all_stats = self._merged(old, values, stats, before)
-            park(merged, self.parked, self.interpret)
-            return filled((ROWS, self.size), 0), all_stats
+    def _start_values(self, block: Any, state: State) -> tuple[jax.Array, Stats]:
+        """Starts the values of a block, and returns them and its stats."""
+        values = self.math.product(state.values, across(state.factor, self.size))
+        if self.parked is not None:
 
-        def rescale(values: jax.Array, _: Stats, before: Stats, decay: jax.Array) -> tuple[jax.Array, Stats]:
-            return values * across(decay, self.size), before
+            def put_aside(values: jax.Array, kept: jax.Array) -> jax.Array:
+                # Before the tile's first split there is nothing.
+                first = self._split(block - 1) == self._split(self.blocks.first)
+                old = lax.cond(first, lambda: filled(values.shape, 0), self._unparked)
+                merged = self.math.fused(old, across(kept, self.size), values)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                park(merged, self.parked, self.interpret)
+                return filled((ROWS, self.size), 0)
 
-        values, before = lax.cond(fresh, put_aside, rescale, values, stats, state.before, decay)
-        return State(values, new, rounded, before)
-
-    def _merged(self, old: jax.Array, values: jax.Array, stats: Stats, before: Stats) -> tuple[jax.Array, Stats]:
-        """Merges a split, lanes added, into the splits before."""
-        merged, kept, taken = merge_stats(before, stats, self.math)
-        scaled = self.math.product(values, across(taken, self.size))
-        return self.math.fused(old, across(kept, self.size), scaled), merged
+            begins = (block != self.blocks.first) & self._begins_split(block)
+            values = lax.cond(begins, put_aside, lambda values, _: values, values, state.kept)
+        stats = self._wait_for_values(block, state.stats)
+        return start_values(state.weights, values, self._values(block), self.interpret), stats
 
     def _unparked(self) -> jax.Array:
         return unpark(self.parked, self.size, self.interpret)
+
+    def _begins_split(self, block: Any) -> Any:
+        return self._split(block) != self._split(block - 1)
 
     def _split(self, block: Any) -> Any:
         return lax.div(block, self.contract.split // self.contract.key_block)
