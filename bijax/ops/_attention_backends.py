@@ -1,9 +1,9 @@
 """Attention by platform, architecture, dtype and head size, never by the number of queries or sequences."""
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
+import jax.numpy as jnp
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
 from bijax.ops._contracts import note, run
@@ -21,13 +21,13 @@ else:
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.attention, *arrays, like=_anywhere, spec=spec)
+    return run(cpu.attention, *arrays, like=attention_like, spec=spec)
 
 
 def portable(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     """Runs attention on any GPU."""
     note(tiled.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(tiled.attention, *arrays, like=_anywhere, spec=spec, dot=fused_chain_dot)
+    return run(tiled.attention, *arrays, spec=spec, dot=fused_chain_dot)
 
 
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
@@ -35,12 +35,17 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     if contract is None or cuda_architecture() != HOPPER:
         return portable(*arrays, spec=spec)
     mask: dict[str, Any] = {"causal": spec.causal, "window": spec.window}
-    like = functools.partial(_anywhere, spec=spec)
-    return run(hopper.attention, *arrays, like=like, contract=contract, scale=spec.scale, **mask)
+    return run(hopper.attention, *arrays, like=attention_like, contract=contract, scale=spec.scale, **mask)
 
 
-def _anywhere(*arrays: jax.Array, spec: AttentionSpec, **_: Any) -> Arrays:
-    return tiled.attention(*arrays, spec=spec, dot=fused_chain_dot)
+def attention_like(query: jax.Array, *_: jax.Array, **__: Any) -> Arrays:
+    """Returns arrays of the shapes of the outputs and the log-sum-exp."""
+    return jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1], jnp.float32)
+
+
+def gradients_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: jax.Array, **__: Any) -> Arrays:
+    """Returns arrays of the shapes of the gradients."""
+    return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
 
 
 def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionContract | None:
