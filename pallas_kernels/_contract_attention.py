@@ -138,10 +138,10 @@ def split_attention_contract(head_size: int, dtype: str) -> SplitAttentionContra
         >>> split_attention_contract(128, "float32") is None
         True
     """
-    if head_size in SPLIT_HEAD_SIZES and dtype in ("bfloat16", "float16"):
-        return SplitAttentionContract()
-    return None
+    if head_size not in SPLIT_HEAD_SIZES or dtype not in ("bfloat16", "float16"):
+        return None
+    return SplitAttentionContract(key_block=KEY_BLOCK if head_size <= 128 else KEY_BLOCK // 2)
 
 
-SPLIT_HEAD_SIZES: Final = (64, 128)
+SPLIT_HEAD_SIZES: Final = (64, 96, 128, 192, 256)
 """Head sizes with a kernel on Hopper."""

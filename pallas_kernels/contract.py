@@ -10,6 +10,7 @@ Source: "contract and schedule" in the project's design.
 from pallas_kernels._contract_attention import KEY_BLOCK as KEY_BLOCK
 from pallas_kernels._contract_attention import LEAST as LEAST
 from pallas_kernels._contract_attention import QUERY_BLOCK as QUERY_BLOCK
+from pallas_kernels._contract_attention import SPLIT_HEAD_SIZES as SPLIT_HEAD_SIZES
 from pallas_kernels._contract_attention import AttentionContract as AttentionContract
 from pallas_kernels._contract_attention import SplitAttentionContract as SplitAttentionContract
 from pallas_kernels._contract_attention import attention_contract as attention_contract

@@ -49,7 +49,7 @@ def attention(
     """Attends to keys in a contiguous or a paged cache.
 
     Args:
-        query: (B, T, N, H) bfloat16 or float16; H is 64 or 128.
+        query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
         key: (B, S, K, H) of the same dtype, K a divisor of N; or (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`.
         offsets: (B,) int32, absolute position of the first query of each sequence.
@@ -82,7 +82,7 @@ def attention(
         return jnp.zeros_like(query), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     if schedule is None:
         sees_all = not causal and window is None
-        schedule = decode_schedule(size) if length <= DECODE_QUERIES else prefill_schedule(size, sees_all)
+        schedule = decode_schedule(size) if length <= DECODE_QUERIES else prefill_schedule(size, length, sees_all)
     block = contract.key_block
     if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
