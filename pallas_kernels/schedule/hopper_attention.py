@@ -66,3 +66,34 @@ def decode_schedule(head_size: int) -> DecodeSchedule:
         head_size: Width of a head.
     """
     return DecodeSchedule(_DECODE_STAGES[head_size])
+
+
+@dataclass(frozen=True)
+class GradientSchedule:
+    """Blocks of 128 keys, walked by persistent blocks of the grid with two computing warpgroups of 64 keys each.
+
+    Attributes:
+        rows: Queries of a tile.
+        stages: Stages of queries and of their cotangents.
+        blocks: Most blocks of the grid.
+        heads: Key heads whose blocks are taken together.
+        registers: Registers of a thread that computes and of one that copies.
+    """
+
+    rows: int = 64
+    stages: int = 2
+    blocks: int = SMS
+    heads: int = 8
+    registers: tuple[int, int] = (232, 24)
+
+
+_GRADIENT_ROWS: Final = {64: 128, 128: 64}
+
+
+def gradient_schedule(head_size: int) -> GradientSchedule:
+    """Returns the schedule of the gradients.
+
+    Args:
+        head_size: Width of a head.
+    """
+    return GradientSchedule(_GRADIENT_ROWS[head_size])

@@ -1,0 +1,162 @@
+"""Which tiles of queries a block of keys is seen by, and the order in which blocks of the grid take their work."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.ops.attention.hopper._sight import Sight
+from pallas_kernels.parts.hopper.tile import ROWS, TILE
+
+
+class Lengths(NamedTuple):
+    """Numbers of each sequence in GPU memory, (B,) int32: position of the first query, queries, keys."""
+
+    offsets: Any
+    queries: Any
+    keys: Any
+
+
+class Item(NamedTuple):
+    """Work of a block of the grid: a block of keys of a key head.
+
+    Attributes:
+        sequence: Index of the sequence.
+        head: Index of the key head.
+        block: Index of the block of keys.
+        first: First tile of queries that sees any of the keys.
+        count: Number of those tiles.
+    """
+
+    sequence: Any
+    head: Any
+    block: Any
+    first: Any
+    count: Any
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of a call.
+
+    Attributes:
+        sight: How far queries see.
+        block: Keys of a block.
+        rows: Queries of a tile.
+        batch: Sequences.
+        heads: Key heads.
+        group: Query heads to a key head.
+        queries: Most queries of a sequence.
+        keys: Most keys of a sequence.
+        grid: Most blocks of the grid.
+        together: Key heads whose blocks are taken together.
+    """
+
+    sight: Sight
+    block: int
+    rows: int
+    batch: int
+    heads: int
+    group: int
+    queries: int
+    keys: int
+    grid: int
+    together: int
+
+    @property
+    def across(self) -> int:
+        """Tiles of queries of a head."""
+        return -(-self.queries // self.rows)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of keys of a head."""
+        return -(-self.keys // self.block)
+
+    @property
+    def items(self) -> int:
+        """Items of all heads."""
+        return self.batch * self.heads * self.blocks
+
+    @property
+    def size(self) -> int:
+        """Blocks of the grid."""
+        return min(self.grid, self.items)
+
+    def count(self, place: Any) -> Any:
+        """Returns the number of items of a block of the grid."""
+        return lax.div(self.items - 1 - place, self.size) + 1
+
+    def item(self, lengths: Lengths, place: Any, index: Any) -> Item:
+        """Returns an item of a block of the grid.
+
+        The last block of keys of a head comes first: it adds to the gradients of queries before the others, which wait
+        for it. An item waits only for items with smaller numbers, so the grid cannot come to a standstill.
+        """
+        every = self.batch * self.heads
+        heads: Any = min(self.together, every)
+        number = index * self.size + place
+        start = lax.div(number, heads * self.blocks) * heads
+        number = lax.rem(number, heads * self.blocks)
+        heads = jnp.minimum(every - start, heads)
+        block, head = self.blocks - 1 - lax.div(number, heads), start + lax.rem(number, heads)
+        sequence = lax.div(head, self.heads)
+        first, end = self.seen_by(lengths, sequence, block)
+        return Item(sequence, lax.rem(head, self.heads), block, first, jnp.maximum(end - first, 0))
+
+    def seen_by(self, lengths: Lengths, sequence: Any, block: Any) -> tuple[Any, Any]:
+        """Returns the tiles of queries, from the first to the end, that see any key of a block."""
+        offset, start = lengths.offsets[sequence], block * self.block
+        end = lax.div(lengths.queries[sequence] + (self.rows - 1), self.rows)
+        first: Any = jnp.int32(0)
+        if self.sight.after is not None:  # the last query of the tile sees the first key
+            first = lax.div(jnp.maximum(start - self.sight.after - offset, 0), self.rows)
+        if self.sight.before is not None:  # the first query of the tile sees the last key
+            reach = start + (self.block - 1 + self.sight.before) - offset
+            end = jnp.minimum(end, jnp.where(reach >= 0, lax.div(jnp.maximum(reach, 0), self.rows) + 1, 0))
+        return first, jnp.where(start < lengths.keys[sequence], end, first)
+
+    def last_block(self, lengths: Lengths, sequence: Any, tile: Any) -> Any:
+        """Returns the last block of keys that a tile of queries sees any key of."""
+        last = lax.div(lengths.keys[sequence] + (self.block - 1), self.block) - 1
+        if self.sight.after is None:
+            return last
+        reach = lengths.offsets[sequence] + tile * self.rows + (self.rows - 1 + self.sight.after)
+        return jnp.minimum(last, lax.div(reach, self.block))
+
+    def first_block(self, lengths: Lengths, sequence: Any, tile: Any) -> Any:
+        """Returns the first block of keys that a tile of queries sees any key of."""
+        if self.sight.before is None:
+            return jnp.int32(0)
+        return lax.div(jnp.maximum(lengths.offsets[sequence] + tile * self.rows - self.sight.before, 0), self.block)
+
+    def whole(self, lengths: Lengths, item: Item, tile: Any) -> Any:
+        """Returns whether every query of a tile sees every key of a block."""
+        start, first = item.block * self.block, tile * self.rows
+        position = lengths.offsets[item.sequence] + first
+        every = (start + self.block <= lengths.keys[item.sequence]) & (
+            first + self.rows <= lengths.queries[item.sequence]
+        )
+        if self.sight.after is not None:
+            every = every & (start + (self.block - 1) <= position + self.sight.after)
+        if self.sight.before is not None:
+            every = every & (start >= position + (self.rows - 1 - self.sight.before))
+        return every
+
+    def seen(self, lengths: Lengths, item: Item, tile: Any, part: Any) -> jax.Array:
+        """Returns which queries (columns) of a tile see which of 64 keys (rows) of a block, bool (64, rows)."""
+        key = plgpu.broadcasted_iota(jnp.int32, (ROWS, self.rows), 0, layout=TILE)
+        query = plgpu.broadcasted_iota(jnp.int32, (ROWS, self.rows), 1, layout=TILE)
+        start = item.block * self.block + part * ROWS
+        first = tile * self.rows
+        position = lengths.offsets[item.sequence] + first
+        seen = (key < lengths.keys[item.sequence] - start) & (query < lengths.queries[item.sequence] - first)
+        ahead = key - query  # of a key and a query; their positions differ by start - position more
+        if self.sight.after is not None:
+            seen = seen & (ahead <= position - start + self.sight.after)
+        if self.sight.before is not None:
+            seen = seen & (ahead >= position - start - self.sight.before)
+        return seen

@@ -1,0 +1,115 @@
+"""From the arrays of a backward pass to its kernels."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels._in_32_bits import in_32_bits
+from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.hopper._delta import delta
+from pallas_kernels.ops.attention.hopper._gradient_tiles import Lengths, Tiles
+from pallas_kernels.ops.attention.hopper._online import score_factor
+from pallas_kernels.ops.attention.hopper._sight import Sight
+from pallas_kernels.ops.attention.hopper.gradients import GradientCall, Operands, gradients
+from pallas_kernels.ops.attention.hopper.launch import supports_scale
+from pallas_kernels.schedule.hopper_attention import GradientSchedule, gradient_schedule
+
+_ROWS = 8  # the copy engine reads tiles of so many rows
+
+
+@in_32_bits
+def attention_gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    cotangent: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    *,
+    contract: SplitAttentionContract,
+    scale: float,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    schedule: GradientSchedule | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Runs the backward pass."""
+    if not isinstance(contract, SplitAttentionContract):
+        raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")
+    if not supports_scale(scale):
+        raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
+    batch, length, heads, size = query.shape
+    capacity, key_heads = key.shape[1:3]
+    if 0 in query.shape or 0 in key.shape:
+        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+    schedule = schedule or gradient_schedule(size)
+    tiles = Tiles(
+        Sight.of(causal, window),
+        contract.key_block,
+        schedule.rows,
+        batch,
+        key_heads,
+        heads // key_heads,
+        length,
+        capacity,
+        schedule.blocks,
+        schedule.heads,
+    )
+    limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
+    first, queries, keys = limits
+    lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
+    query, cotangent, out, key, value = (_padded(x) for x in (query, cotangent, out, key, value))
+    deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
+    given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
+    call = GradientCall(tiles, scale, score_factor(scale), size, interpret)
+    sums, dk, dv = gradients(given, lengths, call=call, schedule=schedule)
+    seen = jnp.repeat(_seen(lengths, tiles), tiles.rows, axis=1)[:, :length, None, None]
+    dq = jnp.where(seen, sums[:, :length], 0) * jnp.float32(scale)
+    return dq.astype(query.dtype), dk[:, :capacity], dv[:, :capacity]
+
+
+def _stats(lse: jax.Array, deltas: jax.Array, tiles: Tiles) -> jax.Array:
+    """Returns the numbers for queries (B, N, 3, T'); a row whose delta is not finite is nan in both."""
+    room, width = tiles.across * tiles.rows, deltas.shape[2]
+    deltas = jnp.pad(deltas, ((0, 0), (0, 0), (0, max(room - width, 0))))[:, :, :room]
+    lse = jnp.pad(jnp.moveaxis(lse, 1, 2), ((0, 0), (0, 0), (0, room - lse.shape[1])))
+    lse = jnp.where(jnp.isfinite(deltas), lse * np.float32(math.log2(math.e)), jnp.nan)
+    return jnp.stack([lse, deltas, _any_in_each(~jnp.isfinite(lse), tiles.rows)], axis=2)
+
+
+def _marks(key: jax.Array, tiles: Tiles) -> jax.Array:
+    """Returns the numbers for keys (B, K, 2, S')."""
+    bad = jnp.moveaxis(~jnp.isfinite(key).all(axis=3), 1, 2)
+    bad = jnp.pad(bad, ((0, 0), (0, 0), (0, tiles.blocks * tiles.block - bad.shape[2])))
+    return jnp.stack([bad.astype(jnp.float32), _any_in_each(bad, tiles.block)], axis=2)
+
+
+def _any_in_each(flags: jax.Array, width: int) -> jax.Array:
+    """Returns 1 where any of the `width` flags around is true, else 0, float32."""
+    parts = flags.reshape(*flags.shape[:-1], -1, width)
+    found = jnp.broadcast_to(parts.any(axis=-1, keepdims=True), parts.shape)
+    return found.astype(jnp.float32).reshape(flags.shape)
+
+
+def _seen(lengths: Lengths, tiles: Tiles) -> jax.Array:
+    """Returns which tiles of queries see any block of keys (B, tiles)."""
+
+    def one(sequence: jax.Array, tile: jax.Array) -> jax.Array:
+        first, last = (f(lengths, sequence, tile) for f in (tiles.first_block, tiles.last_block))
+        found: jax.Array = (first <= last) & (tile * tiles.rows < lengths.queries[sequence])
+        return found
+
+    sequences, places = (jnp.arange(n, dtype=jnp.int32) for n in (tiles.batch, tiles.across))
+    return jax.vmap(lambda s: jax.vmap(lambda t: one(s, t))(places))(sequences)
+
+
+def _padded(x: jax.Array) -> jax.Array:
+    """Returns (B, S, ...) with S rounded up to the rows of a tile."""
+    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % _ROWS), *[(0, 0)] * (x.ndim - 2)])
