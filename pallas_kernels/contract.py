@@ -11,7 +11,9 @@ from pallas_kernels._contract_attention import KEY_BLOCK as KEY_BLOCK
 from pallas_kernels._contract_attention import LEAST as LEAST
 from pallas_kernels._contract_attention import QUERY_BLOCK as QUERY_BLOCK
 from pallas_kernels._contract_attention import AttentionContract as AttentionContract
+from pallas_kernels._contract_attention import AttentionGradientContract as AttentionGradientContract
 from pallas_kernels._contract_attention import SplitAttentionContract as SplitAttentionContract
+from pallas_kernels._contract_attention import attention_gradient_contract as attention_gradient_contract
 from pallas_kernels._contract_attention import attention_contract as attention_contract
 from pallas_kernels._contract_attention import split_attention_contract as split_attention_contract
 from pallas_kernels._contract_matmul import MatmulContract as MatmulContract

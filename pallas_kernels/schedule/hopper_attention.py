@@ -83,7 +83,7 @@ class GradientSchedule:
     rows: int = 64
     stages: int = 2
     blocks: int = SMS
-    heads: int = 8
+    heads: int = 64
     registers: tuple[int, int] = (232, 24)
 
 

@@ -42,6 +42,7 @@ def delta(out: jax.Array, cotangent: jax.Array, *, chains: int, interpret: Any) 
         out_type=jax.ShapeDtypeStruct((batch, heads, across * ROWS), jnp.float32),
         grid=(batch, heads, across),
         grid_names=("sequence", "head", "tile"),
+        kernel_name="attention_delta",
         scratch_types=[
             *[plgpu.SMEM((ROWS, size), dtype, transforms=tiled(dtype))] * 2,
             plgpu.Barrier(num_arrivals=2),

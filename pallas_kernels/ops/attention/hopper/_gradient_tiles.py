@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.parts.hopper.tile import ROWS, TILE
+from pallas_kernels.parts.hopper.tile import ROW, ROWS
 
 
 class Lengths(NamedTuple):
@@ -29,6 +29,8 @@ class Item(NamedTuple):
         block: Index of the block of keys.
         first: First tile of queries that sees any of the keys.
         count: Number of those tiles.
+        whole_first: First tile of queries that see all of the keys.
+        whole_end: End of those tiles, at least `whole_first`.
     """
 
     sequence: Any
@@ -36,6 +38,8 @@ class Item(NamedTuple):
     block: Any
     first: Any
     count: Any
+    whole_first: Any
+    whole_end: Any
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,12 @@ class Tiles:
         block, head = self.blocks - 1 - lax.div(number, heads), start + lax.rem(number, heads)
         sequence = lax.div(head, self.heads)
         first, end = self.seen_by(lengths, sequence, block)
-        return Item(sequence, lax.rem(head, self.heads), block, first, jnp.maximum(end - first, 0))
+        end = jnp.maximum(end, first)
+        whole_first, whole_end = self.whole(lengths, sequence, block)
+        whole_end = jnp.minimum(whole_end, end)
+        some = whole_first < whole_end
+        whole_first, whole_end = jnp.where(some, whole_first, end), jnp.where(some, whole_end, end)
+        return Item(sequence, lax.rem(head, self.heads), block, first, end - first, whole_first, whole_end)
 
     def seen_by(self, lengths: Lengths, sequence: Any, block: Any) -> tuple[Any, Any]:
         """Returns the tiles of queries, from the first to the end, that see any key of a block."""
@@ -119,44 +128,55 @@ class Tiles:
             end = jnp.minimum(end, jnp.where(reach >= 0, lax.div(jnp.maximum(reach, 0), self.rows) + 1, 0))
         return first, jnp.where(start < lengths.keys[sequence], end, first)
 
-    def last_block(self, lengths: Lengths, sequence: Any, tile: Any) -> Any:
+    def last_block(self, offset: Any, keys: Any, tile: Any) -> Any:
         """Returns the last block of keys that a tile of queries sees any key of."""
-        last = lax.div(lengths.keys[sequence] + (self.block - 1), self.block) - 1
+        last = lax.div(keys + (self.block - 1), self.block) - 1
         if self.sight.after is None:
             return last
-        reach = lengths.offsets[sequence] + tile * self.rows + (self.rows - 1 + self.sight.after)
-        return jnp.minimum(last, lax.div(reach, self.block))
+        return jnp.minimum(last, lax.div(offset + tile * self.rows + (self.rows - 1 + self.sight.after), self.block))
 
-    def first_block(self, lengths: Lengths, sequence: Any, tile: Any) -> Any:
+    def first_block(self, offset: Any, tile: Any) -> Any:
         """Returns the first block of keys that a tile of queries sees any key of."""
         if self.sight.before is None:
             return jnp.int32(0)
-        return lax.div(jnp.maximum(lengths.offsets[sequence] + tile * self.rows - self.sight.before, 0), self.block)
+        return lax.div(jnp.maximum(offset + tile * self.rows - self.sight.before, 0), self.block)
 
-    def whole(self, lengths: Lengths, item: Item, tile: Any) -> Any:
-        """Returns whether every query of a tile sees every key of a block."""
-        start, first = item.block * self.block, tile * self.rows
-        position = lengths.offsets[item.sequence] + first
-        every = (start + self.block <= lengths.keys[item.sequence]) & (
-            first + self.rows <= lengths.queries[item.sequence]
-        )
-        if self.sight.after is not None:
-            every = every & (start + (self.block - 1) <= position + self.sight.after)
-        if self.sight.before is not None:
-            every = every & (start >= position + (self.rows - 1 - self.sight.before))
-        return every
+    def blocks_of_tiles(self, lengths: Lengths) -> tuple[jax.Array, jax.Array]:
+        """Returns the first and the last block of keys of all tiles of queries (B, tiles), for arrays of lengths.
 
-    def seen(self, lengths: Lengths, item: Item, tile: Any, part: Any) -> jax.Array:
-        """Returns which queries (columns) of a tile see which of 64 keys (rows) of a block, bool (64, rows)."""
-        key = plgpu.broadcasted_iota(jnp.int32, (ROWS, self.rows), 0, layout=TILE)
-        query = plgpu.broadcasted_iota(jnp.int32, (ROWS, self.rows), 1, layout=TILE)
-        start = item.block * self.block + part * ROWS
-        first = tile * self.rows
-        position = lengths.offsets[item.sequence] + first
-        seen = (key < lengths.keys[item.sequence] - start) & (query < lengths.queries[item.sequence] - first)
-        ahead = key - query  # of a key and a query; their positions differ by start - position more
+        The last one lies before the first where a tile sees nothing.
+        """
+        tile = jnp.arange(self.across, dtype=jnp.int32)
+
+        def of_sequence(offset: jax.Array, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+            first, last = jax.vmap(lambda t: (self.first_block(offset, t), self.last_block(offset, keys, t)))(tile)
+            return first, jnp.where(tile * self.rows < queries, last, -1)
+
+        found: tuple[jax.Array, jax.Array] = jax.vmap(of_sequence)(*lengths)
+        return found
+
+    def whole(self, lengths: Lengths, sequence: Any, block: Any) -> tuple[Any, Any]:
+        """Returns the tiles of queries, from the first to the end, that see all keys of a block."""
+        offset, start = lengths.offsets[sequence], block * self.block
+        first: Any = jnp.int32(0)
+        end = lax.div(lengths.queries[sequence], self.rows)
+        if self.sight.after is not None:  # the first query of the tile sees the last key
+            first = jnp.maximum(start + (self.block - 1 - self.sight.after) - offset, 0)
+            first = lax.div(first + (self.rows - 1), self.rows)
+        if self.sight.before is not None:  # the last query of the tile sees the first key
+            reach = jnp.maximum(start + (self.sight.before + 1) - offset, 0)
+            end = jnp.minimum(end, lax.div(reach, self.rows))
+        return first, jnp.where(start + self.block <= lengths.keys[sequence], end, first)
+
+    def seen(self, lengths: Lengths, item: Item, tile: Any, part: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns the first and the last query of a tile that sees each of 64 keys of a block, (64,) int32."""
+        key = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+        start, query = item.block * self.block + part * ROWS, tile * self.rows
+        position = lengths.offsets[item.sequence] + query
+        first = key - ROWS  # no limit; a plain number has no layout
+        last = jnp.zeros_like(key) + (lengths.queries[item.sequence] - query - 1)
         if self.sight.after is not None:
-            seen = seen & (ahead <= position - start + self.sight.after)
+            first = key + (start - position - self.sight.after)
         if self.sight.before is not None:
-            seen = seen & (ahead >= position - start - self.sight.before)
-        return seen
+            last = jnp.minimum(last, key + (start - position + self.sight.before))
+        return first, jnp.where(key < lengths.keys[item.sequence] - start, last, -1)

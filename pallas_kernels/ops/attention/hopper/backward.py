@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels._in_32_bits import in_32_bits
-from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.contract import AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._delta import delta
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Lengths, Tiles
@@ -33,16 +33,43 @@ def attention_gradients(
     query_lengths: jax.Array,
     key_lengths: jax.Array,
     *,
-    contract: SplitAttentionContract,
+    contract: AttentionGradientContract,
     scale: float,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     schedule: GradientSchedule | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Runs the backward pass."""
-    if not isinstance(contract, SplitAttentionContract):
-        raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")
+    """Computes the gradients of `attention` over a contiguous cache.
+
+    Args:
+        query: (B, T, N, H) bfloat16 or float16; H is 64 or 128.
+        key: (B, S, K, H) of the same dtype, K a divisor of N.
+        value: Of the shape and dtype of `key`.
+        out: Of the shape and dtype of `query`, the result of `attention`.
+        lse: (B, T, N) float32, its log-sum-exp.
+        cotangent: Of the shape and dtype of `query`, the gradient of `out`.
+        offsets: (B,) int32, absolute position of the first query of each sequence.
+        query_lengths: (B,) int32; later queries see nothing.
+        key_lengths: (B,) int32; later keys are never seen.
+        contract: Order of all sums.
+        scale: Factor of the scores; see `supports_scale`.
+        causal: Whether a query sees no later position than its own.
+        window: Keys before and after its own position that a query sees at most.
+        schedule: Tiles and order; chosen by the head size by default.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        The gradients of `query`, `key` and `value`, of their shapes and dtypes; zeros for what nothing sees.
+
+    Raises:
+        UnsupportedError: If the contract is another one, or `scale` is out of range.
+
+    Guarantee: row-invariant for `query`; a row is a query with the keys that it sees. The gradients of keys and values
+    depend on their own sequence alone. The schedule moves no bit.
+    """
+    if not isinstance(contract, AttentionGradientContract):
+        raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
     if not supports_scale(scale):
         raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
     batch, length, heads, size = query.shape
@@ -70,7 +97,8 @@ def attention_gradients(
     given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
     call = GradientCall(tiles, scale, score_factor(scale), size, interpret)
     sums, dk, dv = gradients(given, lengths, call=call, schedule=schedule)
-    seen = jnp.repeat(_seen(lengths, tiles), tiles.rows, axis=1)[:, :length, None, None]
+    first_blocks, last_blocks = tiles.blocks_of_tiles(lengths)
+    seen = jnp.repeat(first_blocks <= last_blocks, tiles.rows, axis=1)[:, :length, None, None]
     dq = jnp.where(seen, sums[:, :length], 0) * jnp.float32(scale)
     return dq.astype(query.dtype), dk[:, :capacity], dv[:, :capacity]
 
@@ -80,7 +108,7 @@ def _stats(lse: jax.Array, deltas: jax.Array, tiles: Tiles) -> jax.Array:
     room, width = tiles.across * tiles.rows, deltas.shape[2]
     deltas = jnp.pad(deltas, ((0, 0), (0, 0), (0, max(room - width, 0))))[:, :, :room]
     lse = jnp.pad(jnp.moveaxis(lse, 1, 2), ((0, 0), (0, 0), (0, room - lse.shape[1])))
-    lse = jnp.where(jnp.isfinite(deltas), lse * np.float32(math.log2(math.e)), jnp.nan)
+    lse = jnp.where(jnp.isfinite(deltas), lse * -np.float32(math.log2(math.e)), jnp.nan)
     return jnp.stack([lse, deltas, _any_in_each(~jnp.isfinite(lse), tiles.rows)], axis=2)
 
 
@@ -96,18 +124,6 @@ def _any_in_each(flags: jax.Array, width: int) -> jax.Array:
     parts = flags.reshape(*flags.shape[:-1], -1, width)
     found = jnp.broadcast_to(parts.any(axis=-1, keepdims=True), parts.shape)
     return found.astype(jnp.float32).reshape(flags.shape)
-
-
-def _seen(lengths: Lengths, tiles: Tiles) -> jax.Array:
-    """Returns which tiles of queries see any block of keys (B, tiles)."""
-
-    def one(sequence: jax.Array, tile: jax.Array) -> jax.Array:
-        first, last = (f(lengths, sequence, tile) for f in (tiles.first_block, tiles.last_block))
-        found: jax.Array = (first <= last) & (tile * tiles.rows < lengths.queries[sequence])
-        return found
-
-    sequences, places = (jnp.arange(n, dtype=jnp.int32) for n in (tiles.batch, tiles.across))
-    return jax.vmap(lambda s: jax.vmap(lambda t: one(s, t))(places))(sequences)
 
 
 def _padded(x: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Lengths, Tiles
+from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, accumulator, tiled
 from pallas_kernels.schedule.hopper_attention import GradientSchedule
 
@@ -23,7 +24,7 @@ PARTS: Final = 2
 """Warpgroups that compute; each has 64 keys of a block."""
 
 STATS: Final = 3
-"""Numbers for each query: log-sum-exp to base 2, the sum of output times cotangent, and whether its tile is unclean."""
+"""Numbers for each query: minus the log-sum-exp to base 2, the sum of output times cotangent, whether its tile is bad."""
 
 MARKS: Final = 2
 """Numbers for each key: whether it is not finite, and whether any key of its block is not."""
@@ -119,6 +120,28 @@ class Scratch(NamedTuple):
     together: Any
 
 
+class Step(NamedTuple):
+    """A tile of queries of one head beside a block of keys.
+
+    Attributes:
+        item: The block of keys.
+        head: Index of the query head.
+        tile: Index of the tile.
+        slot: Stage of the queries.
+        position: Number of the steps before in this block of the grid.
+        part: This warpgroup, and its 64 keys.
+        masked: Whether some query does not see some key, or some key is not finite.
+    """
+
+    item: Item
+    head: Any
+    tile: Any
+    slot: Any
+    position: Any
+    part: Any
+    masked: Any
+
+
 @dataclass(frozen=True)
 class Body:
     """The kernel's program."""
@@ -146,10 +169,14 @@ class Body:
             start,
         )
 
-    def step(self, item: Item, index: Any) -> tuple[Any, Any]:
-        """Returns the query head and the tile of queries of a step of an item."""
-        some = jnp.maximum(item.count, 1)
-        return item.head * self.tiles.group + lax.div(index, some), item.first + lax.rem(index, some)
+    def each_tile(self, item: Item, one: Any) -> None:
+        """Calls `one(query head, tile, step)` for all steps of an item: its query heads, and their tiles of queries."""
+
+        @pl.loop(0, self.tiles.group)
+        def _(index: Any) -> None:
+            @pl.loop(item.first, item.first + item.count)
+            def _(tile: Any) -> None:
+                one(item.head * self.tiles.group + index, tile, index * item.count + (tile - item.first))
 
     def produce(self, given: Operands, lengths: Lengths, scratch: Scratch) -> None:
         """Fetches keys and values of all items, and the tiles of queries that see them."""
@@ -169,11 +196,9 @@ class Body:
             marks = given.marks.at[item.sequence, item.head, :, pl.ds(start, tiles.block)]
             plgpu.copy_gmem_to_smem(marks, scratch.marks, scratch.cache_full)
 
-            @pl.loop(0, item.count * tiles.group)
-            def _(index: Any) -> None:
-                head, tile = self.step(item, index)
-                slot, first = lax.rem(position + index, stages), tile * tiles.rows
-                pl.when(position + index >= stages)(lambda: plgpu.barrier_wait(scratch.stage_free.at[slot]))
+            def fetch(head: Any, index: Any, step: Any) -> None:
+                slot, first = lax.rem(position + step, stages), index * tiles.rows
+                pl.when(position + step >= stages)(lambda: plgpu.barrier_wait(scratch.stage_free.at[slot]))
                 rows = pl.ds(first, tiles.rows)
                 stats = given.stats.at[item.sequence, head, :, rows]
                 plgpu.copy_gmem_to_smem(stats, scratch.stats.at[slot], scratch.queries_full.at[slot])
@@ -182,6 +207,7 @@ class Body:
                 source = given.cotangent.at[item.sequence, rows, head]
                 plgpu.copy_gmem_to_smem(source, scratch.cotangents.at[slot], scratch.cotangents_full.at[slot])
 
+            self.each_tile(item, fetch)
             return done + 1, position + item.count * tiles.group
 
         _, position = self.walk(lengths, (jnp.int32(0), jnp.int32(0)), one)
@@ -199,43 +225,40 @@ class Body:
         tiles = self.tiles
 
         def one(item: Item, position: Any) -> Any:
-            @pl.loop(0, item.count * tiles.group)
-            def _(index: Any) -> None:
-                head, tile = self.step(item, index)
-                before = tiles.last_block(lengths, item.sequence, tile) - item.block
+            offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
+
+            def add(head: Any, tile: Any, _: Any) -> None:
+                before = tiles.last_block(offset, keys, tile) - item.block
                 plgpu.barrier_wait(scratch.sums_full)
-                if self.call.interpret:
-                    self.send(item, tile, target.at[item.block, :, :, head], None, scratch)
-                    plgpu.wait_smem_to_gmem(0)
-                    plgpu.barrier_arrive(scratch.sums_free)
-                    return
                 turn = turns.at[(item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile]
 
                 @pl.when(before == 0)
                 def _() -> None:
-                    self.send(item, tile, target.at[:, :, head], None, scratch)
+                    for part in range(PARTS):
+                        self.send(item, tile, part, target.at[:, :, head], None, scratch)
 
                 @pl.when(before > 0)
                 def _() -> None:
                     plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
-                    self.send(item, tile, target.at[:, :, head], "add", scratch)
+                    for part in range(PARTS):
+                        self.send(item, tile, part, target.at[:, :, head], "add", scratch)
 
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 plgpu.barrier_arrive(scratch.sums_free)
                 plgpu.wait_smem_to_gmem(0)
                 plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
 
-            return position + item.count * tiles.group
+            self.each_tile(item, add)
+            return position
 
         self.walk(lengths, jnp.int32(0), one)
 
-    def send(self, item: Item, tile: Any, target: Any, reduction: Any, scratch: Scratch) -> None:
-        """Starts to store, or to add, both pieces of a tile's gradient to GPU memory (B, T, H)."""
-        for part in range(PARTS):
-            row, column = self.piece(part)
-            rows = pl.ds(tile * self.tiles.rows + row * ROWS, ROWS)
-            place = target.at[item.sequence, rows, pl.ds(column * ROWS, ROWS)]
-            plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
+    def send(self, item: Item, tile: Any, part: Any, target: Any, reduction: Any, scratch: Scratch) -> None:
+        """Starts to store, or to add, a piece of a tile's gradient to GPU memory (B, T, H)."""
+        row, column = self.piece(part)
+        rows = pl.ds(tile * self.tiles.rows + row * ROWS, ROWS)
+        place = target.at[item.sequence, rows, pl.ds(column * ROWS, ROWS)]
+        plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
 
     def piece(self, part: Any) -> tuple[Any, Any]:
         """Returns which piece of 64 queries and 64 columns of a tile's gradient a warpgroup computes."""
@@ -251,11 +274,20 @@ class Body:
             pl.when(unclean)(partial(self.clean_keys, part, scratch))
             steps = item.count * self.tiles.group
 
-            def sums(dk: Any, dv: Any) -> tuple[jax.Array, jax.Array]:
-                @pl.loop(0, steps)
-                def _(index: Any) -> None:
-                    self.one_step(item, index, position + index, unclean, part, lengths, scratch, dk, dv)
+            end = item.first + item.count
+            # Keys that are not finite are seen by none as a whole.
+            whole_first, whole_end = (jnp.where(unclean, end, x) for x in (item.whole_first, item.whole_end))
 
+            def sums(dk: Any, dv: Any) -> tuple[jax.Array, jax.Array]:
+                def step(index: Any, tile: Any) -> Any:
+                    at = position + index
+                    slot, head = lax.rem(at, self.schedule.stages), lax.div(index, jnp.maximum(item.count, 1))
+                    masked = (tile < whole_first) | (tile >= whole_end)
+                    head = item.head * self.tiles.group + head
+                    self.one_step(Step(item, head, tile, slot, at, part, masked), lengths, results, scratch, dk, dv)
+                    return jnp.where(tile + 1 == end, item.first, tile + 1)
+
+                lax.fori_loop(0, steps, step, item.first)
                 return dk[...], dv[...]
 
             kind = accumulator(ROWS, self.call.size)
@@ -264,7 +296,8 @@ class Body:
             return position + steps
 
         steps = self.walk(lengths, jnp.int32(0), one)
-        pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+        if not self.call.interpret:
+            pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
 
     def meet(self, scratch: Scratch) -> None:
         """Waits for the other warpgroup that computes."""
@@ -279,94 +312,89 @@ class Body:
         plgpu.commit_smem()
         self.meet(scratch)
 
-    def clean_queries(self, part: Any, slot: Any, scratch: Scratch) -> None:
-        """Writes zeros to queries and cotangents of rows whose numbers are not finite; rows of 64 for a warpgroup."""
-        every = scratch.queries, scratch.cotangents
+    def clean_queries(self, step: Step, scratch: Scratch) -> None:
+        """Writes zeros to queries and cotangents of rows whose numbers are not finite: one to each warpgroup."""
         for row in range(self.call.rows):
             rows = pl.ds(row * ROWS, ROWS)
             numbers = (
-                plgpu.load(scratch.stats.at[slot, number, rows], layout=TILE.reduce(1), optimized=False)
+                plgpu.load(scratch.stats.at[step.slot, number, rows], layout=TILE.reduce(1), optimized=False)
                 for number in range(STATS - 1)
             )
             bad = sum(jnp.where(jnp.abs(x) < jnp.inf, 0.0, 1.0) for x in numbers)
-            for index, x in enumerate(every):
+            for part, x in enumerate((scratch.queries, scratch.cotangents)):
 
-                @pl.when(part == index)
-                def _(x: Any = x, bad: Any = bad) -> None:
+                @pl.when(step.part == part)
+                def _(x: Any = x, rows: Any = rows, bad: Any = bad) -> None:
                     for column in range(self.call.columns):
-                        _zero_rows(x.at[slot, rows, pl.ds(column * ROWS, ROWS)], bad)
+                        _zero_rows(x.at[step.slot, rows, pl.ds(column * ROWS, ROWS)], bad)
 
         plgpu.commit_smem()
         self.meet(scratch)
 
-    def one_step(
-        self, item: Item, index: Any, position: Any, unclean: Any, part: Any, lengths: Lengths, scratch: Scratch,
-        dk: Any, dv: Any,
-    ) -> None:  # fmt: skip
-        """Takes a tile of queries of one head: adds to `dk` and `dv`, and sends on the gradient of the queries."""
-        _, tile = self.step(item, index)
-        slot, half = lax.rem(position, self.schedule.stages), lax.rem(position, 2)
-        queries, cotangents = scratch.queries.at[slot], scratch.cotangents.at[slot]
-        plgpu.barrier_wait(scratch.queries_full.at[slot])
-        plgpu.barrier_wait(scratch.cotangents_full.at[slot])
-        pl.when(scratch.stats[slot, 2, 0] != 0)(partial(self.clean_queries, part, slot, scratch))
-        masked = unclean | jnp.logical_not(self.tiles.whole(lengths, item, tile))
-        weights, slopes = self.weigh(item, tile, slot, masked, part, lengths, scratch)
-        dtype = scratch.queries.dtype
-        rounded, slopes = weights.astype(dtype), slopes.astype(dtype)
-        if self.call.interpret:  # which takes no operand in registers
-            scratch.weights.at[part][...] = rounded
-            plgpu.commit_smem()
-            plgpu.wgmma(dv, scratch.weights.at[part], cotangents)
-        else:
-            plgpu.wgmma(dv, rounded, cotangents)
+    def one_step(self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any) -> None:
+        """Takes a tile of queries: adds to `dk` and `dv`, and sends on the gradient of the queries."""
+        plgpu.barrier_wait(scratch.queries_full.at[step.slot])
+        plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
+        unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
+        pl.when(unclean)(partial(self.clean_queries, step, scratch))
+        half = lax.rem(step.position, 2)
+        slopes = self.slopes(step, lengths, scratch, dv).astype(scratch.queries.dtype)
         for row in range(self.call.rows):
-            scratch.slopes.at[half, part, row][...] = slopes[:, row * ROWS : (row + 1) * ROWS]
+            scratch.slopes.at[half, step.part, row][...] = slopes[:, row * ROWS : (row + 1) * ROWS]
         plgpu.commit_smem()
         self.meet(scratch)
-        self.send_on(half, part, position, slopes, queries, scratch, dk)
-        plgpu.barrier_arrive(scratch.stage_free.at[slot])
+        self.send_on(step, half, slopes, results, scratch, dk)
+        plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
 
-    def weigh(
-        self, item: Item, tile: Any, slot: Any, masked: Any, part: Any, lengths: Lengths, scratch: Scratch
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the weights and the slopes of scores of 64 keys (rows) and a tile of queries (columns), float32."""
+    def slopes(self, step: Step, lengths: Lengths, scratch: Scratch, dv: Any) -> jax.Array:
+        """Returns the slopes of the scores of 64 keys (rows) and a tile of queries, and starts to add to `dv`."""
         shape, math = (ROWS, self.tiles.rows), self.math
-        queries, cotangents = scratch.queries.at[slot], scratch.cotangents.at[slot]
+        queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
 
         def numbers(which: int) -> jax.Array:
-            x = plgpu.load(scratch.stats.at[slot, which], layout=TILE.reduce(0), optimized=False)
+            x = plgpu.load(scratch.stats.at[step.slot, which], layout=TILE.reduce(0), optimized=False)
             return lax.broadcast_in_dim(x, shape, [1])
 
-        def weights_where_seen(weights: jax.Array) -> jax.Array:
-            marks = plgpu.load(scratch.marks.at[0, pl.ds(part * ROWS, ROWS)], layout=TILE.reduce(1), optimized=False)
-            bad = lax.broadcast_in_dim(marks, shape, [0])
-            weights = jnp.where(bad != 0, jnp.nan, weights)
-            return jnp.where(self.tiles.seen(lengths, item, tile, part), weights, 0.0)
+        def where_seen(weights: jax.Array) -> jax.Array:
+            own = scratch.marks.at[0, pl.ds(step.part * ROWS, ROWS)]
+            marks = plgpu.load(own, layout=TILE.reduce(1), optimized=False)
+            weights = jnp.where(lax.broadcast_in_dim(marks, shape, [0]) != 0, jnp.nan, weights)
+            first, last = self.tiles.seen(lengths, step.item, step.tile, step.part)
+            return keep_band(weights, first, last, -1.0, bool(self.call.interpret))
 
-        def slopes_where_seen(slopes: jax.Array) -> jax.Array:
-            return jnp.where(self.tiles.seen(lengths, item, tile, part), slopes, 0.0)
-
-        def products(scores: Any, slopes: Any) -> tuple[jax.Array, jax.Array]:
+        def products(scores: Any, slopes: Any) -> jax.Array:
             for column in range(self.call.columns):
                 across = queries.at[:, pl.ds(column * ROWS, ROWS)].transpose((1, 0))
-                plgpu.wgmma(scores, scratch.keys.at[column, part], across)
-            plgpu.wgmma(slopes, scratch.values.at[part], cotangents.transpose((1, 0)))
+                plgpu.wgmma(scores, scratch.keys.at[column, step.part], across)
+            plgpu.wgmma(slopes, scratch.values.at[step.part], cotangents.transpose((1, 0)))
             raw = plgpu.wgmma_accumulator_load(scores, wait_n=1)
-            weights = math.exp2(math.fused(raw, self.call.factor, -numbers(0)))
-            weights = lax.cond(masked, weights_where_seen, lambda x: x, weights)
+            weights = math.exp2(math.fused(raw, self.call.factor, numbers(0)))
+            # -1 where a key is not seen: a mask that is kept would take registers.
+            weights = lax.cond(step.masked, where_seen, lambda x: x, weights)
+            rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(queries.dtype)
             raised = plgpu.wgmma_accumulator_load(slopes, wait_n=0) - numbers(1)
-            return weights, lax.cond(masked, slopes_where_seen, lambda x: x, raised)
+            raised = lax.cond(step.masked, lambda x: jnp.where(weights < 0, 0.0, x), lambda x: x, raised)
+            self.add_values(step, rounded, cotangents, scratch, dv)
+            return math.product(weights, raised)
 
         kind = accumulator(*shape)
-        weights, raised = pl.run_scoped(products, kind, kind)
-        return weights, math.product(weights, raised)
+        found: jax.Array = pl.run_scoped(products, kind, kind)
+        return found
+
+    def add_values(self, step: Step, weights: jax.Array, cotangents: Any, scratch: Scratch, dv: Any) -> None:
+        """Starts to add to the gradient of values."""
+        if self.call.interpret:  # which takes no operand in registers
+            scratch.weights.at[step.part][...] = weights
+            plgpu.commit_smem()
+            plgpu.wgmma(dv, scratch.weights.at[step.part], cotangents)
+        else:
+            plgpu.wgmma(dv, weights, cotangents)
 
     def send_on(
-        self, half: Any, part: Any, position: Any, slopes: jax.Array, queries: Any, scratch: Scratch, dk: Any
+        self, step: Step, half: Any, slopes: jax.Array, results: Results, scratch: Scratch, dk: Any
     ) -> None:
         """Computes this warpgroup's piece of the gradient of queries, hands it on, and adds to `dk` meanwhile."""
-        row, column = self.piece(part)
+        (row, column), queries = self.piece(step.part), scratch.queries.at[step.slot]
 
         def products(total: Any) -> None:
             for keys in range(PARTS):
@@ -375,14 +403,20 @@ class Body:
             if self.call.interpret:
                 for piece in range(self.call.rows):
                     rows = pl.ds(piece * ROWS, ROWS)
-                    plgpu.wgmma(dk, scratch.slopes.at[half, part, piece], queries.at[rows])
+                    plgpu.wgmma(dk, scratch.slopes.at[half, step.part, piece], queries.at[rows])
             else:
                 plgpu.wgmma(dk, slopes, queries)
             found = plgpu.wgmma_accumulator_load(total, wait_n=1)
-            pl.when(position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
-            scratch.sums.at[part][...] = found
+            if not self.call.interpret:
+                pl.when(step.position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+            scratch.sums.at[step.part][...] = found
             plgpu.commit_smem()
-            plgpu.barrier_arrive(scratch.sums_full)
+            if self.call.interpret:  # which neither adds to memory nor has semaphores
+                target = results.query.at[step.item.block, :, :, step.head]
+                self.send(step.item, step.tile, step.part, target, None, scratch)
+                plgpu.wait_smem_to_gmem(0)
+            else:
+                plgpu.barrier_arrive(scratch.sums_full)
             plgpu.wgmma_wait(0)
 
         pl.run_scoped(products, accumulator(ROWS, ROWS))
@@ -456,10 +490,12 @@ def gradients(
             plgpu.set_max_registers(schedule.registers[1], action="decrease")
             body.produce(operands, numbers, scratch)
 
-        @pl.when(warpgroup == PARTS + 1)
-        def _() -> None:
-            plgpu.set_max_registers(schedule.registers[1], action="decrease")
-            body.add(numbers, turns, results.query, scratch)
+        if not call.interpret:
+
+            @pl.when(warpgroup == PARTS + 1)
+            def _() -> None:
+                plgpu.set_max_registers(schedule.registers[1], action="decrease")
+                body.add(numbers, turns, results.query, scratch)
 
     launch = plgpu.kernel(
         kernel,
@@ -469,7 +505,8 @@ def gradients(
         ],
         grid=(tiles.size,),
         grid_names=("block",),
-        num_threads=PARTS + 2,
+        kernel_name="attention_gradients",
+        num_threads=PARTS + (1 if call.interpret else 2),
         thread_name="warpgroup",
         scratch_types=_scratch(call, schedule, dtype),
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -483,12 +520,7 @@ def gradients(
 
 def _in_order(parts: jax.Array, lengths: Lengths, tiles: Tiles) -> jax.Array:
     """Returns the sum over blocks of keys downwards of those that a tile of queries sees (blocks, B, T', N, H)."""
-
-    def seen(sequence: Any, tile: Any) -> tuple[Any, Any]:
-        return tiles.first_block(lengths, sequence, tile), tiles.last_block(lengths, sequence, tile)
-
-    places = jnp.arange(tiles.batch, dtype=jnp.int32), jnp.arange(tiles.across, dtype=jnp.int32)
-    first, last = jax.vmap(lambda s: jax.vmap(lambda t: seen(s, t))(places[1]))(places[0])
+    first, last = tiles.blocks_of_tiles(lengths)
     total = jnp.zeros(parts.shape[1:], jnp.float32)
     for block in range(tiles.blocks - 1, -1, -1):
         inside = jnp.repeat((block >= first) & (block <= last), tiles.rows, axis=1)[..., None, None]
