@@ -5,11 +5,11 @@ VENV := .venv
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 export PYTHON
 
-.PHONY: help demo test lint format bench lock clean
+.PHONY: help demo test test-all lint format bench lock clean
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## the same text, bit for bit, alone and in a batch: a real model (ARGS="--quick")
 	@sh scripts/setup.sh $(VENV) demo
@@ -17,7 +17,10 @@ demo: ## the same text, bit for bit, alone and in a batch: a real model (ARGS="-
 
 test: ## run the tests (ARGS="-k matmul", ARGS="-m gpu")
 	@sh scripts/setup.sh $(VENV) demo test
-	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+test-all: ## run the tests with the exhaustive sweeps
+	@$(MAKE) test ARGS="--exhaustive $(ARGS)"
 
 lint: ## ruff and mypy
 	@sh scripts/setup.sh $(VENV) demo test dev

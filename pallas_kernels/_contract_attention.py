@@ -166,9 +166,10 @@ class AttentionGradientContract:
         dk = scale * sum over queries of round(ds)^T @ queries
         dv = sum over queries of round(p)^T @ g
 
-    A block's part of dq is one wgmma chain over its `key_block` keys, upwards in steps of 16; blocks start at the absolute
-    positions 0, key_block, 2 * key_block, ..., and their parts are added in float32. dk and dv are one wgmma chain each,
-    over the query heads that share the key head and in each head over the queries of the call, upwards in steps of 16.
+    A block's part of dq is one wgmma chain over its `key_block` keys, upwards in steps of 16; blocks start at the
+    absolute positions 0, key_block, 2 * key_block, ..., and their parts are added in float32. dk and dv are one wgmma
+    chain each, over the query heads that share the key head and in each head over the queries of the call, upwards in
+    steps of 16.
 
     Blocks of which a query sees nothing, and queries that do not see a key, change none of the sums. A query that sees
     a key or value that is not finite has nan in its gradient; so has a key that is seen by a query whose own numbers,
@@ -187,7 +188,11 @@ class AttentionGradientContract:
     def __post_init__(self) -> None:
         if self.key_block != KEY_BLOCK:
             raise ValueError(f"key_block must be {KEY_BLOCK}, got {self.key_block}.")
-        if self.sum_chains < 1 or self.sum_chains & (self.sum_chains - 1) or self.sum_chains > min(SPLIT_HEAD_SIZES) // 4:
+        if (
+            self.sum_chains < 1
+            or self.sum_chains & (self.sum_chains - 1)
+            or self.sum_chains > min(SPLIT_HEAD_SIZES) // 4
+        ):
             raise ValueError(f"sum_chains must be a power of two up to 16, got {self.sum_chains}.")
 
     @property

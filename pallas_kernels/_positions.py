@@ -47,18 +47,44 @@ class Window:
         )
 
     def starts(self, position: Any) -> tuple[Any, ...]:
-        """Returns where a position, counted in row-major order, stands in the first window."""
+        """Returns where a position, counted in row-major order, stands in the first window.
+
+        Args:
+            position: An int, an array of NumPy, or a traced array; not negative.
+        """
         found = []
+        zero = jnp.zeros_like(position) if isinstance(position, jax.Array) else 0
         for size, dilation in zip(reversed(self.size), reversed(self.dilation), strict=True):
-            found.append(position % size * dilation)
-            position = position // size
+            if size == 1:
+                found.append(zero)
+                continue
+            position, within = split_index(position, size)
+            found.append(within * dilation)
         return tuple(reversed(found))
 
     def read(self, x: jax.Array, position: Any) -> jax.Array:
         """Returns the elements at one position of all windows."""
-        counts = self.counts(x.shape)
+        counts, starts = self.counts(x.shape), self.starts(position)
         spans = tuple((n - 1) * s + 1 for n, s in zip(counts, self.strides, strict=True))
-        return lax.slice(lax.dynamic_slice(x, self.starts(position), spans), (0,) * x.ndim, spans, self.strides)
+        if not isinstance(position, jax.Array):
+            return lax.slice(x, starts, tuple(map(int.__add__, starts, spans)), self.strides)
+        some = lax.dynamic_slice(x, starts, spans, allow_negative_indices=False)
+        return lax.slice(some, (0,) * x.ndim, spans, self.strides)
+
+
+def split_index(index: Any, size: int) -> tuple[Any, Any]:
+    """Returns `index // size` and `index % size` of an index that is not negative.
+
+    JAX's own operators look at the signs of a traced array, which is a kernel's worth of operations to compile.
+
+    Example:
+        >>> split_index(7, 3)
+        (2, 1)
+    """
+    if isinstance(index, jax.Array):
+        divisor = jnp.full(index.shape, size, index.dtype)
+        return lax.div(index, divisor), lax.rem(index, divisor)
+    return index // size, index % size
 
 
 def fold_positions[T](step: Callable[[T, Any], T], first: T, start: int, positions: int) -> T:

@@ -15,7 +15,9 @@ from ._opcodes import TRANSCENDENTAL
 Found = tuple[str, Verdict, str, str]
 
 _TRITON: Final = "__triton"
-_FENCE: Final = frozenset(("and", "or", "shift-right-logical", "xor"))
+_SHIFT: Final = "shift-right-logical"
+_FENCE: Final = frozenset(("and", "or", _SHIFT, "xor"))
+_CHOICE: Final = frozenset(("compare", "select"))  # in float64 the fence is a choice by the shifted bits
 _FUNCTIONS: Final = TRANSCENDENTAL | {"divide", "remainder", "sqrt"}
 _SUMS: Final = frozenset(("add", "subtract"))
 _NARROW: Final = ("f16", "bf16")
@@ -61,8 +63,10 @@ def _rounds(computation: Computation, i: Instruction) -> bool:
 
 
 def _is_fenced(module: Module, computation: Computation, i: Instruction) -> bool:
-    found = [reader.opcode for reader in readers(module, computation, i)]
-    return bool(found) and set(found) <= _FENCE
+    found = {reader.opcode for reader in readers(module, computation, i)}
+    if i.shapes[0].dtype == "f64" and _SHIFT in found:
+        found -= _CHOICE
+    return bool(found) and found <= _FENCE
 
 
 def is_in_triton(module: Module, computation: Computation) -> bool:

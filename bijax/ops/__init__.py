@@ -11,6 +11,9 @@ from bijax.ops.matmul import weight_gradient as weight_gradient
 from bijax.ops.norm import layer_norm as layer_norm
 from bijax.ops.norm import rms_norm as rms_norm
 from bijax.ops.paged_attention import paged_attention as paged_attention
+from bijax.ops.quant_matmul import quant_matmul as quant_matmul
+from bijax.ops.quantize import add_rms_norm_dynamic_quant as add_rms_norm_dynamic_quant
+from bijax.ops.quantize import scale_dynamic_quant as scale_dynamic_quant
 from bijax.ops.reductions import mean as mean
 from bijax.ops.reductions import sum as sum
 from bijax.ops.softmax import log_softmax as log_softmax

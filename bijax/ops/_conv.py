@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from bijax.ops._contracts import run
 from bijax.ops._conv_phases import correlate_in_phases, has_phases
 from bijax.ops._dot_general import dot_general
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._positions import Window
+from pallas_kernels.contract import ConvContract
 from pallas_kernels.conv.tiled import Product, correlate, correlate_examples, correlate_one_feature
 
 
@@ -96,7 +98,7 @@ def conv_general_dilated(
     elif over_examples:
         product = _product(((0,), (0,)), precision, dtype)
         terms = w.reshape(math.prod(kernel), features, groups, columns).swapaxes(0, 1)
-        y = correlate_examples(pad(x), terms, window=window, product=product)
+        y = run(correlate_examples, pad(x), terms, window=window, product=product, contract=ConvContract())
     elif has_phases(lhs_dilation, window_strides, rhs_dilation):
         y = correlate_in_phases(
             correlate_all,
@@ -130,22 +132,22 @@ def _correlate(
     window = _window(kernel, strides, dilation)
     w = w.reshape(math.prod(kernel), *w.shape[-3:])
     if w.shape[1] == 1:
-        return correlate_one_feature(x.astype(dtype), w.transpose(0, 2, 1, 3).astype(dtype), window=window)
-    return correlate(x, w.transpose(2, 3, 0, 1), window=window, product=_product(((1,), (1,)), precision, dtype))
+        w = w.transpose(0, 2, 1, 3).astype(dtype)
+        return run(correlate_one_feature, x.astype(dtype), w, window=window, contract=ConvContract())
+    product = _product(((1,), (1,)), precision, dtype)
+    w = w.transpose(2, 3, 0, 1)
+    return run(correlate, x, w, window=window, product=product, dtype=dtype, contract=ConvContract())
 
 
 def _split(x: jax.Array, spec: Sequence[int], feature_groups: int, batch_groups: int, *, swap: bool) -> jax.Array:
     """Returns (rows, spatial..., groups, features) of the operand, or (features, spatial..., groups, rows)."""
     batch, feature, *spatial = spec
-    x = x.transpose((batch, feature, *spatial))
-    if feature_groups > 1:
-        x = x.reshape(x.shape[0], feature_groups, x.shape[1] // feature_groups, *x.shape[2:])
-        row, group, column = 0, 1, 2
-    else:
-        x = x.reshape(batch_groups, x.shape[0] // batch_groups, *x.shape[1:])
-        group, row, column = 0, 1, 2
-    first, last = (column, row) if swap else (row, column)
-    return x.transpose((first, *range(3, x.ndim), group, last))
+    # The groups get an axis of their own where they stand; one transpose does the rest.
+    group, groups = (feature, feature_groups) if feature_groups > 1 else (batch, batch_groups)
+    x = x.reshape(*x.shape[:group], groups, x.shape[group] // groups, *x.shape[group + 1 :])
+    batch, feature, *spatial = (a + (a >= group) for a in (batch, feature, *spatial))
+    first, last = (feature, batch) if swap else (batch, feature)
+    return x.transpose((first, *spatial, group, last))
 
 
 def _product(contracting: tuple[tuple[int], tuple[int]], precision: Any, dtype: Any) -> Product:

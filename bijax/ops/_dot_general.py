@@ -81,8 +81,7 @@ def dot_general(
             `precision` is an algorithm that accumulates in another dtype.
 
     Guarantee: an element's bits depend on its row of `lhs`, its column of `rhs`, the contracted length and the storage
-    order of the two operands alone (see the table above). On the CPU and on a Hopper GPU; in portable
-    programs they may depend on the number of columns. Where both operands are stored by columns the sum is
+    order of the two operands alone (see the table above). Where both operands are stored by columns the sum is
     split-invariant for cuts at multiples of 128.
 
     Example:

@@ -7,17 +7,19 @@ sum, the storage of the weights, the dtype and the architecture; never from the 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
+from bijax.ops._contracts import note, run
+from bijax.ops._on_first_use import on_first_use
 from pallas_kernels.contract import (
     ChunkContract,
     MatmulContract,
+    ShardContract,
     SplitChunkContract,
     SplitWgmmaContract,
     Tf32Contract,
@@ -29,16 +31,16 @@ from pallas_kernels.contract import (
     shard_length,
     split_contract,
 )
-from pallas_kernels.matmul import (
-    chain,
-    cpu,
-    cpu_gradient,
-    mosaic_gpu,
-    mosaic_gpu_highest,
-    mosaic_gpu_tf32,
-    stacked,
-    tiled,
-)
+from pallas_kernels.matmul import cpu, cpu_gradient, stacked
+
+if TYPE_CHECKING:
+    from pallas_kernels.matmul import mosaic_gpu, mosaic_gpu_highest, mosaic_gpu_tf32
+    from pallas_kernels.ops.matmul import triton
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.matmul.mosaic_gpu")
+    mosaic_gpu_highest = on_first_use("pallas_kernels.matmul.mosaic_gpu_highest")
+    mosaic_gpu_tf32 = on_first_use("pallas_kernels.matmul.mosaic_gpu_tf32")
+    triton = on_first_use("pallas_kernels.ops.matmul.triton")
 
 Kernel = Callable[..., jax.Array]
 Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array]
@@ -99,6 +101,7 @@ def _by_shards(matmul: Matmul) -> Matmul:
         length = shard_length(k, product.shards)
         if length >= k or product.shards == 1:
             return matmul(x, w, bias, replace(product, shards=1))
+        note(add_as_tree, ShardContract(product.shards), arrays=(x, w))
         part = replace(product, shards=1, out_dtype="float32")
         k_axis = w.ndim - (1 if product.transpose_w else 2)
 
@@ -121,17 +124,13 @@ def _cpu_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, pr
     return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
 
 
-def _portable_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_matmul((tiled.matmul, tiled.stacked_matmul), x, w, bias, product)
+def _triton_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    return _fold_matmul((triton.matmul, triton.matmul), x, w, bias, product)
 
 
-def _portable_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    kernels = tiled.weight_gradient, tiled.stacked_weight_gradient
+def _triton_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    kernels = triton.weight_gradient, triton.weight_gradient
     return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
-
-
-def _wide_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_matmul((chain.matmul, chain.matmul), x, w, bias, product)
 
 
 def _fold_matmul(
@@ -144,10 +143,10 @@ def _fold_matmul(
         contract = matmul_contract(x.shape[-1], transpose_w=product.transpose_w and not product.as_columns)
     single, stack = kernels
     if w.ndim == 2:
-        y = single(x, w, contract=contract, transpose_w=product.transpose_w)
+        y = run(single, x, w, like=sums_like, contract=contract, transpose_w=product.transpose_w)
     else:
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
-        y = stack(x, w, contract=contract, transpose_w=product.transpose_w)
+        y = run(stack, x, w, like=sums_like, contract=contract, transpose_w=product.transpose_w)
     return (y if bias is None else y + bias.astype(jnp.float32)).astype(product.out_dtype)
 
 
@@ -161,7 +160,7 @@ def _fold_gradient(
 ) -> jax.Array:
     """The same for gradients, under a contract of chunks."""
     left, right = (g, x) if product.transpose_w else (x, g)
-    single, stack = (functools.partial(kernel, contract=contract) for kernel in kernels)
+    single, stack = (functools.partial(run, kernel, like=_gradient_sums, contract=contract) for kernel in kernels)
     lead = x.shape[:-2] or g.shape[:-2]
     left, right = (jnp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (left, right))
     if not lead:
@@ -178,9 +177,11 @@ def _hopper_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: 
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
         stack: jax.Array = lax.map(lambda entry: _hopper_matmul(entry[0], entry[1], bias, product), (x, w))
         return stack
-    return mosaic_gpu.matmul(
+    return run(
+        mosaic_gpu.matmul,
         x,
         w,
+        like=sums_like,
         contract=hopper_contract(product),
         transpose_w=product.transpose_w,
         bias=bias,
@@ -195,8 +196,14 @@ def hopper_contract(product: Product) -> WgmmaContract | SplitWgmmaContract:
 
 def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
     left, right = (g, x) if product.transpose_w else (x, g)
-    return mosaic_gpu.weight_gradient(
-        left, right, contract=WgmmaChunkContract(), accumulate=total, out_dtype=product.out_dtype
+    return run(
+        mosaic_gpu.weight_gradient,
+        left,
+        right,
+        like=_gradient_sums,
+        contract=WgmmaChunkContract(),
+        accumulate=total,
+        out_dtype=product.out_dtype,
     )
 
 
@@ -204,8 +211,8 @@ def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, p
     bias = None if bias is None else bias.astype(jnp.float32)
     options: dict[str, Any] = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
     if product.precision in IN_TF32:
-        return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
-    return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
+        return run(mosaic_gpu_tf32.matmul, x, w, like=sums_like, contract=Tf32Contract(), **options)
+    return run(mosaic_gpu_highest.matmul, x, w, like=sums_like, contract=split_contract(x.shape[-1]), **options)
 
 
 def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
@@ -216,10 +223,22 @@ def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array
     return _fold_gradient((mosaic_gpu_highest.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
 
 
+def sums_like(
+    x: jax.Array, w: jax.Array, *, transpose_w: bool = False, out_dtype: Any = jnp.float32, **_: Any
+) -> jax.Array:
+    """Returns an array of the shape of a product."""
+    return jnp.zeros((*w.shape[:-2], x.shape[-2], w.shape[-2 if transpose_w else -1]), out_dtype)
+
+
+def _gradient_sums(x: jax.Array, g: jax.Array, *, out_dtype: Any = jnp.float32, **_: Any) -> jax.Array:
+    """Returns an array of the shape of a weight gradient."""
+    lead = x.shape[:-2] or g.shape[:-2]
+    return jnp.zeros((*lead, x.shape[-1], g.shape[-1]), out_dtype)
+
+
 CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)
-PORTABLE: Final = Backend(_by_shards(_portable_matmul), _portable_weight_gradient)
+PORTABLE: Final = Backend(_by_shards(_triton_matmul), _triton_weight_gradient)
 HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
-WIDE: Final = Backend(_wide_matmul, _portable_weight_gradient)
 HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _hopper_float32_weight_gradient)
 
 CUDA: Final[dict[tuple[str, str], Backend]] = {
@@ -245,8 +264,6 @@ def for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend,
     dtype = jnp.promote_types(a.dtype, b.dtype)
     if product.out_dtype == "float64":
         dtype = jnp.dtype("float64")
-    if dtype == np.float64:
-        return WIDE, a.astype(dtype), b.astype(dtype)
     return CUDA.get((cuda_architecture(), dtype.name), PORTABLE), a.astype(dtype), b.astype(dtype)
 
 

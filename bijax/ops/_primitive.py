@@ -92,7 +92,12 @@ def define_kernel(
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
         mlir.register_lowering(primitive, _rule(kernel), platform=platform)
+    KERNELS[primitive.name] = backends
     return call
+
+
+KERNELS: Final[dict[str, dict[str, Kernel]]] = {}
+"""The backends of every kernel, by the name of its primitive and the platform."""
 
 
 BEFORE_LOWERING: Final[list[Callable[[], None]]] = []

@@ -16,9 +16,11 @@ What would let an element's bits follow the shape of the program, and what stand
   product of 16 bits and a sum stands its rounding.)
 
 The shift is written so that it changes nothing, `b | b & b >> 1`: XLA's rewrites do not look through it, the compiler
-of its kernels does, and no instruction is left of it. The zero is a constant behind a barrier: XLA removes the barrier
-when no rewrite is left to come, and hands the kernel the constant in memory. It costs an instruction for each product.
-Neither costs a pass over memory or a kernel.
+of its kernels does, and no instruction is left of it. In float64 the shift only decides a choice that always falls on
+the value: XLA leaves a bitcast behind it out of the fusion, and a transposition would then store the bits of a double
+as an integer, which ptxas 13.0 does by converting its lower half to one (`F2I.U32.F64`; 13.5 does not). The zero is a
+constant behind a barrier: XLA removes the barrier when no rewrite is left to come, and hands the kernel the constant in
+memory. It costs an instruction for each product. Neither costs a pass over memory or a kernel.
 """
 
 import functools
@@ -125,7 +127,12 @@ def _as(value: Value, aval: Any) -> Value:
 
 def _through_shift(value: Value, places: int = 1) -> Value:
     """Returns the value by way of a shift that changes nothing, of which only XLA's last compiler can tell."""
-    return _through(lambda bits: _absorbed(bits, places), value)
+    shaped = ir.RankedTensorType(value.type)
+    if not isinstance(shaped.element_type, ir.F64Type):
+        return _through(lambda bits: _absorbed(bits, places), value)
+    bits = hlo.bitcast_convert(_as_integers(shaped), value)
+    same = hlo.compare(bits, _absorbed(bits, places), hlo.ComparisonDirectionAttr.get("EQ"))
+    return hlo.select(same, value, _repeated(mlir.ir_constant(np.float64(0)), shaped))
 
 
 def _absorbed(bits: Value, places: int = 1) -> Value:
@@ -151,11 +158,14 @@ def _through_zero(value: Value) -> Value:
 
 
 def _through(operation: Callable[[Value], Value], value: Value) -> Value:
-    shaped = ir.RankedTensorType(value.type)
+    bits = hlo.bitcast_convert(_as_integers(ir.RankedTensorType(value.type)), value)
+    return hlo.bitcast_convert(value.type, operation(bits))
+
+
+def _as_integers(shaped: Any) -> Any:
+    """Returns the type of the bits of an array of floats."""
     element: Any = shaped.element_type
-    integers = ir.IntegerType.get_unsigned(element.width)
-    bits = hlo.bitcast_convert(ir.RankedTensorType.get(shaped.shape, integers), value)
-    return hlo.bitcast_convert(shaped, operation(bits))
+    return ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(element.width))
 
 
 def _unsigned(bits: Value) -> str:
@@ -164,16 +174,20 @@ def _unsigned(bits: Value) -> str:
 
 
 def _is_fenced(value: Value) -> bool:
-    bits = _operand_of("stablehlo.bitcast_convert", value)
-    owner: Any = bits.owner if bits is not None else None
-    return isinstance(owner, (ir.Operation, ir.OpView)) and owner.operation.name in ("stablehlo.or", "stablehlo.xor")
+    made = _made_by(value)
+    if made is None or made.name not in ("stablehlo.bitcast_convert", "stablehlo.select"):
+        return False
+    inner = _made_by(made.operands[0])
+    if inner is None or made.name == "stablehlo.bitcast_convert":
+        return inner is not None and inner.name in ("stablehlo.or", "stablehlo.xor")
+    absorbed = _made_by(inner.operands[1]) if inner.name == "stablehlo.compare" else None
+    return absorbed is not None and absorbed.name == "stablehlo.or" and absorbed.operands[0] == inner.operands[0]
 
 
-def _operand_of(name: str, value: Value) -> Any:
-    """Returns the first operand of the operation that makes a value, None if that has another name."""
+def _made_by(value: Value) -> Any:
+    """Returns the operation that makes a value; None for an argument."""
     owner: Any = value.owner
-    made = isinstance(owner, (ir.Operation, ir.OpView)) and owner.operation.name == name
-    return owner.operation.operands[0] if made else None
+    return owner.operation if isinstance(owner, (ir.Operation, ir.OpView)) else None
 
 
 def _hidden(constant: np.ndarray) -> Value:

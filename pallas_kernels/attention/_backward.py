@@ -13,7 +13,7 @@ from jax import lax
 from pallas_kernels._tiles import isolate
 from pallas_kernels.attention._forward import from_rows, masked_scores, one_nan, rows_sight, seen_keys, to_rows
 from pallas_kernels.attention._keys import FetchBlock, contiguous_blocks
-from pallas_kernels.attention._programs import dot, lane_tree, seen_product
+from pallas_kernels.attention._programs import Dot, lane_tree, seen_product
 from pallas_kernels.attention._sight import Sight, sight
 from pallas_kernels.attention._spec import AttentionSpec
 from pallas_kernels.contract import LANES
@@ -52,6 +52,7 @@ def gradients(
     *,
     spec: AttentionSpec,
     tile: Tile,
+    dot: Dot,
 ) -> Gradients:
     """Runs the backward pass over a contiguous cache, one sequence after the other.
 
@@ -67,6 +68,7 @@ def gradients(
         key_lengths: (B,) int32.
         spec: Order of the sums, scale and mask.
         tile: One sequence, whole blocks of queries and of keys.
+        dot: The product.
 
     Returns:
         Gradients of `query`, `key` and `value`, of their shapes and dtypes.
@@ -98,7 +100,7 @@ def gradients(
             )
             q, ct, stat, delta = isolate(q, ct, stat, _row_products(ct, o))
             rows = _Rows(q, ct, stat, delta, Sight(*isolate(*rows_sight(seen, group))))
-            dq, cache = _walk_keys(rows, seen, sums.cache, s, read_keys, read_values, factor, spec, tile)
+            dq, cache = _walk_keys(rows, seen, sums.cache, s, read_keys, read_values, factor, spec, tile, dot)
             dq = from_rows(dq, tile.queries, group)
             return _Sums(lax.dynamic_update_slice_in_dim(sums.query, dq, front + begin, axis=1), cache)
 
@@ -154,6 +156,7 @@ def _walk_keys(
     factor: jax.Array,
     spec: AttentionSpec,
     tile: Tile,
+    dot: Dot,
 ) -> _Sums:
     """Walks the blocks of keys that a tile of queries sees; `cache` is what other tiles gave to keys and values."""
     key_block = spec.contract.key_block
@@ -163,7 +166,7 @@ def _walk_keys(
         start = block * key_block
         k, v = read_keys(sequence, block), read_values(sequence, block)
         here = _Sums(sums.query, lax.dynamic_slice_in_dim(sums.cache, start, key_block, axis=3))
-        new = _block_gradients(here, rows, k, v, start, factor, chain)
+        new = _block_gradients(here, rows, k, v, start, factor, chain, dot)
         return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3))
 
     sums: _Sums = lax.fori_loop(*seen.blocks(key_block), body, _Sums(jnp.zeros_like(rows.query), cache))
@@ -171,17 +174,24 @@ def _walk_keys(
 
 
 def _block_gradients(
-    sums: _Sums, rows: _Rows, keys: jax.Array, values: jax.Array, start: jax.Array, factor: jax.Array, chain: int
+    sums: _Sums,
+    rows: _Rows,
+    keys: jax.Array,
+    values: jax.Array,
+    start: jax.Array,
+    factor: jax.Array,
+    chain: int,
+    dot: Dot,
 ) -> _Sums:
     """Adds what a tile of queries and a block of keys (1, n, K, H) have to do with each other."""
     keys, values, start, factor = isolate(keys, values, start, factor)
     seen = seen_keys(rows.seen, start, keys.shape[1])
-    scores = masked_scores(rows.query, keys, seen, factor)
+    scores = masked_scores(rows.query, keys, seen, factor, dot)
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - rows.lse[..., None]), jnp.float32(0)))
     slopes = dot(rows.cotangent, values, (((3,), (3,)), ((0, 1), (0, 2))))
     (slopes,) = isolate(jnp.where(seen, weights * (slopes - rows.delta[..., None]), jnp.float32(0)))
     seen = jnp.broadcast_to(seen, weights.shape)
-    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))))
+    query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))), dot)
 
     def chains(*pair: jax.Array) -> jax.Array:
         # Keys and values take the same path, side by side: (2, 1, K, chains, rows of a chain, ...).
@@ -193,6 +203,7 @@ def _block_gradients(
         chains(seen, seen),
         chains(rows.query, rows.cotangent),
         (((4,), (4,)), ((0, 1, 2, 3), (0, 1, 2, 3))),
+        dot,
     )
     cache = sums.cache
     for i in range(partial.shape[3]):

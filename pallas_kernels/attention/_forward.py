@@ -9,7 +9,7 @@ from jax import lax
 from pallas_kernels._lanes import log, run_flat
 from pallas_kernels._tiles import isolate
 from pallas_kernels.attention._keys import FetchBlock
-from pallas_kernels.attention._programs import dot, lane_tree, larger, seen_product
+from pallas_kernels.attention._programs import Dot, lane_tree, larger, seen_product
 from pallas_kernels.attention._sight import Sight
 from pallas_kernels.schedule.attention import Tile
 
@@ -75,14 +75,21 @@ def seen_keys(rows: Sight, start: jax.Array, keys: int) -> jax.Array:
     return (position >= first) & (position < last)
 
 
-def masked_scores(query: jax.Array, keys: jax.Array, seen: jax.Array, scale: jax.Array) -> jax.Array:
+def masked_scores(query: jax.Array, keys: jax.Array, seen: jax.Array, scale: jax.Array, dot: Dot) -> jax.Array:
     """Returns the scaled scores (b, K, R, keys), -inf where a key is not seen."""
     raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))))
     return isolate(jnp.where(seen, raw * scale, -jnp.inf))[0]
 
 
 def block_step(
-    state: State, query: jax.Array, keys: jax.Array, values: jax.Array, rows: Sight, start: jax.Array, scale: jax.Array
+    state: State,
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    rows: Sight,
+    start: jax.Array,
+    scale: jax.Array,
+    dot: Dot,
 ) -> State:
     """Takes one block of keys into the state. This is the program whose bits the contract states.
 
@@ -94,10 +101,11 @@ def block_step(
         rows: (b, R), what each row sees.
         start: Absolute position of the block, int32.
         scale: Factor of the scores, float32.
+        dot: The product.
     """
     query, keys, values, start, scale = isolate(query, keys, values, start, scale)
     seen = seen_keys(rows, start, keys.shape[1])
-    scores = masked_scores(query, keys, seen, scale)
+    scores = masked_scores(query, keys, seen, scale, dot)
     # A nan among the scores may get lost here; it comes back with its own weight.
     maximum = larger(state.maximum, lane_tree(scores, larger))
     # A row whose scores are all -inf so far has no largest one to subtract.
@@ -106,7 +114,7 @@ def block_step(
     (decay,) = run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)
     block_total = lane_tree(weights, lax.add)
     seen = jnp.broadcast_to(seen, weights.shape)
-    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))))
+    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))), dot)
     # Behind a barrier the product is rounded before the sum, wherever the element stands in a vector.
     total, kept = isolate(state.total * decay, state.values * decay[..., None])
     changed = rows.in_block(start, keys.shape[1])[:, None, :]
@@ -146,6 +154,7 @@ def attend(
     tile: Tile,
     key_block: int,
     scale: float,
+    dot: Dot,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the program over tiles of sequences and queries.
 
@@ -158,6 +167,7 @@ def attend(
         tile: Sequences and queries of a program.
         key_block: Keys of a block.
         scale: Factor of the scores.
+        dot: The product.
 
     Returns:
         (B, T, N, H) of the query's dtype and (B, T, N) float32.
@@ -179,7 +189,7 @@ def attend(
 
         def body(block: jax.Array, state: State) -> State:
             k, v = fetch_keys(first, block), fetch_values(first, block)
-            return block_step(state, q, k, v, rows, block * key_block, factor)
+            return block_step(state, q, k, v, rows, block * key_block, factor, dot)
 
         state = initial_state(tile.sequences, heads, q.shape[2], size)
         out, lse = finish(lax.fori_loop(*queries.blocks(key_block), body, state), rows)

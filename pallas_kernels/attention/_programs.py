@@ -11,10 +11,12 @@ from pallas_kernels._tiles import isolate, isolated_dot
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
 DotDimensions = tuple[Axes, Axes]
 Binary = Callable[[jax.Array, jax.Array], jax.Array]
+Dot = Callable[[jax.Array, jax.Array, DotDimensions], jax.Array]
+"""Multiplies float32 operands as `lax.dot_general` does, each sum one fused chain, upwards."""
 
 
-def dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions) -> jax.Array:
-    """Returns XLA's dot, alone behind a barrier, in full float32 on every platform."""
+def xla_dot(a: jax.Array, b: jax.Array, dimensions: DotDimensions) -> jax.Array:
+    """Returns XLA's dot, alone behind a barrier, in full float32. On a GPU XLA leaves its order open."""
     return isolated_dot(a, b, dimensions, precision=lax.Precision.HIGHEST)
 
 
@@ -45,7 +47,9 @@ def larger(a: jax.Array, b: jax.Array) -> jax.Array:
     return lax.select(a > b, a, b)
 
 
-def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions) -> jax.Array:
+def seen_product(
+    weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions, dot: Dot
+) -> jax.Array:
     """Multiplies weights by values, where values that a row does not see leave no trace in it.
 
     A weight of zero would still carry nan and infinities (0 * inf is nan) and the sign of a zero. So zeros come out
@@ -57,6 +61,7 @@ def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensi
         values: The other operand; its last axis is a free one.
         dimensions: As in `lax.dot_general`. The result's last two axes must be a free axis of the weights and the
             last axis of the values.
+        dot: The product.
 
     Returns:
         float32.
@@ -64,7 +69,7 @@ def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensi
     plain = dot(weights, values, dimensions)
 
     def careful() -> jax.Array:
-        return _product_with_specials(weights, seen, values, dimensions)
+        return _product_with_specials(weights, seen, values, dimensions, dot)
 
     # A value that is not finite shows in every row, so one row tells.
     product = lax.cond(jnp.all(jnp.isfinite(plain[..., 0, :])), lambda: plain, careful)
@@ -72,7 +77,7 @@ def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensi
 
 
 def _product_with_specials(
-    weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions
+    weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions, dot: Dot
 ) -> jax.Array:
     """Adds what IEEE arithmetic makes of nan and infinities to the product of the finite values."""
     infinite = jnp.where(jnp.isinf(values), jnp.sign(values), jnp.float32(0))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention._forward import attend
 from pallas_kernels.attention._keys import FetchBlock, contiguous_blocks, paged_blocks
+from pallas_kernels.attention._programs import Dot
 from pallas_kernels.attention._sight import sight
 from pallas_kernels.attention._spec import AttentionSpec
 from pallas_kernels.schedule.attention import Tile
@@ -42,6 +43,7 @@ def run(
     *,
     spec: AttentionSpec,
     choose: ChooseTile,
+    dot: Dot,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the forward pass; `pallas_kernels.attention.cpu.attention` describes arguments and results."""
     batch, length, query_heads, size = query.shape
@@ -65,6 +67,7 @@ def run(
         tile=tile,
         key_block=block,
         scale=spec.scale,
+        dot=dot,
     )
     return out[:, :length], lse[:, :length]
 

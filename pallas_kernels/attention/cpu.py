@@ -13,6 +13,7 @@ import numpy as np
 from pallas_kernels.attention import _backward, _tiling
 from pallas_kernels.attention._forward import attend
 from pallas_kernels.attention._keys import contiguous_blocks
+from pallas_kernels.attention._programs import xla_dot
 from pallas_kernels.attention._sight import Sight
 from pallas_kernels.attention._spec import AttentionSpec
 from pallas_kernels.attention._tiling import ProgramShape
@@ -60,7 +61,8 @@ def attention(
         >>> attention(q, k, k, 0 * n, n, 3 * n, spec=AttentionSpec(attention_contract(), 1.0))[0].tolist()
         [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
-    return _tiling.run(query, key, value, offsets, query_lengths, key_lengths, page_table, spec=spec, choose=_verified)
+    arrays = (query, key, value, offsets, query_lengths, key_lengths, page_table)
+    return _tiling.run(*arrays, spec=spec, choose=_verified, dot=xla_dot)
 
 
 def gradients(
@@ -98,7 +100,7 @@ def gradients(
     shape = ProgramShape(key.shape[2], query.shape[2] // max(1, key.shape[2]), key.shape[3])
     tile = next(t for t in gradient_tiles(query.shape[1]) if 0 in key.shape or honours_gradients(t, shape))
     arrays = (query, key, value, out, lse, cotangent, offsets, query_lengths, key_lengths)
-    return _backward.gradients(*arrays, spec=spec, tile=tile)
+    return _backward.gradients(*arrays, spec=spec, tile=tile, dot=xla_dot)
 
 
 def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> Tile:
@@ -159,7 +161,8 @@ def _run_probe(tile: Tile, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         block = REFERENCE.keys
         readers = contiguous_blocks(key, tile, block), contiguous_blocks(value, tile, block)
         what = Sight(first, last)
-        return attend(query, *readers, what, heads=key.shape[2], tile=tile, key_block=block, scale=_SCALE)
+        heads = key.shape[2]
+        return attend(query, *readers, what, heads=heads, tile=tile, key_block=block, scale=_SCALE, dot=xla_dot)
 
     return _compile_and_run(program, *arrays)
 
@@ -184,7 +187,7 @@ def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
     lengths = [np.array([n], np.int32) for n in (keys - length + 5, length - 7, keys)]
     spec = AttentionSpec(attention_contract(), _SCALE, causal=True)
     actual, expected = (
-        _compile_and_run(functools.partial(_backward.gradients, spec=spec, tile=t), *floats, *lengths)
+        _compile_and_run(functools.partial(_backward.gradients, spec=spec, tile=t, dot=xla_dot), *floats, *lengths)
         for t in (tile, GRADIENT_REFERENCE)
     )
     return all((a.view(np.uint32) == e.view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))

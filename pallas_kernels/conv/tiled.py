@@ -5,27 +5,31 @@ weights by a product whose bits do not depend on the number of rows; the groups 
 positions make a group follows from the kernel's positions and the input features alone.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from pallas_kernels._opaque import opaque_zero
-from pallas_kernels._positions import Window, fold_positions
+from pallas_kernels._positions import Window, fold_positions, split_index
 from pallas_kernels._tiles import isolate, pad_rows
-from pallas_kernels.contract import ROW_CHUNK
+from pallas_kernels.contract import ConvContract, honour
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
-_TERMS: Final = 512
 _TILE_ELEMENTS: Final = 1 << 19
 _COLUMNS: Final = 256
 
 
-def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -> jax.Array:
+def correlate(
+    x: jax.Array, w: jax.Array, *, window: Window, product: Product, dtype: DTypeLike, contract: ConvContract
+) -> jax.Array:
     """Sums, at every place of the window, over its positions and the features.
 
     Args:
@@ -34,16 +38,20 @@ def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -
         window: The window over `x`, of the rank of `x`.
         product: Multiplies (G, M, K) by (G, O, K), or (M, K) by (O, K), in the dtype of its sums. The bits of an
             element depend on its row, its column and K alone.
+        dtype: Dtype of the sums.
+        contract: Groups of positions.
 
     Returns:
-        (N, spatial..., G, O) of the dtype of the sums.
+        (N, spatial..., G, O) of `dtype`.
 
     Guarantee: row-invariant, if the product is.
     """
     counts = window.counts(x.shape)
     g, o, positions, c = w.shape
-    at_once = _group(positions, c)
-    x, w = isolate(x, w)
+    at_once = _group(positions, c, contract.terms)
+    # Flat, as the layout that a barrier hands to a transpose makes two kernels of it.
+    x, flat = isolate(x, w.reshape(-1))
+    w = flat.reshape(w.shape)
 
     def group(x: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
         terms = _side_by_side(x, window, start, size)
@@ -52,22 +60,29 @@ def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -
         return isolate(_stacked(product, terms.reshape(-1, g, size * c), weights))[0]
 
     def tile(x: jax.Array) -> jax.Array:
-        total = group(x, 0, at_once)
         whole = positions // at_once
-        if whole > 1:
-            total = lax.fori_loop(
-                jnp.int32(1),
-                jnp.int32(whole),
-                lambda i, total: isolate(total + group(x, i * at_once, at_once))[0],
-                total,
-            )
+        total = _add_upwards(lambda i: group(x, i * at_once, at_once), whole)
         if positions % at_once:
             total = total + group(x, whole * at_once, positions % at_once)
         return total.reshape(*window.counts(x.shape)[:-2], g, o)
 
     # One position needs no more memory than the input has.
     tile_shape = (counts[0], counts[1]) if positions == 1 else _tile_shape(counts, g * c * at_once)
-    return isolate(_tiles(tile, x, window, tile_shape))[0]
+    out = jax.ShapeDtypeStruct((*counts[:-2], g, o), dtype)
+    return isolate(_tiles(tile, x, window, tile_shape, out))[0]
+
+
+def _add_upwards(term: Callable[[jax.Array | int], jax.Array], terms: int) -> jax.Array:
+    """Returns `term(0) + term(1) + ...`, one addition after the other, of one program for all terms."""
+    if terms == 1:
+        return term(0)
+    shape = jax.eval_shape(term, jnp.int32(0))
+    # Minus zero changes no term, where zero would change minus zero.
+    first = jnp.full(shape.shape, -0.0, shape.dtype)
+    total: jax.Array = lax.fori_loop(
+        jnp.int32(0), jnp.int32(terms), lambda i, total: isolate(total + term(i))[0], first
+    )
+    return total
 
 
 def _side_by_side(x: jax.Array, window: Window, start: jax.Array | int, size: int) -> jax.Array:
@@ -79,20 +94,24 @@ def _side_by_side(x: jax.Array, window: Window, start: jax.Array | int, size: in
         return window.read(x, start)
     *counts, g = window.counts(x.shape)[1:-1]
     n, *spatial, _, c = x.shape
+    # The row of an element is a sum of numbers that belong to one dimension each.
+    steps = [g * math.prod(spatial[axis + 1 :]) for axis in range(len(spatial))]
+    positions = np.arange(size, dtype=np.int32)
+    first = window.starts(positions + start if isinstance(start, int) else jnp.asarray(positions) + start)[1:-2]
+    places = zip(counts, window.strides[1:-2], steps, strict=True)
+    along = [np.arange(count, dtype=np.int32) * (stride * step) for count, stride, step in places]
+    along += [np.arange(g, dtype=np.int32), sum(a * step for a, step in zip(first, steps, strict=True))]
     dims = (*counts, g, size)
-    first = window.starts(start + lax.broadcasted_iota(jnp.int32, dims, len(dims) - 1))[1:-2]
-    row = jnp.zeros(dims, jnp.int32)
-    for axis, length in enumerate(spatial):
-        place = lax.broadcasted_iota(jnp.int32, dims, axis) * window.strides[1 + axis]
-        row = row * length + place + first[axis]
-    row = row * g + lax.broadcasted_iota(jnp.int32, dims, len(counts))
-    taken = jnp.take(x.reshape(n, math.prod(spatial) * g, c), row.ravel(), axis=1, mode="clip")
+    row = functools.reduce(lax.add, (lax.broadcast_in_dim(a, dims, (axis,)) for axis, a in enumerate(along)))
+    numbers = lax.GatherDimensionNumbers(offset_dims=(0, 2), collapsed_slice_dims=(1,), start_index_map=(1,))
+    flat = x.reshape(n, math.prod(spatial) * g, c)
+    taken = lax.gather(flat, row.reshape(-1, 1), numbers, slice_sizes=(n, 1, c), mode="clip")
     return taken.reshape(n, *counts, g, size * c)
 
 
-def _group(positions: int, features: int) -> int:
+def _group(positions: int, features: int, terms: int) -> int:
     """Returns the positions of one group: all that fit into the terms of one product, in groups of nearly one size."""
-    groups = -(-positions // max(1, _TERMS // features))
+    groups = -(-positions // max(1, terms // features))
     return -(-positions // groups)
 
 
@@ -112,35 +131,39 @@ def _tile_shape(counts: tuple[int, ...], terms: int) -> tuple[int, int]:
 
 
 def _tiles(
-    tile: Callable[[jax.Array], jax.Array], x: jax.Array, window: Window, tile_shape: tuple[int, int]
+    tile: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    window: Window,
+    tile_shape: tuple[int, int],
+    out: jax.ShapeDtypeStruct,
 ) -> jax.Array:
     """Runs a program of windows over tiles of `x`; the last tile along an axis overlaps the one before it."""
-    counts = window.counts(x.shape)[:2]
+    counts = out.shape[:2]
     if tile_shape == counts:
         return tile(x)
     size = ((tile_shape[1] - 1) * window.strides[1] + (window.size[1] - 1) * window.dilation[1]) + 1
     parts = tuple(-(-n // t) for n, t in zip(counts, tile_shape, strict=True))
+    rest = [jnp.int32(0)] * (x.ndim - 2)
 
     def read(start: tuple[jax.Array, jax.Array]) -> jax.Array:
         example, place = start
-        part = lax.dynamic_slice_in_dim(x, example, tile_shape[0])
-        return lax.dynamic_slice_in_dim(part, place * window.strides[1], size, axis=1)
+        starts = [example, place * window.strides[1], *rest]
+        return lax.dynamic_slice(x, starts, (tile_shape[0], size, *x.shape[2:]), allow_negative_indices=False)
 
     def body(i: jax.Array, y: jax.Array) -> jax.Array:
         example, place = (
             lax.min(at * size, jnp.int32(n - size))
-            for at, n, size in zip((i // parts[1], i % parts[1]), counts, tile_shape, strict=True)
+            for at, n, size in zip(split_index(i, parts[1]), counts, tile_shape, strict=True)
         )
-        start = (example, place, *(jnp.zeros_like(i),) * (y.ndim - 2))
-        return lax.dynamic_update_slice(y, tile(read((example, place))), start)
+        some = tile(read((example, place)))
+        return lax.dynamic_update_slice(y, some, [example, place, *rest], allow_negative_indices=False)
 
-    shape = jax.eval_shape(tile, jax.ShapeDtypeStruct((tile_shape[0], size, *x.shape[2:]), x.dtype))
-    y = jnp.zeros((*counts, *shape.shape[2:]), shape.dtype)
+    y = jnp.zeros(out.shape, out.dtype)
     result: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(math.prod(parts)), body, y)
     return result
 
 
-def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.Array:
+def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window, contract: ConvContract) -> jax.Array:
     """Sums over the positions of the window where there is one input feature (a depthwise convolution, a filter).
 
     The products are rounded, and added upwards.
@@ -149,12 +172,14 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.
         x: (N, spatial..., G, 1), padded, of the dtype of the sums.
         w: (positions, G, 1, O), of the same dtype.
         window: The window over `x`, of the rank of `x`.
+        contract: Order of the sum.
 
     Returns:
         (N, spatial..., G, O) of the dtype of `x`.
 
     Guarantee: row-invariant.
     """
+    honour("conv_general_dilated", contract, ConvContract())
     x, w = isolate(x, w)
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     hidden = opaque_zero().astype(unsigned)
@@ -168,7 +193,9 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.
     return isolate(total)[0]
 
 
-def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -> jax.Array:
+def correlate_examples(
+    x: jax.Array, w: jax.Array, *, window: Window, product: Product, contract: ConvContract
+) -> jax.Array:
     """Sums over examples (the gradient of a convolution's weights): the contracted features stand first in memory.
 
     Examples are summed in groups of as many as have no more than 128 terms, and of one at least; the sums are added
@@ -181,6 +208,7 @@ def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: P
         product: Maps (G, R, N) and (G, R, O), or both without G, to the sums (G, N, O) of the rows' outer products,
             in the dtype of its sums. Rows of zeros at the end change nothing, and the bits of an element depend on its
             two columns alone.
+        contract: Groups of examples.
 
     Returns:
         (N, spatial..., G, O) of the dtype of the sums.
@@ -198,7 +226,7 @@ def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: P
         for p, s, k, d in zip(counts, window.strides[1:-2], window.size[1:-2], window.dilation[1:-2], strict=True)
     )
     x, w = isolate(lax.slice(x, (0,) * x.ndim, (examples, *spans, g, n)), w)
-    together = min(examples, max(1, ROW_CHUNK // positions))
+    together = min(examples, max(1, contract.rows // positions))
     x, w = (pad_rows(a, -(-examples // together) * together) for a in (x, w))
 
     def outer(start: jax.Array | int, size: int) -> jax.Array:
@@ -211,14 +239,7 @@ def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: P
                 return isolate(product(terms[:, 0], rows[:, 0])[None])[0]
             return isolate(product(terms.transpose(1, 0, 2), rows.transpose(1, 0, 2)))[0]
 
-        total = group(0)
-        if x.shape[0] > together:
-            total = lax.fori_loop(
-                jnp.int32(1),
-                jnp.int32(x.shape[0] // together),
-                lambda i, total: isolate(total + group(i))[0],
-                total,
-            )
+        total = _add_upwards(group, x.shape[0] // together)
         return total.reshape(g, size, n, o).transpose(1, 0, 2, 3)
 
     at_once = max(1, min(places.positions, _COLUMNS // n))

@@ -6,7 +6,8 @@ compared with the contract's reference before it is used, in exactly the shape i
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -162,28 +163,27 @@ def honours_contract(
         storage: How the operands are stored.
     """
     g, m, k, n = shape
+    compiled = _compile(step, shape, contract, storage)
 
-    def operands(trial: int) -> tuple[np.ndarray, Any, np.ndarray]:
+    def agrees(start: int, trial: int) -> bool:
         rows = probe_rows(k, contract.dtype, trial)
-        weights = probe_weights(k, n, storage.transpose_w, trial).astype(contract.dtype)
-        return rows, weights, expected(k, n, contract, storage.transpose_w, trial)
+        kinds = ((start + np.arange(g * m)) % len(rows)).reshape(g, m)
+        x = rows[kinds].swapaxes(1, 2) if storage.transpose_x else rows[kinds]
+        weights = np.asarray(probe_weights(k, n, storage.transpose_w, trial)).astype(contract.dtype)
+        wanted = expected(k, n, contract, storage.transpose_w, trial)[kinds]
+        actual = np.asarray(compiled(x, np.broadcast_to(weights, (g, *weights.shape))))
+        unsigned = f"u{actual.itemsize}"
+        return bool((actual.view(unsigned) == wanted.view(unsigned)).all())
 
-    def differ(first: jax.Array, rows: jax.Array, weights: jax.Array, wanted: jax.Array) -> jax.Array:
-        kind = ((first + jnp.arange(g * m)) % len(rows)).reshape(g, m)
-        x = jnp.take(rows, kind, axis=0, mode="clip")
-        x = x.transpose(0, 2, 1) if storage.transpose_x else x
-        w = jnp.broadcast_to(weights, (g, *weights.shape))
-        (y,) = run_isolated(lambda x, w: (_form(step, x, w, contract, storage),), x, w)
-        y, z = (
-            lax.bitcast_convert_type(a, f"uint{contract.dtype[5:]}")
-            for a in (y, jnp.take(wanted, kind, axis=0, mode="clip"))
-        )
-        return (y != z).any()
-
-    first = operands(0)
-    shapes = (jax.ShapeDtypeStruct((), jnp.int32), *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in first))
-    compiled = ahead_of_time(differ, *shapes)
-    sets = trials(g * m, k, n)
-    kinds = len(first[0])
+    sets, kinds = trials(g * m, k, n), len(probe_rows(k))
     starts = range(max(sets, kinds if g * m < kinds else 1))
-    return not any(bool(compiled(np.int32(start), *operands(start % sets))) for start in starts)
+    return all(agrees(start, start % sets) for start in starts)
+
+
+def _compile(
+    step: StackStep, shape: tuple[int, int, int, int], contract: MatmulContract, storage: Storage
+) -> Callable[..., jax.Array]:
+    g, m, k, n = shape
+    shapes = ((k, m) if storage.transpose_x else (m, k)), ((n, k) if storage.transpose_w else (k, n))
+    operands = (jax.ShapeDtypeStruct((g, *s), contract.dtype) for s in shapes)
+    return ahead_of_time(lambda x, w: run_isolated(_program(step, contract, storage), x, w)[0], *operands)

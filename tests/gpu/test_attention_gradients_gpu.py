@@ -1,4 +1,4 @@
-"""Gradients of attention on a Hopper GPU: the same bits alone, in a batch, among fewer queries and in a longer cache."""
+"""Gradients of attention on a Hopper GPU: the same bits alone, in a batch, among few queries, in a longer cache."""
 
 import functools
 from collections.abc import Callable

@@ -10,11 +10,17 @@ from jax import lax
 
 import bijax
 from bijax.transform._tables import CHOOSING, EXACT, FENCED, KEEP, ORDER_FREE, RACING, ROUNDED, STABLE
+from tests.exhaustive import rarely
 from tests.transform.special_values import DTYPES, ELEMENTWISE, ROWS, bits_without_nans, special_values
 
-SHAPES = ((1,), (3,), (4, 2), (17,), (33,))
+Shapes = tuple[tuple[int, ...], ...]
+Batches = tuple[tuple[int, int], ...]
+
+SHAPES: Shapes = ((1,), (4, 2), (33,))
+MORE_SHAPES: Shapes = ((3,), (17,))
 ALL = 34
-BATCHES = ((0, 1), (5, 6), (3, 7), (1, 17), (17, 34))
+BATCHES: Batches = ((0, 1), (5, 6), (3, 7), (17, 34))
+MORE_BATCHES: Batches = ((0, 2), (0, 8), (1, 17))
 
 Programs = dict[str, Callable[..., jax.Array]]
 
@@ -37,14 +43,14 @@ def all_of(programs: Programs) -> Callable[..., dict[str, jax.Array]]:
     return lambda *args: {name: program(*args) for name, program in programs.items()}
 
 
-def differing_elements(programs: Programs, dtype: str) -> set[str]:
+def differing_elements(programs: Programs, dtype: str, shapes: Shapes = SHAPES) -> set[str]:
     """Returns the element-wise programs of which one element of a small array is not that of a large one."""
     values = special_values(dtype)
     first, second = (index.ravel() for index in np.indices((len(values), len(values))))
     run = jax.jit(all_of(programs))
     expected = {name: bits_without_nans(r) for name, r in run(values[first], values[second]).items()}
     rng, found = np.random.default_rng(0), set()
-    for shape in SHAPES:
+    for shape in shapes:
         for _ in range(1 + 300 // np.prod(shape)):
             chosen = rng.integers(len(first), size=shape)
             for name, result in run(values[first[chosen]], values[second[chosen]]).items():
@@ -53,7 +59,7 @@ def differing_elements(programs: Programs, dtype: str) -> set[str]:
     return found
 
 
-def differing_rows(programs: Programs, dtype: str, columns: int) -> set[str]:
+def differing_rows(programs: Programs, dtype: str, batches: Batches, columns: int) -> set[str]:
     """Returns the programs of which a row of a small batch is not that of a large one."""
     values = special_values(dtype)
     x = values[np.random.default_rng(columns).integers(len(values), size=(ALL, columns))]
@@ -61,7 +67,7 @@ def differing_rows(programs: Programs, dtype: str, columns: int) -> set[str]:
     expected = {name: bits_without_nans(r) for name, r in run(x).items()}
     return {
         name
-        for start, end in BATCHES
+        for start, end in batches
         for name, result in run(x[start:end]).items()
         if (bits_without_nans(result) != expected[name][start:end]).any()
     }
@@ -71,14 +77,16 @@ def invariant(programs: Programs) -> Programs:
     return {name: bijax.invariant(program) for name, program in programs.items()}
 
 
+@pytest.mark.parametrize("shapes", [SHAPES, rarely(MORE_SHAPES)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_elements(dtype: str) -> None:
-    assert not differing_elements(invariant(ELEMENTWISE), dtype)
+def test_elements(dtype: str, shapes: Shapes) -> None:
+    assert not differing_elements(invariant(ELEMENTWISE), dtype, shapes)
 
 
+@pytest.mark.parametrize("batches", [BATCHES, rarely(MORE_BATCHES)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows(dtype: str) -> None:
-    assert not differing_rows(invariant(ROWS), dtype, 2)
+def test_rows(dtype: str, batches: Batches) -> None:
+    assert not differing_rows(invariant(ROWS), dtype, batches, 2)
 
 
 @pytest.mark.parametrize("name", ["max", "min", "relu", "clip", "clamp", "convert and back", "sub"])

@@ -1,14 +1,22 @@
 """The README's example runs, and names things that exist."""
 
+import functools
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import bijax
+from bijax.testing import assert_batch_invariant
+from tests.exhaustive import rarely
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-def test_the_example_runs() -> None:
+@pytest.mark.parametrize("options", [{"batch_sizes": (3,)}, rarely({})], ids=["few sizes", "as written"])
+def test_the_example_runs(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bijax.testing.assert_batch_invariant", functools.partial(assert_batch_invariant, **options))
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
 

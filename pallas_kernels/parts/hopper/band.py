@@ -33,8 +33,7 @@ def keep_band(tile: jax.Array, first: jax.Array, last: jax.Array, other: float, 
 
     @inline  # type: ignore[untyped-decorator]
     def keep(_: Any, tile: Any, first: Any, last: Any) -> Any:
-        f32 = ir.F32Type.get()
-        outside = arith.constant(f32, ir.FloatAttr.get(f32, other))
+        outside = mgpu.c(other, ir.F32Type.get())
         own = arith.muli(arith.remui(thread_of_warpgroup(), i32(4)), i32(2))
         limits = [[arith.subi(_number(x.registers.flat[half]), own) for half in range(2)] for x in (first, last)]
         registers = tile.registers.copy()

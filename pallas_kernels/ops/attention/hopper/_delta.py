@@ -32,9 +32,7 @@ def delta(out: jax.Array, cotangent: jax.Array, *, chains: int, interpret: Any) 
         plgpu.barrier_wait(full)
         x, y = (plgpu.load(ref, layout=TILE).astype(jnp.float32) for ref in (a, b))
         nothing = filled((ROWS,), 0)
-        total = add_lanes(
-            add_to_lanes(nothing, nothing, math.product(x, y), chains, bool(interpret)), bool(interpret)
-        )
+        total = add_lanes(add_to_lanes(nothing, nothing, math.product(x, y), chains, bool(interpret)), bool(interpret))
         sums.at[sequence, head, rows][...] = total
 
     launch = plgpu.kernel(

@@ -5,6 +5,7 @@ queries. The gradient of a tile of queries is a sum over blocks of keys, which b
 fourth warpgroup adds to it in memory, when the block of keys behind its own has been added.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ PARTS: Final = 2
 """Warpgroups that compute; each has 64 keys of a block."""
 
 STATS: Final = 3
-"""Numbers for each query: minus the log-sum-exp to base 2, the sum of output times cotangent, whether its tile is bad."""
+"""Numbers of a query: minus its log-sum-exp to base 2, the sum of output times cotangent, whether its tile is bad."""
 
 MARKS: Final = 2
 """Numbers for each key: whether it is not finite, and whether any key of its block is not."""
@@ -210,7 +211,7 @@ class Body:
             self.each_tile(item, fetch)
             return done + 1, position + item.count * tiles.group
 
-        _, position = self.walk(lengths, (jnp.int32(0), jnp.int32(0)), one)
+        position = self.walk(lengths, (jnp.int32(0), jnp.int32(0)), one)[1]
         plgpu.barrier_wait(scratch.cache_free)
 
         @pl.loop(0, jnp.minimum(position, stages))
@@ -227,21 +228,19 @@ class Body:
         def one(item: Item, position: Any) -> Any:
             offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
 
-            def add(head: Any, tile: Any, _: Any) -> None:
+            def add(head: Any, tile: Any, _step: Any) -> None:
                 before = tiles.last_block(offset, keys, tile) - item.block
                 plgpu.barrier_wait(scratch.sums_full)
                 turn = turns.at[(item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile]
 
                 @pl.when(before == 0)
                 def _() -> None:
-                    for part in range(PARTS):
-                        self.send(item, tile, part, target.at[:, :, head], None, scratch)
+                    self.send(item, tile, target.at[:, :, head], None, range(PARTS), scratch)
 
                 @pl.when(before > 0)
                 def _() -> None:
                     plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
-                    for part in range(PARTS):
-                        self.send(item, tile, part, target.at[:, :, head], "add", scratch)
+                    self.send(item, tile, target.at[:, :, head], "add", range(PARTS), scratch)
 
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 plgpu.barrier_arrive(scratch.sums_free)
@@ -253,12 +252,13 @@ class Body:
 
         self.walk(lengths, jnp.int32(0), one)
 
-    def send(self, item: Item, tile: Any, part: Any, target: Any, reduction: Any, scratch: Scratch) -> None:
-        """Starts to store, or to add, a piece of a tile's gradient to GPU memory (B, T, H)."""
-        row, column = self.piece(part)
-        rows = pl.ds(tile * self.tiles.rows + row * ROWS, ROWS)
-        place = target.at[item.sequence, rows, pl.ds(column * ROWS, ROWS)]
-        plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
+    def send(self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], scratch: Scratch) -> None:
+        """Starts to store, or to add, pieces of a tile's gradient to GPU memory (B, T, H)."""
+        for part in parts:
+            row, column = self.piece(part)
+            rows = pl.ds(tile * self.tiles.rows + row * ROWS, ROWS)
+            place = target.at[item.sequence, rows, pl.ds(column * ROWS, ROWS)]
+            plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
 
     def piece(self, part: Any) -> tuple[Any, Any]:
         """Returns which piece of 64 queries and 64 columns of a tile's gradient a warpgroup computes."""
@@ -390,9 +390,7 @@ class Body:
         else:
             plgpu.wgmma(dv, weights, cotangents)
 
-    def send_on(
-        self, step: Step, half: Any, slopes: jax.Array, results: Results, scratch: Scratch, dk: Any
-    ) -> None:
+    def send_on(self, step: Step, half: Any, slopes: jax.Array, results: Results, scratch: Scratch, dk: Any) -> None:
         """Computes this warpgroup's piece of the gradient of queries, hands it on, and adds to `dk` meanwhile."""
         (row, column), queries = self.piece(step.part), scratch.queries.at[step.slot]
 
@@ -413,7 +411,7 @@ class Body:
             plgpu.commit_smem()
             if self.call.interpret:  # which neither adds to memory nor has semaphores
                 target = results.query.at[step.item.block, :, :, step.head]
-                self.send(step.item, step.tile, step.part, target, None, scratch)
+                self.send(step.item, step.tile, target, None, [step.part], scratch)
                 plgpu.wait_smem_to_gmem(0)
             else:
                 plgpu.barrier_arrive(scratch.sums_full)
@@ -421,9 +419,7 @@ class Body:
 
         pl.run_scoped(products, accumulator(ROWS, ROWS))
 
-    def store(
-        self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch
-    ) -> None:
+    def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:
         """Writes the gradients of this warpgroup's keys and values, over the keys and values in shared memory."""
         math, dtype = self.math, scratch.queries.dtype
         dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # a zero is made positive
@@ -466,7 +462,7 @@ def gradients(
     """
     body, tiles, dtype = Body(call, schedule), call.tiles, given.query.dtype
     batch, _, heads, size = given.query.shape
-    sums = (batch, tiles.across * tiles.rows, heads, size)
+    sums: tuple[int, ...] = (batch, tiles.across * tiles.rows, heads, size)
     if call.interpret:
         sums = (tiles.blocks, *sums)
     count = len(given)
@@ -474,7 +470,7 @@ def gradients(
     def kernel(*refs: Any) -> None:
         operands, numbers, refs = Operands(*refs[:count]), Lengths(*refs[count : count + 3]), refs[count + 3 :]
         results, refs = Results(*refs[:3]), refs[3:]
-        scratch = Scratch(*refs) if call.interpret else Scratch(*refs[:8], None, *refs[8:])
+        scratch = Scratch(*refs) if call.interpret else Scratch(*refs[:8], None, *refs[8:])  # type: ignore[call-arg]
         warpgroup = lax.axis_index("warpgroup")
         turns = None
         if not call.interpret:

@@ -1,0 +1,120 @@
+"""Checks of what the operations of inference engines take: integers, vectors of scales, shapes with names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.ops._checks import describe, float_array
+
+
+def is_known(*arrays: Any) -> bool:
+    """Returns whether the values of all arrays are known while the program is traced; None is known."""
+    return not any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
+def int8_array(op: str, name: str, x: Any) -> jax.Array:
+    """Returns `x` as an array of int8.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    array = _array(op, name, x, "int8")
+    if array.dtype != jnp.int8:
+        raise TypeError(
+            f"{op}: {name} must have the dtype int8, got {describe(array)}; quantise it first, for example with"
+            " bijax.scale_dynamic_quant."
+        )
+    return array
+
+
+def integer_array(op: str, name: str, x: Any) -> Any:
+    """Returns `x` as an array of integers: a NumPy array if its values are known, so that they can be checked.
+
+    Raises:
+        TypeError: If it holds no integers.
+    """
+    array = x if isinstance(x, jax.Array) else _numpy(op, name, x)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{op}: {name} must hold integers, got {describe(array)}; convert it with .astype(jnp.int32).")
+    return np.asarray(array) if is_known(array) else array
+
+
+def narrowed(numbers: Any, low: int, high: int) -> jax.Array:
+    """Returns integers as int32; what lies outside of [low, high] becomes `low - 1` before it is narrowed."""
+    numbers = jnp.asarray(numbers)
+    inside = (numbers >= low) & (numbers <= high) if numbers.dtype.itemsize > 2 else jnp.full(numbers.shape, True)
+    return jnp.where(inside, numbers.astype(jnp.int32), jnp.int32(low - 1))
+
+
+def scale_vector(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: dict[str, int]) -> jax.Array:
+    """Returns `x` as a floating array of a shape whose lengths have names; see `check_shape`.
+
+    Raises:
+        TypeError: If it is no floating array.
+        ValueError: If it has another shape.
+    """
+    array = float_array(op, name, x)
+    check_shape(op, name, array, shape, sizes)
+    return array
+
+
+def check_shape(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: dict[str, int]) -> None:
+    """Checks a shape, and learns from it the lengths that are not known yet.
+
+    Args:
+        op: Name of the operation.
+        name: Name of the argument.
+        x: The array.
+        shape: Its dimensions, each a length or the name of one.
+        sizes: Lengths by name; a name that is not in it yet takes the length that `x` has there.
+
+    Raises:
+        ValueError: If the number of dimensions or a length is another.
+    """
+    dims = jnp.shape(x)
+    learnt = dict(sizes)
+    if len(dims) == len(shape):
+        for length, expected in zip(dims, shape, strict=True):
+            if isinstance(expected, str):
+                learnt.setdefault(expected, length)
+        if all(n == (learnt[e] if isinstance(e, str) else e) for n, e in zip(dims, shape, strict=True)):
+            sizes.update(learnt)
+            return
+    names = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    known = [f"{n}={sizes[n]}" for n in dict.fromkeys(s for s in shape if isinstance(s, str)) if n in sizes]
+    given = f" with {', '.join(known)}" if known else ""
+    raise ValueError(f"{op}: {name} must have the shape ({names}){given}, got {describe(x)}.")
+
+
+def check_known(op: str, name: str, numbers: Any, low: int, high: int, meaning: str) -> None:
+    """Checks integers that are known while the program is traced.
+
+    Raises:
+        ValueError: If one lies outside of [low, high].
+    """
+    if not is_known(numbers):
+        return
+    wrong = np.argwhere((numbers < low) | (numbers > high))
+    if wrong.size:
+        at = tuple(int(i) for i in wrong[0])
+        raise ValueError(
+            f"{op}: {name} must be in [{low}, {high}] ({meaning}), got {numbers[at]} at {at} and {len(wrong)} such"
+            f" numbers in {describe(numbers)}."
+        )
+
+
+def _array(op: str, name: str, x: Any, expected: str) -> jax.Array:
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: {name} must be an array of {expected}, got {type(x).__name__}.") from error
+
+
+def _numpy(op: str, name: str, x: Any) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: {name} must be an array of integers, got {type(x).__name__}.") from error

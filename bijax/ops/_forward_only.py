@@ -1,0 +1,31 @@
+"""Operations without a gradient: differentiation says so, in place of taking what is rounded for a constant."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pallas_kernels.errors import UnsupportedError
+
+
+def forward_only(op: str, compute: Callable[..., Any], *arrays: Any) -> Any:
+    """Returns `compute(*arrays)`, of which no derivative can be taken.
+
+    Args:
+        op: Name of the operation, for the message.
+        compute: A function of arrays.
+        *arrays: Its arguments; None for one that is left out.
+
+    Raises:
+        UnsupportedError: In reverse-mode differentiation.
+    """
+
+    def no_gradient(*_: Any) -> Any:
+        raise UnsupportedError(
+            f"{op} has no gradient: expected inference. Put jax.lax.stop_gradient around its arguments, or"
+            " differentiate the operations in float32, bfloat16 or float16 that it stands for."
+        )
+
+    apply = jax.custom_vjp(compute)
+    apply.defvjp(no_gradient, no_gradient)
+    return apply(*arrays)

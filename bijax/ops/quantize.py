@@ -1,0 +1,122 @@
+"""Quantisation of rows to int8 with a scale for each."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._forward_only import forward_only
+from bijax.ops._norm_arguments import check_eps
+from bijax.ops._quantize import quantize_rows
+from bijax.ops.elementwise import elementwise
+from bijax.ops.norm import rms_norm
+
+_add: Any = elementwise(lambda x, r: (x.astype(jnp.float32) + r.astype(jnp.float32)).astype(x.dtype))
+
+
+def scale_dynamic_quant(hidden_states: Any, smooth_scale: Any = None) -> tuple[jax.Array, jax.Array]:
+    """Quantises rows to int8: with h = hidden_states * smooth_scale, y = round(h / scale), scale = max(abs(h)) / 127.
+
+    Everything is computed in float32, each step rounded to nearest even; y is in [-127, 127]. A scale is 2 ** -126
+    at least, which is what a row of zeros has. A row with an inf or a nan in h, which int8 cannot hold, has a scale of
+    nan and zeros in y, so that whatever is computed from it is nan. On a CPU XLA takes subnormal numbers for zeros.
+
+    Args:
+        hidden_states: (..., C) float32, bfloat16 or float16.
+        smooth_scale: (C,) of any of these dtypes, multiplied to the columns first; ones by default.
+
+    Returns:
+        y (..., C) int8, and scale (...) float32.
+
+    Raises:
+        TypeError: If a dtype is unsupported.
+        ValueError: If the shapes do not fit.
+        UnsupportedError: In differentiation.
+
+    Guarantee: row-invariant.
+
+    Source: "scale_dynamic_quant" in the project's operator seed document.
+
+    Example:
+        >>> y, scale = scale_dynamic_quant(jnp.array([[1.0, -127.0], [0.0, 0.0]]), jnp.array([4.0, 1.0]))
+        >>> y.tolist(), scale[0].item()
+        ([[4, -127], [0, 0]], 1.0)
+    """
+    op = "bijax.scale_dynamic_quant"
+    x = float_array(op, "hidden_states", hidden_states)
+    smooth = _columns(op, "smooth_scale", smooth_scale, x)
+    y, scale = forward_only(op, quantize_rows, x, smooth)
+    return y, scale
+
+
+def add_rms_norm_dynamic_quant(
+    hidden_states: Any, weight: Any = None, smooth_scale: Any = None, *, residual: Any = None, eps: float = 1e-6
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Adds a residual, takes the RMS norm and quantises: `bijax.rms_norm` and `bijax.scale_dynamic_quant` in one.
+
+    The sum is rounded to the dtype of `hidden_states` before its norm is taken; the norm is quantised in float32, and
+    not rounded in between.
+
+    Args:
+        hidden_states: (..., C) float32, bfloat16 or float16.
+        weight: (C,) of any of these dtypes, the weight of the norm.
+        smooth_scale: (C,) of any of these dtypes, multiplied to the norm; ones by default.
+        residual: Of the shape and dtype of `hidden_states`, added to it first.
+        eps: Added to the mean square; at least 0.
+
+    Returns:
+        after_res, the sum (`hidden_states` itself without a residual), of the shape and dtype of `hidden_states`; y
+        (..., C) int8; and per_token_scale (...) float32. Of rows of zeros, inf or nan see `scale_dynamic_quant`.
+
+    Raises:
+        TypeError: If a dtype is unsupported, those of `hidden_states` and `residual` differ, or `eps` is not a number
+            that is known when the program is traced.
+        ValueError: If the shapes do not fit, or `eps` is negative or not finite.
+        UnsupportedError: In differentiation.
+
+    Guarantee: row-invariant.
+
+    Source: "add_rms_norm_dynamic_quant" in the project's operator seed document.
+
+    Example:
+        >>> x = jnp.array([[2.0, -2.0]])
+        >>> after_res, y, scale = add_rms_norm_dynamic_quant(x, jnp.array([1.0, 127.0]), residual=x, eps=0.0)
+        >>> after_res.tolist(), y.tolist(), scale.tolist()
+        ([[4.0, -4.0]], [[1, -127]], [1.0])
+    """
+    op = "bijax.add_rms_norm_dynamic_quant"
+    x = float_array(op, "hidden_states", hidden_states)
+    weight = _columns(op, "weight", weight, x)
+    smooth = _columns(op, "smooth_scale", smooth_scale, x)
+    residual = None if residual is None else float_array(op, "residual", residual)
+    same_dtype(op, hidden_states=x, residual=residual)
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(
+            f"{op}: residual must have the shape of hidden_states, got hidden_states {describe(x)} and residual"
+            f" {describe(residual)}."
+        )
+    eps = check_eps(op, eps)
+
+    def compute(
+        x: jax.Array, weight: jax.Array | None, smooth: jax.Array | None, residual: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        h = x if residual is None else _add(x, residual)
+        return h, *quantize_rows(rms_norm(h.astype(jnp.float32), weight, eps=eps), smooth)
+
+    after_res, y, scale = forward_only(op, compute, x, weight, smooth, residual)
+    return after_res, y, scale
+
+
+def _columns(op: str, name: str, vector: Any, x: jax.Array) -> jax.Array | None:
+    if x.ndim < 1:
+        raise ValueError(f"{op}: hidden_states must have at least 1 dimension, got {describe(x)}.")
+    if vector is None:
+        return None
+    array = float_array(op, name, vector)
+    if array.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{op}: {name} must have the shape {x.shape[-1:]} of a row of hidden_states, got {name} {describe(array)}"
+            f" and hidden_states {describe(x)}."
+        )
+    return array

@@ -1,0 +1,1 @@
+"""Parts of Triton kernels, for any NVIDIA GPU."""

@@ -1,0 +1,47 @@
+"""Launching a Triton kernel, also in a program that is lowered on a machine without a GPU."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+from jax.sharding import AbstractDevice, get_abstract_mesh, use_abstract_mesh
+
+_DEVICE: Final = AbstractDevice(device_kind="NVIDIA A100", num_cores=None, platform="gpu")
+"""Stands for the GPU while a kernel is traced. The kernels have no 8-bit floats, so all GPUs have one program of them;
+XLA compiles it for the GPU that is there."""
+
+
+def launch(
+    kernel: Callable[..., None],
+    *arrays: jax.Array,
+    blocks: int,
+    out: Sequence[jax.ShapeDtypeStruct],
+    warps: int,
+    stages: int,
+    interpret: bool = False,
+) -> tuple[jax.Array, ...]:
+    """Runs a kernel in so many blocks of threads.
+
+    Args:
+        kernel: Takes a reference to each array and to each result, in whole, and reads `pl.program_id(0)`.
+        *arrays: What it reads.
+        blocks: Number of blocks.
+        out: Shapes and dtypes of the results.
+        warps: Warps of a block.
+        stages: Tiles that a loop's copies run ahead.
+        interpret: Whether to run on a CPU, block after block.
+    """
+    call = pl.pallas_call(
+        kernel,
+        out_shape=tuple(out),
+        grid=(blocks,),
+        interpret=interpret,
+        compiler_params=None if interpret else plt.CompilerParams(num_warps=warps, num_stages=stages),
+    )
+    if interpret:
+        return tuple(call(*arrays))
+    mesh: Any = get_abstract_mesh()
+    with use_abstract_mesh(mesh.update(abstract_device=_DEVICE)):
+        return tuple(call(*arrays))
