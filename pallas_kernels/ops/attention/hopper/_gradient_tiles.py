@@ -9,15 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.attention.hopper._sight import Sight
+from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.tile import ROW, ROWS
-
-
-class Lengths(NamedTuple):
-    """Numbers of each sequence in GPU memory, (B,) int32: position of the first query, queries, keys."""
-
-    offsets: Any
-    queries: Any
-    keys: Any
 
 
 class Item(NamedTuple):

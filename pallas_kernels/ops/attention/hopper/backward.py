@@ -11,14 +11,13 @@ from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels.contract import AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._delta import delta
-from pallas_kernels.ops.attention.hopper._gradient_tiles import Lengths, Tiles
+from pallas_kernels.ops.attention.hopper._gradient_tiles import Tiles
 from pallas_kernels.ops.attention.hopper._online import score_factor
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.gradients import GradientCall, Operands, gradients
-from pallas_kernels.ops.attention.hopper.launch import supports_scale
+from pallas_kernels.ops.attention.hopper.launch import padded, supports_scale
+from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.schedule.hopper_attention import GradientSchedule, gradient_schedule
-
-_ROWS = 8  # the copy engine reads tiles of so many rows
 
 
 @in_32_bits
@@ -92,7 +91,7 @@ def attention_gradients(
     limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
     first, queries, keys = limits
     lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
-    query, cotangent, out, key, value = (_padded(x) for x in (query, cotangent, out, key, value))
+    query, cotangent, out, key, value = (padded(x) for x in (query, cotangent, out, key, value))
     deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
     given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
     call = GradientCall(tiles, scale, score_factor(scale), size, interpret)
@@ -124,8 +123,3 @@ def _any_in_each(flags: jax.Array, width: int) -> jax.Array:
     parts = flags.reshape(*flags.shape[:-1], -1, width)
     found = jnp.broadcast_to(parts.any(axis=-1, keepdims=True), parts.shape)
     return found.astype(jnp.float32).reshape(flags.shape)
-
-
-def _padded(x: jax.Array) -> jax.Array:
-    """Returns (B, S, ...) with S rounded up to the rows of a tile."""
-    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % _ROWS), *[(0, 0)] * (x.ndim - 2)])

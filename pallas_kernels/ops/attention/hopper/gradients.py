@@ -16,7 +16,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Lengths, Tiles
+from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
+from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, accumulator, tiled
 from pallas_kernels.schedule.hopper_attention import GradientSchedule
