@@ -49,7 +49,8 @@ class Tiles:
         queries: Most queries of a sequence.
         keys: Most keys of a sequence.
         grid: Most blocks of the grid.
-        together: Key heads whose blocks are taken together.
+        together: Key heads whose blocks of keys are taken together.
+        to_and_fro: Whether every second round of items goes over the blocks of the grid backwards.
     """
 
     sight: Sight
@@ -62,6 +63,7 @@ class Tiles:
     keys: int
     grid: int
     together: int
+    to_and_fro: bool
 
     @property
     def across(self) -> int:
@@ -85,7 +87,8 @@ class Tiles:
 
     def count(self, place: Any) -> Any:
         """Returns the number of items of a block of the grid."""
-        return lax.div(self.items - 1 - place, self.size) + 1
+        whole, rest = divmod(self.items, self.size)
+        return whole + jnp.where(self._turned(whole, place) < rest, 1, 0)
 
     def item(self, lengths: Lengths, place: Any, index: Any) -> Item:
         """Returns an item of a block of the grid.
@@ -95,7 +98,7 @@ class Tiles:
         """
         every = self.batch * self.heads
         heads: Any = min(self.together, every)
-        number = index * self.size + place
+        number = index * self.size + self._turned(index, place)
         start = lax.div(number, heads * self.blocks) * heads
         number = lax.rem(number, heads * self.blocks)
         heads = jnp.minimum(every - start, heads)
@@ -108,6 +111,10 @@ class Tiles:
         some = whole_first < whole_end
         whole_first, whole_end = jnp.where(some, whole_first, end), jnp.where(some, whole_end, end)
         return Item(sequence, lax.rem(head, self.heads), block, first, end - first, whole_first, whole_end)
+
+    def _turned(self, index: Any, place: Any) -> Any:
+        """Returns the place of a block of the grid in a round of items."""
+        return jnp.where((lax.rem(index, 2) == 1) & self.to_and_fro, self.size - 1 - place, place)
 
     def seen_by(self, lengths: Lengths, sequence: Any, block: Any) -> tuple[Any, Any]:
         """Returns the tiles of queries, from the first to the end, that see any key of a block."""

@@ -55,7 +55,7 @@ def attention_gradients(
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
         window: Keys before and after its own position that a query sees at most.
-        schedule: Tiles and order; chosen by the head size by default.
+        schedule: Tiles and order; chosen by the head size and the mask by default.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
@@ -75,7 +75,7 @@ def attention_gradients(
     capacity, key_heads = key.shape[1:3]
     if 0 in query.shape or 0 in key.shape:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
-    schedule = schedule or gradient_schedule(size)
+    schedule = schedule or gradient_schedule(size, not causal and window is None)
     tiles = Tiles(
         Sight.of(causal, window),
         contract.key_block,
@@ -87,6 +87,7 @@ def attention_gradients(
         capacity,
         schedule.blocks,
         schedule.heads,
+        schedule.to_and_fro,
     )
     limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
     first, queries, keys = limits

@@ -127,7 +127,7 @@ class Step(NamedTuple):
 
     Attributes:
         item: The block of keys.
-        head: Index of the query head.
+        head: Index of the query head in the interpreter; a division that nothing else needs, so None elsewhere.
         tile: Index of the tile.
         slot: Stage of the queries.
         position: Number of the steps before in this block of the grid.
@@ -267,7 +267,7 @@ class Body:
 
     def compute(self, lengths: Lengths, results: Results, scratch: Scratch) -> None:
         """Computes the gradients of this warpgroup's keys of all items, and of all queries that see them."""
-        part = lax.axis_index("warpgroup")
+        part, interpret = lax.axis_index("warpgroup"), bool(self.call.interpret)
 
         def one(item: Item, position: Any) -> Any:
             plgpu.barrier_wait(scratch.cache_full)
@@ -282,9 +282,11 @@ class Body:
             def sums(dk: Any, dv: Any) -> tuple[jax.Array, jax.Array]:
                 def step(index: Any, tile: Any) -> Any:
                     at = position + index
-                    slot, head = lax.rem(at, self.schedule.stages), lax.div(index, jnp.maximum(item.count, 1))
+                    slot = lax.rem(at, self.schedule.stages)
                     masked = (tile < whole_first) | (tile >= whole_end)
-                    head = item.head * self.tiles.group + head
+                    head = (
+                        item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1)) if interpret else None
+                    )
                     self.one_step(Step(item, head, tile, slot, at, part, masked), lengths, results, scratch, dk, dv)
                     return jnp.where(tile + 1 == end, item.first, tile + 1)
 
