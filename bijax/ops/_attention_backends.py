@@ -1,9 +1,9 @@
 """Attention by platform, architecture, dtype and head size, never by the number of queries or sequences."""
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
+import jax.numpy as jnp
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
 from bijax.ops._contracts import note, run
@@ -26,13 +26,13 @@ else:
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.attention, *arrays, like=tiled.attention, spec=spec)
+    return run(cpu.attention, *arrays, like=attention_like, spec=spec)
 
 
 def portable(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     """Runs attention on any GPU."""
     note(tiled.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(tiled.attention, *arrays, like=tiled.attention, spec=spec, dot=fused_chain_dot)
+    return run(tiled.attention, *arrays, spec=spec, dot=fused_chain_dot)
 
 
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
@@ -40,12 +40,17 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     if contract is None or cuda_architecture() != HOPPER:
         return portable(*arrays, spec=spec)
     mask: dict[str, Any] = {"causal": spec.causal, "window": spec.window}
-    portable_form = functools.partial(_as_portable, spec)
-    return run(hopper.attention, *arrays, like=portable_form, contract=contract, scale=spec.scale, **mask)
+    return run(hopper.attention, *arrays, like=attention_like, contract=contract, scale=spec.scale, **mask)
 
 
-def _as_portable(spec: AttentionSpec, *arrays: jax.Array, **_: Any) -> Arrays:
-    return tiled.attention(*arrays, spec=spec, dot=fused_chain_dot)
+def attention_like(query: jax.Array, *_: jax.Array, **__: Any) -> Arrays:
+    """Returns arrays of the shapes of the outputs and the log-sum-exp."""
+    return jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1], jnp.float32)
+
+
+def gradients_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: jax.Array, **__: Any) -> Arrays:
+    """Returns arrays of the shapes of the gradients."""
+    return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
 
 
 def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionContract | None:
@@ -54,21 +59,18 @@ def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionC
 
 
 def _gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return run(cpu.gradients, *arrays, like=tiled.gradients, spec=spec)
+    note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
+    return run(cpu.gradients, *arrays, like=gradients_like, spec=spec)
 
 
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     query = arrays[0]
     contract = attention_gradient_contract(query.shape[-1], query.dtype.name)
     if contract is None or not hopper.supports_scale(spec.scale) or cuda_architecture() != HOPPER:
-        return run(tiled.gradients, *arrays, like=tiled.gradients, spec=spec, dot=fused_chain_dot)
-    options: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
-    return run(hopper.attention_gradients, *arrays, like=_as_given, contract=contract, **options)
-
-
-def _as_given(*arrays: jax.Array, **_: Any) -> Arrays:
-    """Gradients have the shapes and dtypes of queries, keys and values."""
-    return arrays[:3]
+        note(tiled.gradients, XLA_FUNCTIONS, arrays=arrays)
+        return run(tiled.gradients, *arrays, spec=spec, dot=fused_chain_dot)
+    mask: dict[str, Any] = {"causal": spec.causal, "window": spec.window}
+    return run(hopper.attention_gradients, *arrays, like=gradients_like, contract=contract, scale=spec.scale, **mask)
 
 
 ATTENTION: Final[dict[str, Kernel]] = {"cpu": _on_cpu, "cuda": _on_cuda}

@@ -47,6 +47,16 @@ def recording() -> Iterator[list[Use]]:
         _recorder.uses = outer
 
 
+@contextlib.contextmanager
+def without_recording() -> Iterator[None]:
+    """Lets what is traced inside be real and unrecorded: the shapes of results say nothing of the platform."""
+    outer, _recorder.uses = _recorder.uses, None
+    try:
+        yield
+    finally:
+        _recorder.uses = outer
+
+
 def run[R](kernel: Callable[..., R], *arguments: Any, like: Callable[..., R] | None = None, **options: Any) -> R:
     """Runs a kernel under the contracts among its options.
 

@@ -17,7 +17,7 @@ from bijax.ops._attention_arguments import (
     scale_factor,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, GRADIENTS, portable
+from bijax.ops._attention_backends import ATTENTION, GRADIENTS, attention_like, gradients_like
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec
@@ -227,5 +227,5 @@ def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], param
     return unfold_rows(size, _gradients_kernel(*fold_rows(size, arrays, axes), **parameters))
 
 
-_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=portable)
-_gradients_kernel = define_kernel("attention_gradients", GRADIENTS, _fold_gradients)
+_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=attention_like)
+_gradients_kernel = define_kernel("attention_gradients", GRADIENTS, _fold_gradients, gradients_like)

@@ -13,6 +13,7 @@ import pytest
 
 import bijax
 from bijax.cli import main
+from bijax.ops._contracts import recording
 from bijax.ops._primitive import KERNELS
 from bijax.transform import _kernel_table
 from bijax.transform._kernel_table import Row
@@ -95,6 +96,13 @@ def test_what_nothing_fixes_is_refused_or_named() -> None:
             bijax.contracts(bijax.invariant(model), jnp.ones((8, 512)), platform="cuda")
 
 
+def test_the_shapes_of_results_are_no_use_of_a_contract() -> None:
+    x = jax.ShapeDtypeStruct((3, 1237), "float32")  # a shape that nothing has asked for
+    with recording() as found:
+        assert jax.eval_shape(bijax.softmax, x) == x
+    assert not found
+
+
 def test_audits_show_the_ids() -> None:
     report = bijax.audit(bijax.invariant(model), jnp.ones((8, 512)), platform="cuda", architecture="sm_90")
     found = {o.contracts for o in report.operations if o.primitive == "dot_general"}
@@ -166,7 +174,10 @@ def test_the_softmax_family_on_hopper_has_contracts_of_its_own(table: list[Row])
 def test_another_scan_contract_is_another_order() -> None:
     """The contract is used: the bits follow it."""
     x = jax.random.normal(jax.random.key(0), (1, 300, 1)) * 100
-    one, other = (scan_axis(x, scan="sum", contract=contract.ScanContract(block)) for block in (128, 16))
+    one, other = (
+        jax.jit(lambda x, block=block: scan_axis(x, scan="sum", contract=contract.ScanContract(block)))(x)
+        for block in (128, 16)
+    )
     assert (one != other).any()
 
 
