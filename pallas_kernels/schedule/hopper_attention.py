@@ -77,3 +77,39 @@ def decode_schedule(head_size: int) -> DecodeSchedule:
         head_size: Width of a head.
     """
     return DecodeSchedule(_DECODE_STAGES[head_size])
+
+
+@dataclass(frozen=True)
+class GradientSchedule:
+    """Blocks of 128 keys, walked by persistent blocks of the grid with two computing warpgroups of 64 keys each.
+
+    Attributes:
+        rows: Queries of a tile.
+        stages: Stages of queries and of their cotangents.
+        blocks: Most blocks of the grid.
+        heads: Key heads whose blocks of keys are taken together.
+        to_and_fro: Whether every second round of items goes over the blocks of the grid backwards.
+        registers: Registers of a thread that computes and of one that copies.
+    """
+
+    rows: int = 64
+    stages: int = 2
+    blocks: int = SMS
+    heads: int = 64
+    to_and_fro: bool = True
+    registers: tuple[int, int] = (232, 24)
+
+
+_GRADIENT_ROWS: Final = {64: 128, 128: 64}
+_GRADIENT_HEADS: Final = {64: 8, 128: 64}
+
+
+def gradient_schedule(head_size: int, sees_all: bool) -> GradientSchedule:
+    """Returns the schedule of the gradients.
+
+    Args:
+        head_size: Width of a head.
+        sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
+            window.
+    """
+    return GradientSchedule(_GRADIENT_ROWS[head_size], heads=_GRADIENT_HEADS[head_size], to_and_fro=not sees_all)

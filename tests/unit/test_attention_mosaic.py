@@ -195,10 +195,6 @@ TABLE, LENGTHS = jax.ShapeDtypeStruct((2, 20), "int32"), jax.ShapeDtypeStruct((2
 causal = functools.partial(bijax.dot_product_attention, is_causal=True)
 
 
-def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return causal(q, k, v).astype(jnp.float32).sum()
-
-
 def stacked(*arrays: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in arrays)
 
@@ -208,7 +204,6 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "prefill": (causal, (QUERY, KEY, KEY), 1),
     "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 2),
     "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 2),
-    "gradients": (jax.grad(loss, (0, 1, 2)), (QUERY, KEY, KEY), 1),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 
