@@ -14,6 +14,7 @@ from pallas_kernels.attention import AttentionSpec, cpu
 from pallas_kernels.contract import (
     XLA_FUNCTIONS,
     SplitAttentionContract,
+    attention_gradient_contract,
     mma_attention_contract,
     split_attention_contract,
 )
@@ -84,10 +85,14 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
 
 
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
-    contract = mma_attention_contract(arrays[0].dtype.name, arrays[0].shape[-1])
-    mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
+    size, dtype = arrays[0].shape[-1], arrays[0].dtype.name
     others = given.named(arrays[_BACKWARD:])
-    return run(triton.gradients, *arrays[:_BACKWARD], like=gradients_like, contract=contract, **mask, **others)
+    mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
+    contract = None if others or not hopper.supports_scale(spec.scale) else attention_gradient_contract(size, dtype)
+    if contract is not None and cuda_architecture() == HOPPER:
+        return run(hopper.attention_gradients, *arrays, like=gradients_like, contract=contract, **mask)
+    portable = mma_attention_contract(dtype, size)
+    return run(triton.gradients, *arrays[:_BACKWARD], like=gradients_like, contract=portable, **mask, **others)
 
 
 def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionContract | None:

@@ -104,10 +104,11 @@ def dot_product_attention(
     128 at absolute positions. What the arrays hold beyond a length, or where a query does not look, leaves no trace,
     nan and infinities included; so a cache may be longer than its sequences.
 
-    On a Hopper GPU bfloat16 and float16 with heads of 64 or 128, without a bias or a mask, have kernels of their own,
-    which also sum splits of 1024 keys apart (`pallas_kernels.contract.SplitAttentionContract`). Everything else on any
-    GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`), the gradients too. On a GPU a query that
-    sees a value that is not finite has nan in all of its results.
+    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256, without a bias or a mask, have kernels
+    of their own, the gradients of heads of 64 and 128 too, which also sum splits of 1024 keys apart
+    (`pallas_kernels.contract.SplitAttentionContract`, `AttentionGradientContract`). Everything else on any GPU is a
+    Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a query that sees a value that is not
+    finite has nan in all of its results.
 
     Args:
         query: (B, T, N, H) or (T, N, H) float32, bfloat16 or float16.
