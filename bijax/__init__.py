@@ -16,6 +16,7 @@ from bijax.ops.quantize import add_rms_norm_dynamic_quant as add_rms_norm_dynami
 from bijax.ops.quantize import scale_dynamic_quant as scale_dynamic_quant
 from bijax.ops.reductions import mean as mean
 from bijax.ops.reductions import sum as sum
+from bijax.ops.rotary import rotary_embedding as rotary_embedding
 from bijax.ops.softmax import log_softmax as log_softmax
 from bijax.ops.softmax import logsumexp as logsumexp
 from bijax.ops.softmax import softmax as softmax

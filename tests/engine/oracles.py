@@ -40,3 +40,28 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Array:
     h = np.asarray(x).astype(np.float64)
     y = h / np.sqrt((h * h).mean(-1, keepdims=True) + eps)
     return y if weight is None else y * np.asarray(weight).astype(np.float64)
+
+
+def rotate(x: Any, sin: Any, cos: Any, offset: int, interleaved: bool) -> Array:
+    """Rotates the columns of one head of one token, in float32; sin and cos of its position."""
+    x, y = np.asarray(x), np.array(x)
+    s, c, dim = wide(sin), wide(cos), len(sin)
+    for i in range(dim // 2):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + dim // 2)
+        first, second = wide(x[offset + a]), wide(x[offset + b])
+        y[offset + a] = (first * c[a] - second * s[a]).astype(x.dtype)
+        y[offset + b] = (second * c[b] + first * s[b]).astype(x.dtype)
+    return y
+
+
+def rotary(
+    qkv: Any, sin: Any, cos: Any, kv_heads: int, starts: Any, lengths: Any, offset: int = 0, interleaved: bool = False
+) -> Array:
+    """Rotates the heads of queries and keys of padded (B, L, H, D) or packed (T, H, D) tokens."""
+    out = np.array(qkv)
+    rows = [out[b] for b in range(len(lengths))] if out.ndim == 4 else np.split(out, np.cumsum(lengths)[:-1])
+    for tokens, start, length in zip(rows, starts, lengths, strict=True):
+        for t in range(length):
+            for h in range(tokens.shape[1] - kv_heads):
+                tokens[t, h] = rotate(tokens[t, h], sin[start + t], cos[start + t], offset, interleaved)
+    return out
