@@ -7,6 +7,8 @@ from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.embed import embed as embed
 from bijax.ops.gated_matmul import gated_matmul as gated_matmul
 from bijax.ops.head_norm import head_rms_norm as head_rms_norm
+from bijax.ops.kv_cache import store_kv_cache as store_kv_cache
+from bijax.ops.kv_cache import store_paged_kv_cache as store_paged_kv_cache
 from bijax.ops.matmul import matmul as matmul
 from bijax.ops.norm import layer_norm as layer_norm
 from bijax.ops.norm import rms_norm as rms_norm

@@ -65,3 +65,17 @@ def rotary(
             for h in range(tokens.shape[1] - kv_heads):
                 tokens[t, h] = rotate(tokens[t, h], sin[start + t], cos[start + t], offset, interleaved)
     return out
+
+
+def store(cache: Any, rows: Any, table: Any, ids: Any, past: Any, lengths: Any, scale: Any = None) -> Array:
+    """Writes rows, (B, L, K, D) or packed (T, K, D), into a cache (blocks, K, size, D)."""
+    cache, rows = np.array(cache), np.asarray(rows)
+    ends = np.cumsum(lengths)
+    for b, (slot, start, length) in enumerate(zip(ids, past, lengths, strict=True)):
+        own = rows[b, :length] if rows.ndim == 4 else rows[ends[b] - length : ends[b]]
+        for i, row in enumerate(own):
+            place = start + i
+            if scale is not None:
+                row = np.clip(np.rint(wide(row) / wide(scale)), -127, 127).astype(np.int8)
+            cache[table[slot][place // cache.shape[2]], :, place % cache.shape[2]] = row
+    return cache
