@@ -10,6 +10,14 @@ from bijax.ops.head_norm import head_rms_norm as head_rms_norm
 from bijax.ops.kv_cache import store_kv_cache as store_kv_cache
 from bijax.ops.kv_cache import store_paged_kv_cache as store_paged_kv_cache
 from bijax.ops.matmul import matmul as matmul
+from bijax.ops.moe_gather import moe_gather as moe_gather
+from bijax.ops.moe_products import group_matmul as group_matmul
+from bijax.ops.moe_products import moe_quant_group_gemm as moe_quant_group_gemm
+from bijax.ops.moe_products import moe_quant_matmul as moe_quant_matmul
+from bijax.ops.moe_routing import moe_gating_gemm as moe_gating_gemm
+from bijax.ops.moe_routing import moe_softmax_topk as moe_softmax_topk
+from bijax.ops.moe_scatter import moe_scatter as moe_scatter
+from bijax.ops.moe_scatter import moe_scatter_dynamic_quant as moe_scatter_dynamic_quant
 from bijax.ops.norm import layer_norm as layer_norm
 from bijax.ops.norm import rms_norm as rms_norm
 from bijax.ops.paged_attention import paged_attention as paged_attention
@@ -22,6 +30,8 @@ from bijax.ops.rotary import rotary_embedding as rotary_embedding
 from bijax.ops.softmax import log_softmax as log_softmax
 from bijax.ops.softmax import logsumexp as logsumexp
 from bijax.ops.softmax import softmax as softmax
+from bijax.ops.swiglu import moe_swiglu_dynamic_quant as moe_swiglu_dynamic_quant
+from bijax.ops.swiglu import swiglu as swiglu
 from bijax.ops.variance import std as std
 from bijax.ops.variance import var as var
 from bijax.transform import Audit as Audit

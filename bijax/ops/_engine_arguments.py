@@ -50,6 +50,16 @@ def narrowed(numbers: Any, low: int, high: int) -> jax.Array:
     return jnp.where((numbers >= low) & (numbers <= high), numbers.astype(jnp.int32), jnp.int32(low - 1))
 
 
+def capped_sums(numbers: jax.Array, cap: int) -> jax.Array:
+    """Returns running sums of int32 numbers in [0, cap], cut to `cap`, so that none wraps round."""
+
+    def add(total: jax.Array, number: jax.Array) -> jax.Array:
+        return jnp.minimum(total, cap - number) + number
+
+    sums: jax.Array = jax.lax.associative_scan(add, numbers)
+    return sums
+
+
 def scale_vector(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: dict[str, int]) -> jax.Array:
     """Returns `x` as a floating array of a shape whose lengths have names; see `check_shape`.
 

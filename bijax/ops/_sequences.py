@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.ops._checks import describe, integer
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _packed(op: str, tokens: int, lengths: Any, accumulated: Any, limit: int, na
     rows = ends[1:] - ends[:-1] if lengths is None and ends is not None else narrowed(lengths, 0, limit)
     in_range = (rows >= 0) & (rows <= limit)
     # At most so many tokens that the sum does not wrap round before it is seen to be too large.
-    summed = jnp.concatenate([jnp.zeros(1, jnp.int32), _capped_sums(jnp.where(in_range, rows, 0), tokens + 1)])
+    summed = jnp.concatenate([jnp.zeros(1, jnp.int32), capped_sums(jnp.where(in_range, rows, 0), tokens + 1)])
     starts = summed if ends is None else ends
     right = jnp.all(in_range) & (summed[-1] <= tokens) & jnp.all(starts == summed)
     return _from_starts(tokens, jnp.where(right, starts, 0), jnp.where(in_range, rows, 0), jnp.full(rows.shape, right))
@@ -145,13 +145,3 @@ def _in_range(lengths: Any, limit: int) -> tuple[Any, jax.Array]:
         return lengths.astype(np.int32), jnp.full(lengths.shape, True)
     rows = narrowed(lengths, 0, limit)
     return jnp.maximum(rows, 0), rows >= 0
-
-
-def _capped_sums(rows: jax.Array, cap: int) -> jax.Array:
-    """Returns running sums of numbers in [0, cap), cut to `cap`."""
-
-    def add(total: jax.Array, row: jax.Array) -> jax.Array:
-        return jnp.minimum(total, cap - row) + row
-
-    sums: jax.Array = jax.lax.associative_scan(add, rows)
-    return sums

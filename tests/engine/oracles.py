@@ -79,3 +79,42 @@ def store(cache: Any, rows: Any, table: Any, ids: Any, past: Any, lengths: Any, 
                 row = np.clip(np.rint(wide(row) / wide(scale)), -127, 127).astype(np.int8)
             cache[table[slot][place // cache.shape[2]], :, place % cache.shape[2]] = row
     return cache
+
+
+def topk(scores: Any, k: int) -> tuple[Array, Array]:
+    """Returns the experts with the largest scores, lower ones first of equal ones, and their softmax in float64."""
+    scores = np.asarray(scores).astype(np.float64)
+    selected = np.argsort(-scores, axis=-1, kind="stable")[..., :k].astype(np.int32)
+    e = np.exp(np.take_along_axis(scores, selected, -1) - scores.max(-1, keepdims=True, initial=-np.inf))
+    return selected, e / e.sum(-1, keepdims=True)
+
+
+def scatter(selected: Any, first: int, end: int, allocated: int) -> tuple[Array, Array]:
+    """Returns token * topk + place of each row, and the rows of each expert."""
+    places = [
+        [t * len(row) + k for t, row in enumerate(np.asarray(selected)) for k, e in enumerate(row) if e == expert]
+        for expert in range(first, end)
+    ]
+    offset = np.full(allocated, -1, np.int32)
+    flat = [p for own in places for p in own]
+    offset[: len(flat)] = flat
+    return offset, np.array([len(own) for own in places], np.int32)
+
+
+def gather(rows: Any, offset: Any, weights: Any, shared: int, first: int, per_rank: int, dtype: Any) -> Array:
+    rows, weights = np.asarray(rows), wide(weights)
+    tokens, topk = weights.shape
+    total: Array = np.zeros((tokens, rows.shape[1]), F32)
+    place = {int(o): shared * per_rank + i for i, o in enumerate(np.asarray(offset)) if o >= 0}
+    for t in range(tokens):
+        for k in range(topk):
+            if t * topk + k in place:
+                total[t] += wide(rows[place[t * topk + k]]) * weights[t, k]
+    for s in range(shared):
+        total[first : first + per_rank] += wide(rows[s * per_rank : (s + 1) * per_rank])
+    return total.astype(dtype)
+
+
+def swiglu(x: Any) -> Array:
+    gate, up = np.split(np.asarray(x).astype(np.float64), 2, axis=-1)
+    return gate / (1 + np.exp(-gate)) * up
