@@ -1,6 +1,7 @@
 """Batch-invariant JAX: a row gets the same bits whatever else is in the batch."""
 
 from bijax import ops as ops
+from bijax.ops._architecture import lowering_for as lowering_for
 from bijax.ops.attention import dot_product_attention as dot_product_attention
 from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
 from bijax.ops.elementwise import elementwise as elementwise
@@ -36,9 +37,11 @@ from bijax.ops.variance import std as std
 from bijax.ops.variance import var as var
 from bijax.transform import Audit as Audit
 from bijax.transform import GradientSum as GradientSum
+from bijax.transform import Manifest as Manifest
 from bijax.transform import NotInvariantError as NotInvariantError
 from bijax.transform import accumulate_gradients as accumulate_gradients
 from bijax.transform import audit as audit
+from bijax.transform import contracts as contracts
 from bijax.transform import disable_batch_invariant_mode as disable_batch_invariant_mode
 from bijax.transform import enable_batch_invariant_mode as enable_batch_invariant_mode
 from bijax.transform import invariant as invariant

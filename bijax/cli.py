@@ -36,9 +36,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_audit_parser(commands)
     add_demo_parser(commands)
+    commands.add_parser(
+        "kernels",
+        help="list which kernel serves which case, and under which contract",
+        description="Lists operations, machines, dtypes and cases with the contracts that fix their bits, and the"
+        " kernels that compute them.",
+    )
     parsed = parser.parse_args(argv)
     try:
-        return run_audit(parsed) if parsed.command == "audit" else _demo(parsed)
+        match parsed.command:
+            case "audit":
+                return run_audit(parsed)
+            case "kernels":
+                return _kernels()
+            case _:
+                return _demo(parsed)
     except (AuditError, DemoError) as error:
         print(f"bijax {parsed.command}: error: {error}", file=sys.stderr)
         return 2
@@ -59,6 +71,14 @@ def _demo(parsed: argparse.Namespace) -> int:
     from bijax.demo.run import run_demo
 
     return run_demo(arguments)
+
+
+def _kernels() -> int:
+    # Here, because the calls that it lists are made when it is imported.
+    from bijax.transform._kernel_table import table
+
+    print(table().plain())
+    return 0
 
 
 def _version() -> str:

@@ -18,7 +18,7 @@ How to write a kernel on it (`pallas_kernels/softmax/mosaic_gpu.py` holds more):
     def step(row, x, m, reciprocal):           # float32 columns
         return (row.product(row.exponential(x - m), reciprocal),)
 
-    (y,) = run_online(finish, x, step, [x.dtype], interpret=False)
+    (y,) = run_online(finish, x, step, [x.dtype], contract=online_row_contract(x.shape[1]), interpret=False)
 """
 
 import functools
@@ -37,7 +37,7 @@ from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels._mosaic_arithmetic import WARPGROUP, exponential, fused, logarithm, product, quotient, strided
 from pallas_kernels._mosaic_edge import load_edge, store_edge
 from pallas_kernels._mosaic_tree import combine_lanes
-from pallas_kernels.contract import OnlineRowContract, online_row_contract
+from pallas_kernels.contract import OnlineRowContract, honour, online_row_contract
 from pallas_kernels.schedule.hopper_online import OnlineSchedule, online_schedule, segments_of
 
 Arrays = tuple[jax.Array, ...]
@@ -121,12 +121,13 @@ def run_online(
     step: Step | None = None,
     results: Sequence[Any] = (),
     *,
+    contract: OnlineRowContract,
     given: Sequence[jax.Array] = (),
     numbers: int = 0,
     interpret: Any,
     schedule: OnlineSchedule | None = None,
 ) -> Arrays:
-    """Runs a kernel on the statistics of rows, in the order of `online_row_contract`.
+    """Runs a kernel on the statistics of rows, in the order of a contract.
 
     Args:
         finish: Maps the row, its maximum m and the sum s of exp(x - m) to numbers for `step`, and puts the row's
@@ -135,6 +136,7 @@ def run_online(
         step: Maps the row, float32 columns of it and the numbers of `finish` to one array for each result; None if
             nothing as wide as the row is to be written.
         results: Dtypes of the (M, C) results of `step`.
+        contract: Order of the sum, `online_row_contract(C)`.
         given: (M, 1) arrays, numbers for each row.
         numbers: How many (M, 1) float32 results `finish` puts.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
@@ -142,14 +144,18 @@ def run_online(
 
     Returns:
         The results, then the numbers.
+
+    Raises:
+        UnsupportedError: If the contract is another one.
     """
     m, c = x.shape
+    honour("statistics of rows", contract, online_row_contract(c))
     out = [jax.ShapeDtypeStruct((m, c), d) for d in results] + [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
     if m == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     if schedule is None:
         schedule = online_schedule(m, c, x.dtype.itemsize)
-    segments = _Parts.of(c, online_row_contract(c).segment)
+    segments = _Parts.of(c, contract.segment)
     run = _Run(m, c, segments, finish, step, len(results), schedule, interpret)
     form = {"ring": run.ring, "registers": run.registers, "split": run.split}[schedule.form]
     return form(x, given, out)

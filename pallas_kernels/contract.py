@@ -19,6 +19,15 @@ from pallas_kernels._contract_matmul import Tf32Contract as Tf32Contract
 from pallas_kernels._contract_matmul import WgmmaChunkContract as WgmmaChunkContract
 from pallas_kernels._contract_matmul import WgmmaContract as WgmmaContract
 from pallas_kernels._contract_matmul import matmul_contract as matmul_contract
+from pallas_kernels._contract_order import PTX_FUNCTIONS as PTX_FUNCTIONS
+from pallas_kernels._contract_order import XLA_FUNCTIONS as XLA_FUNCTIONS
+from pallas_kernels._contract_order import ConvContract as ConvContract
+from pallas_kernels._contract_order import ElementwiseContract as ElementwiseContract
+from pallas_kernels._contract_order import FoldContract as FoldContract
+from pallas_kernels._contract_order import PairContract as PairContract
+from pallas_kernels._contract_order import ScanContract as ScanContract
+from pallas_kernels._contract_order import ShardContract as ShardContract
+from pallas_kernels._contract_order import honour as honour
 from pallas_kernels._contract_rows import LANES as LANES
 from pallas_kernels._contract_rows import ROW_CHUNK as ROW_CHUNK
 from pallas_kernels._contract_rows import ChunkContract as ChunkContract

@@ -1,12 +1,23 @@
 """Which tests run: exhaustive ones if asked for, GPU tests where there is a GPU, which several processes share."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax  # reads the environment
+
+import bijax
+
+
+@pytest.fixture(scope="module")
+def hopper() -> Iterator[None]:
+    """Programs for CUDA are lowered for Hopper where there is no GPU, for this machine's GPU where there is one."""
+    with contextlib.nullcontext() if jax.default_backend() == "gpu" else bijax.lowering_for("sm_90"):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

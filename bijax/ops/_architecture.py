@@ -1,19 +1,60 @@
 """The GPU for which a program is lowered."""
 
+import contextlib
+import re
 from typing import Final
 
 import jax
 from jax.extend.backend import backends
 
+from pallas_kernels.errors import UnsupportedError
+
 HOPPER: Final = "sm_90"
+
+# Part of the keys of JAX's caches, so that nothing lowered for one architecture is used for another.
+_named = jax.make_user_context(default_value=None)
+
+
+def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
+    """Names the GPU for which programs are lowered for CUDA inside, in this thread.
+
+    In a process with an NVIDIA GPU programs are lowered for that GPU. One without, which lowers, exports or audits a
+    program for CUDA, has to say for which, since the kernels and with them the bits depend on it.
+
+    Args:
+        architecture: "sm_90" for Hopper, "sm_80" for Ampere, and so on.
+
+    Raises:
+        ValueError: If it is not the name of an architecture.
+
+    Example:
+        >>> import bijax
+        >>> x = jax.ShapeDtypeStruct((8, 4096), "bfloat16")
+        >>> with lowering_for("sm_80"):
+        ...     lowered = jax.jit(bijax.softmax).trace(x).lower(lowering_platforms=("cuda",))
+    """
+    if not isinstance(architecture, str) or not re.fullmatch(r"sm_\d{2,3}", architecture):
+        raise ValueError(
+            f"bijax.lowering_for: expected the name of an architecture such as 'sm_90', got {architecture!r}."
+        )
+    manager: contextlib.AbstractContextManager[None] = _named(architecture)
+    return manager
 
 
 def cuda_architecture() -> str:
-    """Returns the architecture of this process's GPU, for example 'sm_90'.
+    """Returns the architecture for which a program for CUDA is lowered: the one that is named, or this process's GPU.
 
-    A process without one lowers for Hopper, so that a program for a GPU can be exported and read anywhere.
+    Raises:
+        UnsupportedError: If none is named and the process has no NVIDIA GPU.
     """
+    named: str | None = _named.value
+    if named is not None:
+        return named
     if "cuda" not in backends():
-        return HOPPER
+        raise UnsupportedError(
+            "bijax: a program is lowered for CUDA in a process without an NVIDIA GPU; expected the architecture to be"
+            " named, since kernels and bits depend on it. Lower it in a block `with bijax.lowering_for('sm_90'):`"
+            " (Hopper; 'sm_80' for Ampere)."
+        )
     capability = getattr(jax.local_devices(backend="cuda")[0], "compute_capability", "unknown")
     return f"sm_{str(capability).replace('.', '')}"

@@ -1,24 +1,33 @@
 """Attention by platform, architecture, dtype and head size, never by the number of queries or sequences."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
+import jax.numpy as jnp
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
+from bijax.ops._contracts import note, run
 from bijax.ops._cuda_dot import fused_chain_dot
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays, Kernel
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
-from pallas_kernels.contract import SplitAttentionContract, split_attention_contract
-from pallas_kernels.ops.attention import hopper
+from pallas_kernels.contract import XLA_FUNCTIONS, SplitAttentionContract, split_attention_contract
+
+if TYPE_CHECKING:
+    from pallas_kernels.ops.attention import hopper
+else:
+    hopper = on_first_use("pallas_kernels.ops.attention.hopper")
 
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return cpu.attention(*arrays, spec=spec)
+    note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
+    return run(cpu.attention, *arrays, like=attention_like, spec=spec)
 
 
 def portable(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     """Runs attention on any GPU."""
-    return tiled.attention(*arrays, spec=spec, dot=fused_chain_dot)
+    note(tiled.attention, XLA_FUNCTIONS, arrays=arrays)
+    return run(tiled.attention, *arrays, spec=spec, dot=fused_chain_dot)
 
 
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
@@ -26,7 +35,17 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
     if contract is None or cuda_architecture() != HOPPER:
         return portable(*arrays, spec=spec)
     mask: dict[str, Any] = {"causal": spec.causal, "window": spec.window}
-    return hopper.attention(*arrays, contract=contract, scale=spec.scale, **mask)
+    return run(hopper.attention, *arrays, like=attention_like, contract=contract, scale=spec.scale, **mask)
+
+
+def attention_like(query: jax.Array, *_: jax.Array, **__: Any) -> Arrays:
+    """Returns arrays of the shapes of the outputs and the log-sum-exp."""
+    return jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:-1], jnp.float32)
+
+
+def gradients_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: jax.Array, **__: Any) -> Arrays:
+    """Returns arrays of the shapes of the gradients."""
+    return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
 
 
 def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionContract | None:

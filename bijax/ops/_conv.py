@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from bijax.ops._contracts import run
 from bijax.ops._conv_phases import correlate_in_phases, has_phases
 from bijax.ops._dot_general import dot_general
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._positions import Window
+from pallas_kernels.contract import ConvContract
 from pallas_kernels.conv.tiled import Product, correlate, correlate_examples, correlate_one_feature
 
 
@@ -96,7 +98,7 @@ def conv_general_dilated(
     elif over_examples:
         product = _product(((0,), (0,)), precision, dtype)
         terms = w.reshape(math.prod(kernel), features, groups, columns).swapaxes(0, 1)
-        y = correlate_examples(pad(x), terms, window=window, product=product)
+        y = run(correlate_examples, pad(x), terms, window=window, product=product, contract=ConvContract())
     elif has_phases(lhs_dilation, window_strides, rhs_dilation):
         y = correlate_in_phases(
             correlate_all,
@@ -130,9 +132,11 @@ def _correlate(
     window = _window(kernel, strides, dilation)
     w = w.reshape(math.prod(kernel), *w.shape[-3:])
     if w.shape[1] == 1:
-        return correlate_one_feature(x.astype(dtype), w.transpose(0, 2, 1, 3).astype(dtype), window=window)
+        w = w.transpose(0, 2, 1, 3).astype(dtype)
+        return run(correlate_one_feature, x.astype(dtype), w, window=window, contract=ConvContract())
     product = _product(((1,), (1,)), precision, dtype)
-    return correlate(x, w.transpose(2, 3, 0, 1), window=window, product=product, dtype=dtype)
+    w = w.transpose(2, 3, 0, 1)
+    return run(correlate, x, w, window=window, product=product, dtype=dtype, contract=ConvContract())
 
 
 def _split(x: jax.Array, spec: Sequence[int], feature_groups: int, batch_groups: int, *, swap: bool) -> jax.Array:

@@ -1,11 +1,19 @@
 """The product of the portable programs on a GPU: one chain of fused multiply-adds for each element."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 
+from bijax.ops._contracts import run
+from bijax.ops._matmul_backends import sums_like
+from bijax.ops._on_first_use import on_first_use
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.ops.matmul import triton
+
+if TYPE_CHECKING:
+    from pallas_kernels.ops.matmul import triton
+else:
+    triton = on_first_use("pallas_kernels.ops.matmul.triton")
 
 Axes = tuple[Sequence[int], Sequence[int]]
 
@@ -30,7 +38,8 @@ def fused_chain_dot(a: jax.Array, b: jax.Array, dimensions: tuple[Axes, Axes]) -
     by_columns = b_sum != b.ndim - 1
     rows = _stack(a, a_batch, (a_sum,), last=True)
     columns = _stack(b, b_batch, (b_sum,), last=not by_columns)
-    y = triton.matmul(rows, columns, contract=MatmulContract(a.shape[a_sum]), transpose_w=not by_columns)
+    contract = MatmulContract(a.shape[a_sum])
+    y = run(triton.matmul, rows, columns, like=sums_like, contract=contract, transpose_w=not by_columns)
     return y.reshape(*(a.shape[i] for i in a_batch), *y.shape[1:])
 
 

@@ -1,10 +1,13 @@
 """Cumulative reductions, with the operands and parameters of JAX's own primitives."""
 
 import math
+from typing import Any
 
 import jax
 from jax import lax
 
+from bijax.ops._contracts import run
+from pallas_kernels.contract import XLA_FUNCTIONS, ScanContract
 from pallas_kernels.cumulative.tiled import Scan, scan_axis
 
 
@@ -61,5 +64,7 @@ def _along(operand: jax.Array, axis: int, reverse: bool, scan: Scan) -> jax.Arra
     if reverse:
         operand = lax.rev(operand, (axis,))
     arranged = operand.reshape(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-    result = scan_axis(arranged, scan=scan).reshape(shape).astype(operand.dtype)
+    functions: dict[str, Any] = {"functions": XLA_FUNCTIONS} if scan == "logsumexp" else {}
+    scanned = run(scan_axis, arranged, scan=scan, contract=ScanContract(), **functions)
+    result = scanned.reshape(shape).astype(operand.dtype)
     return lax.rev(result, (axis,)) if reverse else result

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bijax.ops._contracts import run
 from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.elementwise import tiled
 
 Function = Callable[..., jax.Array]
@@ -41,7 +43,10 @@ def _widened(x: jax.Array) -> jax.Array:
 
 
 def _each(function: Function, *arrays: jax.Array) -> jax.Array:
-    return tiled.elementwise(*arrays, program=lambda *vectors: (function(*vectors),))[0]
+    def program(*vectors: jax.Array) -> tuple[jax.Array]:
+        return (function(*vectors),)
+
+    return run(tiled.elementwise, *arrays, program=program, functions=XLA_FUNCTIONS)[0]
 
 
 def _over(x: jax.Array, constant: float) -> jax.Array:

@@ -8,18 +8,25 @@ computes the products again, so that no float32 activation waits in memory for t
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
+from bijax.ops._contracts import run
 from bijax.ops._matmul_backends import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
 from bijax.ops._matmul_derivatives import differentiable_matmul, matmul_gradients
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.ops.elementwise import elementwise
+from pallas_kernels.contract import PTX_FUNCTIONS, XLA_FUNCTIONS
 from pallas_kernels.elementwise import tiled
-from pallas_kernels.matmul import mosaic_gpu
 from pallas_kernels.matmul.activations import activate
+
+if TYPE_CHECKING:
+    from pallas_kernels.matmul import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.matmul.mosaic_gpu")
 
 Optional = jax.Array | None
 
@@ -124,7 +131,7 @@ def _compose(backend: Backend, x: jax.Array, w: jax.Array, *others: jax.Array, f
             y = y + rest[-1].astype(jnp.float32)
         return (y.astype(fusion.product.out_dtype),)
 
-    return tiled.elementwise(*products, *last, program=finish)
+    return run(tiled.elementwise, *products, *last, program=finish, functions=XLA_FUNCTIONS)
 
 
 def _cuda(x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arrays:
@@ -139,10 +146,17 @@ def _cuda(x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arr
         "transpose_w": product.transpose_w,
         "out_dtype": product.out_dtype,
         "activation": fusion.activation,
+        "like": _like,
     }
+    if fusion.activation in ("gelu", "silu"):
+        common["functions"] = PTX_FUNCTIONS
     if up is not None:
-        return (mosaic_gpu.gated_matmul(x, w, up, **common),)
-    return (mosaic_gpu.matmul(x, w, bias=bias, residual=residual, **common),)
+        return (run(mosaic_gpu.gated_matmul, x, w, up, **common),)
+    return (run(mosaic_gpu.matmul, x, w, bias=bias, residual=residual, **common),)
+
+
+def _like(x: jax.Array, w: jax.Array, *_: jax.Array, transpose_w: bool, out_dtype: Any, **__: Any) -> jax.Array:
+    return jnp.zeros((x.shape[0], w.shape[-2 if transpose_w else -1]), out_dtype)
 
 
 def _name(others: Sequence[jax.Array], fusion: Fusion) -> tuple[Optional, Optional, Optional]:

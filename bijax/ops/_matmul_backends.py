@@ -7,16 +7,19 @@ sum, the storage of the weights, the dtype and the architecture; never from the 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from bijax.ops._architecture import HOPPER, cuda_architecture
+from bijax.ops._contracts import note, run
+from bijax.ops._on_first_use import on_first_use
 from pallas_kernels.contract import (
     ChunkContract,
     MatmulContract,
+    ShardContract,
     SplitChunkContract,
     SplitWgmmaContract,
     Tf32Contract,
@@ -28,15 +31,16 @@ from pallas_kernels.contract import (
     shard_length,
     split_contract,
 )
-from pallas_kernels.matmul import (
-    cpu,
-    cpu_gradient,
-    mosaic_gpu,
-    mosaic_gpu_highest,
-    mosaic_gpu_tf32,
-    stacked,
-)
-from pallas_kernels.ops.matmul import triton
+from pallas_kernels.matmul import cpu, cpu_gradient, stacked
+
+if TYPE_CHECKING:
+    from pallas_kernels.matmul import mosaic_gpu, mosaic_gpu_highest, mosaic_gpu_tf32
+    from pallas_kernels.ops.matmul import triton
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.matmul.mosaic_gpu")
+    mosaic_gpu_highest = on_first_use("pallas_kernels.matmul.mosaic_gpu_highest")
+    mosaic_gpu_tf32 = on_first_use("pallas_kernels.matmul.mosaic_gpu_tf32")
+    triton = on_first_use("pallas_kernels.ops.matmul.triton")
 
 Kernel = Callable[..., jax.Array]
 Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array]
@@ -97,6 +101,7 @@ def _by_shards(matmul: Matmul) -> Matmul:
         length = shard_length(k, product.shards)
         if length >= k or product.shards == 1:
             return matmul(x, w, bias, replace(product, shards=1))
+        note(add_as_tree, ShardContract(product.shards), arrays=(x, w))
         part = replace(product, shards=1, out_dtype="float32")
         k_axis = w.ndim - (1 if product.transpose_w else 2)
 
@@ -138,10 +143,10 @@ def _fold_matmul(
         contract = matmul_contract(x.shape[-1], transpose_w=product.transpose_w and not product.as_columns)
     single, stack = kernels
     if w.ndim == 2:
-        y = single(x, w, contract=contract, transpose_w=product.transpose_w)
+        y = run(single, x, w, like=sums_like, contract=contract, transpose_w=product.transpose_w)
     else:
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
-        y = stack(x, w, contract=contract, transpose_w=product.transpose_w)
+        y = run(stack, x, w, like=sums_like, contract=contract, transpose_w=product.transpose_w)
     return (y if bias is None else y + bias.astype(jnp.float32)).astype(product.out_dtype)
 
 
@@ -155,7 +160,7 @@ def _fold_gradient(
 ) -> jax.Array:
     """The same for gradients, under a contract of chunks."""
     left, right = (g, x) if product.transpose_w else (x, g)
-    single, stack = (functools.partial(kernel, contract=contract) for kernel in kernels)
+    single, stack = (functools.partial(run, kernel, like=_gradient_sums, contract=contract) for kernel in kernels)
     lead = x.shape[:-2] or g.shape[:-2]
     left, right = (jnp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (left, right))
     if not lead:
@@ -172,9 +177,11 @@ def _hopper_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: 
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
         stack: jax.Array = lax.map(lambda entry: _hopper_matmul(entry[0], entry[1], bias, product), (x, w))
         return stack
-    return mosaic_gpu.matmul(
+    return run(
+        mosaic_gpu.matmul,
         x,
         w,
+        like=sums_like,
         contract=hopper_contract(product),
         transpose_w=product.transpose_w,
         bias=bias,
@@ -189,8 +196,14 @@ def hopper_contract(product: Product) -> WgmmaContract | SplitWgmmaContract:
 
 def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
     left, right = (g, x) if product.transpose_w else (x, g)
-    return mosaic_gpu.weight_gradient(
-        left, right, contract=WgmmaChunkContract(), accumulate=total, out_dtype=product.out_dtype
+    return run(
+        mosaic_gpu.weight_gradient,
+        left,
+        right,
+        like=_gradient_sums,
+        contract=WgmmaChunkContract(),
+        accumulate=total,
+        out_dtype=product.out_dtype,
     )
 
 
@@ -198,8 +211,8 @@ def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, p
     bias = None if bias is None else bias.astype(jnp.float32)
     options: dict[str, Any] = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
     if product.precision in IN_TF32:
-        return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
-    return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
+        return run(mosaic_gpu_tf32.matmul, x, w, like=sums_like, contract=Tf32Contract(), **options)
+    return run(mosaic_gpu_highest.matmul, x, w, like=sums_like, contract=split_contract(x.shape[-1]), **options)
 
 
 def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
@@ -208,6 +221,19 @@ def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array
         return entries
 
     return _fold_gradient((mosaic_gpu_highest.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
+
+
+def sums_like(
+    x: jax.Array, w: jax.Array, *, transpose_w: bool = False, out_dtype: Any = jnp.float32, **_: Any
+) -> jax.Array:
+    """Returns an array of the shape of a product."""
+    return jnp.zeros((*w.shape[:-2], x.shape[-2], w.shape[-2 if transpose_w else -1]), out_dtype)
+
+
+def _gradient_sums(x: jax.Array, g: jax.Array, *, out_dtype: Any = jnp.float32, **_: Any) -> jax.Array:
+    """Returns an array of the shape of a weight gradient."""
+    lead = x.shape[:-2] or g.shape[:-2]
+    return jnp.zeros((*lead, x.shape[-1], g.shape[-1]), out_dtype)
 
 
 CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)

@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from bijax.ops._contracts import without_recording
 from bijax.ops._tag import kernel_code, own_promotion
 from pallas_kernels.errors import UnsupportedError
 
@@ -62,7 +63,7 @@ def define_kernel(
 
     @functools.cache
     def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
-        with own_promotion():
+        with own_promotion(), without_recording():
             return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
 
     def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
@@ -92,7 +93,12 @@ def define_kernel(
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
         mlir.register_lowering(primitive, _rule(kernel), platform=platform)
+    KERNELS[primitive.name] = backends
     return call
+
+
+KERNELS: Final[dict[str, dict[str, Kernel]]] = {}
+"""The backends of every kernel, by the name of its primitive and the platform."""
 
 
 BEFORE_LOWERING: Final[list[Callable[[], None]]] = []

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from bijax.ops._contracts import run
 from bijax.ops._dot_general import dot_general
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import chunk_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ragged_dot.tiled import Product, multiply_groups, sum_groups
 
@@ -148,7 +150,8 @@ def _sums(
     sizes = _sizes(group_sizes, x.shape[:2]) * math.prod(lhs.shape[d] for d in lhs_contracting[at + 1 :])
 
     def entry(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
-        parts = _map(lambda x, g, sizes: sum_groups(x, g, sizes, product=product), x, g, sizes)
+        sums = functools.partial(run, sum_groups, product=product, contract=chunk_contract())
+        parts = _map(sums, x, g, sizes)
         total = parts[0]
         if parts.shape[0] > 1:
             total = lax.fori_loop(1, parts.shape[0], lambda i, total: isolate(total + parts[i])[0], total)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from bijax.ops._contracts import run
 from pallas_kernels.contract import row_contract
 from pallas_kernels.rows.fold import Choice, Fold, choose_axis, fold_axis
 
@@ -86,7 +87,7 @@ def _fold(operand: jax.Array, axes: Sequence[int], fold: Fold) -> jax.Array:
     if not axes:
         return operand
     arranged, shape = _arrange(operand, axes)
-    return fold_axis(arranged, fold=fold, contract=row_contract()).reshape(shape).astype(operand.dtype)
+    return run(fold_axis, arranged, fold=fold, contract=row_contract()).reshape(shape).astype(operand.dtype)
 
 
 def _choose(operand: jax.Array, axes: Sequence[int], choice: Choice) -> jax.Array:

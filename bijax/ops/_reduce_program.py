@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bijax.ops._contracts import note
 from bijax.ops._scalar_program import ScalarProgram, on_arrays
 from pallas_kernels._positions import Window, fold_positions
 from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import FoldContract, PairContract
 
 Arrays = tuple[jax.Array, ...]
 
@@ -43,6 +45,7 @@ def reduce(*values: jax.Array, program: ScalarProgram, dimensions: Sequence[int]
     operands, initial = _halves(values)
     if not dimensions:
         return operands
+    note(reduce, PairContract(), arrays=operands)
     kept = [a for a in range(operands[0].ndim) if a not in dimensions]
     shape = tuple(operands[0].shape[a] for a in kept)
     length = math.prod(operands[0].shape[a] for a in dimensions)
@@ -94,6 +97,7 @@ def reduce_window(
     operands, initial = _halves(values)
     config = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, base_dilation, strict=True)]
     padded = isolate(*(lax.pad(x, i, config) for x, i in zip(operands, initial, strict=True)))
+    note(reduce_window, FoldContract("window"), arrays=operands)
     window = Window(tuple(window_dimensions), tuple(window_strides), tuple(window_dilation))
 
     def step(total: Arrays, position: jax.Array | int) -> Arrays:

@@ -5,10 +5,12 @@ from typing import Any
 import jax
 from jax import lax
 
+from bijax.ops._contracts import run
 from bijax.ops._scatter_windows import as_windows, window_starts
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._lanes import Combine
 from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import FoldContract
 from pallas_kernels.scatter.tiled import scatter_windows
 
 _Numbers = lax.ScatterDimensionNumbers
@@ -133,5 +135,5 @@ def _scatter(
     else:
         updates = as_windows(updates, operand.ndim, numbers)
         starts, inside = window_starts(indices, operand.shape, updates.shape[1:], numbers, mode)
-        result = scatter_windows(x, starts, inside, updates, combine=combine)
+        result = run(scatter_windows, x, starts, inside, updates, combine=combine, contract=FoldContract("scatter"))
     return result.astype(operand.dtype)

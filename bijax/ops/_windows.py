@@ -1,17 +1,20 @@
 """Reductions over sliding windows and the primitives of pooling, with the operands and parameters of JAX's own."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bijax.ops._contracts import run
 from pallas_kernels._positions import Window
 from pallas_kernels._total_order import has_infinity, largest
+from pallas_kernels.contract import FoldContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.windows import tiled
 
+_CONTRACT: Final = FoldContract("window")
 _Padding = Sequence[tuple[int, int]]
 
 
@@ -50,7 +53,7 @@ def reduce_window_sum(
     """
     padded = _pad(operand, 0, padding, base_dilation)
     window = _window(window_dimensions, window_strides, window_dilation)
-    return tiled.sum_windows(padded, window=window).astype(operand.dtype)
+    return run(tiled.sum_windows, padded, window=window, contract=_CONTRACT).astype(operand.dtype)
 
 
 def reduce_window_max(
@@ -150,7 +153,7 @@ def select_and_scatter_add(
     smallest = select_prim is lax.le_p
     padded = _pad(operand, jnp.inf if smallest else -jnp.inf, padding, (1,) * operand.ndim)
     window = _window(window_dimensions, window_strides, (1,) * operand.ndim)
-    total = tiled.scatter_selected(source, padded, window=window, smallest=smallest)
+    total = run(tiled.scatter_selected, source, padded, window=window, smallest=smallest, contract=_CONTRACT)
     # An element that negative padding cut off belongs to no window.
     return _pad(total, 0, [(-low, -high) for low, high in padding], (1,) * operand.ndim).astype(source.dtype)
 

@@ -17,12 +17,13 @@ from bijax.ops._attention_arguments import (
     scale_factor,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, portable
+from bijax.ops._attention_backends import ATTENTION, attention_like, gradients_like
 from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._contracts import note, run
 from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
-from pallas_kernels.contract import attention_contract
+from pallas_kernels.contract import XLA_FUNCTIONS, attention_contract
 
 _OP = "bijax.dot_product_attention"
 
@@ -219,11 +220,13 @@ _attention.defvjp(_forward, _backward)
 
 
 def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return cpu.gradients(*arrays, spec=spec)
+    note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
+    return run(cpu.gradients, *arrays, like=gradients_like, spec=spec)
 
 
 def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    return tiled.gradients(*arrays, spec=spec, dot=fused_chain_dot)
+    note(tiled.gradients, XLA_FUNCTIONS, arrays=arrays)
+    return run(tiled.gradients, *arrays, spec=spec, dot=fused_chain_dot)
 
 
 def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
@@ -235,7 +238,7 @@ def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], param
     return unfold_rows(size, _gradients_kernel(*fold_rows(size, arrays, axes), **parameters))
 
 
-_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=portable)
+_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=attention_like)
 _gradients_kernel = define_kernel(
-    "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients
+    "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients, gradients_like
 )

@@ -2,17 +2,23 @@
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bijax.ops._checks import describe, float_array, integer, real
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays
-from bijax.ops._rows import define_row_kernel
-from pallas_kernels.contract import row_contract
-from pallas_kernels.cross_entropy import mosaic_gpu, tiled
+from bijax.ops._rows import Orders, define_row_kernel
+from pallas_kernels.contract import online_row_contract, row_contract
+from pallas_kernels.cross_entropy import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.cross_entropy import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.cross_entropy.mosaic_gpu")
 
 _OP = "bijax.softmax_cross_entropy"
 
@@ -103,7 +109,7 @@ def _loss(x: jax.Array, codes: jax.Array, z_loss: float) -> jax.Array:
 
 
 def _forward(x: jax.Array, codes: jax.Array, z_loss: float) -> tuple[jax.Array, Arrays]:
-    loss, m, log_sum = _kernel({"x": x, "labels": codes}, z_loss=z_loss, contract=row_contract())
+    loss, m, log_sum = _kernel({"x": x, "labels": codes}, z_loss=z_loss)
     return loss, (x, codes, m, log_sum)
 
 
@@ -116,7 +122,15 @@ def _backward(z_loss: float, saved: Arrays, g: jax.Array) -> tuple[jax.Array, np
 
 _loss.defvjp(_forward, _backward)
 
-_kernel = define_row_kernel("cross_entropy", tiled.cross_entropy, mosaic_gpu.cross_entropy)
+_kernel = define_row_kernel(
+    "cross_entropy",
+    tiled.cross_entropy,
+    lambda: mosaic_gpu.cross_entropy,
+    orders=Orders(lambda _: row_contract(), online_row_contract, functions=True),
+)
 _gradient_kernel = define_row_kernel(
-    "cross_entropy_gradient", tiled.cross_entropy_gradient, mosaic_gpu.cross_entropy_gradient
+    "cross_entropy_gradient",
+    tiled.cross_entropy_gradient,
+    lambda: mosaic_gpu.cross_entropy_gradient,
+    orders=Orders(functions=True),
 )

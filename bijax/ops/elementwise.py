@@ -10,8 +10,10 @@ import numpy as np
 
 from bijax.ops._broadcast import sum_to_shape
 from bijax.ops._checks import FLOATS, describe
-from bijax.ops._primitive import Arrays, define_kernel
+from bijax.ops._contracts import run
+from bijax.ops._primitive import Arrays, Kernel, define_kernel
 from bijax.ops._straight_line import StraightLine, straight_line
+from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
 from pallas_kernels.elementwise import tiled
 
 _OP = "bijax.elementwise"
@@ -162,9 +164,14 @@ def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dic
     return _kernel(*moved, **parameters)
 
 
-def _fused(*arrays: jax.Array, program: StraightLine) -> Arrays:
+def _fused(*arrays: jax.Array, program: StraightLine, functions: ElementwiseContract) -> Arrays:
     """The program as it is: on a GPU the fences of its lowered operations keep its bits, in any fusion."""
+    honour("elementwise", functions, XLA_FUNCTIONS)
     return program(*arrays)
 
 
-_kernel = define_kernel("elementwise", {"cpu": tiled.elementwise, "cuda": _fused}, _fold)
+def _backend(kernel: Callable[..., Arrays]) -> Kernel:
+    return functools.partial(run, kernel, functions=XLA_FUNCTIONS)
+
+
+_kernel = define_kernel("elementwise", {"cpu": _backend(tiled.elementwise), "cuda": _backend(_fused)}, _fold)

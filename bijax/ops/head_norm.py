@@ -13,7 +13,6 @@ from bijax.ops._norm_arguments import add_offset, check_eps
 from bijax.ops.norm import norm_weight_gradient, rms_norm_gradient_kernel, rms_norm_kernel
 from bijax.ops.sum_rows import sum_rows
 from pallas_kernels._tiles import isolate
-from pallas_kernels.contract import row_contract
 
 _OP = "bijax.head_rms_norm"
 
@@ -95,11 +94,11 @@ def _forward(x: jax.Array, weight: jax.Array | None, start: int, heads: int, eps
     chosen = lax.slice_in_dim(x, start, start + heads, axis=x.ndim - 2)
     rows = chosen.reshape(math.prod(chosen.shape[:-1]), x.shape[-1])
     if weight is None or weight.ndim == 1:
-        y, factor = rms_norm_kernel({"x": rows, "weight": weight}, eps=eps, contract=row_contract())
+        y, factor = rms_norm_kernel({"x": rows, "weight": weight}, eps=eps)
     else:
         # Weights that differ from head to head stand outside: a kernel's vector is shared by all of its rows. Rows in
         # float32 come back unrounded, so the steps and their roundings are the same.
-        y, factor = rms_norm_kernel({"x": rows.astype(jnp.float32)}, eps=eps, contract=row_contract())
+        y, factor = rms_norm_kernel({"x": rows.astype(jnp.float32)}, eps=eps)
         y = _times_weight(y, weight).astype(x.dtype)
     y = lax.dynamic_update_slice_in_dim(x, y.reshape(chosen.shape), start, axis=x.ndim - 2)
     return y, (rows, factor, weight)
@@ -111,12 +110,12 @@ def _backward(start: int, heads: int, eps: float, saved: Any, g: jax.Array) -> t
     g_rows = chosen.reshape(rows.shape)
     if weight is None or weight.ndim == 1:
         arrays = {"h": rows, "factor": factor, "g": g_rows, "weight": weight}
-        (dh,) = rms_norm_gradient_kernel(arrays, contract=row_contract())
+        (dh,) = rms_norm_gradient_kernel(arrays)
         dw = norm_weight_gradient(weight, rows, factor, g_rows)
     else:
         wide, g_wide = rows.astype(jnp.float32), g_rows.astype(jnp.float32)
         arrays = {"h": wide, "factor": factor, "g": _times_weight(g_wide, weight)}
-        (dh,) = rms_norm_gradient_kernel(arrays, contract=row_contract())
+        (dh,) = rms_norm_gradient_kernel(arrays)
         (part,) = isolate(g_wide * isolate(wide * factor)[0])
         tokens = rows.shape[0] // max(heads, 1)
         dw = sum_rows(part.reshape(tokens, weight.size)).reshape(weight.shape).astype(weight.dtype)

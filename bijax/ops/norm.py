@@ -1,17 +1,23 @@
 """Norms over the last axis."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._norm_arguments import add_offset, check_eps
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import define_kernel
-from bijax.ops._rows import as_rows, define_row_kernel, row_backends
+from bijax.ops._rows import Orders, as_rows, define_row_kernel, row_backends
 from bijax.ops.sum_rows import sum_rows
 from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.norm import mosaic_gpu, tiled
+from pallas_kernels.norm import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.norm import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.norm.mosaic_gpu")
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0) -> Any:
@@ -124,7 +130,7 @@ def _rms_norm_forward(
     x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float
 ) -> tuple[Any, tuple[jax.Array | None, ...]]:
     arrays = {"x": x, "weight": weight, "residual": residual}
-    y, factor, *rest = rms_norm_kernel(arrays, eps=eps, contract=row_contract())
+    y, factor, *rest = rms_norm_kernel(arrays, eps=eps)
     if residual is None:
         return y, (x, factor, weight)
     return (y, rest[0]), (rest[0], factor, weight)
@@ -134,7 +140,7 @@ def _rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None
     h, factor, weight = saved
     g, g_sum = g if isinstance(g, tuple) else (g, None)
     arrays = {"h": h, "factor": factor, "g": g, "weight": weight, "g_sum": g_sum}
-    (dh,) = rms_norm_gradient_kernel(arrays, contract=row_contract())
+    (dh,) = rms_norm_gradient_kernel(arrays)
     return dh, norm_weight_gradient(weight, h, factor, g), None if g_sum is None else dh
 
 
@@ -150,14 +156,14 @@ def _layer_norm_forward(
     x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, eps: float
 ) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
     arrays = {"x": x, "weight": weight, "bias": bias}
-    y, mean, factor = _layer_norm_kernel(arrays, eps=eps, contract=row_contract())
+    y, mean, factor = _layer_norm_kernel(arrays, eps=eps)
     return y, (x, mean, factor, weight, bias)
 
 
 def _layer_norm_backward(eps: float, saved: Any, g: jax.Array) -> tuple[jax.Array | None, ...]:
     x, mean, factor, weight, bias = saved
     arrays = {"x": x, "mean": mean, "factor": factor, "g": g, "weight": weight}
-    (dx,) = _layer_norm_gradient_kernel(arrays, contract=row_contract())
+    (dx,) = _layer_norm_gradient_kernel(arrays)
     db = None if bias is None else sum_rows(g).astype(bias.dtype)
     return dx, norm_weight_gradient(weight, x, factor, g, mean), db
 
@@ -169,15 +175,20 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
     """Returns the gradient of a norm's weight from its rows, their factors, the cotangent, and their means if any."""
     if weight is None:
         return None
-    return _weight_gradient_kernel(*arrays, contract=chunk_contract())[0].astype(weight.dtype)
+    return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
 
 
-rms_norm_kernel = define_row_kernel("rms_norm", tiled.rms_norm, mosaic_gpu.rms_norm)
-rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient", tiled.rms_norm_gradient, mosaic_gpu.rms_norm_gradient)
-_layer_norm_kernel = define_row_kernel("layer_norm", tiled.layer_norm, mosaic_gpu.layer_norm)
+_ORDERS: Final = Orders(lambda _: row_contract())
+
+rms_norm_kernel = define_row_kernel("rms_norm", tiled.rms_norm, lambda: mosaic_gpu.rms_norm, orders=_ORDERS)
+rms_norm_gradient_kernel = define_row_kernel(
+    "rms_norm_gradient", tiled.rms_norm_gradient, lambda: mosaic_gpu.rms_norm_gradient, orders=_ORDERS
+)
+_layer_norm_kernel = define_row_kernel("layer_norm", tiled.layer_norm, lambda: mosaic_gpu.layer_norm, orders=_ORDERS)
 _layer_norm_gradient_kernel = define_row_kernel(
-    "layer_norm_gradient", tiled.layer_norm_gradient, mosaic_gpu.layer_norm_gradient
+    "layer_norm_gradient", tiled.layer_norm_gradient, lambda: mosaic_gpu.layer_norm_gradient, orders=_ORDERS
 )
 _weight_gradient_kernel = define_kernel(
-    "norm_weight_gradient", row_backends(tiled.weight_gradient, mosaic_gpu.weight_gradient)
+    "norm_weight_gradient",
+    row_backends(tiled.weight_gradient, lambda: mosaic_gpu.weight_gradient, Orders(lambda _: chunk_contract())),
 )

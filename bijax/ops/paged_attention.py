@@ -18,7 +18,7 @@ from bijax.ops._attention_arguments import (
     valid_pages,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, portable
+from bijax.ops._attention_backends import ATTENTION, attention_like
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.attention import AttentionSpec
@@ -222,4 +222,4 @@ def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], param
     return unfold_rows(size, _kernel(query, key_pages, value_pages, *rest, **parameters))
 
 
-_kernel = define_kernel("paged_attention", ATTENTION, _fold_sequences, shapes=portable)
+_kernel = define_kernel("paged_attention", ATTENTION, _fold_sequences, shapes=attention_like)

@@ -4,17 +4,23 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.ops._checks import axis_indices, float_array
-from bijax.ops._rows import define_row_kernel
+from bijax.ops._on_first_use import on_first_use
+from bijax.ops._rows import Orders, define_row_kernel
 from pallas_kernels._lanes import divide
 from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import row_contract
-from pallas_kernels.rows import mosaic_gpu, tiled
+from pallas_kernels.rows import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.rows import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.rows.mosaic_gpu")
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
@@ -98,7 +104,7 @@ def arrange(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> tuple[jax.Ar
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _reduce(x: jax.Array, length: int, dtype: jnp.dtype, mean: bool) -> jax.Array:
     """(A, R, B) to (A, B) float32; `length` is R and `dtype` that of x."""
-    return _kernel({"x": x}, contract=row_contract(), mean=mean)[0]
+    return _kernel({"x": x}, mean=mean)[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -128,4 +134,6 @@ def _spread_backward(length: int, dtype: jnp.dtype, mean: bool, _: None, ct: jax
 _reduce.defvjp(_reduce_forward, _reduce_backward)
 _spread.defvjp(_spread_forward, _spread_backward)
 
-_kernel = define_row_kernel("sum_axis", tiled.sum_axis, mosaic_gpu.sum_axis)
+_kernel = define_row_kernel(
+    "sum_axis", tiled.sum_axis, lambda: mosaic_gpu.sum_axis, orders=Orders(lambda _: row_contract())
+)

@@ -1,16 +1,22 @@
 """Softmax, log_softmax and logsumexp over any set of axes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 
 from bijax.ops._checks import axis_indices, float_array
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays
-from bijax.ops._rows import as_rows, define_row_kernel
-from pallas_kernels.contract import row_contract
-from pallas_kernels.softmax import mosaic_gpu, tiled
+from bijax.ops._rows import Orders, as_rows, define_row_kernel
+from pallas_kernels.contract import online_row_contract, row_contract
+from pallas_kernels.softmax import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.softmax import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.softmax.mosaic_gpu")
 
 
 def softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
@@ -97,7 +103,7 @@ def _rows(op: str, x: Any, axis: int | Sequence[int] | None) -> tuple[jax.Array,
 
 @jax.custom_vjp
 def _softmax(x: jax.Array) -> jax.Array:
-    return _softmax_kernel({"x": x}, contract=row_contract())[0]
+    return _softmax_kernel({"x": x})[0]
 
 
 def _softmax_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -106,7 +112,7 @@ def _softmax_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _softmax_backward(y: jax.Array, g: jax.Array) -> Arrays:
-    return _softmax_gradient_kernel({"y": y, "g": g}, contract=row_contract())
+    return _softmax_gradient_kernel({"y": y, "g": g})
 
 
 _softmax.defvjp(_softmax_forward, _softmax_backward)
@@ -114,17 +120,17 @@ _softmax.defvjp(_softmax_forward, _softmax_backward)
 
 @jax.custom_vjp
 def _log_softmax(x: jax.Array) -> jax.Array:
-    return _log_softmax_kernel({"x": x}, contract=row_contract())[0]
+    return _log_softmax_kernel({"x": x})[0]
 
 
 def _log_softmax_forward(x: jax.Array) -> tuple[jax.Array, Arrays]:
-    y, m, log_sum = _log_softmax_kernel({"x": x}, contract=row_contract())
+    y, m, log_sum = _log_softmax_kernel({"x": x})
     return y, (x, m, log_sum)
 
 
 def _log_softmax_backward(saved: Arrays, g: jax.Array) -> Arrays:
     x, m, log_sum = saved
-    return _log_softmax_gradient_kernel({"x": x, "m": m, "log_sum": log_sum, "g": g}, contract=row_contract())
+    return _log_softmax_gradient_kernel({"x": x, "m": m, "log_sum": log_sum, "g": g})
 
 
 _log_softmax.defvjp(_log_softmax_forward, _log_softmax_backward)
@@ -137,7 +143,7 @@ def _logsumexp(x: jax.Array) -> jax.Array:
 
 
 def _logsumexp_forward(x: jax.Array) -> tuple[jax.Array, Arrays]:
-    m, log_sum = _logsumexp_kernel({"x": x}, contract=row_contract())
+    m, log_sum = _logsumexp_kernel({"x": x})
     return m + log_sum, (x, m, log_sum)
 
 
@@ -148,13 +154,26 @@ def _logsumexp_backward(saved: Arrays, g: jax.Array) -> Arrays:
 
 _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 
-_softmax_kernel = define_row_kernel("softmax", tiled.softmax, mosaic_gpu.softmax)
-_softmax_gradient_kernel = define_row_kernel("softmax_gradient", tiled.softmax_gradient, mosaic_gpu.softmax_gradient)
-_log_softmax_kernel = define_row_kernel("log_softmax", tiled.log_softmax, mosaic_gpu.log_softmax)
-_log_softmax_gradient_kernel = define_row_kernel(
-    "log_softmax_gradient", tiled.log_softmax_gradient, mosaic_gpu.log_softmax_gradient
+_STATISTICS: Final = Orders(lambda _: row_contract(), online_row_contract, functions=True)
+_FUNCTIONS: Final = Orders(functions=True)
+
+_softmax_kernel = define_row_kernel("softmax", tiled.softmax, lambda: mosaic_gpu.softmax, orders=_STATISTICS)
+_softmax_gradient_kernel = define_row_kernel(
+    "softmax_gradient",
+    tiled.softmax_gradient,
+    lambda: mosaic_gpu.softmax_gradient,
+    orders=Orders(lambda _: row_contract()),
 )
-_logsumexp_kernel = define_row_kernel("logsumexp", tiled.logsumexp, mosaic_gpu.logsumexp)
+_log_softmax_kernel = define_row_kernel(
+    "log_softmax", tiled.log_softmax, lambda: mosaic_gpu.log_softmax, orders=_STATISTICS
+)
+_log_softmax_gradient_kernel = define_row_kernel(
+    "log_softmax_gradient",
+    tiled.log_softmax_gradient,
+    lambda: mosaic_gpu.log_softmax_gradient,
+    orders=Orders(lambda _: row_contract(), functions=True, serves=lambda a: mosaic_gpu.serves(a["x"], a["g"])),
+)
+_logsumexp_kernel = define_row_kernel("logsumexp", tiled.logsumexp, lambda: mosaic_gpu.logsumexp, orders=_STATISTICS)
 _logsumexp_gradient_kernel = define_row_kernel(
-    "logsumexp_gradient", tiled.logsumexp_gradient, mosaic_gpu.logsumexp_gradient
+    "logsumexp_gradient", tiled.logsumexp_gradient, lambda: mosaic_gpu.logsumexp_gradient, orders=_FUNCTIONS
 )

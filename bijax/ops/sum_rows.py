@@ -1,12 +1,20 @@
 """Sums over the rows of a batch, for the gradients of weights that every row shares."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import define_kernel
-from bijax.ops._rows import row_backends
+from bijax.ops._rows import Orders, row_backends
 from pallas_kernels.contract import chunk_contract
-from pallas_kernels.rows import mosaic_gpu, tiled
+from pallas_kernels.rows import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.rows import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.rows.mosaic_gpu")
 
 
 @jax.custom_vjp
@@ -15,7 +23,7 @@ def sum_rows(x: jax.Array) -> jax.Array:
 
     Guarantee: split-invariant, for cuts at multiples of 128 rows.
     """
-    return _kernel(x, jnp.zeros(x.shape[1:], jnp.float32), contract=chunk_contract())[0]
+    return _kernel(x, jnp.zeros(x.shape[1:], jnp.float32), names=("x", "accumulate"))[0]
 
 
 def _forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -30,9 +38,5 @@ sum_rows.defvjp(_forward, _backward)
 
 
 _kernel = define_kernel(
-    "sum_rows",
-    row_backends(
-        lambda x, total, *, contract: tiled.sum_rows(x, contract=contract, accumulate=total),
-        lambda x, total, *, contract: mosaic_gpu.sum_rows(x, contract=contract, accumulate=total),
-    ),
+    "sum_rows", row_backends(tiled.sum_rows, lambda: mosaic_gpu.sum_rows, Orders(lambda _: chunk_contract()))
 )

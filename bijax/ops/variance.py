@@ -2,18 +2,24 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.ops._checks import axis_indices, float_array, integer
+from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays
-from bijax.ops._rows import define_row_kernel
+from bijax.ops._rows import Orders, define_row_kernel
 from bijax.ops.reductions import arrange
 from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import row_contract
-from pallas_kernels.rows import mosaic_gpu, tiled
+from pallas_kernels.rows import tiled
+
+if TYPE_CHECKING:
+    from pallas_kernels.rows import mosaic_gpu
+else:
+    mosaic_gpu = on_first_use("pallas_kernels.rows.mosaic_gpu")
 
 
 def var(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
@@ -94,7 +100,7 @@ def _variance(x: jax.Array, ddof: int) -> jax.Array:
 
 
 def _forward(x: jax.Array, ddof: int) -> tuple[jax.Array, Arrays]:
-    y, mean = _kernel({"x": x}, ddof=ddof, contract=row_contract())
+    y, mean = _kernel({"x": x}, ddof=ddof)
     return y, (x, mean)
 
 
@@ -126,5 +132,7 @@ def _root_backward(ddof: int, saved: Arrays, g: jax.Array) -> Arrays:
 
 _standard_deviation.defvjp(_root_forward, _root_backward)
 
-_kernel = define_row_kernel("variance", tiled.variance, mosaic_gpu.variance)
-_gradient_kernel = define_row_kernel("variance_gradient", tiled.variance_gradient)
+_kernel = define_row_kernel(
+    "variance", tiled.variance, lambda: mosaic_gpu.variance, orders=Orders(lambda _: row_contract())
+)
+_gradient_kernel = define_row_kernel("variance_gradient", tiled.variance_gradient, orders=Orders(functions=True))

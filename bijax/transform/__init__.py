@@ -5,6 +5,8 @@ from bijax.transform._audit_report import Operation as Operation
 from bijax.transform.accumulate import GradientSum as GradientSum
 from bijax.transform.accumulate import accumulate_gradients as accumulate_gradients
 from bijax.transform.audit import audit as audit
+from bijax.transform.contracts import Manifest as Manifest
+from bijax.transform.contracts import contracts as contracts
 from bijax.transform.errors import NotInvariantError as NotInvariantError
 from bijax.transform.invariant import invariant as invariant
 from bijax.transform.mode import disable_batch_invariant_mode as disable_batch_invariant_mode

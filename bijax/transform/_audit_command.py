@@ -51,6 +51,11 @@ def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         "jax.ShapeDtypeStruct (default: no arguments)",
     )
     parser.add_argument("--platform", choices=PLATFORMS, help="platform to audit for (default: the present one)")
+    parser.add_argument(
+        "--architecture",
+        metavar="SM",
+        help="that of the GPU, such as sm_90, for --platform cuda",
+    )
     parser.add_argument("--compiled", action="store_true", help="look at the compiled program, too")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
@@ -97,7 +102,8 @@ def _audit(parsed: argparse.Namespace) -> Audit:
             )
         args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
         with _reported(f"{parsed.function} cannot be audited"):
-            return audit(function, *args, compiled=parsed.compiled, platform=parsed.platform, **kwargs)
+            options = {name: getattr(parsed, name) for name in ("compiled", "platform", "architecture")}
+            return audit(function, *args, **options, **kwargs)
 
 
 def _load(name: str, option: str) -> Callable[..., Any]:

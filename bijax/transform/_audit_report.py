@@ -31,6 +31,8 @@ class Operation:
         count: How many.
         flops: Floating-point operations in one run of the program; see `Audit`.
         share: Those as a part of the program's, 0 to 1.
+        contracts: Ids of the contracts that fix its bits; empty where no order shows, or the operation is XLA's own.
+        unknown: Whether nothing here fixes its bits, though it passes: a kernel of the user's, or what `allow` names.
     """
 
     verdict: Decision
@@ -41,6 +43,13 @@ class Operation:
     count: int
     flops: int
     share: float
+    contracts: tuple[str, ...] = ()
+    unknown: bool = False
+
+    @property
+    def why(self) -> str:
+        """The evidence, with the contracts."""
+        return f"{self.evidence} [{', '.join(self.contracts)}]" if self.contracts else self.evidence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +99,7 @@ class Audit:
                 o.shapes,
                 percent(o.share),
                 o.line.rpartition("/")[2],
-                o.evidence,
+                o.why,
             )
             for o in looked_at
         ]
@@ -111,7 +120,7 @@ class Audit:
         groups: dict[str, list[Operation]] = {}
         for operation in self.operations:
             if operation.verdict == "invariant":
-                groups.setdefault(operation.evidence, []).append(operation)
+                groups.setdefault(operation.why, []).append(operation)
         return groups
 
     def _summary(self) -> str:

@@ -1,17 +1,15 @@
 """Programs that were compiled before, called inside of an invariant function.
 
 Such a program is neither traced nor lowered again, so no rule meets it: it would run as it was compiled, and nothing
-would be said. The call itself is the only place where that can be seen, so the class of compiled programs looks at the
-request first, as the lowering rules do; where nothing is requested it does what it always did.
+would be said. The call itself is the only place where that can be seen (`_watch.py`).
 """
 
 import contextlib
-import functools
 import re
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from jax.interpreters.mlir import ir
@@ -20,7 +18,7 @@ from jax.stages import Compiled
 from bijax import hlo
 from bijax.hlo._frames import user_line
 from bijax.ops._tag import TAG, in_kernel_code
-from bijax.transform._state import INVARIANT, Request, current, requested
+from bijax.transform._state import BEFORE_CALLS, INVARIANT, Request, current, requested
 from bijax.transform.errors import NotInvariantError
 
 NAME: Final = "call_compiled"
@@ -28,25 +26,7 @@ NAME: Final = "call_compiled"
 
 _ATTRIBUTES: Final = "mhlo.frontend_attributes"
 _MARKED: Final = re.compile(rf'frontend_attributes=\{{[^}}\n]*\b{TAG}="{INVARIANT}"')
-_WRAPPED: Final = "_bijax_stock_call"
 _passed: "weakref.WeakSet[Compiled]" = weakref.WeakSet()
-
-
-def install() -> None:
-    """Lets calls of compiled programs look at the request."""
-    stock: Callable[..., Any] = Compiled.__call__
-    if hasattr(stock, _WRAPPED):
-        return
-
-    @functools.wraps(stock)
-    def call(self: Compiled, *args: Any, **kwargs: Any) -> Any:
-        # A kernel's schedules are compared in programs of its own.
-        if current().enabled and not in_kernel_code():
-            _check(self)
-        return stock(self, *args, **kwargs)
-
-    setattr(call, _WRAPPED, True)
-    Compiled.__call__ = call  # type: ignore[method-assign]
 
 
 class _Part(threading.local):
@@ -82,6 +62,9 @@ def note(module: Any) -> None:
 
 
 def _check(program: Compiled) -> None:
+    # A kernel's schedules are compared in programs of its own.
+    if not current().enabled or in_kernel_code():
+        return
     if NAME in current().allowed or program in _passed:
         return
     text = program.as_text() or ""
@@ -95,3 +78,6 @@ def _check(program: Compiled) -> None:
         " function itself, or compile it under the mode or from bijax.invariant(jax.jit(f)).lower(...)"
     )
     raise NotInvariantError(NAME, f"{NAME}({name})", reason, user_line(stack))
+
+
+BEFORE_CALLS.append(_check)

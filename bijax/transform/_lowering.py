@@ -1,22 +1,18 @@
-"""Lowering rules that look at the request before they lower.
+"""How a program is lowered in which something was requested.
 
-The rules are wrapped once, when something is first made invariant. Where nothing was requested the stock rule runs,
-with the same result as before. JAX has a public way to register a rule and none to read the registered one, so two of
-its private tables are read here and nowhere else.
+The equations that are to be lowered in another way are replaced, just before JAX lowers them, by equations of
+primitives of our own, whose rules are here. All others are left to JAX, and so is every program in which nothing was
+requested.
 """
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import jax
 import numpy as np
-from jax._src import source_info_util  # private: the line of the user's program
-from jax._src.interpreters import mlir as tables  # private: the rules that are wrapped
 from jax.extend.core import Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
@@ -24,12 +20,13 @@ from jax.interpreters import mlir
 from bijax.hlo._frames import user_line
 from bijax.ops._flat import on_vectors
 from bijax.ops._primitive import BEFORE_LOWERING
-from bijax.ops._tag import kernel_code
-from bijax.transform import _compiled, _fences, _fences_gpu
+from bijax.ops._tag import KERNEL, TAG, kernel_code
+from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
+from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
-from bijax.transform._state import Request, is_kernel_code, of_equation
+from bijax.transform._state import INVARIANT, Request, current, of_equation
 from bijax.transform._tables import (
     COUNTER,
     FENCED,
@@ -48,58 +45,60 @@ from bijax.transform._tables import (
 from bijax.transform.errors import NotInvariantError
 from pallas_kernels.errors import UnsupportedError
 
-Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
-Rule = Callable[..., Sequence[Any]]
-
-_MARK: Final = "_bijax_stock_rule"
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _HELD: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
-_lock = threading.Lock()
-_rules_seen = 0
 
 
 def install() -> None:
-    """Wraps every lowering rule that is registered and not yet wrapped; cheap when there is no new one."""
-    global _rules_seen
-    with _lock:
-        tables_by_platform = tables._platform_specific_lowerings
-        # To look at each would cost every call of an invariant function 0.2 ms.
-        rules_now = len(tables._lowerings) + sum(map(len, tables_by_platform.values()))
-        if rules_now == _rules_seen:
-            return
-        _compiled.install()
-        _install_dot_general()
-        for platform, rules in [(None, tables._lowerings), *tables_by_platform.items()]:
-            for primitive, entry in list(rules.items()):
-                if hasattr(entry.rule, _MARK):
-                    continue
-                wrap = _locating if primitive.name in RECURSE else _wrap if _concerns(primitive.name) else None
-                if wrap:
-                    rule = wrap(primitive, entry.rule)
-                    setattr(rule, _MARK, True)
-                    mlir.register_lowering(primitive, rule, platform=platform, inline=entry.inline)
-        _rules_seen = len(tables._lowerings) + sum(map(len, tables_by_platform.values()))
+    """Makes JAX's lowering look at requests; cheap when it does so already.
 
-
-def _install_dot_general() -> None:
-    """Makes one rule of those of `dot_general`, which is given the operands themselves.
-
-    A rule that JAX caches is given the parameters of a function in place of the operands; it would not see that one is
-    a transpose. JAX runs rules that it does not cache in another way, which does not take several for one primitive.
+    Raises:
+        UnsupportedError: If this version of JAX is not supported.
     """
-    primitive = jax.lax.dot_general_p
-    stock = tables._lowerings[primitive].rule
-    if hasattr(stock, _MARK):
-        return
-    by_platform = tables._platform_specific_lowerings
-    specific = {p: rules.pop(primitive).rule for p, rules in by_platform.items() if primitive in rules}
-    rule = _wrap(primitive, stock, specific)
-    setattr(rule, _MARK, True)
-    mlir.register_lowering(primitive, rule, cacheable=False)
+    _jax_private.install(_lower)
 
 
+def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
+    """Lowers a program: what `_jax_private.install` puts in front of JAX's own function."""
+    request = current()
+    if request.enabled:
+        _compiled.note(ctx.module)
+    equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
+    if any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True)):
+        jaxpr = jaxpr.replace(eqns=equations)
+    try:
+        return lower(jaxpr)
+    except NotInvariantError as error:
+        # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
+        error.line = error.line or _line()
+        raise
+
+
+def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
+    """Returns an equation as it is to be lowered.
+
+    Args:
+        ctx: Context of the module.
+        eqn: The equation.
+        enabled: Whether it is to be made invariant if it carries no tag.
+    """
+    metadata = eqn.ctx.xla_metadata
+    tag = metadata.get(TAG) if metadata else None
+    name = eqn.primitive.name
+    if tag == INVARIANT or (tag is None and enabled):
+        wanted = name in RECURSE if tag and name in RECURSE else _concerns(name)
+    else:
+        # The order of a kernel's operations is fixed by its contract; what XLA:GPU makes of each one is not.
+        wanted = tag == KERNEL and name in _HELD and "cuda" in ctx.platforms
+    if not wanted:
+        return eqn
+    inline = _jax_private.rules_of(ctx, eqn.primitive, eqn.ctx)[2]
+    return eqn.replace(primitive=_counterpart(eqn.primitive, inline))
+
+
+@functools.cache
 def _concerns(name: str) -> bool:
-    """Returns whether the rule of a primitive ever does anything else than the stock rule."""
+    """Returns whether an operation under a request is ever lowered otherwise than by its own rule."""
     if name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER):
         return True
     dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
@@ -107,62 +106,61 @@ def _concerns(name: str) -> bool:
     return bool(kinds & {Kind.REPLACE, Kind.REFUSE})
 
 
-def _locating(_: Primitive, stock: Rule) -> Rule:
-    """Wraps the rule of a primitive that holds a program: the request reaches the program, errors get its line."""
-
-    @functools.wraps(stock)
-    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-        request = _request(ctx)
-        _compiled.note(ctx.module_context.module)
-        try:
-            # A program that was traced elsewhere has equations without the tag.
-            with _compiled.inside_of(request) if request.enabled else contextlib.nullcontext():
-                return stock(ctx, *operands, **parameters)
-        except NotInvariantError as error:
-            # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
-            error.line = error.line or _line()
-            raise
-
-    return rule
+@functools.cache
+def _counterpart(primitive: Primitive, inline: bool) -> Primitive:
+    """Returns the primitive of ours, of the same name, that is lowered in the place of one under a request."""
+    counterpart = Primitive(primitive.name)
+    counterpart.multiple_results = primitive.multiple_results
+    rule = _with_program if primitive.name in RECURSE else _by_request
+    # A rule that JAX caches is given the parameters of a function in place of the operands; it would not see that one
+    # is a transpose.
+    cacheable = _jax_private.is_cached(primitive) and primitive is not jax.lax.dot_general_p
+    mlir.register_lowering(counterpart, functools.partial(rule, primitive), inline=inline, cacheable=cacheable)
+    return counterpart
 
 
-def _wrap(primitive: Primitive, stock: Rule, specific: Mapping[str, Rule] = MappingProxyType({})) -> Rule:
-    """Wraps the rule of a primitive.
+def _with_program(primitive: Primitive, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    """Lowers a primitive that holds a program, so that the request reaches the program."""
+    request, module = of_equation(ctx.jaxpr_eqn_ctx.xla_metadata), ctx.module_context
+    specific, default, _ = _jax_private.rules_of(module, primitive, ctx.jaxpr_eqn_ctx)
+    if request != current():
+        # JAX lowers a function once in a module, and may hold a plain form of this one.
+        caches = module.cached_primitive_lowerings.setdefault((__name__, request), ({}, {}))
+        module = module.replace(lowering_cache=caches[0], cached_primitive_lowerings=caches[1])
+    inner = ctx.replace(module_context=module)
+    # A program that was traced elsewhere has equations without the tag.
+    with _compiled.inside_of(request):
+        if specific or default is None:
+            return _jax_private.lower_per_platform(inner, primitive.name, specific, default, *operands, **parameters)
+        lowered = default(inner, *operands, **parameters)
+    if inner.tokens_out is not None:
+        ctx.set_tokens_out(inner.tokens_out)
+    return lowered
 
-    Args:
-        primitive: The primitive.
-        stock: The rule where nothing is requested.
-        specific: Rules that take its place for some platforms.
-    """
 
-    @functools.wraps(stock)
-    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-        request = _request(ctx)
-        _compiled.note(ctx.module_context.module)
-        platforms = tuple(ctx.platforms or ctx.module_context.platforms)
-        rules = {p: specific.get(p, stock) for p in platforms}
+def _by_request(primitive: Primitive, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    """Lowers any other primitive."""
+    equation = ctx.jaxpr_eqn_ctx
+    request = of_equation(equation.xla_metadata)
+    specific, default, _ = _jax_private.rules_of(ctx.module_context, primitive, equation)
+    on_host = equation.compute_type == "device_host"
+    platforms = ("cpu",) if on_host else tuple(ctx.platforms or ctx.module_context.platforms)
+    rules: dict[str, Rule] = {}
+    for platform in platforms:
+        stock = specific.get(platform, default) or functools.partial(_without_rule, primitive, platform)
         if request.enabled:
-            install()  # a primitive may have been registered since the mode was enabled
-            rules = {p: _rule_for(primitive, rules[p], p, request) for p in platforms}
-        elif primitive.name in _HELD and "cuda" in platforms and is_kernel_code(_metadata(ctx)):
-            # The order of a kernel's operations is fixed by its contract; what XLA:GPU makes of each one is not.
-            rules["cuda"] = functools.partial(_held, primitive.name, rules["cuda"])
-        if len(set(rules.values())) == 1:
-            return rules[platforms[0]](ctx, *operands, **parameters)
-        ctx = ctx.replace(avals_out=list(ctx.avals_out))
-        return tables.lower_per_platform(ctx, primitive.name, rules, None, set(), *operands, **parameters)
-
-    return rule
+            rules[platform] = _rule_for(primitive, stock, platform, request)
+        else:  # the code of a kernel
+            rules[platform] = functools.partial(_held, primitive.name, stock) if platform == "cuda" else stock
+    if len(rules) == 1:
+        return rules[platforms[0]](ctx, *operands, **parameters)
+    return _jax_private.lower_per_platform(ctx, primitive.name, rules, None, *operands, **parameters)
 
 
-def _request(ctx: Context) -> Request:
-    """Returns the request that holds for the equation of a rule's context."""
-    return of_equation(_metadata(ctx))
-
-
-def _metadata(ctx: Context) -> dict[str, str] | None:
-    found: dict[str, str] | None = getattr(ctx.jaxpr_eqn_ctx, "xla_metadata", None)
-    return found
+def _without_rule(primitive: Primitive, platform: str, *_: Any, **__: Any) -> Sequence[Any]:
+    raise NotImplementedError(
+        f"JAX has no lowering rule for the primitive {primitive.name} on the platform {platform}."
+    )
 
 
 def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request) -> Rule:
@@ -305,8 +303,7 @@ def _describe(name: str, ctx: Context) -> str:
 
 def _line() -> str:
     """Returns the line of the user's program that an equation comes from."""
-    traceback = source_info_util.current().traceback
-    stack = [(f.file_name, f.start_line) for f in source_info_util.user_frames(traceback)]
+    stack = _jax_private.user_stack()
     return user_line(stack) or next((f"{file}:{line}" for file, line in stack if not file.startswith(_PACKAGE)), "")
 
 

@@ -9,13 +9,15 @@ other. Both are kept per thread.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.stages import Compiled
 
 from bijax.ops._tag import KERNEL, TAG
+from bijax.transform._watch import Watch
 
 INVARIANT: Final = "invariant"
 """Tag of an equation that is to be made invariant."""
@@ -42,6 +44,9 @@ class Request:
 
 OFF: Final = Request()
 
+BEFORE_CALLS: Final[list[Callable[[Compiled], None]]] = []
+"""Called before a compiled program runs in any thread, while a request is in force in one."""
+
 _context = jax.make_user_context(default_value=OFF)
 
 
@@ -60,11 +65,17 @@ def tagged(request: Request) -> contextlib.AbstractContextManager[None]:
     return manager
 
 
+def _before_calls(program: Compiled) -> None:
+    for check in BEFORE_CALLS:
+        check(program)
+
+
 class _Change:
     """Puts a request into force in this thread; as a class, because it may stay open for good."""
 
     def __init__(self, request: Request) -> None:
-        self._managers = (_context(request), tagged(request))
+        watch = Watch(_before_calls) if request.enabled else contextlib.nullcontext()
+        self._managers = (_context(request), tagged(request), watch)
 
     def __enter__(self) -> None:
         for manager in self._managers:
@@ -116,15 +127,6 @@ def close_requests() -> None:
 def _close() -> None:
     while _opened.changes:
         _opened.changes.pop().__exit__()
-
-
-def is_kernel_code(metadata: dict[str, str] | None) -> bool:
-    """Returns whether an equation is the code of a kernel, whose bits a contract fixes.
-
-    Args:
-        metadata: Metadata of the equation.
-    """
-    return (metadata or {}).get(TAG) == KERNEL
 
 
 def of_equation(metadata: dict[str, str] | None) -> Request:

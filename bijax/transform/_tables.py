@@ -1,8 +1,8 @@
 """What becomes of every primitive of JAX in a program that is made invariant.
 
 Three tables: primitives that are kept as they are (with the evidence), primitives that are replaced, and primitives
-that only hold other programs, into which the transform goes. A primitive in none of them is refused; `REFUSED` has the
-reason, where there is a better one than that nothing is known.
+that only hold other programs, into which the transform goes. A primitive in none of them is refused; `_refused.py` has
+the reason, where there is a better one than that nothing is known.
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+
+from bijax.transform._refused import REFUSED
 
 
 class Kind(enum.Enum):
@@ -164,17 +166,6 @@ IN_REGIONS: Final = {
     "select_and_scatter": ("select_jaxpr", "scatter_jaxpr"),
 }
 """Parameters that hold programs which are lowered into a region of one instruction."""
-
-REFUSED: Final = {
-    "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
-    " function itself",
-    "custom_partitioning": "the program that runs is made by a callback while XLA partitions",
-    "ffi_call": "what a foreign function computes is not known",
-    "io_callback": "what Python computes is not known",
-    "pure_callback": "what Python computes is not known",
-    "select_and_scatter": "XLA runs its two programs inside of one instruction, in an order that follows the shape",
-}
-"""Primitives whose work cannot be seen, or not be taken apart."""
 
 RECURSE: Final = frozenset(
     _each(

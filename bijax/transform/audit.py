@@ -1,25 +1,35 @@
 """Looking at every operation of a program before it runs."""
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import jax
 
 from bijax import hlo
 from bijax.hlo._trace import traced
+from bijax.ops._architecture import lowering_for
 from bijax.ops._tag import KERNEL, TAG
 from bijax.transform._audit_flops import flops
 from bijax.transform._audit_report import Audit, Decision, Operation
 from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._state import of_equation
 from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, Kind, table_name, verdict
+from bijax.transform._uses import uses
+from pallas_kernels.errors import UnsupportedError
 
 _BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT)
 
 
 def audit(
-    fn: Callable[..., Any], *args: Any, compiled: bool = False, platform: str | None = None, **kwargs: Any
+    fn: Callable[..., Any],
+    *args: Any,
+    compiled: bool = False,
+    platform: str | None = None,
+    architecture: str | None = None,
+    **kwargs: Any,
 ) -> Audit:
     """Says of every operation of a program whether its bits can follow the size of the batch, and why.
 
@@ -35,14 +45,18 @@ def audit(
         compiled: Whether to look at the compiled program too, with `bijax.hlo.inspect`; for another platform than the
             present one, at the program that is handed to its compiler.
         platform: "cpu" or "cuda"; None for the present one.
-        **kwargs: Its keyword arguments. For arguments named `compiled` or `platform`, pass a `functools.partial`.
+        architecture: That of the GPU, such as "sm_90"; None for this process's, or the one that `bijax.lowering_for`
+            names. Where there is none, the contracts of a program for CUDA are not said.
+        **kwargs: Its keyword arguments. For arguments named `compiled`, `platform` or `architecture`, pass a
+            `functools.partial`.
 
     Returns:
         The operations with their verdicts; `variant` holds those to look at.
 
     Raises:
         TypeError: If `fn` is not callable.
-        ValueError: If there are no rules for the platform.
+        ValueError: If there are no rules for the platform, or an architecture is given that is none.
+        UnsupportedError: If a program for CUDA is to be lowered (`compiled`) and its architecture is not known.
 
     Example:
         >>> import bijax, jax.numpy as jnp
@@ -56,23 +70,69 @@ def audit(
     """
     if not callable(fn):
         raise TypeError(f"bijax.audit: expected a function, got {type(fn).__name__}.")
-    platform = _platform(platform)
-    stage = traced(fn, args, kwargs)
-    # What JAX lowers: operations of a higher level, such as jnp.searchsorted, are expanded first.
-    program = getattr(stage, "lojax", stage).jaxpr
-    operations = _operations([_operation(e, platform) for e in equations(program, platform)])
-    report = None
-    if compiled and not any(o.verdict == "refused" for o in operations):
-        here = platform == _present()
-        look = functools.partial(hlo.inspect if here else functools.partial(hlo.inspect_for, platform), fn)
-        report = look(*args, **kwargs)
+    platform = platform_of("bijax.audit", platform)
+    with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
+        found = looked_at(fn, args, kwargs, platform, strict=False)
+        operations = _operations([operation for operation, _ in found])
+        report = None
+        if compiled and not any(o.verdict == "refused" for o in operations):
+            here = platform == _present()
+            look = functools.partial(hlo.inspect if here else functools.partial(hlo.inspect_for, platform), fn)
+            report = look(*args, **kwargs)
     return Audit(operations, platform, sum(o.flops for o in operations), report)
 
 
-def _platform(given: str | None) -> str:
+def looked_at(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, *, strict: bool
+) -> Iterator[tuple[Operation, tuple[str, ...]]]:
+    """Yields every operation of a program, and what `uses` says of it.
+
+    Args:
+        fn: As for `audit`, as all that follows.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        platform: The platform.
+        strict: Whether to raise where contracts cannot be found.
+
+    Raises:
+        UnsupportedError: If `strict`, for the reasons of `uses`.
+    """
+    stage = traced(fn, args, kwargs)
+    # What JAX lowers: operations of a higher level, such as jnp.searchsorted, are expanded first.
+    program = getattr(stage, "lojax", stage).jaxpr
+    known: dict[Any, tuple[str, ...]] = {}
+    for equation in equations(program, platform):
+        operation = _operation(equation, platform)
+        terms: tuple[str, ...] = ()
+        if operation.verdict not in ("variant", "refused"):
+            with contextlib.nullcontext() if strict else contextlib.suppress(UnsupportedError):
+                terms = _uses(equation, platform, known)
+        ids = tuple(sorted({term.partition(" ")[0] for term in terms}))
+        yield dataclasses.replace(operation, contracts=ids), terms
+
+
+def _uses(equation: Equation, platform: str, known: dict[Any, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns what `uses` says, which is looked up for operations that are alike."""
+    avals = tuple(_short(a) for a in (*equation.operands, *equation.results))
+    key = (equation.name, avals, tuple(equation.metadata.items()), str(sorted(equation.parameters.items(), key=str)))
+    if key not in known:
+        known[key] = uses(equation, platform)
+    return known[key]
+
+
+def platform_of(op: str, given: str | None) -> str:
+    """Returns the platform that a caller named, or the present one.
+
+    Args:
+        op: Name of the caller's function, for the error.
+        given: What was named.
+
+    Raises:
+        ValueError: If there are no rules for it.
+    """
     platform = _present() if given is None else given
     if platform not in PLATFORMS:
-        raise ValueError(f"bijax.audit: expected the platform {' or '.join(PLATFORMS)}, got {platform!r}.")
+        raise ValueError(f"{op}: expected the platform {' or '.join(PLATFORMS)}, got {platform!r}.")
     return platform
 
 
@@ -93,6 +153,7 @@ def _operation(equation: Equation, platform: str) -> Operation:
         count=1,
         flops=flops(equation),
         share=0.0,
+        unknown=decision == "believed" and evidence != ORDER_FREE,
     )
 
 
@@ -123,7 +184,7 @@ def _operations(single: list[Operation]) -> tuple[Operation, ...]:
     """Puts operations of one line that are alike together."""
     groups: dict[tuple[str, ...], list[Operation]] = {}
     for operation in single:
-        key = (operation.verdict, operation.primitive, operation.evidence, operation.line)
+        key = (operation.verdict, operation.primitive, operation.evidence, operation.line, *operation.contracts)
         groups.setdefault(key, []).append(operation)
     total = sum(o.flops for o in single) or 1
     return tuple(
@@ -136,6 +197,8 @@ def _operations(single: list[Operation]) -> tuple[Operation, ...]:
             count=len(group),
             flops=(work := sum(o.flops for o in group)),
             share=work / total,
+            contracts=group[0].contracts,
+            unknown=group[0].unknown,
         )
         for group in groups.values()
     )

@@ -18,5 +18,6 @@ class NotInvariantError(NotImplementedError):
         return (
             f"bijax.invariant: the operation {self.operation}, asked for at {self.line or 'an unknown line'}, cannot be"
             f" made batch-invariant: {self.reason}. Rewrite it with other operations, compute it outside, or let it"
-            f" pass with allow=({self.primitive!r},) if you know that its bits do not depend on the batch."
+            f" pass with allow=({self.primitive!r},) if you know that its bits do not depend on the batch. bijax.audit"
+            " lists all such operations of a program before it runs."
         )

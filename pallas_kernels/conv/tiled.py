@@ -19,16 +19,17 @@ from jax.typing import DTypeLike
 from pallas_kernels._opaque import opaque_zero
 from pallas_kernels._positions import Window, fold_positions, split_index
 from pallas_kernels._tiles import isolate, pad_rows
-from pallas_kernels.contract import ROW_CHUNK
+from pallas_kernels.contract import ConvContract, honour
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
-_TERMS: Final = 512
 _TILE_ELEMENTS: Final = 1 << 19
 _COLUMNS: Final = 256
 
 
-def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product, dtype: DTypeLike) -> jax.Array:
+def correlate(
+    x: jax.Array, w: jax.Array, *, window: Window, product: Product, dtype: DTypeLike, contract: ConvContract
+) -> jax.Array:
     """Sums, at every place of the window, over its positions and the features.
 
     Args:
@@ -38,6 +39,7 @@ def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product, d
         product: Multiplies (G, M, K) by (G, O, K), or (M, K) by (O, K), in the dtype of its sums. The bits of an
             element depend on its row, its column and K alone.
         dtype: Dtype of the sums.
+        contract: Groups of positions.
 
     Returns:
         (N, spatial..., G, O) of `dtype`.
@@ -46,7 +48,7 @@ def correlate(x: jax.Array, w: jax.Array, *, window: Window, product: Product, d
     """
     counts = window.counts(x.shape)
     g, o, positions, c = w.shape
-    at_once = _group(positions, c)
+    at_once = _group(positions, c, contract.terms)
     # Flat, as the layout that a barrier hands to a transpose makes two kernels of it.
     x, flat = isolate(x, w.reshape(-1))
     w = flat.reshape(w.shape)
@@ -107,9 +109,9 @@ def _side_by_side(x: jax.Array, window: Window, start: jax.Array | int, size: in
     return taken.reshape(n, *counts, g, size * c)
 
 
-def _group(positions: int, features: int) -> int:
+def _group(positions: int, features: int, terms: int) -> int:
     """Returns the positions of one group: all that fit into the terms of one product, in groups of nearly one size."""
-    groups = -(-positions // max(1, _TERMS // features))
+    groups = -(-positions // max(1, terms // features))
     return -(-positions // groups)
 
 
@@ -161,7 +163,7 @@ def _tiles(
     return result
 
 
-def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.Array:
+def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window, contract: ConvContract) -> jax.Array:
     """Sums over the positions of the window where there is one input feature (a depthwise convolution, a filter).
 
     The products are rounded, and added upwards.
@@ -170,12 +172,14 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.
         x: (N, spatial..., G, 1), padded, of the dtype of the sums.
         w: (positions, G, 1, O), of the same dtype.
         window: The window over `x`, of the rank of `x`.
+        contract: Order of the sum.
 
     Returns:
         (N, spatial..., G, O) of the dtype of `x`.
 
     Guarantee: row-invariant.
     """
+    honour("conv_general_dilated", contract, ConvContract())
     x, w = isolate(x, w)
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     hidden = opaque_zero().astype(unsigned)
@@ -189,7 +193,9 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window) -> jax.
     return isolate(total)[0]
 
 
-def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: Product) -> jax.Array:
+def correlate_examples(
+    x: jax.Array, w: jax.Array, *, window: Window, product: Product, contract: ConvContract
+) -> jax.Array:
     """Sums over examples (the gradient of a convolution's weights): the contracted features stand first in memory.
 
     Examples are summed in groups of as many as have no more than 128 terms, and of one at least; the sums are added
@@ -202,6 +208,7 @@ def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: P
         product: Maps (G, R, N) and (G, R, O), or both without G, to the sums (G, N, O) of the rows' outer products,
             in the dtype of its sums. Rows of zeros at the end change nothing, and the bits of an element depend on its
             two columns alone.
+        contract: Groups of examples.
 
     Returns:
         (N, spatial..., G, O) of the dtype of the sums.
@@ -219,7 +226,7 @@ def correlate_examples(x: jax.Array, w: jax.Array, *, window: Window, product: P
         for p, s, k, d in zip(counts, window.strides[1:-2], window.size[1:-2], window.dilation[1:-2], strict=True)
     )
     x, w = isolate(lax.slice(x, (0,) * x.ndim, (examples, *spans, g, n)), w)
-    together = min(examples, max(1, ROW_CHUNK // positions))
+    together = min(examples, max(1, contract.rows // positions))
     x, w = (pad_rows(a, -(-examples // together) * together) for a in (x, w))
 
     def outer(start: jax.Array | int, size: int) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pallas_kernels._lanes import Arrays
 from pallas_kernels._mosaic_map import run_map
 from pallas_kernels._mosaic_online import OnlineRow, run_online
-from pallas_kernels.contract import RowContract
+from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, OnlineRowContract, honour, row_contract
 from pallas_kernels.cross_entropy import tiled
 from pallas_kernels.schedule.hopper_online import OnlineSchedule
 
@@ -22,7 +22,8 @@ def cross_entropy(
     labels: jax.Array,
     *,
     z_loss: float,
-    contract: RowContract,
+    contract: OnlineRowContract,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
     interpret: Any = False,
     schedule: OnlineSchedule | None = None,
 ) -> Arrays:
@@ -32,15 +33,17 @@ def cross_entropy(
         x: (M, C) logits of any floating dtype.
         labels: (M, 1) int32.
         z_loss: Weight of the square of logsumexp in the loss.
-        contract: Not used: `online_row_contract(C)` holds.
+        contract: Order of the sum, `online_row_contract(C)`.
+        functions: How exp and log are computed.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; no schedule moves a bit.
 
     Guarantee: row-invariant.
     """
+    honour("cross_entropy", functions, PTX_FUNCTIONS)
     c = x.shape[1]
     if c == 0:
-        return tiled.cross_entropy(x, labels, z_loss=z_loss, contract=contract)
+        return tiled.cross_entropy(x, labels, z_loss=z_loss, contract=row_contract())  # of no elements
 
     def finish(row: OnlineRow, m: jax.Array, s: jax.Array) -> Arrays:
         label = row.known(0)
@@ -55,7 +58,7 @@ def cross_entropy(
         row.put(2, log_sum)
         return ()
 
-    return run_online(finish, x, given=[labels], numbers=3, interpret=interpret, schedule=schedule)
+    return run_online(finish, x, contract=contract, given=[labels], numbers=3, interpret=interpret, schedule=schedule)
 
 
 def cross_entropy_gradient(
@@ -66,12 +69,14 @@ def cross_entropy_gradient(
     g: jax.Array,
     *,
     z_loss: float,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
     interpret: Any = False,
 ) -> jax.Array:
     """Returns the gradient of the logits, as `tiled.cross_entropy_gradient`.
 
     Guarantee: row-invariant.
     """
+    honour("cross_entropy_gradient", functions, PTX_FUNCTIONS)
     c, exact = x.shape[1], x.dtype == jnp.float32
 
     def begin(row: OnlineRow) -> Arrays:

@@ -10,10 +10,17 @@ from jax import lax
 
 from pallas_kernels._lanes import STATISTIC, Arrays, add_lanes, exp_minus, log, map_rows, max_lanes
 from pallas_kernels._tiles import isolate
-from pallas_kernels.contract import RowContract
+from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, RowContract, honour
 
 
-def cross_entropy(x: jax.Array, labels: jax.Array, *, z_loss: float, contract: RowContract) -> Arrays:
+def cross_entropy(
+    x: jax.Array,
+    labels: jax.Array,
+    *,
+    z_loss: float,
+    contract: RowContract,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> Arrays:
     """Returns the loss of each row.
 
     Args:
@@ -21,6 +28,7 @@ def cross_entropy(x: jax.Array, labels: jax.Array, *, z_loss: float, contract: R
         labels: (M, 1) int32. A row with a negative label is left out: its loss is 0. A label of C or more gives nan.
         z_loss: Weight of the square of logsumexp in the loss.
         contract: Order of the sum.
+        functions: How exp and log are computed.
 
     Returns:
         The loss, m and log(s), (M, 1) float32 each.
@@ -33,6 +41,7 @@ def cross_entropy(x: jax.Array, labels: jax.Array, *, z_loss: float, contract: R
         >>> cross_entropy(x, labels, z_loss=0.0, contract=row_contract())[0].tolist()
         [[0.0], [0.0], [nan]]
     """
+    honour("cross_entropy", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array, labels: jax.Array) -> Arrays:
         m = max_lanes(x, contract)
@@ -53,7 +62,14 @@ def cross_entropy(x: jax.Array, labels: jax.Array, *, z_loss: float, contract: R
 
 
 def cross_entropy_gradient(
-    x: jax.Array, labels: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array, *, z_loss: float
+    x: jax.Array,
+    labels: jax.Array,
+    m: jax.Array,
+    log_sum: jax.Array,
+    g: jax.Array,
+    *,
+    z_loss: float,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> jax.Array:
     """Returns the gradient of the logits: softmax(x) * (g * (1 + 2 * z_loss * lse)), less g at the label.
 
@@ -66,12 +82,14 @@ def cross_entropy_gradient(
         log_sum: (M, 1) float32, from `cross_entropy`.
         g: (M, 1) float32, the cotangent of the loss.
         z_loss: As in `cross_entropy`.
+        functions: How exp and log are computed.
 
     Returns:
         (M, C) in the dtype of `x`; 0 in rows that are left out, nan in rows whose label is C or more.
 
     Guarantee: row-invariant.
     """
+    honour("cross_entropy_gradient", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array, labels: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> Arrays:
         scale = g

@@ -1,8 +1,6 @@
 """Cumulative reductions by fixed blocks, on any platform that JAX runs on.
 
-The axis is cut into blocks of 128 at 0, 128, 256, ... In a block, element i combines with its predecessor at distance
-1, 2, 4, ..., 64 in turn. The totals of the blocks are scanned in the same way, and each block but the first is
-combined with the scan of the totals before it. So an element sees nothing but its prefix, and sees it in one way.
+The order is that of `ScanContract`: an element sees nothing but its prefix, and sees it in one way.
 """
 
 from collections.abc import Callable
@@ -15,19 +13,23 @@ from jax import lax
 from pallas_kernels._accumulator import accumulator
 from pallas_kernels._lanes import Combine, run_flat
 from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, ScanContract, honour
 
 Scan = Literal["sum", "prod", "logsumexp"]
 
-_BLOCK: Final = 128
 _STEPS_AT_ONCE: Final = 2
 
 
-def scan_axis(x: jax.Array, *, scan: Scan) -> jax.Array:
+def scan_axis(
+    x: jax.Array, *, scan: Scan, contract: ScanContract, functions: ElementwiseContract = XLA_FUNCTIONS
+) -> jax.Array:
     """Reduces every prefix along the middle axis.
 
     Args:
         x: (A, N, B) of any floating dtype.
         scan: What to take of a prefix.
+        contract: Order of the combinations.
+        functions: How exp and log are computed.
 
     Returns:
         (A, N, B) float32, or float64 for float64. A sum of zeros is +0.
@@ -38,23 +40,24 @@ def scan_axis(x: jax.Array, *, scan: Scan) -> jax.Array:
     Guarantee: row-invariant; an element depends on its prefix alone, not on the length of the axis.
 
     Example:
-        >>> scan_axis(jnp.ones((1, 4, 1)), scan="sum").ravel().tolist()
+        >>> scan_axis(jnp.ones((1, 4, 1)), scan="sum", contract=ScanContract()).ravel().tolist()
         [1.0, 2.0, 3.0, 4.0]
     """
+    honour(f"cum{scan}", functions, XLA_FUNCTIONS)
     dtype = accumulator(f"cum{scan}", x.dtype)
     if 0 in x.shape:
         return x.astype(dtype)
     (x,) = isolate(x)
-    result = _scan(x.astype(dtype), _COMBINE[scan])
+    result = _scan(x.astype(dtype), _COMBINE[scan], contract)
     if scan == "sum":
         result = jnp.where(result == 0, jnp.zeros((), dtype), result)
     return isolate(result)[0]
 
 
-def _scan(x: jax.Array, combine: Combine) -> jax.Array:
+def _scan(x: jax.Array, combine: Combine, contract: ScanContract) -> jax.Array:
     """(A, N, B) to the same."""
     a, n, b = x.shape
-    block = min(n, _BLOCK)
+    block = min(n, contract.block)
     blocks = -(-n // block)
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, blocks * block - n, 0), (0, 0, 0)])
     x = x.reshape(a, blocks, block, b)
@@ -68,7 +71,7 @@ def _scan(x: jax.Array, combine: Combine) -> jax.Array:
             (x,) = isolate(x)
     if blocks > 1:
         (x,) = isolate(x)
-        before = _scan(x[:, :-1, -1], combine)[:, :, None]
+        before = _scan(x[:, :-1, -1], combine, contract)[:, :, None]
         # The first block is left alone: even adding zero would turn its denormals into zeros.
         rest = combine(jnp.broadcast_to(before, (a, blocks - 1, block, b)), x[:, 1:])
         x = lax.concatenate([x[:, :1], rest], 1)

@@ -11,7 +11,14 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.contract import SplitWgmmaContract, WgmmaChunkContract, WgmmaContract
+from pallas_kernels.contract import (
+    PTX_FUNCTIONS,
+    ElementwiseContract,
+    SplitWgmmaContract,
+    WgmmaChunkContract,
+    WgmmaContract,
+    honour,
+)
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.matmul._hopper_operands import (
     check_contract,
@@ -53,6 +60,7 @@ def matmul(
     transpose_w: bool = False,
     bias: jax.Array | None = None,
     activation: str | None = None,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
     residual: jax.Array | None = None,
     out_dtype: Any = None,
     schedule: MatmulSchedule | ShardSchedule | None = None,
@@ -74,6 +82,7 @@ def matmul(
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
         activation: "gelu" (tanh form), "silu", "relu" or None (`pallas_kernels.matmul.mosaic_gpu_activation`).
+        functions: How the activation is computed.
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `ShardSchedule` where K is cut.
@@ -98,6 +107,7 @@ def matmul(
         >>> matmul(x, w, contract=WgmmaContract(), interpret=plgpu.InterpretGPUParams())[0, :2].tolist()
         [64.0, 64.0]
     """
+    honour(_OP, functions, PTX_FUNCTIONS)
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     _check(x, w, bias, residual, contract, transpose_w, out_dtype)
     if not interpret:
@@ -144,6 +154,7 @@ def gated_matmul(
     *,
     contract: WgmmaContract,
     activation: str | None = "silu",
+    functions: ElementwiseContract = PTX_FUNCTIONS,
     transpose_w: bool = False,
     out_dtype: Any = None,
     schedule: MatmulSchedule | None = None,
@@ -157,6 +168,7 @@ def gated_matmul(
         w_up: The same.
         contract: Order of both sums over K.
         activation: As for `matmul`.
+        functions: How the activation is computed.
         transpose_w: Whether the weights are stored as (N, K).
         out_dtype: bfloat16, float16 or float32; that of `x` by default.
         schedule: Tiles; chosen from the shape by default. Half of a warpgroup's tile is for each of the weights, so
@@ -178,6 +190,7 @@ def gated_matmul(
         >>> y[0, :2].tolist()
         [4096.0, 4096.0]
     """
+    honour(_GATED_OP, functions, PTX_FUNCTIONS)
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     if isinstance(contract, SplitWgmmaContract) or x.ndim != 2 or w_gate.shape != w_up.shape:
         raise UnsupportedError(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels._tiles import isolate, next_power_of_two, pad_rows
-from pallas_kernels.contract import ROW_CHUNK
+from pallas_kernels.contract import ChunkContract
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -55,10 +55,10 @@ def multiply_groups(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Pr
     return isolate(y[:m])[0]
 
 
-def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product) -> jax.Array:
+def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product, contract: ChunkContract) -> jax.Array:
     """Sums the outer products of the rows of each group: the gradient of the weights in `multiply_groups`.
 
-    A group's rows are summed in chunks of 128 from its first row on, the chunk sums upwards.
+    A group's rows are summed in chunks from its first row on, the chunk sums upwards.
 
     Args:
         x: (M, K), sorted by group.
@@ -66,6 +66,7 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
         sizes: (G,) integers, the rows of each group.
         product: Maps (T, K) and (T, N) to the sums (K, N) of the rows' outer products, in the dtype of its sums; rows
             of zeros at the end change nothing.
+        contract: Chunks of rows.
 
     Returns:
         (G, K, N) of the dtype of the sums.
@@ -73,12 +74,13 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
     Guarantee: a group's sum depends on its own rows alone, not on where they stand.
 
     Example:
+        >>> from pallas_kernels.contract import chunk_contract
         >>> x, g = jnp.ones((3, 1)), jnp.arange(3.0)[:, None]
-        >>> sum_groups(x, g, jnp.array([1, 2]), product=lambda x, g: x.T @ g).tolist()
+        >>> sum_groups(x, g, jnp.array([1, 2]), product=lambda x, g: x.T @ g, contract=chunk_contract()).tolist()
         [[[0.0]], [[3.0]]]
     """
     m = x.shape[0]
-    rows = min(ROW_CHUNK, m)
+    rows = min(contract.rows, m)
     shapes = (jax.ShapeDtypeStruct((rows, a.shape[1]), a.dtype) for a in (x, g))
     one = jax.eval_shape(product, *shapes)
     x, g = isolate(*(pad_rows(a, m + rows) for a in (x, g)))

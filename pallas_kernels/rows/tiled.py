@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels._lanes import add_lanes, add_rows, divide
 from pallas_kernels._tiles import fold_row_chunks, isolate
-from pallas_kernels.contract import ChunkContract, RowContract
+from pallas_kernels.contract import XLA_FUNCTIONS, ChunkContract, ElementwiseContract, RowContract, honour
 
 
 def sum_axis(x: jax.Array, *, contract: RowContract, mean: bool = False) -> jax.Array:
@@ -66,7 +66,9 @@ def variance(x: jax.Array, *, ddof: int, contract: RowContract) -> tuple[jax.Arr
     return isolate(divide(sum_axis(d * d, contract=contract), x.shape[1] - ddof))[0], mean
 
 
-def variance_gradient(x: jax.Array, mean: jax.Array, g: jax.Array, *, ddof: int) -> jax.Array:
+def variance_gradient(
+    x: jax.Array, mean: jax.Array, g: jax.Array, *, ddof: int, functions: ElementwiseContract = XLA_FUNCTIONS
+) -> jax.Array:
     """Returns the gradient of `variance`: (x - mean) * ((g + g) / (R - ddof)); nan where the mean is not finite.
 
     Args:
@@ -74,12 +76,14 @@ def variance_gradient(x: jax.Array, mean: jax.Array, g: jax.Array, *, ddof: int)
         mean: (A, B) float32, from `variance`.
         g: (A, B) float32, the cotangent of the variance.
         ddof: As in `variance`.
+        functions: How element-wise code is computed.
 
     Returns:
         (A, R, B) in the dtype of `x`.
 
     Guarantee: row-invariant.
     """
+    honour("variance_gradient", functions, XLA_FUNCTIONS)
     if x.shape[1] <= ddof:
         return jnp.full(x.shape, jnp.nan, x.dtype)
     (scale,) = isolate(divide(g + g, x.shape[1] - ddof))

@@ -6,10 +6,17 @@ from jax import lax
 
 from pallas_kernels._lanes import Combine
 from pallas_kernels._tiles import isolate
+from pallas_kernels.contract import FoldContract, honour
 
 
 def scatter_windows(
-    x: jax.Array, starts: jax.Array, inside: jax.Array, updates: jax.Array, *, combine: Combine
+    x: jax.Array,
+    starts: jax.Array,
+    inside: jax.Array,
+    updates: jax.Array,
+    *,
+    combine: Combine,
+    contract: FoldContract,
 ) -> jax.Array:
     """Combines each window of updates with the part of `x` at its start, in ascending order.
 
@@ -19,6 +26,7 @@ def scatter_windows(
         inside: (M,) bool, which windows to take; the others change nothing.
         updates: (M, ...) of the dtype of `x`, windows of the rank of `x`.
         combine: One correctly rounded operation on the elements of `x` and of a window.
+        contract: Order of the operations.
 
     Returns:
         An array of the shape and dtype of `x`.
@@ -28,9 +36,11 @@ def scatter_windows(
     Example:
         >>> starts, inside = jnp.array([[2], [0], [2]]), jnp.array([True, True, True])
         >>> updates = jnp.array([[1.0], [2.0], [4.0]])
-        >>> scatter_windows(jnp.zeros(3), starts, inside, updates, combine=lax.add).tolist()
+        >>> along = {"combine": lax.add, "contract": FoldContract("scatter")}
+        >>> scatter_windows(jnp.zeros(3), starts, inside, updates, **along).tolist()
         [2.0, 0.0, 5.0]
     """
+    honour("scatter", contract, FoldContract("scatter"))
     if 0 in x.shape or 0 in updates.shape:
         return x
     x, updates = isolate(x, updates)

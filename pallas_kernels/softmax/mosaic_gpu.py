@@ -15,24 +15,39 @@ from pallas_kernels._mosaic_arithmetic import exponential
 from pallas_kernels._mosaic_map import run_map
 from pallas_kernels._mosaic_online import OnlineRow, run_online
 from pallas_kernels._mosaic_rows import Row, run_rows, supports
-from pallas_kernels.contract import RowContract
+from pallas_kernels.contract import (
+    PTX_FUNCTIONS,
+    ElementwiseContract,
+    OnlineRowContract,
+    RowContract,
+    honour,
+    row_contract,
+)
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.schedule.hopper_online import OnlineSchedule
 from pallas_kernels.softmax import tiled
 
 
 def softmax(
-    x: jax.Array, *, contract: RowContract, interpret: Any = False, schedule: OnlineSchedule | None = None
+    x: jax.Array,
+    *,
+    contract: OnlineRowContract,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    interpret: Any = False,
+    schedule: OnlineSchedule | None = None,
 ) -> jax.Array:
     """Returns the softmax of rows, as `tiled.softmax`.
 
     Args:
         x: (M, C) of any floating dtype.
-        contract: Not used: `online_row_contract(C)` holds.
+        contract: Order of the sum, `online_row_contract(C)`.
+        functions: How exp and log are computed.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; no schedule moves a bit.
 
     Guarantee: row-invariant.
     """
+    honour("softmax", functions, PTX_FUNCTIONS)
     if x.shape[1] == 0:
         return x
     exact = x.dtype == jnp.float32
@@ -43,18 +58,24 @@ def softmax(
     def step(row: OnlineRow, x: jax.Array, m: jax.Array, reciprocal: jax.Array) -> Arrays:
         return (row.product(row.exponential(x - m, exact=exact), reciprocal),)
 
-    return run_online(finish, x, step, [x.dtype], interpret=interpret, schedule=schedule)[0]
+    return run_online(finish, x, step, [x.dtype], contract=contract, interpret=interpret, schedule=schedule)[0]
 
 
 def log_softmax(
-    x: jax.Array, *, contract: RowContract, interpret: Any = False, schedule: OnlineSchedule | None = None
+    x: jax.Array,
+    *,
+    contract: OnlineRowContract,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    interpret: Any = False,
+    schedule: OnlineSchedule | None = None,
 ) -> Arrays:
     """Returns the logarithm of the softmax of rows, m and log(s), as `tiled.log_softmax`; arguments as in `softmax`.
 
     Guarantee: row-invariant.
     """
+    honour("log_softmax", functions, PTX_FUNCTIONS)
     if x.shape[1] == 0:
-        return tiled.log_softmax(x, contract=contract)
+        return tiled.log_softmax(x, contract=row_contract())  # of no elements
 
     def finish(row: OnlineRow, m: jax.Array, s: jax.Array) -> Arrays:
         log_sum = row.logarithm(_or_nan(m, s))
@@ -65,34 +86,47 @@ def log_softmax(
     def step(_: OnlineRow, x: jax.Array, m: jax.Array, log_sum: jax.Array) -> Arrays:
         return ((x - m) - log_sum,)
 
-    return run_online(finish, x, step, [x.dtype], numbers=2, interpret=interpret, schedule=schedule)
+    return run_online(finish, x, step, [x.dtype], contract=contract, numbers=2, interpret=interpret, schedule=schedule)
 
 
 def logsumexp(
-    x: jax.Array, *, contract: RowContract, interpret: Any = False, schedule: OnlineSchedule | None = None
+    x: jax.Array,
+    *,
+    contract: OnlineRowContract,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    interpret: Any = False,
+    schedule: OnlineSchedule | None = None,
 ) -> Arrays:
     """Returns m and log(s) of rows, as `tiled.logsumexp`; arguments as in `softmax`.
 
     Guarantee: row-invariant.
     """
+    honour("logsumexp", functions, PTX_FUNCTIONS)
     if x.shape[1] == 0:
-        return tiled.logsumexp(x, contract=contract)
+        return tiled.logsumexp(x, contract=row_contract())  # of no elements
 
     def finish(row: OnlineRow, m: jax.Array, s: jax.Array) -> Arrays:
         row.put(0, jnp.where(jnp.abs(m) < jnp.inf, m, 0.0))
         row.put(1, row.logarithm(s))
         return ()
 
-    return run_online(finish, x, numbers=2, interpret=interpret, schedule=schedule)
+    return run_online(finish, x, contract=contract, numbers=2, interpret=interpret, schedule=schedule)
 
 
 def logsumexp_gradient(
-    x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array, *, interpret: Any = False
+    x: jax.Array,
+    m: jax.Array,
+    log_sum: jax.Array,
+    g: jax.Array,
+    *,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
+    interpret: Any = False,
 ) -> jax.Array:
     """Returns the gradient of logsumexp: exp((x - m) - log(s)) * g, as `tiled.logsumexp_gradient`.
 
     Guarantee: row-invariant.
     """
+    honour("logsumexp_gradient", functions, PTX_FUNCTIONS)
     exact = x.dtype == jnp.float32
 
     def begin(row: OnlineRow) -> Arrays:
@@ -111,6 +145,7 @@ def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract, inter
     """
     if not supports(y.shape[1], y.dtype, g.dtype):
         return tiled.softmax_gradient(y, g, contract=contract)
+    honour("softmax_gradient", contract, row_contract())
 
     def program(row: Row) -> None:
         total = row.fold(row.product)
@@ -126,14 +161,23 @@ def log_softmax_gradient(
     g: jax.Array,
     *,
     contract: RowContract,
+    functions: ElementwiseContract = PTX_FUNCTIONS,
     interpret: Any = False,
 ) -> jax.Array:
     """Returns the gradient of log_softmax: g - softmax(x) * sum(g), as `tiled.log_softmax_gradient`.
 
+    Raises:
+        UnsupportedError: If the kernel does not take such rows (`serves`).
+
     Guarantee: row-invariant.
     """
-    if not supports(x.shape[1], x.dtype, g.dtype):
-        return tiled.log_softmax_gradient(x, m, log_sum, g, contract=contract)
+    honour("log_softmax_gradient", contract, row_contract())
+    honour("log_softmax_gradient", functions, PTX_FUNCTIONS)
+    if not serves(x, g):
+        raise UnsupportedError(
+            f"log_softmax_gradient: expected rows of at least 128 columns, of whole 16 bytes, got x {x.dtype}"
+            f"{list(x.shape)} and g {g.dtype}{list(g.shape)}; `pallas_kernels.softmax.tiled` takes any."
+        )
     exact = x.dtype == jnp.float32
 
     def program(row: Row) -> None:
@@ -147,6 +191,11 @@ def log_softmax_gradient(
         row.emit(gradient)
 
     return run_rows(program, [x, g], results=[x.dtype], given=[m, log_sum], interpret=interpret)[0]
+
+
+def serves(x: jax.Array, g: jax.Array) -> bool:
+    """Returns whether `log_softmax_gradient` takes such rows."""
+    return supports(x.shape[1], x.dtype, g.dtype)
 
 
 def _or_nan(m: jax.Array, s: jax.Array) -> jax.Array:

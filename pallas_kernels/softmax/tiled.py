@@ -17,15 +17,16 @@ from pallas_kernels._lanes import (
     max_lanes,
 )
 from pallas_kernels._tiles import isolate
-from pallas_kernels.contract import RowContract
+from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, RowContract, honour
 
 
-def softmax(x: jax.Array, *, contract: RowContract) -> jax.Array:
+def softmax(x: jax.Array, *, contract: RowContract, functions: ElementwiseContract = XLA_FUNCTIONS) -> jax.Array:
     """Returns the softmax of rows.
 
     Args:
         x: (M, C) of any floating dtype.
         contract: Order of the sum.
+        functions: How exp and log are computed.
 
     Returns:
         (M, C) in the dtype of `x`. A row of nothing but -inf, or with +inf or nan, gives nan.
@@ -37,6 +38,7 @@ def softmax(x: jax.Array, *, contract: RowContract) -> jax.Array:
         >>> softmax(jnp.zeros((1, 4)), contract=row_contract()).tolist()
         [[0.25, 0.25, 0.25, 0.25]]
     """
+    honour("softmax", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array) -> Arrays:
         e = exp_minus(x, max_lanes(x, contract))
@@ -69,12 +71,13 @@ def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract) -> ja
     return map_rows(program, [y, g], [out])[0]
 
 
-def log_softmax(x: jax.Array, *, contract: RowContract) -> Arrays:
+def log_softmax(x: jax.Array, *, contract: RowContract, functions: ElementwiseContract = XLA_FUNCTIONS) -> Arrays:
     """Returns the logarithm of the softmax of rows.
 
     Args:
         x: (M, C) of any floating dtype.
         contract: Order of the sum.
+        functions: How exp and log are computed.
 
     Returns:
         The result (M, C) in the dtype of `x`, and m and log(s), (M, 1) float32.
@@ -86,6 +89,7 @@ def log_softmax(x: jax.Array, *, contract: RowContract) -> Arrays:
         >>> log_softmax(jnp.zeros((1, 1)), contract=row_contract())[0].tolist()
         [[0.0]]
     """
+    honour("log_softmax", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array) -> Arrays:
         m = max_lanes(x, contract)
@@ -96,7 +100,13 @@ def log_softmax(x: jax.Array, *, contract: RowContract) -> Arrays:
 
 
 def log_softmax_gradient(
-    x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array, *, contract: RowContract
+    x: jax.Array,
+    m: jax.Array,
+    log_sum: jax.Array,
+    g: jax.Array,
+    *,
+    contract: RowContract,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> jax.Array:
     """Returns the gradient of log_softmax: g - softmax(x) * sum(g).
 
@@ -106,12 +116,14 @@ def log_softmax_gradient(
         log_sum: (M, 1) float32, from `log_softmax`.
         g: (M, C), the cotangent.
         contract: Order of the sum.
+        functions: How exp and log are computed.
 
     Returns:
         (M, C) in the dtype of `x`.
 
     Guarantee: row-invariant.
     """
+    honour("log_softmax_gradient", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> Arrays:
         (share,) = isolate(exp_minus(x, m, log_sum) * add_lanes(g, contract))
@@ -120,12 +132,13 @@ def log_softmax_gradient(
     return map_rows(program, [x, m, log_sum, g], [jax.ShapeDtypeStruct(x.shape[1:], x.dtype)])[0]
 
 
-def logsumexp(x: jax.Array, *, contract: RowContract) -> Arrays:
+def logsumexp(x: jax.Array, *, contract: RowContract, functions: ElementwiseContract = XLA_FUNCTIONS) -> Arrays:
     """Returns m and log(s) of rows, whose sum is the logarithm of the sum of exponentials.
 
     Args:
         x: (M, C) of any floating dtype.
         contract: Order of the sum.
+        functions: How exp and log are computed.
 
     Returns:
         m and log(s), (M, 1) float32. Where the maximum is not finite m is 0, so that a row of nothing but -inf gives
@@ -139,6 +152,7 @@ def logsumexp(x: jax.Array, *, contract: RowContract) -> Arrays:
         >>> (m + log_sum).tolist()
         [[2.0], [-inf]]
     """
+    honour("logsumexp", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array) -> Arrays:
         m = max_lanes(x, contract)
@@ -150,7 +164,9 @@ def logsumexp(x: jax.Array, *, contract: RowContract) -> Arrays:
     return map_rows(program, [x], [STATISTIC, STATISTIC])
 
 
-def logsumexp_gradient(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> jax.Array:
+def logsumexp_gradient(
+    x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array, *, functions: ElementwiseContract = XLA_FUNCTIONS
+) -> jax.Array:
     """Returns the gradient of logsumexp: exp((x - m) - log(s)) * g.
 
     Args:
@@ -158,12 +174,14 @@ def logsumexp_gradient(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Ar
         m: (M, 1) float32, from `logsumexp`.
         log_sum: (M, 1) float32, from `logsumexp`.
         g: (M, 1) float32, the cotangent.
+        functions: How exp and log are computed.
 
     Returns:
         (M, C) in the dtype of `x`.
 
     Guarantee: row-invariant.
     """
+    honour("logsumexp_gradient", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array, m: jax.Array, log_sum: jax.Array, g: jax.Array) -> Arrays:
         return ((exp_minus(x, m, log_sum) * g).astype(x.dtype),)

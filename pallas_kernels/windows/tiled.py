@@ -13,14 +13,16 @@ from pallas_kernels._lanes import Combine
 from pallas_kernels._positions import Window, fold_positions
 from pallas_kernels._tiles import isolate
 from pallas_kernels._total_order import from_ordered, to_ordered
+from pallas_kernels.contract import FoldContract, honour
 
 
-def sum_windows(x: jax.Array, *, window: Window) -> jax.Array:
+def sum_windows(x: jax.Array, *, window: Window, contract: FoldContract) -> jax.Array:
     """Adds the elements of every window.
 
     Args:
         x: Array of any floating dtype, padded.
         window: The window; it has the rank of `x`.
+        contract: Order of the sums.
 
     Returns:
         float32, or float64 for float64, one element for each window. A sum of zeros is +0.
@@ -31,9 +33,11 @@ def sum_windows(x: jax.Array, *, window: Window) -> jax.Array:
     Guarantee: row-invariant.
 
     Example:
-        >>> sum_windows(jnp.arange(5.0), window=Window((2,), (1,), (1,))).tolist()
+        >>> window = Window((2,), (1,), (1,))
+        >>> sum_windows(jnp.arange(5.0), window=window, contract=FoldContract("window")).tolist()
         [1.0, 3.0, 5.0, 7.0]
     """
+    honour("reduce_window_sum", contract, FoldContract("window"))
     dtype = accumulator("reduce_window_sum", x.dtype)
     total = _reduce(lax.add, isolate(x)[0].astype(dtype), window)
     return isolate(jnp.where(total == 0, jnp.zeros((), dtype), total))[0]
@@ -119,7 +123,9 @@ def gather_selected(values: jax.Array, x: jax.Array, *, window: Window, smallest
     return isolate(fold_positions(step, first, 0, window.positions)[1])[0]
 
 
-def scatter_selected(source: jax.Array, x: jax.Array, *, window: Window, smallest: bool) -> jax.Array:
+def scatter_selected(
+    source: jax.Array, x: jax.Array, *, window: Window, smallest: bool, contract: FoldContract
+) -> jax.Array:
     """Adds the value of every window to the place of its first largest (or smallest) element.
 
     An element that several windows choose gets their values in the order of its position in them.
@@ -129,6 +135,7 @@ def scatter_selected(source: jax.Array, x: jax.Array, *, window: Window, smalles
         x: Array of any floating dtype, padded with -inf (or +inf).
         window: The window; it has the rank of `x` and is not dilated.
         smallest: Which end to choose.
+        contract: Order of the sums.
 
     Returns:
         Array of the shape of `x`, float32, or float64 for float64.
@@ -140,9 +147,11 @@ def scatter_selected(source: jax.Array, x: jax.Array, *, window: Window, smalles
 
     Example:
         >>> x = jnp.array([3.0, 1.0, 2.0, 4.0])
-        >>> scatter_selected(jnp.array([7.0, 8.0]), x, window=Window((2,), (2,), (1,)), smallest=False).tolist()
+        >>> options = {"window": Window((2,), (2,), (1,)), "smallest": False, "contract": FoldContract("window")}
+        >>> scatter_selected(jnp.array([7.0, 8.0]), x, **options).tolist()
         [7.0, 0.0, 0.0, 8.0]
     """
+    honour("select_and_scatter_add", contract, FoldContract("window"))
     dtype = accumulator("select_and_scatter_add", source.dtype)
     source, x = isolate(source.astype(dtype), x)
     if 0 in source.shape:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+import bijax
+
 Rules = dict[str, Callable[..., jax.Array]]
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -25,8 +27,9 @@ def substitute(function: Callable[..., Any], rules: Rules) -> Callable[..., Any]
 
 
 def equations(function: Callable[..., Any], *args: Any, name: str) -> list[Any]:
-    """Returns the equations of one primitive in a program, those of the functions it calls included."""
-    return [e for e in _walk(jax.make_jaxpr(function)(*args).jaxpr) if e.primitive.name == name]
+    """Returns the different equations of one primitive in a program, those of the functions it calls included."""
+    found = [e for e in _walk(jax.make_jaxpr(function)(*args).jaxpr) if e.primitive.name == name]
+    return list({(str(e.params), *(str(v.aval) for v in e.invars)): e for e in found}.values())
 
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
@@ -43,7 +46,8 @@ def compared(equation: Any, rule: Callable[..., jax.Array], *, seed: int = 0) ->
 
 def lowers_for_cuda(function: Callable[..., Any], *args: Any) -> bool:
     """Lowers a function for an NVIDIA GPU, which must not raise."""
-    return bool(jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text())
+    with bijax.lowering_for("sm_90"):
+        return bool(jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text())
 
 
 def _walk(jaxpr: Any) -> Iterator[Any]:

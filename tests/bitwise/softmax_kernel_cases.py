@@ -32,25 +32,27 @@ def forms(x: jax.Array, labels: jax.Array) -> dict[str, tuple[Form, Form]]:
     """Returns for every operation the kernel and the portable form, as functions of nothing but keywords."""
     g = jnp.asarray(np.random.default_rng(1).standard_normal(x.shape), x.dtype)
     m, log_sum = softmax.logsumexp(x, contract=row_contract())
-    along = {"contract": row_contract()}
+    tree, online = ({"contract": c} for c in (row_contract(), online_row_contract(x.shape[1])))
 
-    def both(name: str, *arguments: Any, **parameters: Any) -> tuple[Form, Form]:
+    def both(name: str, *arguments: Any, order: Any = (), **parameters: Any) -> tuple[Form, Form]:
+        """`order` has the contracts of the kernel and of the portable form."""
         ours, theirs = (softmax_hopper, softmax) if hasattr(softmax, name) else (cross_entropy_hopper, cross_entropy)
 
-        def call(module: Any) -> Form:
-            return lambda **more: getattr(module, name)(*arguments, **parameters, **more)
+        def call(module: Any, contract: dict[str, Any]) -> Form:
+            return lambda **more: getattr(module, name)(*arguments, **parameters, **contract, **more)
 
-        return call(ours), call(theirs)
+        of_ours, of_theirs = order or ({}, {})
+        return call(ours, of_ours), call(theirs, of_theirs)
 
     number = g[:, :1].astype(jnp.float32)
     return {
-        "softmax": both("softmax", x, **along),
-        "softmax_gradient": both("softmax_gradient", x, g, **along),
-        "log_softmax": both("log_softmax", x, **along),
-        "log_softmax_gradient": both("log_softmax_gradient", x, m, log_sum, g, **along),
-        "logsumexp": both("logsumexp", x, **along),
+        "softmax": both("softmax", x, order=(online, tree)),
+        "softmax_gradient": both("softmax_gradient", x, g, order=(tree, tree)),
+        "log_softmax": both("log_softmax", x, order=(online, tree)),
+        "log_softmax_gradient": both("log_softmax_gradient", x, m, log_sum, g, order=(tree, tree)),
+        "logsumexp": both("logsumexp", x, order=(online, tree)),
         "logsumexp_gradient": both("logsumexp_gradient", x, m, log_sum, number),
-        "cross_entropy": both("cross_entropy", x, labels, z_loss=0.01, **along),
+        "cross_entropy": both("cross_entropy", x, labels, z_loss=0.01, order=(online, tree)),
         "cross_entropy_gradient": both("cross_entropy_gradient", x, labels, m, log_sum, number, z_loss=0.01),
     }
 

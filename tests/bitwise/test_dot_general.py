@@ -21,6 +21,8 @@ from pallas_kernels.matmul import stacked
 from pallas_kernels.matmul.stacked import Storage
 from pallas_kernels.schedule.cpu import StackStep, stack_entries
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 SIZES = dict(zip("bhijklmn", (5, 3, 7, 11, 96, 4, 1, 13), strict=True))
 
 SPECS = {

@@ -13,6 +13,8 @@ import bijax
 from bijax.testing import assert_bits_equal
 from tests.bitwise.primitive_cases import normal
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 X = normal(0, 7, 6)
 OVERLAPPING = lax.ScatterDimensionNumbers((1,), (0,), (0, 1))
 STARTS = jnp.array([[2, 1], [2, 2], [2, 1], [0, 4], [0, 3], [9, 0]])

@@ -15,6 +15,8 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, substitute
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 RULES = {
     "scatter": _scatter_chosen.scatter,
     "scatter-max": _scatter_chosen.scatter_max,

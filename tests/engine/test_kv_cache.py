@@ -148,11 +148,11 @@ def test_tokens_keep_their_bits() -> None:
 
 def test_control_plain_jax_differs() -> None:
     """The same harness on a plain projection that is quantised into a cache."""
-    w = normal(1, 333, K * D, dtype="float32")
+    w = normal(1, 333, 140, dtype="float32")
 
     def plain(x: jax.Array) -> jax.Array:
-        rows = (x @ w).reshape(-1, K, D)
-        return jnp.zeros((64, K, 4, D)).at[jnp.arange(x.shape[0]), :, 0].set(rows)[: x.shape[0]]
+        rows = (x @ w).reshape(-1, K, 70)
+        return jnp.zeros((64, K, 4, 70)).at[jnp.arange(x.shape[0]), :, 0].set(rows)[: x.shape[0]]
 
     options: dict[str, Any] = {"batch_sizes": (1, 2, 33), "neighbours": ("given",), "modes": ("jit",)}
     assert batch_variance_report(plain, normal(0, 33, 333, dtype="float32"), **options).differing_elements

@@ -64,7 +64,7 @@ def test_tokens_keep_their_bits() -> None:
 
 
 def test_control_plain_jax_differs() -> None:
-    w = normal(1, 333, 64)
+    w = normal(1, 333, 140)
 
     def plain(x: jax.Array) -> Any:
         weights, selected = jax.lax.top_k(jax.nn.softmax(x @ w), 4)

@@ -18,7 +18,7 @@ from jax import lax
 
 import bijax
 from bijax.ops import weight_gradient
-from bijax.ops._architecture import cuda_architecture
+from bijax.ops._architecture import HOPPER, cuda_architecture
 from pallas_kernels.contract import SplitAttentionContract, WgmmaChunkContract, WgmmaContract
 from tests.transform.test_vectors import FUNCTIONS
 
@@ -129,14 +129,18 @@ def cases() -> dict[str, Callable[[], jax.Array]]:
         "attention bfloat16": (SplitAttentionContract().id, lambda: attention(128, jnp.bfloat16)),
         "attention float16": (SplitAttentionContract().id, lambda: attention(64, np.float16)),
     }
-    architecture = cuda_architecture()
-    return {f"{name} | {contract} | {architecture}": call for name, (contract, call) in found.items()} | functions()
+    return {f"{name} | {contract} | {_architecture()}": call for name, (contract, call) in found.items()} | functions()
+
+
+def _architecture() -> str:
+    """Returns this machine's; where there is no GPU the names are listed alone."""
+    return cuda_architecture() if jax.default_backend() == "gpu" else HOPPER
 
 
 def functions() -> dict[str, Callable[[], jax.Array]]:
     """Returns the element-wise functions under `bijax.invariant`, whose bits are those of a version of XLA."""
     x, y = (jnp.asarray(array(seed, (64, 100), np.float32)) * 3 for seed in (8, 9))
-    where = f"jaxlib {jax.lib.__version__} | {cuda_architecture()}"
+    where = f"jaxlib {jax.lib.__version__} | {_architecture()}"
 
     def call(function: Callable[[jax.Array, jax.Array], jax.Array], dtype: str) -> Callable[[], jax.Array]:
         return lambda: jax.jit(bijax.invariant(function))(x.astype(dtype), y.astype(dtype))

@@ -15,7 +15,10 @@ from bijax import hlo
 X = jnp.ones((8, 64))
 W = jnp.ones((64, 32))
 
-pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's")
+pytestmark = [
+    pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's"),
+    pytest.mark.usefixtures("hopper"),
+]
 
 
 def kinds(report):

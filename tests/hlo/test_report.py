@@ -34,7 +34,9 @@ def test_json():
 
 
 def test_rich():
-    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=70, force_terminal=True)
+    console = pytest.importorskip("rich.console").Console(
+        file=io.StringIO(), width=70, force_terminal=True, color_system="standard", no_color=False
+    )
     console.print(REPORT)
     console.print(hlo.compare(REPORT, REPORT))
     text = console.file.getvalue()

@@ -1,4 +1,4 @@
-"""`bijax demo --quick` on the real model: no difference with bijax, some with plain JAX."""
+"""`bijax demo --quick`: no difference with bijax, some with plain JAX."""
 
 import json
 
@@ -6,14 +6,19 @@ import pytest
 
 from bijax import cli
 from tests.exhaustive import rarely
+from tests.layers import checkpoint_files as files
 
 
-@pytest.mark.parametrize(("sizes", "chunks"), [((5,), (7,)), rarely((2, 5), (7, None))], ids=["two ways", "all ways"])
-def test_the_quick_demo(sizes, chunks, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", sizes)
-    monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", chunks)
+@pytest.mark.parametrize("real", [False, rarely(True)], ids=["tiny model in two ways", "real model"])
+def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
     picture, figures = tmp_path / "picture.png", tmp_path / "figures.json"
-    code = cli.main(["demo", "--quick", "--tokens", "4", "--picture", str(picture), "--json", str(figures)])
+    arguments = ["demo", "--quick", "--tokens", "4", "--picture", str(picture), "--json", str(figures)]
+    if not real:
+        monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))
+        monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", (7,))
+        fields = {**files.hf_fields(), "max_position_embeddings": 512}
+        arguments += ["--model", str(files.write_folder(tmp_path / "model", fields))]
+    code = cli.main(arguments)
     printed = capsys.readouterr().out
     assert code == 0, printed
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -16,6 +16,8 @@ import bijax
 from bijax import hlo
 from bijax.transform.audit import audit
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 X = jnp.ones((8, 64))
 W = jnp.ones((64, 32))
 
@@ -290,7 +292,9 @@ def test_text_and_json():
 
 
 def test_rich():
-    console = pytest.importorskip("rich.console").Console(width=80, force_terminal=True)
+    console = pytest.importorskip("rich.console").Console(
+        width=80, force_terminal=True, color_system="standard", no_color=False
+    )
     with console.capture() as capture:
         console.print(audit(network, X, W))
     assert "\x1b[" in capture.get()

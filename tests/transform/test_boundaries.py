@@ -14,6 +14,8 @@ import bijax
 from bijax.testing import assert_bits_equal
 from tests.transform.lowered import unmarked_sums
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 X = jnp.asarray(np.random.default_rng(0).standard_normal((8, 64)), jnp.float32)
 W = jnp.asarray(np.random.default_rng(1).standard_normal((64, 16)), jnp.float32)
 

@@ -22,6 +22,8 @@ from bijax.testing import assert_bits_equal
 from bijax.transform._tables import IN_REGIONS, TAKEN_OUT, Kind, table_name, verdict
 from tests.transform.carrying_primitives import carrying_primitives
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 X = jnp.asarray(np.random.default_rng(0).standard_normal((33, 64)), jnp.float32)
 W = jnp.asarray(np.random.default_rng(1).standard_normal(64), jnp.float32)
 PLACES = jnp.array([0, 3, 3, 1, 3])

@@ -14,6 +14,8 @@ from bijax.transform._tables import VECTORS
 from tests.fuzz.programs import Fuzz
 from tests.transform.test_vectors import FUNCTIONS
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 FENCE = "stablehlo.shift_right_logical"
 
 

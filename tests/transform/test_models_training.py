@@ -53,64 +53,79 @@ def nnx_model() -> tuple[Loss, Any]:
     return lambda params, x, y: cross_entropy(nnx.merge(graph, params)(x), y), params
 
 
-def train(loss_fn: Loss, params: Any, parts: int, *, invariant: bool = True) -> Any:
-    """Trains with the batch cut into parts, which are added in a loop in Python."""
-    optimizer = optax.adamw(1e-2)
-    state = optimizer.init(params)
-    gradient = bijax.accumulate_gradients(loss_fn, unit=UNIT)
-    plain = jax.jit(jax.value_and_grad(loss_fn))
+OPTIMIZER = optax.adamw(1e-2)
 
-    @jax.jit
-    @bijax.invariant
-    def update(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
 
-    add = jax.jit(gradient.add)
-    for x, y in zip(X, LABELS, strict=True):
-        cut = list(zip(jnp.split(x, parts), jnp.split(y, parts), strict=True))
-        if invariant:
-            total = gradient.start(params, *cut[0])
-            for part in cut:
-                total = add(total, params, *part)
-            _, grads = total.value_and_grad()
-        else:
-            several = [plain(params, *part)[1] for part in cut]
-            grads = jax.tree.map(lambda *g: functools.reduce(jnp.add, g) / parts, *several)
-        params, state = update(params, state, grads)
-    return params
+@jax.jit
+@bijax.invariant
+def update(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
+    updates, state = OPTIMIZER.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+class Training:
+    """Training of one model; its programs are compiled once for each number of parts.
+
+    Attributes:
+        loss_fn: Maps parameters, inputs and labels to the loss.
+        params: What it starts with.
+        gradient: The accumulated gradient of the loss.
+    """
+
+    def __init__(self, model: Callable[[], tuple[Loss, Any]]) -> None:
+        self.loss_fn, self.params = model()
+        self.gradient = bijax.accumulate_gradients(self.loss_fn, unit=UNIT)
+        self._add = jax.jit(self.gradient.add)
+        self._plain = jax.jit(jax.grad(self.loss_fn))
+
+    def train(self, parts: int, *, invariant: bool = True) -> Any:
+        """Trains with the batch cut into parts, which are added in a loop in Python."""
+        params, state = self.params, OPTIMIZER.init(self.params)
+        for x, y in zip(X, LABELS, strict=True):
+            cut = list(zip(jnp.split(x, parts), jnp.split(y, parts), strict=True))
+            if invariant:
+                total = self.gradient.start(params, *cut[0])
+                for part in cut:
+                    total = self._add(total, params, *part)
+                _, grads = total.value_and_grad()
+            else:
+                several = [self._plain(params, *part) for part in cut]
+                grads = jax.tree.map(lambda *g: functools.reduce(jnp.add, g) / parts, *several)
+            params, state = update(params, state, grads)
+        return params
+
+
+training = functools.cache(Training)
 
 
 @pytest.mark.parametrize("model", [linen_model, nnx_model])
 def test_accumulated_training(model: Callable[[], tuple[Loss, Any]]) -> None:
-    loss_fn, params = model()
-    whole = train(loss_fn, params, 1)
+    run = training(model)
+    whole = run.train(1)
     for parts in (2, 4):
-        jax.tree.map(assert_bits_equal, train(loss_fn, params, parts), whole)
-    assert loss_fn(whole, X[0], LABELS[0]) < loss_fn(params, X[0], LABELS[0])
+        jax.tree.map(assert_bits_equal, run.train(parts), whole)
+    assert run.loss_fn(whole, X[0], LABELS[0]) < run.loss_fn(run.params, X[0], LABELS[0])
 
 
 def test_whole_step_in_one_program() -> None:
     """Gradient and optimizer in one jitted function give the bits of the loop in Python."""
-    loss_fn, params = linen_model()
-    optimizer, gradient = optax.adamw(1e-2), bijax.accumulate_gradients(loss_fn, unit=UNIT)
+    run = training(linen_model)
 
     @jax.jit
     @bijax.invariant
     def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
         params, state = carry
-        loss, grads = gradient(params, *batch)
-        updates, state = optimizer.update(grads, state, params)
+        loss, grads = run.gradient(params, *batch)
+        updates, state = OPTIMIZER.update(grads, state, params)
         return (optax.apply_updates(params, updates), state), loss
 
-    carry = (params, optimizer.init(params))
+    carry = (run.params, OPTIMIZER.init(run.params))
     for batch in zip(X, LABELS, strict=True):
         carry, _ = step(carry, batch)
-    jax.tree.map(assert_bits_equal, carry[0], train(loss_fn, params, 1))
+    jax.tree.map(assert_bits_equal, carry[0], run.train(1))
 
 
 def test_control_plain_training() -> None:
-    loss_fn, params = linen_model()
-    whole = train(loss_fn, params, 1, invariant=False)
-    parts = train(loss_fn, params, 4, invariant=False)
+    run = training(linen_model)
+    whole, parts = (run.train(parts, invariant=False) for parts in (1, 4))
     assert all((bits(a) != bits(b)).any() for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True))

@@ -20,6 +20,8 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention
 from pallas_kernels.schedule.hopper_attention import DecodeSchedule, PrefillSchedule
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 # Small blocks, so that a few steps of the interpreter meet every edge.
 CONTRACT: Final = SplitAttentionContract(key_block=32, split=64)
 PREFILL: Final = PrefillSchedule(blocks=1)

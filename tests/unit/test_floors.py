@@ -15,6 +15,7 @@ FLOORS = (
     ("pallas_kernels.contract", 0),
     ("pallas_kernels._contract_attention", 0),
     ("pallas_kernels._contract_matmul", 0),
+    ("pallas_kernels._contract_order", 0),
     ("pallas_kernels._contract_rows", 0),
     ("pallas_kernels._contract_shards", 0),
     ("pallas_kernels.schedule", 0),

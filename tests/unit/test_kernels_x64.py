@@ -12,6 +12,8 @@ import bijax
 from pallas_kernels.schedule.hopper_online import online_schedule
 from pallas_kernels.schedule.hopper_rows import row_schedule
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 
 def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, dtype)

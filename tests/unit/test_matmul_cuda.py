@@ -13,6 +13,8 @@ from jax import lax
 import bijax
 from bijax.ops import _matmul_backends, weight_gradient
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 X, W = jax.ShapeDtypeStruct((24, 64), "bfloat16"), jax.ShapeDtypeStruct((64, 32), "bfloat16")
 STACK_X, STACK_W = jax.ShapeDtypeStruct((3, 24, 64), "bfloat16"), jax.ShapeDtypeStruct((3, 64, 32), "bfloat16")
 BIAS, G = jax.ShapeDtypeStruct((32,), "bfloat16"), jax.ShapeDtypeStruct((24, 32), "bfloat16")

@@ -18,6 +18,8 @@ from pallas_kernels.schedule.hopper import MatmulSchedule
 from pallas_kernels.schedule.hopper_fused import ShardSchedule
 from tests.unit.test_matmul_mosaic import interpreter, operands, reported_races  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 CONTRACT = WgmmaContract()
 NARROW = MatmulSchedule(True, 64, 8, 128, 3)
 WIDE = MatmulSchedule(False, 64, 64, 64, 3, 2)

@@ -21,6 +21,8 @@ from pallas_kernels.schedule.hopper import MatmulSchedule
 from pallas_kernels.schedule.hopper_split import SplitSchedule
 from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_schedule
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 MATMULS: dict[str, Callable[..., jax.Array]] = {
     "tf32": functools.partial(mosaic_gpu_tf32.matmul, contract=Tf32Contract()),
     "highest": functools.partial(mosaic_gpu_highest.matmul, contract=SplitContract(128)),

@@ -15,6 +15,8 @@ from pallas_kernels.contract import row_contract
 from pallas_kernels.schedule.hopper_rows import RowSchedule, row_schedule, row_vector
 from tests.bitwise import row_emulation as emulation
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 # A block of 2048 lanes and a ragged end. Under the interpreter each warpgroup wants a thread of the machine's own.
 COLUMNS = 2112
 SCHEDULES = {

@@ -11,6 +11,8 @@ from pallas_kernels import _mosaic_chunks
 from pallas_kernels.schedule.hopper_chunks import ChunkSchedule
 from tests.bitwise.row_kernel_cases import Case, cases
 
+pytestmark = pytest.mark.usefixtures("hopper")
+
 # Rows of whole blocks and others; a single chunk of rows, whole chunks and others.
 ROWS = {case.name: case for case in cases(3, 320, "bfloat16", "float32")}
 CHUNKS = {case.name: case for case in cases(260, 256, "bfloat16")}

@@ -1,0 +1,104 @@
+"""Which contracts a program is computed under: kernels are run here, and what they are given can be recorded."""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Use:
+    """One contract under which a kernel runs.
+
+    Attributes:
+        contract: Id of the contract.
+        dtypes: Dtypes of the kernel's arrays.
+        kernel: Full name of the kernel's function.
+    """
+
+    contract: str
+    dtypes: tuple[str, ...]
+    kernel: str
+
+
+class _Recorder(threading.local):
+    uses: list[Use] | None = None
+
+
+_recorder = _Recorder()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Use]]:
+    """Records the contracts of the kernels that are traced inside, in this thread.
+
+    Nothing that a kernel would do is done, as far as it says what its results look like (`like` of `run`): no schedules
+    are compared, no bodies traced. What is traced inside is of no use otherwise.
+    """
+    outer, _recorder.uses = _recorder.uses, []
+    try:
+        yield _recorder.uses
+    finally:
+        _recorder.uses = outer
+
+
+@contextlib.contextmanager
+def without_recording() -> Iterator[None]:
+    """Lets what is traced inside be real and unrecorded: the shapes of results say nothing of the platform."""
+    outer, _recorder.uses = _recorder.uses, None
+    try:
+        yield
+    finally:
+        _recorder.uses = outer
+
+
+def run[R](kernel: Callable[..., R], *arguments: Any, like: Callable[..., R] | None = None, **options: Any) -> R:
+    """Runs a kernel under the contracts among its options.
+
+    Args:
+        kernel: A function of `pallas_kernels`.
+        *arguments: Its arrays.
+        like: A function of the same arguments whose results have the same shapes and dtypes and which is cheap to
+            trace; it takes the kernel's place while contracts are recorded.
+        **options: More arrays and parameters. Those that are contracts, or hold one as `contract`, are recorded.
+    """
+    if _recorder.uses is None:
+        return kernel(*arguments, **options)
+    note(kernel, *(getattr(value, "contract", value) for value in options.values()), arrays=(*arguments, options))
+    if like is None:
+        return kernel(*arguments, **options)
+    arrays = {name: value for name, value in options.items() if _is_array(value)}
+    others = {name: value for name, value in options.items() if name not in arrays}
+
+    def results(arguments: tuple[Any, ...], arrays: dict[str, Any]) -> R:
+        return like(*arguments, **arrays, **others)
+
+    with recording():  # what stands in for the kernel is not what is run
+        shapes = jax.eval_shape(results, arguments, arrays)
+    zeros: R = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return zeros
+
+
+def note(kernel: Callable[..., Any], *contracts: Any, arrays: Any = ()) -> None:
+    """Records contracts under which a function works.
+
+    Args:
+        kernel: The function.
+        *contracts: Contracts; anything without an id is passed over.
+        arrays: Its arrays, in any tree.
+    """
+    if _recorder.uses is None:
+        return
+    function = kernel.func if isinstance(kernel, functools.partial) else kernel
+    name = f"{function.__module__}.{function.__qualname__}"
+    dtypes = tuple(str(x.dtype) for x in jax.tree.leaves(arrays) if _is_array(x))
+    _recorder.uses += [Use(c.id, dtypes, name) for c in contracts if isinstance(getattr(c, "id", None), str)]
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")

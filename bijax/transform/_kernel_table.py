@@ -1,0 +1,224 @@
+"""Which kernel serves which case, under which contract: found by asking the kernels, for one call of each kind."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax import ops
+from bijax.hlo._table import Rows
+from bijax.ops._architecture import lowering_for
+from bijax.transform._audit_walk import equations
+from bijax.transform._uses import kernels_of
+from bijax.transform.invariant import invariant
+
+TARGETS: Final[tuple[tuple[str, str], ...]] = (("cpu", ""), ("cuda", "sm_90"), ("cuda", "sm_80"))
+"""Platforms with the architecture; the last one stands for every GPU without kernels of its own."""
+
+_FLOATS: Final = ("float32", "bfloat16", "float16")
+_LABELS: Final = "int32"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One kind of call.
+
+    Attributes:
+        operation: Name of the operation, as users call it.
+        case: What tells it from other calls.
+        function: The call.
+        shapes: Shapes of its arrays; those that end in a dtype's name have that dtype.
+        dtypes: Dtypes of the others.
+    """
+
+    operation: str
+    case: str
+    function: Callable[..., Any]
+    shapes: tuple[tuple[Any, ...], ...]
+    dtypes: tuple[str, ...] = _FLOATS
+
+    def arrays(self, dtype: str) -> list[jax.ShapeDtypeStruct]:
+        """Returns the arguments."""
+        given = [(s[:-1], s[-1]) if s and isinstance(s[-1], str) else (s, dtype) for s in self.shapes]
+        return [jax.ShapeDtypeStruct(shape, d) for shape, d in given]
+
+
+def _gradient(function: Callable[..., Any], *arguments: int) -> Callable[..., Any]:
+    return jax.grad(lambda *arrays: jax.tree.leaves(function(*arrays))[0].astype(jnp.float32).sum(), arguments)
+
+
+def _invariant(function: Callable[..., Any]) -> Callable[..., Any]:
+    return invariant(function)
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return ops.softmax_cross_entropy(logits, labels)
+
+
+def _attention(query: jax.Array, key: jax.Array) -> jax.Array:
+    return ops.dot_product_attention(query, key, key, is_causal=True)
+
+
+def _by_columns(x: jax.Array, g: jax.Array) -> jax.Array:
+    return lax.dot_general(x, g, (((0,), (0,)), ((), ())))
+
+
+def _pooled(x: jax.Array) -> Any:
+    return lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID")
+
+
+def _mixed(x: jax.Array, y: jax.Array) -> jax.Array:
+    return x * 0.5 + y
+
+
+def _paged(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
+    return ops.paged_attention(query, pages, pages, table, jnp.ones(query.shape[0], jnp.int32))
+
+
+_X, _W, _WIDE_W, _HEADS, _PAGES = (8, 1024), (1024, 512), (512, 1024), (1, 256, 4, 64), (9, 16, 4, 64)
+
+_silu = functools.partial(ops.matmul, activation="silu")
+_highest = functools.partial(ops.matmul, precision="highest")
+_split = functools.partial(ops.matmul, split_k=4)
+
+CASES: Final[tuple[Case, ...]] = (
+    Case("matmul", "weights (K, N)", ops.matmul, (_X, _W)),
+    Case("matmul", "weights (K, N), short K", ops.matmul, ((8, 576), (576, 512))),
+    Case("matmul", "weights (N, K)", lambda x, w: ops.matmul(x, w.T), (_X, _WIDE_W)),
+    Case("matmul", 'precision="highest"', _highest, (_X, _W), ("float32",)),
+    Case("matmul", "split_k=4", _split, (_X, _W)),
+    Case("matmul", 'activation="silu"', _silu, (_X, _W)),
+    Case("matmul", "a stack", jax.vmap(ops.matmul), ((2, *_X), (2, *_W))),
+    Case("matmul", "gradients", _gradient(ops.matmul, 0, 1), (_X, _W)),
+    Case("matmul", "gradients of a stack", _gradient(jax.vmap(ops.matmul), 0, 1), ((2, *_X), (2, *_W))),
+    Case("gated_matmul", "", lambda x, w: ops.gated_matmul(x, w, w), (_X, _W)),
+    Case("dot_general", "float64", _invariant(jnp.matmul), (_X, _W), ("float64",)),
+    Case("dot_general", "both stored by columns", _invariant(_by_columns), (_X, _X)),
+    Case("ragged_dot", "", _invariant(lax.ragged_dot), (_X, (2, *_W), (2, _LABELS))),
+    Case("ragged_dot", "gradients", _invariant(_gradient(lax.ragged_dot, 1)), (_X, (2, *_W), (2, _LABELS))),
+    Case("group_matmul", "", ops.group_matmul, (_X, (2, *_W), (2, _LABELS))),
+    Case("group_matmul", "gradients", _gradient(ops.group_matmul, 0, 1), (_X, (2, *_W), (2, _LABELS))),
+    Case("conv", "", _invariant(lambda x, w: lax.conv(x, w, (1, 1), "SAME")), ((1, 64, 8, 8), (8, 64, 3, 3))),
+    Case("conv", "one feature", _invariant(lambda x, w: lax.conv(x, w, (1, 1), "SAME")), ((1, 1, 8, 8), (8, 1, 3, 3))),
+    Case(
+        "conv",
+        "gradient of weights",
+        _invariant(_gradient(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), 1)),
+        ((9, 64, 8, 8), (8, 64, 3, 3)),
+    ),
+    Case("attention", "heads of 64", _attention, (_HEADS, _HEADS)),
+    Case("attention", "heads of 80", _attention, ((1, 256, 4, 80), (1, 256, 4, 80))),
+    Case("attention", "gradients", _gradient(_attention, 0, 1), (_HEADS, _HEADS)),
+    Case("paged_attention", "heads of 64", _paged, ((1, 1, 4, 64), _PAGES, (1, 8, _LABELS))),
+    *(
+        Case(name, f"rows of {columns}", function, ((8, columns), *more))
+        for name, function, more in (
+            ("softmax", ops.softmax, ()),
+            ("softmax, gradients", _gradient(ops.softmax, 0), ()),
+            ("log_softmax", ops.log_softmax, ()),
+            ("log_softmax, gradients", _gradient(ops.log_softmax, 0), ()),
+            ("logsumexp", ops.logsumexp, ()),
+            ("logsumexp, gradients", _gradient(ops.logsumexp, 0), ()),
+            ("softmax_cross_entropy", _cross_entropy, ((8, _LABELS),)),
+            ("softmax_cross_entropy, gradients", _gradient(_cross_entropy, 0), ((8, _LABELS),)),
+        )
+        for columns in (4096, 77, *(() if "gradients" in name else (50_000,)))
+    ),
+    Case("rms_norm", "", ops.rms_norm, (_X, (1024,))),
+    Case("rms_norm", "gradients", _gradient(ops.rms_norm, 0, 1), (_X, (1024,))),
+    Case("layer_norm", "", ops.layer_norm, (_X, (1024,), (1024,))),
+    Case("layer_norm", "gradients", _gradient(ops.layer_norm, 0, 1, 2), (_X, (1024,), (1024,))),
+    Case("sum, mean", "", lambda x: ops.mean(x, axis=1), (_X,)),
+    Case("var, std", "", lambda x: ops.var(x, axis=1), (_X,)),
+    Case("var, std", "gradients", _gradient(lambda x: ops.var(x, axis=1), 0), (_X,)),
+    Case("embed", "gradients", _gradient(ops.embed, 0), ((99, 64), (8, _LABELS))),
+    Case("elementwise", "", ops.elementwise(jnp.tanh), (_X,)),
+    Case("exp, log, tanh, ...", "", _invariant(jnp.exp), (_X,)),
+    Case("reduce_sum, reduce_prod", "", _invariant(lambda x: (x.sum(0), x.prod(0))), (_X,)),
+    Case("reduce", "a function of one's own", _invariant(lambda x: lax.reduce(x, x[0, 0], _mixed, (1,))), (_X,)),
+    Case(
+        "reduce_window_sum",
+        "",
+        _invariant(lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID")),
+        (_X,),
+    ),
+    Case(
+        "select_and_scatter_add",
+        "",
+        _invariant(_gradient(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID"), 0)),
+        (_X,),
+        ("float32",),
+    ),
+    Case("cumsum, cumprod", "", _invariant(lambda x: (jnp.cumsum(x, 1), jnp.cumprod(x, 1))), (_X,)),
+    Case("cumlogsumexp", "", _invariant(lambda x: lax.cumlogsumexp(x, 1)), (_X,)),
+    Case("scatter_add, scatter_mul", "", _invariant(lambda x, i: x.at[i].add(1)), (_X, (3, _LABELS))),
+    Case("psum", "", _invariant(lambda x: jax.vmap(lambda row: lax.psum(row, "rows"), axis_name="rows")(x)), (_X,)),
+)
+"""Calls of every kind; a test makes sure that they reach every kernel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What serves a case on one target.
+
+    Attributes:
+        case: The case.
+        target: "cpu", or the architecture of a GPU.
+        dtypes: The dtypes for which this holds.
+        contracts: Ids of the contracts.
+        kernels: Names of the functions that are given them.
+        primitives: Names of the primitives that hold them.
+    """
+
+    case: Case
+    target: str
+    dtypes: tuple[str, ...]
+    contracts: tuple[str, ...]
+    kernels: tuple[str, ...]
+    primitives: tuple[str, ...]
+
+
+def rows() -> Iterator[Row]:
+    """Yields what serves every case on every target, dtypes that are served alike together."""
+    for case in CASES:
+        traced = {dtype: _traced(case, dtype) for dtype in case.dtypes}
+        for platform, architecture in TARGETS:
+            served: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+            for dtype, program in traced.items():
+                served.setdefault(_served(program, platform, architecture), []).append(dtype)
+            for found, dtypes in served.items():
+                yield Row(case, architecture or platform, tuple(dtypes), *found)
+
+
+def _traced(case: Case, dtype: str) -> Any:
+    with jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext():
+        return jax.make_jaxpr(lambda *arrays: case.function(*arrays))(*case.arrays(dtype))
+
+
+def _served(program: Any, platform: str, architecture: str) -> tuple[tuple[str, ...], ...]:
+    with lowering_for(architecture) if architecture else contextlib.nullcontext():
+        found = [(use, e.name) for e in equations(program, platform) for use in kernels_of(e, platform)]
+    contracts = {use.contract for use, _ in found}
+    kernels = {use.kernel for use, _ in found if use.kernel}
+    primitives = {name for _, name in found}
+    return tuple(sorted(contracts)), tuple(sorted(kernels)), tuple(sorted(primitives))
+
+
+def table() -> Rows:
+    """Returns the table of `bijax kernels`."""
+    lines = []
+    for row in rows():
+        case = f"{row.case.operation}{', ' if row.case.case else ''}{row.case.case}"
+        dtypes = ", ".join(d.replace("float", "f") for d in row.dtypes)
+        lines.append((case, row.target, dtypes, ", ".join(row.contracts), ", ".join(map(_short, row.kernels))))
+    header = ("operation, case", "target", "dtypes", "contracts", "kernels")
+    return Rows("Contracts and kernels; sm_80 stands for every GPU but Hopper", header, tuple(lines), "")
+
+
+def _short(kernel: str) -> str:
+    return kernel.removeprefix("pallas_kernels.").removeprefix("bijax.ops.")

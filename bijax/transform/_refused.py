@@ -1,0 +1,55 @@
+"""Why an operation of JAX is refused, and what to use in its place."""
+
+from typing import Final
+
+_LIBRARY: Final = "a library computes it and chooses its algorithm by the shapes"
+_CUDNN_ATTENTION: Final = (
+    "cuDNN computes it and chooses its kernel by the shapes; use bijax.dot_product_attention, or"
+    ' jax.nn.dot_product_attention without implementation="cudnn"'
+)
+_SCALED: Final = (
+    "cuDNN or cuBLAS computes it and chooses its kernel by the shapes; scale the operands and use jnp.matmul or"
+    " bijax.matmul"
+)
+_KERNEL: Final = (
+    "it is a kernel of which nothing is known here; if its blocks and its order do not depend on the batch, let it pass"
+)
+
+
+def _each(reason: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), reason)
+
+
+REFUSED: Final = {
+    "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
+    " function itself",
+    "custom_partitioning": "the program that runs is made by a callback while XLA partitions",
+    "ffi_call": "what a foreign function computes is not known; use the operation of JAX or bijax that it stands for",
+    "io_callback": "what Python computes is not known",
+    "pure_callback": "what Python computes is not known",
+    "select_and_scatter": "XLA runs its two programs inside of one instruction, in an order that follows the shape",
+    "approx_top_k": "which elements it finds depends on the shape; use jax.lax.top_k, which is exact",
+    "rng_uniform": "its numbers follow the shape; use jax.random with a key of threefry2x32",
+    "rng_bit_generator": "its numbers follow the shape; use jax.random with a key of threefry2x32",
+    "fft": f"{_LIBRARY}; for a fixed length, multiply by the matrix of the transform, its real and imaginary parts"
+    " apart",
+    "cudnn_fusion": "cuDNN computes it and chooses its kernel by the shapes; call the function without the fusion",
+    **_each(
+        _CUDNN_ATTENTION,
+        "dot_product_attention_fwd dot_product_attention_fwd_wrapper dot_product_attention_bwd"
+        " dot_product_attention_bwd_wrapper dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper"
+        " dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper",
+    ),
+    **_each(_SCALED, "scaled_dot scaled_matmul scaled_matmul_wrapper"),
+    **_each(
+        f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",
+        "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd"
+        " tridiagonal",
+    ),
+    **_each(
+        f"{_LIBRARY}; where the matrix is shared, multiply by its inverse, computed outside",
+        "triangular_solve tridiagonal_solve",
+    ),
+    **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
+}
+"""Reasons by the name of the primitive. Of any other that is in no table, nothing is known."""

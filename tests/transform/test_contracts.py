@@ -1,0 +1,191 @@
+"""The contracts of programs: ids, fingerprints, and that every kernel is given the one that fixes its bits."""
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import bijax
+from bijax.cli import main
+from bijax.ops._contracts import recording
+from bijax.ops._primitive import KERNELS
+from bijax.transform import _kernel_table
+from bijax.transform._kernel_table import Row
+from bijax.transform._tables import CHOOSING, ORDERED, RACING
+from pallas_kernels import contract
+from pallas_kernels.cumulative.tiled import scan_axis
+from pallas_kernels.softmax import tiled as softmax
+
+W1, W2 = jnp.ones((512, 1024)), jnp.ones((1024, 300))
+
+
+def model(x: jax.Array) -> jax.Array:
+    return jax.nn.log_softmax(jax.nn.gelu(x @ W1) @ W2)
+
+
+def fingerprint(fn: Callable[..., Any], rows: int, dtype: str = "float32", **options: Any) -> str:
+    return bijax.contracts(fn, jax.ShapeDtypeStruct((rows, 512), dtype), **options).fingerprint
+
+
+@pytest.fixture(scope="module")
+def table() -> list[Row]:
+    return list(_kernel_table.rows())
+
+
+def test_the_ids_of_a_program() -> None:
+    manifest = bijax.contracts(bijax.invariant(model), jnp.ones((8, 512)), platform="cpu")
+    assert manifest.ids == (
+        "elementwise/v1/f32-xla",
+        "matmul/v1/f32-chain128-fold",
+        "matmul/v1/f32-chain512-fold",
+        "rows/v2/f32-lanes128to8192-tree",
+    )
+    assert manifest.to_json()["fingerprint"] == manifest.fingerprint
+    assert str(manifest).startswith(manifest.fingerprint)
+    assert not manifest.believed
+
+
+def test_a_fingerprint_is_that_of_rows() -> None:
+    """It knows nothing of the batch, and everything that fixes a row."""
+    invariant = bijax.invariant(model)
+    expected = fingerprint(invariant, 8)
+    mapped = bijax.invariant(jax.vmap(model))
+    assert fingerprint(invariant, 1) == fingerprint(jax.jit(invariant), 300) == expected
+    assert bijax.contracts(mapped, jnp.ones((4, 2, 512))).fingerprint == expected
+    others = [
+        fingerprint(bijax.invariant(lambda x: model(x).astype("bfloat16")), 8, "bfloat16"),
+        fingerprint(bijax.invariant(lambda x: jnp.cumsum(model(x), 1)), 8),
+        fingerprint(invariant, 8, platform="cuda", architecture="sm_90"),
+        fingerprint(invariant, 8, platform="cuda", architecture="sm_80"),
+        fingerprint(bijax.invariant(lambda x: model(x[:, :300] @ W1[:300, :512])), 8),
+    ]
+    assert len({expected, *others}) == 1 + len(others)
+
+
+def test_another_version_of_a_contract_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = fingerprint(bijax.invariant(model), 8)
+    monkeypatch.setattr(contract.MatmulContract, "id", property(lambda self: f"matmul/v2/chain{self.k_block}"))
+    assert fingerprint(bijax.invariant(model), 8) != expected
+
+
+def test_the_same_products_by_hand_and_under_the_transform() -> None:
+    by_hand = bijax.contracts(lambda x: bijax.matmul(bijax.matmul(x, W1), W2), jnp.ones((8, 512)))
+    transformed = bijax.contracts(bijax.invariant(lambda x: (x @ W1) @ W2), jnp.ones((8, 512)))
+    assert by_hand.fingerprint == transformed.fingerprint
+
+
+def test_what_nothing_fixes_is_refused_or_named() -> None:
+    with pytest.raises(ValueError, match=r"dot_general .* at .*test_contracts\.py"):
+        bijax.contracts(model, jnp.ones((8, 512)))
+    with pytest.raises(ValueError, match="cholesky"):
+        bijax.contracts(bijax.invariant(jnp.linalg.cholesky), jnp.eye(3))
+    allowed = bijax.invariant(jnp.linalg.cholesky, allow=["cholesky"])
+    assert bijax.contracts(allowed, jnp.eye(3)).believed == ("cholesky",)
+    with pytest.raises(TypeError, match="expected a function"):
+        bijax.contracts(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="platform"):
+        bijax.contracts(model, jnp.ones((8, 512)), platform="tpu")
+    if jax.default_backend() == "cpu":
+        with pytest.raises(bijax.UnsupportedError, match="lowering_for"):
+            bijax.contracts(bijax.invariant(model), jnp.ones((8, 512)), platform="cuda")
+
+
+def test_the_shapes_of_results_are_no_use_of_a_contract() -> None:
+    x = jax.ShapeDtypeStruct((3, 1237), "float32")  # a shape that nothing has asked for
+    with recording() as found:
+        assert jax.eval_shape(bijax.softmax, x) == x
+    assert not found
+
+
+def test_audits_show_the_ids() -> None:
+    report = bijax.audit(bijax.invariant(model), jnp.ones((8, 512)), platform="cuda", architecture="sm_90")
+    found = {o.contracts for o in report.operations if o.primitive == "dot_general"}
+    assert found == {("matmul/v1/f32-tf32-wgmma8-chain",)}
+    assert "[matmul/v1/f32-tf32-wgmma8-chain]" in str(report)
+    plain = bijax.audit(model, jnp.ones((8, 512)))
+    assert not any(o.contracts for o in plain.operations)
+
+
+def test_every_registered_kernel_has_a_contract_on_every_target(table: list[Row]) -> None:
+    for target in ("cpu", "sm_90", "sm_80"):
+        reached = {name for row in table if row.target == target for name in row.primitives}
+        assert set(KERNELS) <= reached, target
+    assert all(row.contracts for row in table)
+
+
+def test_every_operation_with_an_order_has_a_contract(table: list[Row]) -> None:
+    exact = {*CHOOSING, "reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min", "select_and_gather_add"}
+    # A scatter writes, and its kin choose, in no order that shows; the others share a rule with one that is here.
+    shared = {"psum_invariant", "reduce_scatter", "scatter-sub", "scatter-mul", "reduce_prod", "cumprod"}
+    reached = {name for row in table for name in row.primitives}
+    assert set(ORDERED) - exact - set(RACING) - shared <= reached
+
+
+def kernels(table: list[Row]) -> Iterator[tuple[str, Any]]:
+    for name in sorted({name for row in table for name in row.kernels}):
+        module, _, function = name.rpartition(".")
+        if "<locals>" not in name and name.startswith("pallas_kernels."):
+            yield name, getattr(importlib.import_module(module), function)
+
+
+def test_every_kernel_takes_its_contract_and_reads_it(table: list[Row]) -> None:
+    found = dict(kernels(table))
+    assert len(found) > 40
+    by_spec = 0
+    for name, function in found.items():
+        if name == "pallas_kernels._contract_shards.add_as_tree":
+            continue  # the order itself
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+        given = [p for p in inspect.signature(function).parameters if p in ("contract", "functions", "spec")]
+        assert given, name
+        by_spec += "spec" in given
+        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert set(given) <= read, name
+    assert by_spec >= 2  # attention's contract is a part of its spec
+
+
+def test_a_kernel_refuses_a_contract_that_it_does_not_follow() -> None:
+    x = jnp.ones((2, 300))
+    with pytest.raises(bijax.UnsupportedError, match="expected the contract elementwise/v1/f32-xla"):
+        softmax.softmax(x, contract=contract.row_contract(), functions=contract.PTX_FUNCTIONS)
+    with pytest.raises(bijax.UnsupportedError, match="elementwise"):
+        scan_axis(x[None], scan="sum", contract=contract.ScanContract(), functions=contract.PTX_FUNCTIONS)
+    from pallas_kernels.softmax import mosaic_gpu
+
+    for wrong in (contract.row_contract(), contract.OnlineRowContract(segment=4096)):
+        with pytest.raises(bijax.UnsupportedError, match="online-rows/v1/f32-lanes128-chunk8-segment1024-tree"):
+            mosaic_gpu.softmax(x, contract=wrong)  # type: ignore[arg-type]
+
+
+def test_the_softmax_family_on_hopper_has_contracts_of_its_own(table: list[Row]) -> None:
+    rows = [row for row in table if row.target == "sm_90" and row.case.operation == "softmax_cross_entropy"]
+    ids = {i for row in rows for i in row.contracts}
+    assert any(i.startswith("online-rows/") for i in ids)
+    assert not any(i.startswith("rows/") for i in ids)
+    assert contract.PTX_FUNCTIONS.id in ids
+
+
+def test_another_scan_contract_is_another_order() -> None:
+    """The contract is used: the bits follow it."""
+    x = jax.random.normal(jax.random.key(0), (1, 300, 1)) * 100
+    one, other = (
+        jax.jit(lambda x, block=block: scan_axis(x, scan="sum", contract=contract.ScanContract(block)))(x)
+        for block in (128, 16)
+    )
+    assert (one != other).any()
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    few = tuple(case for case in _kernel_table.CASES if case.operation == "gated_matmul")
+    monkeypatch.setattr(_kernel_table, "CASES", few)
+    assert main(["kernels"]) == 0
+    printed = capsys.readouterr().out
+    assert "elementwise/v1/f32-ptx, matmul/v1/f32-wgmma16-chain" in printed
+    assert "matmul.mosaic_gpu.gated_matmul" in printed
+    assert "sm_80" in printed

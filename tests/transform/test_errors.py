@@ -1,0 +1,86 @@
+"""What the error of a refused operation says: the user's line, why, and what to do instead."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+import bijax
+from bijax.transform._refused import REFUSED
+
+X = jnp.eye(4)
+
+
+def in_the_mode(x: jax.Array) -> None:
+    with bijax.set_batch_invariant_mode():
+        jnp.linalg.cholesky(x)
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "at top level": lambda: bijax.invariant(jnp.linalg.cholesky)(X),
+    "a primitive at top level": lambda: bijax.invariant(jax.lax.linalg.cholesky)(X),
+    "jitted outside": lambda: jax.jit(bijax.invariant(jnp.linalg.cholesky))(X),
+    "jitted inside": lambda: bijax.invariant(jax.jit(jnp.linalg.cholesky))(X),
+    "mapped": lambda: jax.vmap(bijax.invariant(jnp.linalg.cholesky))(X[None]),
+    "in a loop": lambda: jax.lax.map(bijax.invariant(jnp.linalg.cholesky), X[None]),
+    "in a gradient": lambda: jax.grad(bijax.invariant(lambda x: jnp.linalg.cholesky(x).sum()))(X),
+    "lowered": lambda: bijax.invariant(jax.jit(jnp.linalg.cholesky)).lower(X),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_line_is_the_users(name: str) -> None:
+    jnp.linalg.cholesky(X)  # JAX keeps its trace, and with it the line, of the first call
+    first = inspect.getsourcelines(CALLS[name])[1]
+    with pytest.raises(bijax.NotInvariantError, match=r"bijax\.audit lists") as caught:
+        CALLS[name]()
+    assert caught.value.primitive == "cholesky"
+    assert caught.value.line == f"{__file__}:{first}"
+    assert caught.value.line in str(caught.value)
+
+
+def test_the_line_in_the_mode() -> None:
+    with pytest.raises(bijax.NotInvariantError) as caught:
+        in_the_mode(X)
+    assert caught.value.line == f"{__file__}:{inspect.getsourcelines(in_the_mode)[1] + 2}"
+
+
+def test_keys_of_another_kind_name_the_line() -> None:
+    key = jax.random.key(0, impl="rbg")
+    with pytest.raises(bijax.NotInvariantError, match="threefry") as caught:
+        bijax.invariant(jax.random.normal)(key, (3,))
+    assert caught.value.line == f"{__file__}:{inspect.getsourcelines(test_keys_of_another_kind_name_the_line)[1] + 3}"
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("dot_product_attention_fwd_wrapper", "use bijax.dot_product_attention"),
+        ("dot_product_attention_fp8_bwd", "use bijax.dot_product_attention"),
+        ("scaled_matmul_wrapper", "bijax.matmul"),
+        ("approx_top_k", "use jax.lax.top_k"),
+        ("ffi_call", "use the operation"),
+    ],
+)
+def test_custom_calls_say_what_to_use_instead(name: str, instead: str) -> None:
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, lambda _, x: [x])
+    with pytest.raises(bijax.NotInvariantError) as caught:
+        jax.jit(bijax.invariant(lambda x: primitive.bind(x))).lower(X)
+    assert instead in str(caught.value)
+    (found,) = bijax.audit(bijax.invariant(lambda x: primitive.bind(x)), X).variant
+    assert found.evidence == REFUSED[name]
+
+
+def test_cudnn_attention_has_these_names() -> None:
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    names = {p.name for p in vars(cudnn).values() if isinstance(p, Primitive)}
+    assert len(names) >= 8
+    assert names <= set(REFUSED)
