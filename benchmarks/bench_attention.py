@@ -2,16 +2,17 @@
 
     PYTHONPATH=. python benchmarks/bench_attention.py
 
-Prefill is a whole batch of equal lengths, decode one query of each sequence against its cache, also from pages of 64
-keys in any order. Times are device times of all kernels of a call (CUPTI), medians of calls that take turns; calls
-walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of the products that the
-mask leaves, or TB/s of keys and values.
+Prefill is a whole batch of equal lengths, also "with gradients" (the forward and the backward pass), decode one query
+of each sequence against its cache, also from pages of 64 keys in any order. Times are device times of all kernels of a
+call (CUPTI), medians of calls that take turns; calls walk through sets of arguments that together do not fit into the
+L2 cache. `rate` is TFLOP/s of the products that the mask leaves, or TB/s of keys and values.
 """
 
 import argparse
 import functools
 import math
 import statistics
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -40,6 +41,7 @@ class Case(NamedTuple):
     key_heads: int
     size: int
     causal: bool = True
+    gradients: bool = False
 
     @property
     def decodes(self) -> bool:
@@ -57,7 +59,8 @@ class Case(NamedTuple):
         if self.decodes:
             return 4 * math.prod(self.cache)
         seen = self.keys * (self.keys + 1) / 2 if self.causal else self.queries * self.keys
-        return 4 * self.batch * self.heads * self.size * seen
+        products = 7 if self.gradients else 2  # the backward pass computes the scores once more
+        return 2 * products * self.batch * self.heads * self.size * seen
 
 
 PREFILL: Final = tuple(
@@ -72,6 +75,10 @@ PREFILL: Final = tuple(
         (2, 16384, 16, 4, 64),
     )
     for causal in (True, False)
+)
+
+GRADIENTS: Final = tuple(
+    case._replace(gradients=True) for case in PREFILL if case.keys <= 16384 and (case.causal or case.keys == 4096)
 )
 
 DECODE: Final = tuple(
@@ -97,7 +104,7 @@ def main() -> None:
     if jax.default_backend() != "gpu":
         print(f"bench_attention needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
-    cases = (*PREFILL, *DECODE)
+    cases = (*PREFILL, *GRADIENTS, *DECODE)
     with ThreadPoolExecutor(THREADS) as pool:
         pending = [{name: pool.submit(compiled, case, name) for name in programs(case)} for case in cases]
         ready = [{name: program.result() for name, program in row.items()} for row in pending]
@@ -113,7 +120,8 @@ def programs(case: Case) -> dict[str, Any]:
         jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
     )
     if not case.decodes:
-        return {"cudnn": stock, "ours": functools.partial(bijax.dot_product_attention, is_causal=case.causal)}
+        ours = functools.partial(bijax.dot_product_attention, is_causal=case.causal)
+        return {name: with_gradients(f) if case.gradients else f for name, f in (("cudnn", stock), ("ours", ours))}
     last = functools.partial(bijax.dot_product_attention, is_causal=True, query_offset=case.keys - 1)
 
     def paged(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:
@@ -123,8 +131,23 @@ def programs(case: Case) -> dict[str, Any]:
     return {"cudnn": stock, "ours": last, "paged": paged}
 
 
+def with_gradients(attention: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Returns a function of queries, keys, values and cotangents that gives the result and the three gradients."""
+
+    def both(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Any:
+        out, pull = jax.vjp(attention, q, k, v)
+        return out, pull(g)
+
+    return both
+
+
+def shapes_of(case: Case) -> list[tuple[int, ...]]:
+    queries = (case.batch, case.queries, case.heads, case.size)
+    return [queries, case.cache, case.cache, *([queries] if case.gradients else [])]
+
+
 def compiled(case: Case, name: str) -> Any:
-    shapes = [(case.batch, case.queries, case.heads, case.size), case.cache, case.cache]
+    shapes = shapes_of(case)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     if name == "paged":
         arrays.append(jax.ShapeDtypeStruct((case.batch, case.keys // PAGE), jnp.int32))
@@ -135,14 +158,8 @@ def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
     sets = max(1, min(4, math.ceil(ROTATED_BYTES / (4 * math.prod(case.cache))))) if case.decodes else 1
     pages = case.batch * (case.keys // PAGE)
     table = jnp.asarray(np.random.default_rng(0).permutation(pages).reshape(case.batch, -1), jnp.int32)
-    data = [
-        (
-            array(3 * i, (case.batch, case.queries, case.heads, case.size)),
-            array(3 * i + 1, case.cache),
-            array(3 * i + 2, case.cache),
-        )
-        for i in range(sets)
-    ]
+    shapes = shapes_of(case)
+    data = [tuple(array(4 * i + j, shape) for j, shape in enumerate(shapes)) for i in range(sets)]
     calls = 8 if case.decodes else max(3, min(8, int(2e13 / case.work)))
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(ROUNDS):
@@ -152,6 +169,7 @@ def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
     us = {name: statistics.median(found) for name, found in times.items()}
     rate = case.work / us["ours"] / 1e6
     what = "decode" if case.decodes else "causal" if case.causal else "full"
+    what += " with gradients" if case.gradients else ""
     extra = {"paged_us": round(us["paged"], 2)} if case.decodes else {}
     shape = {
         "batch": case.batch,
@@ -162,7 +180,7 @@ def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
     }
     found = cell(us["ours"], us["cudnn"], what=what, **shape, rate=round(rate, 2), **extra)
     print(
-        f"{what:7s} {shape!s:86s} cudnn {us['cudnn']:9.2f} us  ours {us['ours']:9.2f} us  ratio {found['ratio']:.3f}"
+        f"{what:21s} {shape!s:86s} cudnn {us['cudnn']:9.2f} us  ours {us['ours']:9.2f} us  ratio {found['ratio']:.3f}"
         f"  {rate:7.2f}  {extra or ''}",
         flush=True,
     )

@@ -138,10 +138,89 @@ def split_attention_contract(head_size: int, dtype: str) -> SplitAttentionContra
         >>> split_attention_contract(128, "float32") is None
         True
     """
-    if head_size in SPLIT_HEAD_SIZES and dtype in ("bfloat16", "float16"):
-        return SplitAttentionContract()
+    if head_size not in SPLIT_HEAD_SIZES or dtype not in ("bfloat16", "float16"):
+        return None
+    return SplitAttentionContract(key_block=KEY_BLOCK if head_size <= 128 else KEY_BLOCK // 2)
+
+
+SPLIT_HEAD_SIZES: Final = (64, 96, 128, 192, 256)
+"""Head sizes with a kernel on Hopper."""
+
+
+@dataclass(frozen=True)
+class AttentionGradientContract:
+    """The gradients of attention on a Hopper GPU.
+
+    With c = scale * log2(e), rounded to float32 once, the log-sum-exp L of the forward pass times log2(e), the result o
+    and its cotangent g, in their 16-bit dtype, a query and a key that it sees have
+
+        d  = sum(o * g)                 float32; four lanes, as `SplitAttentionContract` adds weights, then their tree
+        s  = query @ key^T              one wgmma chain over the head, steps of 16, float32
+        p  = ex2(fma(s, c, -L))
+        ds = p * (g @ value^T - d)      the product a chain as that of s
+
+    where ex2 is `ex2.approx.ftz.f32`; p and ds are 0 for a key that is not seen, and are rounded to the dtype of the
+    queries before they are multiplied again:
+
+        dq = scale * sum over blocks of keys, downwards from the last one, of round(ds) @ keys
+        dk = scale * sum over queries of round(ds)^T @ queries
+        dv = sum over queries of round(p)^T @ g
+
+    A block's part of dq is one wgmma chain over its `key_block` keys, upwards in steps of 16; blocks start at the
+    absolute positions 0, key_block, 2 * key_block, ..., and their parts are added in float32. dk and dv are one wgmma
+    chain each, over the query heads that share the key head and in each head over the queries of the call, upwards in
+    steps of 16.
+
+    Blocks of which a query sees nothing, and queries that do not see a key, change none of the sums. A query that sees
+    a key or value that is not finite has nan in its gradient; so has a key that is seen by a query whose own numbers,
+    cotangent or result are not finite.
+
+    Attributes:
+        key_block: Keys of one block.
+        sum_chains: Interleaved chains in a lane's part of d, a power of two.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    key_block: int = KEY_BLOCK
+    sum_chains: int = 4
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.key_block != KEY_BLOCK:
+            raise ValueError(f"key_block must be {KEY_BLOCK}, got {self.key_block}.")
+        if (
+            self.sum_chains < 1
+            or self.sum_chains & (self.sum_chains - 1)
+            or self.sum_chains > min(SPLIT_HEAD_SIZES) // 4
+        ):
+            raise ValueError(f"sum_chains must be a power of two up to 16, got {self.sum_chains}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return (
+            f"attention-gradients/v{self.version}/f32-wgmma16-keys{self.key_block}-down-queries-up-weights16-slopes16"
+            f"-sums{self.sum_chains}"
+        )
+
+
+def attention_gradient_contract(head_size: int, dtype: str) -> AttentionGradientContract | None:
+    """Returns the contract of the gradients of attention on a Hopper GPU; None for what has no kernel there.
+
+    Args:
+        head_size: Width of a head.
+        dtype: Name of the dtype of queries, keys and values.
+
+    Example:
+        >>> attention_gradient_contract(128, "bfloat16").id
+        'attention-gradients/v1/f32-wgmma16-keys128-down-queries-up-weights16-slopes16-sums4'
+        >>> attention_gradient_contract(80, "bfloat16") is None
+        True
+    """
+    if head_size in GRADIENT_HEAD_SIZES and dtype in ("bfloat16", "float16"):
+        return AttentionGradientContract()
     return None
 
 
-SPLIT_HEAD_SIZES: Final = (64, 128)
-"""Head sizes with a kernel on Hopper."""
+GRADIENT_HEAD_SIZES: Final = (64, 128)
+"""Head sizes whose gradients have a kernel on Hopper."""

@@ -10,9 +10,12 @@ Source: "contract and schedule" in the project's design.
 from pallas_kernels._contract_attention import KEY_BLOCK as KEY_BLOCK
 from pallas_kernels._contract_attention import LEAST as LEAST
 from pallas_kernels._contract_attention import QUERY_BLOCK as QUERY_BLOCK
+from pallas_kernels._contract_attention import SPLIT_HEAD_SIZES as SPLIT_HEAD_SIZES
 from pallas_kernels._contract_attention import AttentionContract as AttentionContract
+from pallas_kernels._contract_attention import AttentionGradientContract as AttentionGradientContract
 from pallas_kernels._contract_attention import SplitAttentionContract as SplitAttentionContract
 from pallas_kernels._contract_attention import attention_contract as attention_contract
+from pallas_kernels._contract_attention import attention_gradient_contract as attention_gradient_contract
 from pallas_kernels._contract_attention import split_attention_contract as split_attention_contract
 from pallas_kernels._contract_matmul import MatmulContract as MatmulContract
 from pallas_kernels._contract_matmul import Tf32Contract as Tf32Contract

@@ -11,7 +11,12 @@ from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays, Kernel
 from pallas_kernels.attention import AttentionSpec, cpu, tiled
-from pallas_kernels.contract import XLA_FUNCTIONS, SplitAttentionContract, split_attention_contract
+from pallas_kernels.contract import (
+    XLA_FUNCTIONS,
+    SplitAttentionContract,
+    attention_gradient_contract,
+    split_attention_contract,
+)
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.attention import hopper
@@ -53,5 +58,23 @@ def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionC
     return split_attention_contract(head_size, dtype) if hopper.supports_scale(scale) else None
 
 
+def _gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
+    note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
+    return run(cpu.gradients, *arrays, like=gradients_like, spec=spec)
+
+
+def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
+    query = arrays[0]
+    contract = attention_gradient_contract(query.shape[-1], query.dtype.name)
+    if contract is None or not hopper.supports_scale(spec.scale) or cuda_architecture() != HOPPER:
+        note(tiled.gradients, XLA_FUNCTIONS, arrays=arrays)
+        return run(tiled.gradients, *arrays, spec=spec, dot=fused_chain_dot)
+    mask: dict[str, Any] = {"causal": spec.causal, "window": spec.window}
+    return run(hopper.attention_gradients, *arrays, like=gradients_like, contract=contract, scale=spec.scale, **mask)
+
+
 ATTENTION: Final[dict[str, Kernel]] = {"cpu": _on_cpu, "cuda": _on_cuda}
 """Attention of contiguous caches, or of paged ones with a page table behind the other arrays."""
+
+GRADIENTS: Final[dict[str, Kernel]] = {"cpu": _gradients_on_cpu, "cuda": _gradients_on_cuda}
+"""The backward pass of attention to a contiguous cache."""

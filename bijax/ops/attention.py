@@ -17,13 +17,11 @@ from bijax.ops._attention_arguments import (
     scale_factor,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, attention_like, gradients_like
+from bijax.ops._attention_backends import ATTENTION, GRADIENTS, attention_like, gradients_like
 from bijax.ops._checks import describe, float_array, same_dtype
-from bijax.ops._contracts import note, run
-from bijax.ops._cuda_dot import fused_chain_dot
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.attention import AttentionSpec, cpu, tiled
-from pallas_kernels.contract import XLA_FUNCTIONS, attention_contract
+from pallas_kernels.attention import AttentionSpec
+from pallas_kernels.contract import attention_contract
 
 _OP = "bijax.dot_product_attention"
 
@@ -103,9 +101,10 @@ def dot_product_attention(
     128 at absolute positions. What the arrays hold beyond a length, or where a query does not look, leaves no trace,
     nan and infinities included; so a cache may be longer than its sequences.
 
-    On a Hopper GPU bfloat16 and float16 with heads of 64 or 128 have kernels of their own, which also sum splits of
-    1024 keys apart (`pallas_kernels.contract.SplitAttentionContract`); everything else is a portable program there,
-    the gradients too. In these kernels a query that sees a value that is not finite has nan in all of its results.
+    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 have kernels of their own, the gradients
+    of heads of 64 and 128 too, which also sum splits of 1024 keys apart
+    (`pallas_kernels.contract.SplitAttentionContract`, `AttentionGradientContract`); everything else is a portable
+    program there. In these kernels a query that sees a value that is not finite has nan in all of its results.
 
     Args:
         query: (B, T, N, H) or (T, N, H) float32, bfloat16 or float16.
@@ -219,16 +218,6 @@ def _backward(spec: AttentionSpec, saved: Any, cotangents: Arrays) -> tuple[jax.
 _attention.defvjp(_forward, _backward)
 
 
-def _cpu_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.gradients, *arrays, like=gradients_like, spec=spec)
-
-
-def _tiled_gradients(*arrays: jax.Array, spec: AttentionSpec) -> Arrays:
-    note(tiled.gradients, XLA_FUNCTIONS, arrays=arrays)
-    return run(tiled.gradients, *arrays, spec=spec, dot=fused_chain_dot)
-
-
 def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
     """A mapped axis is more sequences."""
     return unfold_rows(size, _kernel(*fold_rows(size, arrays, axes), **parameters))
@@ -239,6 +228,4 @@ def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], param
 
 
 _kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=attention_like)
-_gradients_kernel = define_kernel(
-    "attention_gradients", {"cpu": _cpu_gradients, "cuda": _tiled_gradients}, _fold_gradients, gradients_like
-)
+_gradients_kernel = define_kernel("attention_gradients", GRADIENTS, _fold_gradients, gradients_like)

@@ -32,6 +32,22 @@ def fence_product(product: Value) -> Value:
     return hlo.bitcast_convert(shaped, hlo.xor(hlo.bitcast_convert(integers, product), zero))
 
 
+def without_subnormal_numbers(value: Value) -> Value:
+    """Returns the floating-point values as arithmetic gets to see them: subnormal numbers as zeros.
+
+    XLA:CPU runs with subnormal numbers taken for zeros, but LLVM, which is not told so, may compare their bits. A
+    product with a one that no compiler knows is left to the processor.
+    """
+    shaped = ir.RankedTensorType(value.type)
+    element: Any = shaped.element_type
+    integers = ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(element.width))
+    one = np.ones((), {"bf16": "float32", "f32": "float32", "f64": "float64"}[str(element)])
+    bits = one.view(f"u{one.itemsize}") >> (8 * one.itemsize - element.width)
+    hidden = hlo.xor(hlo.convert(integers, emit_opaque_zero()), mlir.ir_constant(bits.astype(f"u{element.width // 8}")))
+    scalar = hlo.bitcast_convert(ir.RankedTensorType.get([], element), hidden)
+    return hlo.multiply(value, _repeated(scalar, shaped))
+
+
 def hide_denominator(numerator: Value, denominator: Value) -> Value:
     """Returns the denominator as a value of which XLA cannot tell that it is broadcast or constant.
 

@@ -28,6 +28,7 @@ from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
 from bijax.transform._state import INVARIANT, Request, current, of_equation
 from bijax.transform._tables import (
+    COMPARED,
     COUNTER,
     FENCED,
     KEEP,
@@ -190,6 +191,8 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
             return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
         if platform != "cpu" and primitive.name in _HELD:
             return _held(primitive.name, stock, ctx, *operands, **parameters)
+        if primitive.name in COMPARED:
+            return stock(ctx, *(_fences.without_subnormal_numbers(x) for x in operands), **parameters)
         if primitive.name in FENCED or primitive.name in ROUNDED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
         return _replaced(primitive, ctx, operands, parameters)

@@ -109,6 +109,12 @@ VECTORS: Final = _each(
 ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
 """Element-wise primitives that XLA:CPU computes exactly wherever they stand, and XLA:GPU does not."""
 
+COMPARED: Final = _each(
+    "subnormal numbers are made zeros before: in some forms of a loop XLA:CPU compares them as zeros, in others not",
+    "eq ge gt le lt ne",
+)
+"""Comparisons, which on the CPU see what arithmetic would make of floating numbers."""
+
 WIDENED: Final = "hidden from the conversion back: without the two a subnormal number would not become zero"
 
 STABLE: Final = {"sort": "equal keys stay in their order, whether the program asked for it or not"}
@@ -209,6 +215,8 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         if platform == "cpu" and name == "convert_element_type" and _widens_to_float64(dtypes):
             return Verdict(Kind.REPLACE, WIDENED)
         return Verdict(Kind.KEEP, EXACT)
+    if name in COMPARED and platform == "cpu" and _has_subnormal_zeros(dtypes):
+        return Verdict(Kind.REPLACE, COMPARED[name])
     if name in KEEP:
         if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
             return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
@@ -254,6 +262,11 @@ def _widens_to_float64(dtypes: tuple[Any, ...]) -> bool:
     # The others lose no bit that an instruction would make zero, or cannot be taken back.
     operand, result = dtypes[0], dtypes[-1]
     return bool(result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64)
+
+
+def _has_subnormal_zeros(dtypes: tuple[Any, ...]) -> bool:
+    """Returns whether the values are floating numbers whose subnormal ones XLA:CPU computes as zeros."""
+    return any(jnp.dtype(d).name in ("bfloat16", "float32", "float64") for d in dtypes)
 
 
 def _has_an_order(dtypes: tuple[Any, ...]) -> bool:

@@ -12,9 +12,14 @@ SHARED_BYTES: Final = 227 * 1024
 DECODE_QUERIES: Final = 16
 """Most queries of a sequence for which the heads that share a key head are packed into one tile."""
 
-_PREFILL_STAGES: Final = {64: 4, 128: 2}
-_DECODE_STAGES: Final = {64: 6, 128: 3}
+WIDEST_PARKED: Final = 128
+"""Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
+
+_PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2, 192: 3, 256: 2}
+_DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3, 192: 3, 256: 2}
 _FULL_GROUP: Final = 16
+_MANY_QUERIES: Final = 2048  # for which tiles of 192 leave few rows empty
+_LONG: Final = 16384
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class PrefillSchedule:
     """Tiles of 64 queries of one head for each computing warpgroup, walked by persistent blocks.
 
     Attributes:
-        warpgroups: Computing warpgroups, which take turns at the tensor core; 1 or 2.
+        warpgroups: Computing warpgroups, up to 3.
         stages: Stages of keys and of values.
         blocks: Most blocks.
         heads: Heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
@@ -49,14 +54,20 @@ class DecodeSchedule:
     blocks: int = SMS
 
 
-def prefill_schedule(head_size: int, sees_all: bool) -> PrefillSchedule:
+def prefill_schedule(head_size: int, queries: int, sees_all: bool) -> PrefillSchedule:
     """Returns the schedule of tiles of queries.
 
     Args:
         head_size: Width of a head.
+        queries: Queries of a sequence.
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
     """
-    return PrefillSchedule(stages=_PREFILL_STAGES[head_size], heads=_FULL_GROUP if sees_all else 0)
+    heads = _FULL_GROUP if sees_all else 0
+    if head_size <= 64 and queries >= _MANY_QUERIES:
+        # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
+        stages = 4 if sees_all or queries >= _LONG else 3
+        return PrefillSchedule(3, stages, heads=heads, registers=(160, 32))
+    return PrefillSchedule(stages=_PREFILL_STAGES[head_size], heads=heads)
 
 
 def decode_schedule(head_size: int) -> DecodeSchedule:
@@ -66,3 +77,39 @@ def decode_schedule(head_size: int) -> DecodeSchedule:
         head_size: Width of a head.
     """
     return DecodeSchedule(_DECODE_STAGES[head_size])
+
+
+@dataclass(frozen=True)
+class GradientSchedule:
+    """Blocks of 128 keys, walked by persistent blocks of the grid with two computing warpgroups of 64 keys each.
+
+    Attributes:
+        rows: Queries of a tile.
+        stages: Stages of queries and of their cotangents.
+        blocks: Most blocks of the grid.
+        heads: Key heads whose blocks of keys are taken together.
+        to_and_fro: Whether every second round of items goes over the blocks of the grid backwards.
+        registers: Registers of a thread that computes and of one that copies.
+    """
+
+    rows: int = 64
+    stages: int = 2
+    blocks: int = SMS
+    heads: int = 64
+    to_and_fro: bool = True
+    registers: tuple[int, int] = (232, 24)
+
+
+_GRADIENT_ROWS: Final = {64: 128, 128: 64}
+_GRADIENT_HEADS: Final = {64: 8, 128: 64}
+
+
+def gradient_schedule(head_size: int, sees_all: bool) -> GradientSchedule:
+    """Returns the schedule of the gradients.
+
+    Args:
+        head_size: Width of a head.
+        sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
+            window.
+    """
+    return GradientSchedule(_GRADIENT_ROWS[head_size], heads=_GRADIENT_HEADS[head_size], to_and_fro=not sees_all)

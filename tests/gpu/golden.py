@@ -32,6 +32,9 @@ GOLDEN: Final[dict[str, str]] = {
     "gradient of w bfloat16 | chunks/v1/f32-wgmma16-chain | sm_90": "3ae9cf3718b28a30",
     "attention bfloat16 | attention/v1/f32-wgmma16-keys128-split1024-online | sm_90": "2c6725616a242921",
     "attention float16 | attention/v1/f32-wgmma16-keys128-split1024-online | sm_90": "8dca60e7ce7d44c0",
+    "attention bfloat16 96 | attention/v1/f32-wgmma16-keys128-split1024-online | sm_90": "3e48e8fdd25646ba",
+    "attention bfloat16 192 | attention/v1/f32-wgmma16-keys64-split1024-online | sm_90": "eeb85d6020b7b077",
+    "attention bfloat16 256 | attention/v1/f32-wgmma16-keys64-split1024-online | sm_90": "e868ef7d8d1a57b8",
     "acos float32 | jaxlib 0.11.2 | sm_90": "b99b488334901d1b",
     "acos bfloat16 | jaxlib 0.11.2 | sm_90": "8e2f183427995ec6",
     "acosh float32 | jaxlib 0.11.2 | sm_90": "9da5f66d36d5d5fe",
@@ -128,6 +131,9 @@ def cases() -> dict[str, Callable[[], jax.Array]]:
         "gradient of w bfloat16": (chunks, lambda: weight_gradient(x, g)),
         "attention bfloat16": (SplitAttentionContract().id, lambda: attention(128, jnp.bfloat16)),
         "attention float16": (SplitAttentionContract().id, lambda: attention(64, np.float16)),
+        "attention bfloat16 96": (SplitAttentionContract().id, lambda: attention(96, jnp.bfloat16)),
+        "attention bfloat16 192": (SplitAttentionContract(key_block=64).id, lambda: attention(192, jnp.bfloat16)),
+        "attention bfloat16 256": (SplitAttentionContract(key_block=64).id, lambda: attention(256, jnp.bfloat16)),
     }
     return {f"{name} | {contract} | {_architecture()}": call for name, (contract, call) in found.items()} | functions()
 

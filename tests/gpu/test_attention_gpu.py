@@ -27,6 +27,7 @@ TOKENS: Final = (0, 1, 63, 127, 128, 129, 500, 1023, 1024, 1025, 1500, 2047, 204
 """Positions around the edges of tiles, blocks and splits."""
 
 KINDS: Final = ((128, "bfloat16"), (64, "float16"))
+OTHER_KINDS: Final = ((96, "bfloat16"), (192, "float16"), (256, "bfloat16"))
 WINDOW: Final = (1300, 0)
 
 Results = tuple[jax.Array, jax.Array]
@@ -167,6 +168,35 @@ def test_pages(size: int, dtype: str) -> None:
     assert_bits_equal(of_odd, tuple(x[:1, 1000:1384] for x in whole(size, dtype)))
 
 
+@pytest.mark.parametrize(("size", "dtype"), OTHER_KINDS)
+def test_other_widths(size: int, dtype: str) -> None:
+    q, k, v = arrays(size, dtype)
+    expected, (queries, keys, values, _, lengths) = whole(size, dtype), decoded(size, dtype, 3)[1]
+    chunk, order = slice(1000, 1384), np.random.default_rng(0).permutation(len(TOKENS) * LENGTH // 64)
+    table = order.reshape(len(TOKENS), -1)
+    shape = (*table.shape, 64, KEY_HEADS, size)
+    pages = [jnp.zeros((order.size, *shape[2:]), x.dtype).at[table].set(x.reshape(shape)) for x in (keys, values)]
+    part, until_end = q[:, chunk], tuple(x[:, : chunk.stop] for x in (k, v))
+    spoiled = v.at[0, 1100, 0, 3].set(jnp.nan)
+    results = run(
+        [
+            decoded(size, dtype, 1),
+            decoded(size, dtype, 3),
+            (paged, (queries, *pages, table, lengths)),
+            (functools.partial(causal, query_offset=chunk.start), (part, *until_end)),
+            (causal, (q, k, spoiled)),
+        ]
+    )
+    for count, found in zip((1, 3, 3), results, strict=False):
+        same_tokens(found, expected, count)
+    assert_bits_equal(results[3], tuple(x[:, chunk] for x in expected))
+    sees = np.zeros(expected[0].shape[:3], bool)
+    sees[0, 1100:, : HEADS // KEY_HEADS] = True
+    for ours, clean in zip(results[4], expected, strict=True):
+        assert_bits_equal(np.asarray(ours)[~sees], np.asarray(clean)[~sees])
+        assert np.isnan(np.asarray(ours, np.float32)[sees]).all()
+
+
 @pytest.mark.parametrize(("size", "dtype"), KINDS)
 def test_chunks(size: int, dtype: str) -> None:
     q, k, v = arrays(size, dtype)
@@ -196,9 +226,11 @@ def test_full_and_window(size: int, dtype: str) -> None:
         same_tokens(found, window, count)
 
 
-@pytest.mark.parametrize(("size", "dtype"), KINDS)
-@pytest.mark.parametrize("function", [causal, windowed, full])
-def test_errors(function: Callable[..., Results], size: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "dtype", "function"),
+    [*((*kind, f) for f in (causal, windowed, full) for kind in KINDS), *((*kind, causal) for kind in OTHER_KINDS)],
+)
+def test_errors(size: int, dtype: str, function: Callable[..., Results]) -> None:
     """Against float64: the largest error of an output is that of rounding weights and results to 16 bits."""
     found, lse = whole(size, dtype, function)
     q, k, v = (np.asarray(x[0, :, ::n], np.float64) for x, n in zip(arrays(size, dtype), (4, 1, 1), strict=True))

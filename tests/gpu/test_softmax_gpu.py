@@ -11,7 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
-from pallas_kernels.contract import row_contract
+from pallas_kernels.contract import online_row_contract
 from pallas_kernels.cross_entropy import mosaic_gpu as cross_entropy
 from pallas_kernels.schedule.hopper_online import OnlineSchedule
 from pallas_kernels.softmax import mosaic_gpu as softmax
@@ -22,8 +22,6 @@ pytestmark = pytest.mark.gpu
 
 THREADS = 14  # kernels compile outside of the interpreter lock
 
-ALONG = {"contract": row_contract()}
-
 
 @pytest.mark.parametrize(
     ("columns", "dtype"),
@@ -31,11 +29,12 @@ ALONG = {"contract": row_contract()}
 )
 def test_every_schedule_gives_the_same_bits(columns: int, dtype: str) -> None:
     x, labels = hostile(columns, dtype)
+    contract = online_row_contract(columns)
 
     def run(schedule: OnlineSchedule) -> Any:
         def both(x: Any, labels: Any) -> Any:
-            loss = cross_entropy.cross_entropy(x, labels, z_loss=0.01, schedule=schedule, **ALONG)
-            return softmax.log_softmax(x, schedule=schedule, **ALONG), loss
+            loss = cross_entropy.cross_entropy(x, labels, z_loss=0.01, schedule=schedule, contract=contract)
+            return softmax.log_softmax(x, schedule=schedule, contract=contract), loss
 
         return jax.jit(both)(x, labels)
 

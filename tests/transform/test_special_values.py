@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -98,6 +99,16 @@ def test_alone_in_a_program(name: str) -> None:
 def mirrored(x: jax.Array) -> jax.Array:
     """The maximum of a number and of itself, where there is one row."""
     return lax.max(x, lax.rev(x, (0,)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_subnormal_numbers_compare_as_zeros(dtype: str) -> None:
+    """As in plain JAX; a maximum of integers before it let LLVM compare bits (hypot of bfloat16 followed the shape)."""
+    with jax.enable_x64(dtype == "float64"):
+        x = np.full(33, special_values(dtype)[2])
+        for rows in (1, 2, 33):
+            found = jax.jit(bijax.invariant(lambda x: jnp.maximum(jnp.abs(x), jnp.abs(x[::-1])) == 0))(x[:rows])
+            assert found.all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

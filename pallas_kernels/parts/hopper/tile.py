@@ -4,7 +4,6 @@ Products, sums of products and exponentials are the instructions that they are n
 nor split them. Each has a plain form for Mosaic's interpreter, which knows no PTX.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 ROWS: Final = 64
 """Rows of a tile."""
@@ -31,10 +30,17 @@ _CHUNK: Final = 16  # bytes that a thread moves at once
 _QUAD: Final = 4  # threads that share a row
 
 
-def tiled(dtype: Any) -> tuple[Any, ...]:
-    """Returns the transforms of shared memory that wgmma and the copy engine read: rows of 128 bytes, swizzled."""
+def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
+    """Returns the transforms of shared memory that wgmma and the copy engine read: tiles of 8 swizzled rows.
+
+    Args:
+        dtype: Of the elements.
+        columns: Of the memory; if rows of 128 bytes are not enough to cut them into, those of a tile have 64.
+    """
     pallas: Any = plgpu  # abstract classes to mypy
-    return pallas.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize)), pallas.SwizzleTransform(128)
+    size = jnp.dtype(dtype).itemsize
+    row = 128 if columns is None or columns * size % 128 == 0 else 64
+    return pallas.TilingTransform((8, row // size)), pallas.SwizzleTransform(row)
 
 
 def across(x: jax.Array, columns: int) -> jax.Array:
@@ -224,7 +230,7 @@ def _own_chunks(ref: Any, element: Any) -> Any:
 
 
 def park(tile: jax.Array, ref: Any, interpret: bool) -> None:
-    """Puts a float32 tile (64, n) into shared memory (64 * n,), each thread its own part; see `unpark`."""
+    """Puts a float32 tile (64, n) into shared or GPU memory (64 * n,), each thread its own part; see `unpark`."""
     if interpret:
         ref[...] = tile.reshape(-1)
         return
@@ -245,7 +251,7 @@ def park(tile: jax.Array, ref: Any, interpret: bool) -> None:
 
 
 def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
-    """Takes a float32 tile of 64 rows back from shared memory into which `park` put it; no barrier is needed."""
+    """Takes a float32 tile of 64 rows back from memory into which `park` put it; no barrier is needed."""
     if interpret:
         read: jax.Array = ref[...].reshape(ROWS, columns)
         return read
@@ -284,80 +290,3 @@ def store_few(ref: Any, numbers: jax.Array, interpret: bool) -> None:
         ref[...] = numbers
     else:
         plgpu.store(ref, numbers, optimized=False)
-
-
-def clean_rows(ref: Any, first: jax.Array, end: jax.Array, marks: Any, found: Any, interpret: bool) -> None:
-    """Writes zeros to rows of 16-bit shared memory: to those outside [first, end), and to those with nan or infinities.
-
-    Args:
-        ref: (rows, n) bfloat16 or float16, stored as `tiled` says; rows is a multiple of 128.
-        first: The first row to keep, int32.
-        end: The end of the rows to keep, int32.
-        marks: Shared memory (rows,) float32; becomes 1 for rows in [first, end) that were not finite, 0 for others.
-        found: Shared memory (4,) int32; becomes nonzero in any place if any mark is 1.
-        interpret: Whether Mosaic's interpreter runs the kernel.
-    """
-    rows, columns = ref.shape
-    if interpret:
-        row, read = lax.iota(jnp.int32, rows), ref[...]
-        inside = (row >= first) & (row < end)
-        bad = inside & ~jnp.isfinite(read.astype(jnp.float32)).all(axis=1)
-        ref[...] = jnp.where((inside & ~bad)[:, None], read, jnp.zeros((), ref.dtype))
-        marks[...] = bad.astype(jnp.float32)
-        found[...] = jnp.broadcast_to(bad.any(), (4,)).astype(jnp.int32)
-        return
-    number = plgpu.Layout.WG_SPLAT(())
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(tiled(ref.dtype)), number, number, plgpu.RefType(), plgpu.RefType())
-    )
-    multiply = f"fma.rn.{'bf' if ref.dtype == jnp.bfloat16 else 'f'}16x2 $0, $1, $2, $3;"
-
-    @inline  # type: ignore[untyped-decorator]
-    def clean(_: Any, ref: Any, first: Any, end: Any, marks: Any, found: Any) -> None:
-        # Tiles of 8 rows by 128 bytes lie one behind the other, row by row; swizzling keeps a row's bytes in its row.
-        # A thread has a row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
-        word, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
-        kind, per_row = ir.VectorType.get((4,), word), 128 // _CHUNK
-        side = columns * mgpu.utils.bitwidth(ir.MemRefType(ref.type).element_type) // 1024
-        base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
-        mgpu.utils.warpgroup_barrier()  # every warp has read the marks of the block before
-        some = zero
-        for start in range(0, rows, WARPGROUP):
-            row = arith.addi(thread, i32(start))
-            place = arith.muli(arith.divui(row, i32(8)), i32(8 * per_row * side))
-            place = arith.addi(place, arith.muli(arith.remui(row, i32(8)), i32(per_row)))
-            chunks = [
-                mgpu.utils.getelementptr(
-                    base,
-                    [arith.addi(place, arith.addi(i32(part), arith.remui(arith.addi(row, i32(turn)), i32(per_row))))],
-                    kind,
-                )
-                for part in range(0, 8 * per_row * side, 8 * per_row)
-                for turn in range(per_row)
-            ]
-            sums = [zero] * 4  # of numbers times zero: 0 or nan
-            for chunk in chunks:
-                pairs = llvm.load(kind, chunk)
-                sums = [
-                    mgpu.utils.inline_ptx(multiply, _element(pairs, i), zero, total, result_types=word)
-                    for i, total in enumerate(sums)
-                ]
-            bits = functools.reduce(arith.ori, sums)
-            inside = arith.andi(
-                arith.cmpi(arith.CmpIPredicate.sge, row, first.registers.item()),
-                arith.cmpi(arith.CmpIPredicate.slt, row, end.registers.item()),
-            )
-            bits = arith.select(inside, bits, zero)
-            bad = arith.cmpi(arith.CmpIPredicate.ne, bits, zero)
-            mark = arith.uitofp(ir.F32Type.get(), bad)
-            memref.store(mark, marks, [arith.index_cast(index, row)])
-            outside = arith.cmpi(arith.CmpIPredicate.eq, arith.extui(word, inside), zero)
-            with mgpu.when(arith.ori(bad, outside)):
-                for chunk in chunks:
-                    llvm.store(vector.broadcast(kind, zero), chunk)
-            some = arith.ori(some, bits)
-        some = mgpu.utils.inline_ptx("redux.sync.or.b32 $0, $1, $2;", some, i32(-1), result_types=word)
-        warp = arith.divui(thread, i32(32))
-        memref.store(some, found, [arith.index_cast(index, warp)])
-
-    clean(ref, first, end, marks, found)

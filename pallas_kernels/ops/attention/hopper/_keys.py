@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
+
+Pages = tuple[jax.Array, ...]
+"""The pages of a block, int32 each; none for a contiguous cache."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,25 @@ class KeySource:
         """Copies of a block."""
         return 1 if self.page is None else max(1, self.block // self.page)
 
-    def copy(self, cache: Any, table: Any, target: Any, barrier: Any, sequence: Any, index: Any, head: Any) -> None:
+    def pages(self, table: Any, sequence: Any, index: Any) -> Pages:
+        """Returns the pages of a block, which may lie behind the end of the table; no query sees what is read there.
+
+        Args:
+            table: (B, n) int32, or None.
+            sequence: Index of the sequence.
+            index: Index of the block in the sequence.
+        """
+        if self.page is None:
+            return ()
+        first = lax.div(index, self.page // self.block) if self.page >= self.block else index * self.copies
+        return tuple(table[sequence, jnp.minimum(first + i, table.shape[1] - 1)] for i in range(self.copies))
+
+    def copy(self, cache: Any, pages: Pages, target: Any, barrier: Any, sequence: Any, index: Any, head: Any) -> None:
         """Starts the copies of a block into shared memory (block, H), which arrive at `barrier`.
 
         Args:
-            cache: (B, S, K, H), or (P, page, K, H) with a table.
-            table: (B, n) int32, or None.
+            cache: (B, S, K, H), or (P, page, K, H) with pages.
+            pages: Of the block.
             target: Shared memory.
             barrier: Expects `copies` arrivals.
             sequence: Index of the sequence.
@@ -40,16 +57,10 @@ class KeySource:
         """
         if self.page is None:
             plgpu.copy_gmem_to_smem(cache.at[sequence, pl.ds(index * self.block, self.block), head], target, barrier)
-            return
-        last = table.shape[1] - 1
-        if self.page >= self.block:
-            blocks = self.page // self.block
-            page = table[sequence, jnp.minimum(lax.div(index, blocks), last)]
-            start = lax.rem(index, blocks) * self.block
-            plgpu.copy_gmem_to_smem(cache.at[page, pl.ds(start, self.block), head], target, barrier)
-            return
-        for i in range(self.copies):
-            # The last block may reach over the end of the table; no query sees what is read there.
-            page = table[sequence, jnp.minimum(index * self.copies + i, last)]
-            part = target.at[pl.ds(i * self.page, self.page)]
-            plgpu.copy_gmem_to_smem(cache.at[page, :, head], part, barrier)
+        elif self.page >= self.block:
+            start = lax.rem(index, self.page // self.block) * self.block
+            plgpu.copy_gmem_to_smem(cache.at[pages[0], pl.ds(start, self.block), head], target, barrier)
+        else:
+            for i, page in enumerate(pages):
+                part = target.at[pl.ds(i * self.page, self.page)]
+                plgpu.copy_gmem_to_smem(cache.at[page, :, head], part, barrier)

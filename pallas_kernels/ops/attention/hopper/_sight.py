@@ -4,13 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.parts.hopper.tile import TILE
-
-_UNLIMITED: Final = 1 << 30  # positions stay below it
+_UNLIMITED: Final = (1 << 30) - 2  # positions are at most one more
 
 
 class Blocks(NamedTuple):
@@ -32,26 +29,35 @@ class Blocks(NamedTuple):
     start: Any
     end: Any
 
+    def in_part(self, block: Any) -> Any:
+        """Returns whether there may be queries that do not see all of a block."""
+        return (block < self.whole_first) | (block >= self.whole_last)
+
 
 @dataclass(frozen=True)
 class Sight:
-    """How far a query sees from its own position, None for no limit."""
+    """How far a query sees from its own position.
+
+    Attributes:
+        before: Keys before it; None for no limit.
+        after: Keys after it. There is always a limit: without one Mosaic does not find the layouts of the mask.
+    """
 
     before: int | None
-    after: int | None
+    after: int
 
     @classmethod
     def of(cls, causal: bool, window: tuple[int, int] | None) -> "Sight":
         """Returns the limits of a causal mask and a window together."""
         before, after = window or (_UNLIMITED, _UNLIMITED)
         after = min(after, 0) if causal else after
-        return cls(before if before < _UNLIMITED else None, after if after < _UNLIMITED else None)
+        return cls(before if before < _UNLIMITED else None, min(after, _UNLIMITED))
 
     def blocks(self, first: Any, last: Any, keys: Any, block: int) -> Blocks:
         """Returns the blocks of queries at the positions first ... last, in a sequence of so many keys."""
         zero = jnp.int32(0)
-        end = keys if self.after is None else jnp.minimum(keys, last + (self.after + 1))
-        whole_end = keys if self.after is None else jnp.minimum(keys, first + (self.after + 1))
+        end = jnp.minimum(keys, last + (self.after + 1))
+        whole_end = jnp.minimum(keys, first + (self.after + 1))
         start = zero if self.before is None else jnp.maximum(first - self.before, 0)
         whole_start = zero if self.before is None else jnp.maximum(last - self.before, 0)
         begin = lax.div(start, block)
@@ -59,19 +65,26 @@ class Sight:
         whole_first, whole_last = lax.div(whole_start + (block - 1), block), lax.div(jnp.maximum(whole_end, 0), block)
         return Blocks(begin, stop, whole_first, whole_last, start, end)
 
-    def mask(self, scores: jax.Array, positions: jax.Array, start: Any, keys: Any) -> jax.Array:
-        """Returns scores with -inf where a key is not seen.
+    def sees(self, positions: jax.Array, keys: jax.Array, start: Any, length: Any) -> jax.Array:
+        """Returns whether queries see keys, bool.
 
         Args:
-            scores: (rows, block) float32 of the keys from `start` on.
-            positions: (rows, block) int32, the position of each row's query.
+            positions: Positions of queries, int32.
+            keys: Numbers of keys from `start` on, int32, of the same shape.
             start: Position of the first key, int32.
-            keys: Keys of the sequence, int32.
+            length: Keys of the sequence, int32.
         """
-        column = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=TILE)
-        seen = column < keys - start
-        if self.after is not None:
-            seen = seen & (positions + (self.after + 1 - start) > column)
+        seen: jax.Array = (keys < length - start) & (positions + (self.after + 1 - start) > keys)
         if self.before is not None:
-            seen = seen & (positions - (self.before + start) <= column)
-        return jnp.where(seen, scores, -jnp.inf)
+            seen = seen & (positions - (self.before + start) <= keys)
+        return seen
+
+    def range(self, positions: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns the first key and the end of the keys that queries see; the end may lie before the first.
+
+        Args:
+            positions: Positions of queries, int32.
+            length: Keys of the sequence, int32.
+        """
+        first = positions * 0 if self.before is None else positions - self.before
+        return first, jnp.minimum(positions + (self.after + 1), length)

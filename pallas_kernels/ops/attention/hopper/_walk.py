@@ -1,9 +1,12 @@
-"""How a computing warpgroup walks the key blocks of 64 queries."""
+"""How a computing warpgroup walks the key blocks of 64 queries.
+
+The scores of a block and the weighted values of the block before are started together; the tensor core has the values
+while the warpgroup makes weights of the scores.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -12,61 +15,32 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
-from pallas_kernels.ops.attention.hopper._online import Stats, no_keys, weigh
-from pallas_kernels.ops.attention.hopper._sight import Blocks
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, accumulator, across, add_lanes, clean_rows, filled
+from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, weigh
+from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
+from pallas_kernels.parts.hopper.clean import spoil_rows
+from pallas_kernels.parts.hopper.products import await_sums, finish, start_scores, start_values
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, across, add_lanes, filled, park, unpark
 
-State = tuple[jax.Array, jax.Array, jax.Array]
-"""Values (64, H), maximum (64,) and total (64,)."""
 
-
-@dataclass(frozen=True)
-class Ring:
-    """Stages of keys and values in shared memory, filled by the producer in the order of the blocks.
+class State(NamedTuple):
+    """What a walk carries from block to block.
 
     Attributes:
-        stages: Number of stages of each.
-        keys: (stages, block, H).
-        values: (stages, block, H).
-        keys_full: A barrier for each stage.
-        values_full: The same.
-        keys_free: The same.
-        values_free: The same.
-        marks: (block,) float32, 1 for values of the last block cleaned that were not finite, 0 for others.
-        found: (4,) int32, nonzero in any place if there is such a value.
+        values: (64, H) float32, without those of the last block.
+        stats: Of the split that the last block belongs to, lanes apart.
+        weights: (64, block) of the values' dtype, of the last block.
+        factor: (64,) float32, of the values: the last block's decay, or how a split that it ends is taken.
+        kept: (64,) float32, of what is parked, if the last block begins a split.
+        before: Of the splits before.
     """
 
-    stages: int
-    keys: Any
-    values: Any
-    keys_full: Any
-    values_full: Any
-    keys_free: Any
-    values_free: Any
-    marks: Any
-    found: Any
-
-    def slot(self, position: Any) -> Any:
-        return lax.rem(position, self.stages)
-
-    def fill(self, position: Any, copy_keys: Callable[..., None], copy_values: Callable[..., None]) -> None:
-        """Waits until a stage is free and starts to fill it, keys first."""
-        slot = self.slot(position)
-        for free, full, target, copy in (
-            (self.keys_free, self.keys_full, self.keys, copy_keys),
-            (self.values_free, self.values_full, self.values, copy_values),
-        ):
-            pl.when(position >= self.stages)(partial(plgpu.barrier_wait, free.at[slot]))
-            copy(target.at[slot], full.at[slot])
-
-    def drain(self, filled_stages: Any) -> None:
-        """Waits until what was filled last is free: every signal is awaited."""
-
-        @pl.loop(0, jnp.minimum(filled_stages, self.stages))
-        def _(i: Any) -> None:
-            slot = self.slot(jnp.maximum(filled_stages - self.stages, 0) + i)
-            plgpu.barrier_wait(self.keys_free.at[slot])
-            plgpu.barrier_wait(self.values_free.at[slot])
+    values: jax.Array
+    stats: Stats
+    weights: jax.Array
+    factor: jax.Array
+    kept: jax.Array
+    before: Stats
 
 
 @dataclass(frozen=True)
@@ -76,30 +50,29 @@ class Walk:
     Attributes:
         contract: Order of the sums.
         factor: Factor of raw scores.
+        sight: How far queries see.
+        positions: Maps a shape that begins with 64, and its layout, to the positions of the queries, int32.
+        length: Keys of the sequence.
+        blocks: The blocks of the tile, the same for all warpgroups that share the ring.
         queries: Shared memory (64, H).
         ring: Where the blocks are.
         position: Position in the ring of the first block of the tile.
-        blocks: The blocks of the tile, the same for all warpgroups that share the ring.
-        mask: Maps scores and the index of their block to scores with -inf.
-        cleans: Whether this warpgroup zeroes values that would spoil others: those that share a ring leave it to the
-            last one, whose `turn` lies before the others multiply by them.
-        turn: Ends this warpgroup's turn at the tensor core and waits for the next; it runs its argument meanwhile.
+        parked: (64 * H,) float32 of shared or of GPU memory for the values of the splits before; None for one split.
         after_scores: Called when the queries have been read for the last time.
-        windowed: Whether blocks before the whole ones are masked.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
 
     contract: SplitAttentionContract
     factor: float
+    sight: Sight
+    positions: Callable[[tuple[int, ...], Any], jax.Array]
+    length: Any
+    blocks: Blocks
     queries: Any
     ring: Ring
     position: Any
-    blocks: Blocks
-    mask: Callable[[jax.Array, Any], jax.Array]
-    cleans: Any
-    turn: Callable[[Callable[[], None]], None]
+    parked: Any
     after_scores: Callable[[], None]
-    windowed: bool
     interpret: bool
 
     @property
@@ -108,137 +81,140 @@ class Walk:
         width: int = self.queries.shape[1]
         return width
 
-    def fresh(self) -> State:
-        """Returns the state before any key."""
-        return filled((ROWS, self.size), 0), *no_keys()
+    @property
+    def math(self) -> Arithmetic:
+        """The instructions on tiles of 64 rows."""
+        return Arithmetic(interpret=self.interpret)
 
-    def slot(self, block: Any) -> Any:
-        """Returns the stage of a block."""
+    def run(self) -> tuple[jax.Array, Stats]:
+        """Walks all blocks; there is at least one.
+
+        Returns:
+            The values (64, H), and the stats, lanes added.
+        """
+        first, last = self.blocks.first, self.blocks.last
+        state = lax.fori_loop(first + 1, last, self._block, self._first())
+        values, stats = self._start_values(last - 1, state)
+        stats = stats._replace(total=add_lanes(stats.total, self.interpret))
+        (values,) = finish(0, values, interpret=self.interpret)
+        plgpu.barrier_arrive(self.ring.values_free.at[self._slot(last - 1)])
+        if self.parked is None:
+            return values, stats
+
+        def merged(values: jax.Array, stats: Stats, before: Stats) -> tuple[jax.Array, Stats]:
+            merged, kept, taken = merge_stats(before, stats, self.math)
+            values = self.math.product(values, across(taken, self.size))
+            return self.math.fused(self._unparked(), across(kept, self.size), values), merged
+
+        result: tuple[jax.Array, Stats] = lax.cond(
+            self._split(last - 1) == self._split(first),
+            lambda values, stats, _: (values, stats),
+            merged,
+            values,
+            stats,
+            state.before,
+        )
+        return result
+
+    def _first(self) -> State:
+        """Takes the first block."""
+        block = self.blocks.first
+        plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
+        scores = start_scores(self.queries, self._keys(block), self.interpret)
+        scores = self._masked(self._finish_scores(scores, 0, block), block)
+        stats, decay, weights = weigh(scores, no_keys(), self.factor, self.contract, self.math)
+        weights = weights.astype(self.ring.values.dtype)
+        return State(filled((ROWS, self.size), 0), stats, weights, decay, decay, no_keys())
+
+    def _block(self, block: Any, state: State) -> State:
+        """Takes a block's scores and the values of the block before."""
+        plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
+        scores = start_scores(self.queries, self._keys(block), self.interpret)
+        values, stats = self._start_values(block - 1, state)
+        scores = self._masked(self._finish_scores(scores, 1, block), block)
+        begin, before, taken, kept = stats, state.before, None, state.kept
+        if self.parked is not None:
+            fresh = self._begins_split(block)
+
+            def end_split(stats: Stats, before: Stats) -> tuple[Stats, Stats, jax.Array, jax.Array]:
+                stats = stats._replace(total=add_lanes(stats.total, self.interpret))
+                merged, kept, taken = merge_stats(before, stats, self.math)
+                return no_keys(), merged, kept, taken
+
+            begin, before, kept, taken = lax.cond(
+                fresh, end_split, lambda stats, before: (stats, before, state.kept, state.kept), stats, before
+            )
+        new, factor, weights = weigh(scores, begin, self.factor, self.contract, self.math)
+        if taken is not None:
+            factor = lax.cond(fresh, lambda: taken, lambda: factor)
+        new, factor, weights = lax.optimization_barrier((new, factor, weights))
+        await_sums(new.total, self.interpret)
+        values, weights = finish(0, values, weights, interpret=self.interpret)
+        plgpu.barrier_arrive(self.ring.values_free.at[self._slot(block - 1)])
+        return State(values, new, weights.astype(self.ring.values.dtype), factor, kept, before)
+
+    def _start_values(self, block: Any, state: State) -> tuple[jax.Array, Stats]:
+        """Starts the values of a block, and returns them and its stats."""
+        values = self.math.product(state.values, across(state.factor, self.size))
+        if self.parked is not None:
+
+            def put_aside(values: jax.Array, kept: jax.Array) -> jax.Array:
+                # Before the tile's first split there is nothing.
+                first = self._split(block - 1) == self._split(self.blocks.first)
+                old = lax.cond(first, lambda: filled(values.shape, 0), self._unparked)
+                merged = self.math.fused(old, across(kept, self.size), values)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                park(merged, self.parked, self.interpret)
+                return filled((ROWS, self.size), 0)
+
+            begins = (block != self.blocks.first) & self._begins_split(block)
+            values = lax.cond(begins, put_aside, lambda values, _: values, values, state.kept)
+        stats = self._wait_for_values(block, state.stats)
+        return start_values(state.weights, values, self._values(block), self.interpret), stats
+
+    def _unparked(self) -> jax.Array:
+        return unpark(self.parked, self.size, self.interpret)
+
+    def _begins_split(self, block: Any) -> Any:
+        return self._split(block) != self._split(block - 1)
+
+    def _split(self, block: Any) -> Any:
+        return lax.div(block, self.contract.split // self.contract.key_block)
+
+    def _slot(self, block: Any) -> Any:
         return self.ring.slot(self.position + (block - self.blocks.first))
 
-    def wait_for_keys(self, block: Any) -> None:
-        plgpu.barrier_wait(self.ring.keys_full.at[self.slot(block)])
+    def _keys(self, block: Any) -> Any:
+        return self.ring.keys.at[self._slot(block)]
 
-    def split(self, first: Any, end: Any, meanwhile: Callable[[], tuple[Callable[[], None], Any]]) -> tuple[State, Any]:
-        """Walks the blocks of one split; the keys of its first block have arrived.
+    def _values(self, block: Any) -> Any:
+        return self.ring.values.at[self._slot(block)]
 
-        Args:
-            first: First block, less than `end`.
-            end: End of the blocks.
-            meanwhile: Called before the first product; what it returns first is called while the product runs, what
-                it returns second is handed back.
-
-        Returns:
-            The state of the split, lanes added, and what `meanwhile` handed back.
-        """
-        later, extra = meanwhile()
-        state = self._block(first, self.fresh(), masked=True, later=later)
-        begin = first + 1
-        if self.windowed:
-            whole = jnp.clip(self.blocks.whole_first, begin, jnp.maximum(end, begin))
-            state = lax.fori_loop(begin, whole, partial(self._block, masked=True), state)
-            begin = whole
-        whole = jnp.maximum(jnp.minimum(self.blocks.whole_last, end), begin)
-        state = lax.fori_loop(begin, whole, partial(self._block, masked=False), state)
-        values, maximum, total = lax.fori_loop(whole, end, partial(self._block, masked=True), state)
-        return (values, maximum, add_lanes(total, self.interpret)), extra
-
-    def _block(self, block: Any, state: State, *, masked: bool, later: Callable[[], None] | None = None) -> State:
-        """Takes one block into the state."""
-        values, *stats = state
-        math = Arithmetic(interpret=self.interpret)
-        in_part = masked & ((block < self.blocks.whole_first) | (block >= self.blocks.whole_last))
-        cleaned = self._clean(block, in_part) if masked else False
-        scores = self._scores(block, later)
-        plgpu.barrier_arrive(self.ring.keys_free.at[self.slot(block)])
+    def _finish_scores(self, scores: jax.Array, after: int, block: Any) -> jax.Array:
+        (scores,) = finish(after, scores, interpret=self.interpret)
+        plgpu.barrier_arrive(self.ring.keys_free.at[self._slot(block)])
         pl.when(block + 1 == self.blocks.last)(self.after_scores)
-        if masked:
-            scores = self.mask(scores, block)
-        new, decay, weights = weigh(scores, Stats(*stats), self.factor, self.contract, math)
-        if later is None:
-            values = values * across(decay, self.size)
-        rounded = weights.astype(self.ring.values.dtype)
-        values, new, rounded = lax.optimization_barrier((values, new, rounded))
+        return scores
 
-        def wait() -> None:
-            arrival = partial(plgpu.barrier_wait, self.ring.values_full.at[self.slot(block)])
-            if masked:
-                pl.when(jnp.logical_not(cleaned))(arrival)
-            else:
-                arrival()
+    def _masked(self, scores: jax.Array, block: Any) -> jax.Array:
+        """Returns scores with -inf where a key is not seen."""
 
-        self.turn(wait)
-        if masked:
-            new = new._replace(total=self._spoil(block, in_part, new.total))
-        values = self._add_values(values, rounded, block)
-        plgpu.barrier_arrive(self.ring.values_free.at[self.slot(block)])
-        return values, *new
+        def mask(scores: jax.Array) -> jax.Array:
+            keys = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=TILE)
+            start = block * self.contract.key_block
+            seen = self.sight.sees(self.positions(scores.shape, TILE), keys, start, self.length)
+            return jnp.where(seen, scores, -jnp.inf)
 
-    def _clean(self, block: Any, in_part: Any) -> Any:
-        """Zeroes values of a block that some queries do not see, where a weight of zero would keep nan and infinities.
+        masked: jax.Array = lax.cond(self.blocks.in_part(block), mask, lambda scores: scores, scores)
+        return masked
 
-        Returns:
-            Whether the block's values have been waited for.
-        """
-        cleaned = self.cleans & in_part
+    def _wait_for_values(self, block: Any, stats: Stats) -> Stats:
+        """Returns the stats with nan for queries that see values of which the ring made zeros."""
+        plgpu.barrier_wait(self.ring.values_full.at[self._slot(block)])
 
-        @pl.when(cleaned)
-        def _() -> None:
-            slot, start = self.slot(block), block * self.contract.key_block
-            plgpu.barrier_wait(self.ring.values_full.at[slot])
-            first, end = self.blocks.start - start, self.blocks.end - start
-            clean_rows(self.ring.values.at[slot], first, end, self.ring.marks, self.ring.found, self.interpret)
-            plgpu.commit_smem()
+        def spoiled(total: jax.Array) -> jax.Array:
+            first, end = self.sight.range(self.positions((ROWS,), ROW), self.length)
+            start = block * self.contract.key_block
+            return spoil_rows(total, first - start, end - start, self.ring.found.at[self._slot(block)], self.interpret)
 
-        return cleaned
-
-    def _spoil(self, block: Any, in_part: Any, total: jax.Array) -> jax.Array:
-        """Returns the total with nan for queries that see a value of which `_clean` made zeros."""
-        found = self.ring.found
-        some = in_part & ((found[0] | found[1] | found[2] | found[3]) != 0)
-
-        def spoiled() -> jax.Array:
-            marks = plgpu.load(self.ring.marks, layout=TILE.reduce(0), optimized=False)
-            seen = self.mask(lax.broadcast_in_dim(marks, (ROWS, self.contract.key_block), [1]), block)
-            return jnp.where(seen.max(axis=1) > 0, jnp.nan, total)
-
-        found_total: jax.Array = lax.cond(some, spoiled, lambda: total)
-        return found_total
-
-    def _scores(self, block: Any, later: Callable[[], None] | None) -> jax.Array:
-        """Returns the raw scores (64, block)."""
-
-        def multiply(scores: Any) -> jax.Array:
-            plgpu.wgmma(scores, self.queries, self.ring.keys.at[self.slot(block)].transpose((1, 0)))
-            self.turn(lambda: None)
-            if later is not None:
-                later()
-            product: jax.Array = scores[...]
-            return product
-
-        found: jax.Array = pl.run_scoped(multiply, accumulator(ROWS, self.contract.key_block))
-        return found
-
-    def _add_values(self, values: jax.Array, weights: jax.Array, block: Any) -> jax.Array:
-        """Returns values + weights @ the block's values, and waits for the next block's keys meanwhile."""
-        stored = self.ring.values.at[self.slot(block)]
-
-        def wait_for_next() -> None:
-            pl.when(block + 1 < self.blocks.last)(lambda: self.wait_for_keys(block + 1))
-
-        if self.interpret:
-            # The interpreter takes neither an accumulator's start nor an operand in registers.
-            wait_for_next()
-            read = stored[...]
-            plgpu.commit_smem()  # an ordinary read, before the copy engine writes again
-            return values + jnp.dot(weights.astype(jnp.float32), read.astype(jnp.float32))
-
-        def multiply(total: Any) -> jax.Array:
-            total[...] = values
-            plgpu.wgmma(total, weights, stored)
-            wait_for_next()
-            product: jax.Array = total[...]
-            return product
-
-        found: jax.Array = pl.run_scoped(multiply, accumulator(*values.shape))
-        return found
+        return stats._replace(total=lax.cond(self.blocks.in_part(block), spoiled, lambda total: total, stats.total))

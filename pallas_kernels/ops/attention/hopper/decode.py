@@ -17,8 +17,9 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
+from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
-from pallas_kernels.ops.attention.hopper._walk import Ring, Walk
+from pallas_kernels.ops.attention.hopper._walk import Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge
 from pallas_kernels.ops.attention.hopper.prefill import Call, Lengths
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup, tiled
@@ -130,16 +131,7 @@ class Body:
                 target = scratch.queries.at[slot, pl.ds(0, self.loaded)]
                 plgpu.copy_gmem_to_smem(window, target, scratch.queries_full.at[slot])
 
-            @pl.loop(item.blocks.first, item.blocks.last)
-            def _(j: Any) -> None:
-                keys, values = (
-                    lambda target, barrier, cache=cache: self.call.source.copy(
-                        cache, table, target, barrier, item.sequence, j, item.head
-                    )
-                    for cache in caches
-                )
-                ring.fill(position + (j - item.blocks.first), keys, values)
-
+            ring.fill(item.blocks, position, caches, table, item.sequence, item.head)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
         position, done = lax.fori_loop(0, self.count(block), fetch, (jnp.int32(0), jnp.int32(0)))
@@ -179,34 +171,32 @@ class Body:
     ) -> None:
         """Walks one split of a tile of rows and stores what it gives."""
         interpret, call = bool(self.call.interpret), self.call
-        keys = lengths.keys[item.sequence]
 
-        def mask(scores: jax.Array, j: Any) -> jax.Array:
-            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=TILE)
-            positions = lengths.offsets[item.sequence] + lax.div(row, jnp.full_like(row, call.group))
-            return call.sight.mask(scores, positions, j * call.contract.key_block, keys)
+        def positions(shape: tuple[int, ...], layout: Any) -> jax.Array:
+            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+            found: jax.Array = lengths.offsets[item.sequence] + lax.div(row, jnp.full_like(row, call.group))
+            return found
 
         walk = Walk(
             call.contract,
             call.factor,
+            call.sight,
+            positions,
+            lengths.keys[item.sequence],
+            item.blocks,
             scratch.queries.at[slot],
             ring,
             position,
-            item.blocks,
-            mask,
-            True,
-            lambda meanwhile: meanwhile(),
+            None,
             lambda: plgpu.barrier_arrive(scratch.queries_free.at[slot]),
-            call.sight.before is not None,
             interpret,
         )
         plgpu.barrier_wait(scratch.queries_full.at[slot])
-        walk.wait_for_keys(item.blocks.first)
-        (found, maximum, total), _ = walk.split(item.blocks.first, item.blocks.last, lambda: (lambda: None, None))
+        found, numbers = walk.run()
         first = item.head * self.rows + item.tile * ROWS
         left = self.rows - item.tile * ROWS
         place = item.sequence, item.split
-        _store_rows(values.at[place], stats.at[place], first, left, found, maximum, total, self.rows, interpret)
+        _store_rows(values.at[place], stats.at[place], first, left, found, *numbers, self.rows, interpret)
 
 
 def _store_rows(
@@ -291,7 +281,7 @@ def decode(
     Returns:
         The outputs (B, T, N, H), and the log-sum-exp (B, T, N), float32.
     """
-    s, body, dtype, block = schedule, Body(call, schedule), query.dtype, call.contract.key_block
+    s, body, dtype = schedule, Body(call, schedule), query.dtype
     shape = (call.batch, call.queries, body.heads, call.group)
     packed = jnp.moveaxis(query.reshape(*shape, call.size), 1, 2).reshape(-1, body.rows, call.size)
     if body.rows > _ROWS:
@@ -301,9 +291,11 @@ def decode(
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
-        values_ref, stats_ref, queries, keys, values, marks, found, *barriers = refs
-        scratch = _Scratch(queries, *barriers[:2])
-        ring = Ring(s.stages, keys, values, barriers[2], barriers[3], barriers[4], barriers[5], marks, found)
+        values_ref, stats_ref, queries, queries_full, queries_free, *stages = refs
+        scratch, ring = (
+            _Scratch(queries, queries_full, queries_free),
+            Ring(s.stages, call.source, bool(call.interpret), *stages),
+        )
         warpgroup = lax.axis_index("warpgroup")
 
         @pl.when(warpgroup == 0)
@@ -325,13 +317,9 @@ def decode(
         num_threads=2,
         thread_name="warpgroup",
         scratch_types=[
-            plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype)),
-            *[plgpu.SMEM((s.stages, block, call.size), dtype, transforms=tiled(dtype))] * 2,
-            plgpu.SMEM((block,), jnp.float32),
-            plgpu.SMEM((4,), jnp.int32),
+            plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
             *[plgpu.Barrier(num_barriers=2)] * 2,
-            *[plgpu.Barrier(num_arrivals=call.source.copies, num_barriers=s.stages)] * 2,
-            *[plgpu.Barrier(num_barriers=s.stages)] * 2,
+            *Ring.scratch(s.stages, call.source, call.size, dtype, 1),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

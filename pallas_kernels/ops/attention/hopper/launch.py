@@ -49,7 +49,7 @@ def attention(
     """Attends to keys in a contiguous or a paged cache.
 
     Args:
-        query: (B, T, N, H) bfloat16 or float16; H is 64 or 128.
+        query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
         key: (B, S, K, H) of the same dtype, K a divisor of N; or (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`.
         offsets: (B,) int32, absolute position of the first query of each sequence.
@@ -82,14 +82,14 @@ def attention(
         return jnp.zeros_like(query), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     if schedule is None:
         sees_all = not causal and window is None
-        schedule = decode_schedule(size) if length <= DECODE_QUERIES else prefill_schedule(size, sees_all)
+        schedule = decode_schedule(size) if length <= DECODE_QUERIES else prefill_schedule(size, length, sees_all)
     block = contract.key_block
     if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
     if page_table is None:
-        key, value = (_padded(x) for x in (key, value))
+        key, value = (padded(x) for x in (key, value))
     few = isinstance(schedule, DecodeSchedule)
-    padded = query if few else _padded(query)
+    rounded = query if few else padded(query)
     limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
     first, queries, keys = limits
     lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
@@ -99,7 +99,7 @@ def attention(
         Sight.of(causal, window),
         KeySource(block, None if page_table is None else key.shape[1]),
         batch,
-        padded.shape[1],
+        rounded.shape[1],
         heads,
         heads // key.shape[2],
         size,
@@ -107,15 +107,15 @@ def attention(
         interpret,
     )
     if isinstance(schedule, DecodeSchedule):
-        out, lse = decode(padded, key, value, lengths, page_table, call=call, schedule=schedule)
+        out, lse = decode(rounded, key, value, lengths, page_table, call=call, schedule=schedule)
     else:
-        out, lse = prefill(padded, key, value, lengths, page_table, call=call, schedule=schedule)
+        out, lse = prefill(rounded, key, value, lengths, page_table, call=call, schedule=schedule)
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]
     is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.queries[:, None, None]
     return out, jnp.where(is_query, lse, -jnp.inf)
 
 
-def _padded(x: jax.Array) -> jax.Array:
+def padded(x: jax.Array) -> jax.Array:
     """Returns (B, S, ...) with S rounded up to the rows of a tile."""
     return jnp.pad(x, [(0, 0), (0, -x.shape[1] % _ROWS), *[(0, 0)] * (x.ndim - 2)])
 

@@ -21,12 +21,12 @@ from pallas_kernels.parts.hopper.tile import Arithmetic, across, store_few
 MERGED_ROWS: Final = 4
 """Rows of a block."""
 
-_UNROLL: Final = 4
+_TOGETHER: Final = 16  # splits
 
 
 def _layout(size: int) -> Any:
     """Returns the layout of (4, size) in which a warp has a row, and a lane neighbouring columns of it."""
-    width = min(size, 128)
+    width = next(width for width in (128, 64, 32) if size % width == 0)
     tiling = fragmented_array.Tiling(((MERGED_ROWS, width), (width // 32,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
@@ -58,7 +58,7 @@ def merge(
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
     """
     batch, _, padded, size = values.shape
-    layout = _layout(size)
+    layout, together = _layout(size), min(_TOGETHER, values.shape[1])
     math = Arithmetic(layout, bool(interpret))
 
     def kernel(
@@ -70,18 +70,29 @@ def merge(
         load = partial(plgpu.load, optimized=False)
         row_layout = layout.reduce(1)
 
-        def take(split: Any, carry: Any) -> Any:
-            before, total = carry
-            numbers = [load(stats_ref.at[sequence, split, i, part], layout=row_layout) for i in range(2)]
-            taken_values = load(values_ref.at[sequence, split, part], layout=layout)
-            merged, kept, taken = merge_stats(before, Stats(*numbers), math)
-            scaled = math.product(taken_values, across(taken, size))
-            return merged, math.fused(total, across(kept, size), scaled)
+        def read(first: Any) -> list[Any]:
+            """Starts to read some splits from one on; behind the last one it is read again."""
+            splits = [jnp.minimum(first + j, jnp.maximum(stop - 1, 0)) for j in range(together)]
+            return [
+                (
+                    *(load(stats_ref.at[sequence, split, i, part], layout=row_layout) for i in range(2)),
+                    load(values_ref.at[sequence, split, part], layout=layout),
+                )
+                for split in splits
+            ]
 
         def several(i: Any, carry: Any) -> Any:
-            for j in range(_UNROLL):
-                carry = take(begin + i * _UNROLL + j, carry)
-            return carry
+            """Takes some splits, while the next ones are read; those behind the last one change nothing."""
+            before, total, there = carry
+            first = begin + i * together
+            following = read(first + together)
+            for j, (maximum, sums, found) in enumerate(there):
+                inside = jnp.full((MERGED_ROWS,), first + j, jnp.int32) < jnp.full((MERGED_ROWS,), stop, jnp.int32)
+                split = Stats(jnp.where(inside, maximum, LEAST), jnp.where(inside, sums, 0.0))
+                found = jnp.where(across(inside, size), found, 0.0)
+                before, kept, taken = merge_stats(before, split, math)
+                total = math.fused(total, across(kept, size), math.product(found, across(taken, size)))
+            return before, total, following
 
         def full(shape: tuple[int, ...], value: float) -> jax.Array:
             filled: jax.Array = plgpu.layout_cast(
@@ -89,14 +100,12 @@ def merge(
             )
             return filled
 
-        start = (Stats(full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0)), full((MERGED_ROWS, size), 0))
-        whole = lax.div(stop - begin, _UNROLL)
-        carry = lax.fori_loop(0, whole, several, start)
-        merged, total = lax.fori_loop(begin + whole * _UNROLL, stop, take, carry)
+        start = (Stats(full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0)), full((MERGED_ROWS, size), 0), read(begin))
+        merged, total, _ = lax.fori_loop(0, lax.div(stop - begin + (together - 1), together), several, start)
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
         out, lse = result(total, merged, query < queries, math)
-        out_ref.at[sequence, part][...] = out.astype(dtype)
+        store_few(out_ref.at[sequence, part], out.astype(dtype), bool(interpret))
         store_few(lse_ref.at[sequence, part], lse, bool(interpret))
 
     launch = plgpu.kernel(

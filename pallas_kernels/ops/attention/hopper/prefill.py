@@ -1,7 +1,7 @@
 """Attention of many queries: two warpgroups with 64 queries of a head each, a producer, persistent blocks.
 
 The splits of `SplitAttentionContract` are merged where they are computed. What the splits before gave waits in shared
-memory, and is brought up to date while the tensor core multiplies the first block of the next one.
+memory.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, result
+from pallas_kernels.ops.attention.hopper._online import Stats, result
+from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
-from pallas_kernels.ops.attention.hopper._walk import Ring, Walk
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, across, park, tiled, unpark
-from pallas_kernels.schedule.hopper_attention import PrefillSchedule
+from pallas_kernels.ops.attention.hopper._walk import Walk
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, tiled
+from pallas_kernels.schedule.hopper_attention import WIDEST_PARKED, PrefillSchedule
 
 
 @dataclass(frozen=True)
@@ -119,19 +120,19 @@ class Order:
 
 
 class Scratch(NamedTuple):
-    """Shared memory and barriers; the results lie over the parked values, where there are any."""
+    """Memory and barriers of all warpgroups.
+
+    Attributes:
+        queries: Shared memory.
+        parked: Values of the splits before: shared memory, or the block's part of GPU memory; None for one split.
+        results: Shared memory: over the parked values if those lie there, over the queries for wide heads.
+        queries_full: A barrier for each warpgroup.
+    """
 
     queries: Any
-    keys: Any
-    values: Any
     parked: Any
     results: Any
-    keys_full: Any
-    values_full: Any
     queries_full: Any
-    keys_free: Any
-    values_free: Any
-    turns: Any
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,14 @@ class Body:
     splits: bool
 
     @property
+    def wide(self) -> bool:
+        """Whether heads are so wide that results go through the queries' memory, and are parked in GPU memory."""
+        return self.call.size > WIDEST_PARKED
+
+    @property
     def order(self) -> Order:
         """The order of the tiles."""
         return Order(self.call, self.schedule)
-
-    @property
-    def math(self) -> Arithmetic:
-        """The instructions on tiles of 64 rows."""
-        return Arithmetic(interpret=bool(self.call.interpret))
 
     def blocks_of(self, lengths: Lengths, tile: Tile) -> Blocks:
         """Returns the blocks of a tile, the same for all warpgroups."""
@@ -175,17 +176,7 @@ class Body:
             tile = self.order.tile(block, index)
             blocks = self.blocks_of(lengths, tile)
             head = lax.div(tile.head, self.call.group)
-
-            @pl.loop(blocks.first, blocks.last)
-            def _(j: Any) -> None:
-                keys, values = (
-                    lambda target, barrier, cache=cache: self.call.source.copy(
-                        cache, table, target, barrier, tile.sequence, j, head
-                    )
-                    for cache in caches
-                )
-                ring.fill(position + (j - blocks.first), keys, values)
-
+            ring.fill(blocks, position, caches, table, tile.sequence, head)
             return position + (blocks.last - blocks.first)
 
         ring.drain(lax.fori_loop(0, self.order.count(block), fill, jnp.int32(0)))
@@ -195,13 +186,6 @@ class Body:
         warpgroup, block = lax.axis_index("warpgroup"), lax.axis_index("block")
         count, order = self.order.count(block), self.order
         queries, ready = scratch.queries.at[warpgroup], scratch.queries_full.at[warpgroup]
-
-        def turn(meanwhile: Any) -> None:
-            if self.schedule.warpgroups > 1:
-                plgpu.barrier_arrive(scratch.turns)
-            meanwhile()
-            if self.schedule.warpgroups > 1:
-                plgpu.barrier_wait(scratch.turns)
 
         def fetch(index: Any) -> None:
             tile = order.tile(block, index)
@@ -214,102 +198,59 @@ class Body:
                 plgpu.commit_smem()  # every warp has read the queries
                 fetch(index + 1)
 
+        def fetch_behind_results(index: Any) -> None:
+            @pl.when(index + 1 < count)
+            def _() -> None:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                fetch(index + 1)
+
         def one(index: Any, position: Any) -> Any:
             tile = order.tile(block, index)
             blocks = self.blocks_of(lengths, tile)
             first = tile.first + warpgroup * ROWS
             keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + first
 
-            def mask(scores: jax.Array, j: Any) -> jax.Array:
-                positions = start + plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=TILE)
-                return self.call.sight.mask(scores, positions, j * self.call.contract.key_block, keys)
+            def positions(shape: tuple[int, ...], layout: Any) -> jax.Array:
+                found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+                return found
 
             walk = Walk(
                 self.call.contract,
                 self.call.factor,
+                self.call.sight,
+                positions,
+                keys,
+                blocks,
                 queries,
                 ring,
                 position,
-                blocks,
-                mask,
-                warpgroup == self.schedule.warpgroups - 1,
-                turn,
-                partial(fetch_next, index),
-                self.call.sight.before is not None,
+                None if scratch.parked is None else scratch.parked.at[warpgroup],
+                (lambda: None) if self.wide else partial(fetch_next, index),
                 bool(self.call.interpret),
             )
             plgpu.barrier_wait(ready)
-            walk.wait_for_keys(blocks.first)
+            values, stats = walk.run()
             valid = lengths.queries[tile.sequence] - first
-            store = partial(self.store, tile, first, valid, out, lse, scratch.results.at[warpgroup])
-            if self.splits:
-                self.many_splits(walk, scratch.parked.at[warpgroup], store)
-            else:
-                (values, *stats), _ = walk.split(blocks.first, blocks.last, lambda: (lambda: None, None))
-                store(values, Stats(*stats))
+            self.store(tile, first, valid, out, lse, scratch.results.at[warpgroup], values, stats)
+            if self.wide:
+                fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
 
-        if self.schedule.warpgroups > 1:
-            pl.when(warpgroup == 1)(lambda: turn(lambda: None))
         fetch(jnp.int32(0))
         lax.fori_loop(0, count, one, jnp.int32(0))
-        if self.schedule.warpgroups > 1:
-            pl.when(warpgroup == 0)(lambda: turn(lambda: None))
         plgpu.wait_smem_to_gmem(0)
-
-    def many_splits(self, walk: Walk, parked: Any, store: Any) -> None:
-        """Walks all splits of a tile; the merge of one with those before it runs beside the next one's first block."""
-        interpret, math, size = bool(self.call.interpret), self.math, self.call.size
-        length = self.call.contract.split // self.call.contract.key_block
-        first, end = lax.div(walk.blocks.first, length), lax.div(walk.blocks.last + (length - 1), length)
-
-        def split(index: Any, carry: Any) -> Any:
-            values, maximum, total, *before = carry
-
-            def merge() -> tuple[Any, Stats]:
-                stats, kept, taken = merge_stats(Stats(*before), Stats(maximum, total), math)
-                # An accumulator is not touched while the tensor core works, or ptxas waits for it first.
-                scaled = math.product(values, across(taken, size))
-                kept, scaled = lax.optimization_barrier((kept, scaled))
-
-                def later() -> None:
-                    @pl.when(index == first + 1)
-                    def _() -> None:
-                        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                        park(scaled, parked, interpret)
-
-                    @pl.when(index > first + 1)
-                    def _() -> None:
-                        old = unpark(parked, size, interpret)
-                        park(math.fused(old, across(kept, size), scaled), parked, interpret)
-
-                return later, stats
-
-            start = jnp.maximum(index * length, walk.blocks.first)
-            state, stats = walk.split(start, jnp.minimum((index + 1) * length, walk.blocks.last), merge)
-            return *state, *stats
-
-        nothing = (*walk.fresh(), *no_keys())
-        values, maximum, total, *before = lax.fori_loop(first, end, split, nothing)
-
-        @pl.when(end - first == 1)
-        def _() -> None:
-            store(values, Stats(maximum, total))
-
-        @pl.when(end - first > 1)
-        def _() -> None:
-            stats, kept, taken = merge_stats(Stats(*before), Stats(maximum, total), math)
-            scaled = math.product(values, across(taken, size))
-            store(math.fused(unpark(parked, size, interpret), across(kept, size), scaled), stats)
 
     def store(
         self, tile: Tile, first: Any, valid: Any, out: Any, lse: Any, staged: Any, values: jax.Array, stats: Stats
     ) -> None:
         """Writes the results of a warpgroup's queries."""
         rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE)
-        values, log_sum = result(values, stats, rows < valid, self.math)
+        values, log_sum = result(values, stats, rows < valid, Arithmetic(interpret=bool(self.call.interpret)))
         lse.at[tile.sequence, tile.head, pl.ds(first, ROWS)][...] = log_sum
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        if self.wide:
+            plgpu.commit_smem()  # every warp has read the queries that lie there
+        else:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         staged[...] = values.astype(staged.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(staged, out.at[tile.sequence, pl.ds(first, ROWS), tile.head])
@@ -339,19 +280,24 @@ def prefill(
     Returns:
         The outputs (B, T, N, H), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole tiles.
     """
-    s, block, dtype = schedule, call.contract.key_block, query.dtype
+    s, dtype = schedule, query.dtype
     body = Body(call, s, call.capacity > call.contract.split)
     interpret = bool(call.interpret)
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
-        out_ref, lse_ref, queries, keys, values, marks, found, results, *barriers = refs
+        (out_ref, lse_ref, *parked_ref), refs = refs[: len(outputs)], refs[len(outputs) :]
+        queries, queries_full, *stages = refs
+        stages, places = stages[: len(in_ring)], stages[len(in_ring) :]
         parked = None
-        if body.splits:
-            parked, results = results if not interpret else (results, barriers.pop(0))
-        scratch = Scratch(queries, keys, values, parked, results.at[:, 0], *barriers)
-        ring = Ring(s.stages, keys, values, barriers[0], barriers[1], barriers[3], barriers[4], marks, found)
+        if parks:
+            parked, *places = places if interpret else places[0]
+        results = queries if body.wide else places[0].at[:, 0]
+        if body.wide and body.splits:
+            parked = parked_ref[0].at[lax.axis_index("block")]
+        scratch = Scratch(queries, parked, results, queries_full)
+        ring = Ring(s.stages, call.source, interpret, *stages)
         warpgroup = lax.axis_index("warpgroup")
 
         @pl.when(warpgroup < s.warpgroups)
@@ -364,31 +310,33 @@ def prefill(
             plgpu.set_max_registers(s.registers[1], action="decrease")
             body.produce((key_ref, value_ref), table_ref, Lengths(*numbers), ring)
 
+    parks, places = body.splits and not body.wide, (s.warpgroups, ROWS * call.size)
     # The parked values take twice the bytes of the results that lie over them.
-    halves = 2 if body.splits and not interpret else 1
-    results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype))
-    parked = plgpu.SMEM((s.warpgroups, ROWS * call.size), jnp.float32)
-    union = [results] if not body.splits else [parked, results] if interpret else [plgpu.RefUnion(parked, results)]
+    halves = 2 if parks and not interpret else 1
+    results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype, call.size))
+    union = [] if body.wide else [results]
+    if parks:
+        union = [plgpu.SMEM(places, jnp.float32), results]
+        union = union if interpret else [plgpu.RefUnion(*union)]
+    outputs = [
+        jax.ShapeDtypeStruct(query.shape, dtype),
+        jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
+    ]
+    if body.wide and body.splits:
+        outputs.append(jax.ShapeDtypeStruct((body.order.blocks, *places), jnp.float32))
+    in_ring = Ring.scratch(s.stages, call.source, call.size, dtype, s.warpgroups)
     launch = plgpu.kernel(
         kernel,
-        out_type=[
-            jax.ShapeDtypeStruct(query.shape, dtype),
-            jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
-        ],
+        out_type=outputs,
         grid=(body.order.blocks,),
         grid_names=("block",),
         num_threads=s.warpgroups + 1,
         thread_name="warpgroup",
         scratch_types=[
-            plgpu.SMEM((s.warpgroups, ROWS, call.size), dtype, transforms=tiled(dtype)),
-            *[plgpu.SMEM((s.stages, block, call.size), dtype, transforms=tiled(dtype))] * 2,
-            plgpu.SMEM((block,), jnp.float32),
-            plgpu.SMEM((4,), jnp.int32),
-            *union,
-            *[plgpu.Barrier(num_arrivals=call.source.copies, num_barriers=s.stages)] * 2,
+            plgpu.SMEM((s.warpgroups, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
             plgpu.Barrier(num_barriers=s.warpgroups),
-            *[plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=s.stages)] * 2,
-            plgpu.Barrier(num_arrivals=s.warpgroups),
+            *in_ring,
+            *union,
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -397,5 +345,5 @@ def prefill(
         ),
         interpret=call.interpret,
     )
-    out, lse = launch(query, key, value, *lengths, *([] if table is None else [table]))
+    out, lse, *_ = launch(query, key, value, *lengths, *([] if table is None else [table]))
     return out, lse

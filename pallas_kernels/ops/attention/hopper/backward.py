@@ -1,0 +1,126 @@
+"""From the arrays of a backward pass to its kernels."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels._in_32_bits import in_32_bits
+from pallas_kernels.contract import AttentionGradientContract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.hopper._delta import delta
+from pallas_kernels.ops.attention.hopper._gradient_tiles import Tiles
+from pallas_kernels.ops.attention.hopper._online import score_factor
+from pallas_kernels.ops.attention.hopper._sight import Sight
+from pallas_kernels.ops.attention.hopper.gradients import GradientCall, Operands, gradients
+from pallas_kernels.ops.attention.hopper.launch import padded, supports_scale
+from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.schedule.hopper_attention import GradientSchedule, gradient_schedule
+
+
+@in_32_bits
+def attention_gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    cotangent: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    *,
+    contract: AttentionGradientContract,
+    scale: float,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    schedule: GradientSchedule | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes the gradients of `attention` over a contiguous cache.
+
+    Args:
+        query: (B, T, N, H) bfloat16 or float16; H is 64 or 128.
+        key: (B, S, K, H) of the same dtype, K a divisor of N.
+        value: Of the shape and dtype of `key`.
+        out: Of the shape and dtype of `query`, the result of `attention`.
+        lse: (B, T, N) float32, its log-sum-exp.
+        cotangent: Of the shape and dtype of `query`, the gradient of `out`.
+        offsets: (B,) int32, absolute position of the first query of each sequence.
+        query_lengths: (B,) int32; later queries see nothing.
+        key_lengths: (B,) int32; later keys are never seen.
+        contract: Order of all sums.
+        scale: Factor of the scores; see `supports_scale`.
+        causal: Whether a query sees no later position than its own.
+        window: Keys before and after its own position that a query sees at most.
+        schedule: Tiles and order; chosen by the head size and the mask by default.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        The gradients of `query`, `key` and `value`, of their shapes and dtypes; zeros for what nothing sees.
+
+    Raises:
+        UnsupportedError: If the contract is another one, or `scale` is out of range.
+
+    Guarantee: row-invariant for `query`; a row is a query with the keys that it sees. The gradients of keys and values
+    depend on their own sequence alone. The schedule moves no bit.
+    """
+    if not isinstance(contract, AttentionGradientContract):
+        raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
+    if not supports_scale(scale):
+        raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
+    batch, length, heads, size = query.shape
+    capacity, key_heads = key.shape[1:3]
+    if 0 in query.shape or 0 in key.shape:
+        return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+    schedule = schedule or gradient_schedule(size, not causal and window is None)
+    tiles = Tiles(
+        Sight.of(causal, window),
+        contract.key_block,
+        schedule.rows,
+        batch,
+        key_heads,
+        heads // key_heads,
+        length,
+        capacity,
+        schedule.blocks,
+        schedule.heads,
+        schedule.to_and_fro,
+    )
+    limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
+    first, queries, keys = limits
+    lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
+    query, cotangent, out, key, value = (padded(x) for x in (query, cotangent, out, key, value))
+    deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
+    given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
+    call = GradientCall(tiles, scale, score_factor(scale), size, interpret)
+    sums, dk, dv = gradients(given, lengths, call=call, schedule=schedule)
+    first_blocks, last_blocks = tiles.blocks_of_tiles(lengths)
+    seen = jnp.repeat(first_blocks <= last_blocks, tiles.rows, axis=1)[:, :length, None, None]
+    dq = jnp.where(seen, sums[:, :length], 0) * jnp.float32(scale)
+    return dq.astype(query.dtype), dk[:, :capacity], dv[:, :capacity]
+
+
+def _stats(lse: jax.Array, deltas: jax.Array, tiles: Tiles) -> jax.Array:
+    """Returns the numbers for queries (B, N, 3, T'); a row whose delta is not finite is nan in both."""
+    room, width = tiles.across * tiles.rows, deltas.shape[2]
+    deltas = jnp.pad(deltas, ((0, 0), (0, 0), (0, max(room - width, 0))))[:, :, :room]
+    lse = jnp.pad(jnp.moveaxis(lse, 1, 2), ((0, 0), (0, 0), (0, room - lse.shape[1])))
+    lse = jnp.where(jnp.isfinite(deltas), lse * -np.float32(math.log2(math.e)), jnp.nan)
+    return jnp.stack([lse, deltas, _any_in_each(~jnp.isfinite(lse), tiles.rows)], axis=2)
+
+
+def _marks(key: jax.Array, tiles: Tiles) -> jax.Array:
+    """Returns the numbers for keys (B, K, 2, S')."""
+    bad = jnp.moveaxis(~jnp.isfinite(key).all(axis=3), 1, 2)
+    bad = jnp.pad(bad, ((0, 0), (0, 0), (0, tiles.blocks * tiles.block - bad.shape[2])))
+    return jnp.stack([bad.astype(jnp.float32), _any_in_each(bad, tiles.block)], axis=2)
+
+
+def _any_in_each(flags: jax.Array, width: int) -> jax.Array:
+    """Returns 1 where any of the `width` flags around is true, else 0, float32."""
+    parts = flags.reshape(*flags.shape[:-1], -1, width)
+    found = jnp.broadcast_to(parts.any(axis=-1, keepdims=True), parts.shape)
+    return found.astype(jnp.float32).reshape(flags.shape)

@@ -1,0 +1,152 @@
+"""Rows of shared memory that a weight of zero would not hide become zeros: unseen ones, nan and infinities."""
+
+import functools
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
+
+from pallas_kernels.parts.hopper.tile import ROW, i32, thread_of_warpgroup, tiled
+
+WORD: Final = 32
+"""Rows of one word of `clean_rows`."""
+
+_CHUNK: Final = 16  # bytes that a thread reads at once
+
+
+def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
+    """Writes zeros to rows of 16-bit shared memory: to those outside [first, end), and to those with nan or infinities.
+
+    Args:
+        ref: (rows, n) bfloat16 or float16, stored as `tile.tiled` says; rows is a multiple of 32 up to 128.
+        first: The first row to keep, int32.
+        end: The end of the rows to keep, int32.
+        found: Shared memory (rows / 32,) int32. Bit i of word w becomes 1 if row 32 w + i, of [first, end), was not
+            finite, and 0 if it was.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    rows, columns = ref.shape
+    if interpret:
+        row, read = lax.iota(jnp.int32, rows), ref[...]
+        inside = (row >= first) & (row < end)
+        bad = inside & ~jnp.isfinite(read.astype(jnp.float32)).all(axis=1)
+        ref[...] = jnp.where((inside & ~bad)[:, None], read, jnp.zeros((), ref.dtype))
+        bits = bad.reshape(-1, WORD).astype(jnp.uint32) << lax.iota(jnp.uint32, WORD)[None]
+        found[...] = bits.sum(axis=1, dtype=jnp.uint32).astype(jnp.int32)
+        return
+    number = plgpu.Layout.WG_SPLAT(())
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(tiled(ref.dtype, columns)), number, number, plgpu.RefType())
+    )
+    multiply = f"fma.rn.{'bf' if ref.dtype == jnp.bfloat16 else 'f'}16x2 $0, $1, $2, $3;"
+
+    @inline  # type: ignore[untyped-decorator]
+    def clean(_: Any, ref: Any, first: Any, end: Any, found: Any) -> None:
+        # Tiles of 8 rows lie one behind the other, row by row; swizzling keeps a row's bytes in its row. A thread has a
+        # row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
+        word, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        kind, (_, squares, _, width) = ir.VectorType.get((4,), word), ir.MemRefType(ref.type).shape
+        per_row = width * 2 // _CHUNK
+        base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
+        with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, thread, i32(rows))):
+            place = arith.muli(arith.divui(thread, i32(8)), i32(8 * per_row * squares))
+            place = arith.addi(place, arith.muli(arith.remui(thread, i32(8)), i32(per_row)))
+            chunks = [
+                mgpu.utils.getelementptr(
+                    base,
+                    [
+                        arith.addi(
+                            place, arith.addi(i32(part), arith.remui(arith.addi(thread, i32(turn)), i32(per_row)))
+                        )
+                    ],
+                    kind,
+                )
+                for part in range(0, 8 * per_row * squares, 8 * per_row)
+                for turn in range(per_row)
+            ]
+            sums = [zero] * 4  # of numbers times zero: 0 or nan
+            for chunk in chunks:
+                pairs = llvm.load(kind, chunk)
+                for i in range(4):
+                    pair = vector.extract(pairs, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
+                    sums[i] = mgpu.utils.inline_ptx(multiply, pair, zero, sums[i], result_types=word)
+            bits = functools.reduce(arith.ori, sums)
+            inside = arith.andi(
+                arith.cmpi(arith.CmpIPredicate.sge, thread, first.registers.item()),
+                arith.cmpi(arith.CmpIPredicate.slt, thread, end.registers.item()),
+            )
+            bad = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bits, zero))
+            clean = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.eq, bits, zero))
+            with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, arith.extui(word, clean), zero)):
+                for chunk in chunks:
+                    llvm.store(vector.broadcast(kind, zero), chunk)
+            votes = mgpu.utils.inline_ptx(
+                "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
+                arith.extui(word, bad),
+                result_types=word,
+                has_side_effects=True,
+            )
+            memref.store(votes, found, [arith.index_cast(index, arith.divui(thread, i32(WORD)))])
+
+    clean(ref, first, end, found)
+
+
+def spoil_rows(total: jax.Array, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> jax.Array:
+    """Returns numbers with nan in place of those whose range holds a row that `clean_rows` found.
+
+    Args:
+        total: (64,) float32.
+        first: (64,) int32, where the ranges begin, maybe below 0.
+        end: (64,) int32, where they end, maybe before they begin or behind the rows.
+        found: Shared memory (words,) int32, from `clean_rows`.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    (words,) = found.shape
+    if interpret:
+        row = lax.iota(jnp.int32, words * WORD)
+        bad = (found[...][:, None] >> lax.iota(jnp.int32, WORD)[None] & 1).reshape(-1) != 0
+        plgpu.commit_smem()  # an ordinary read, before it is written again
+        spoiled = (bad[None] & (row[None] >= first[:, None]) & (row[None] < end[:, None])).any(axis=1)
+        return jnp.where(spoiled, jnp.nan, total)
+    result = plgpu.ShapeDtypeStruct(total.shape, jnp.dtype(jnp.float32), layout=ROW)
+    inline: Any = plgpu.inline_mgpu(arg_types=(ROW, ROW, ROW, plgpu.RefType()), return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def spoil(_: Any, total: Any, first: Any, end: Any, found: Any) -> Any:
+        registers, one = total.registers.copy(), mgpu.c(1, ir.IntegerType.get_signless(64))
+        read = [memref.load(found, [mgpu.c(i, ir.IndexType.get())]) for i in range(words)]
+        nan = mgpu.c(float("nan"), ir.F32Type.get())
+        for at in range(registers.size):
+            some = i32(0)
+            for i, word in enumerate(read):
+                edges = [_within(_scalar(x.registers.flat[at]), i * WORD) for x in (first, end)]
+                before, until = (arith.shli(one, edge) for edge in edges)
+                bits = arith.trunci(word.type, arith.subi(until, before))
+                there = arith.cmpi(arith.CmpIPredicate.slt, *edges)
+                some = arith.ori(some, arith.select(there, arith.andi(word, bits), i32(0)))
+            number = registers.flat[at]
+            spoiled = arith.select(arith.cmpi(arith.CmpIPredicate.ne, some, i32(0)), nan, _scalar(number))
+            if isinstance(number.type, ir.VectorType):
+                spoiled = vector.broadcast(number.type, spoiled)
+            registers.flat[at] = spoiled
+        return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
+
+    result_total: jax.Array = spoil(total, first, end, found)
+    return result_total
+
+
+def _within(edge: Any, start: int) -> Any:
+    """Returns an edge of a range as a number of bits of the word that begins at `start`, 64 bits wide."""
+    edge = arith.minsi(arith.maxsi(arith.subi(edge, i32(start)), i32(0)), i32(WORD))
+    return arith.extui(ir.IntegerType.get_signless(64), edge)
+
+
+def _scalar(register: Any) -> Any:
+    if not isinstance(register.type, ir.VectorType):
+        return register
+    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
