@@ -45,8 +45,19 @@ def integer_array(op: str, name: str, x: Any) -> Any:
 def narrowed(numbers: Any, low: int, high: int) -> jax.Array:
     """Returns integers as int32; what lies outside of [low, high] becomes `low - 1` before it is narrowed."""
     numbers = jnp.asarray(numbers)
-    inside = (numbers >= low) & (numbers <= high) if numbers.dtype.itemsize > 2 else jnp.full(numbers.shape, True)
-    return jnp.where(inside, numbers.astype(jnp.int32), jnp.int32(low - 1))
+    if numbers.dtype.itemsize < 4:
+        numbers = numbers.astype(jnp.int32)
+    return jnp.where((numbers >= low) & (numbers <= high), numbers.astype(jnp.int32), jnp.int32(low - 1))
+
+
+def capped_sums(numbers: jax.Array, cap: int) -> jax.Array:
+    """Returns running sums of int32 numbers in [0, cap], cut to `cap`, so that none wraps round."""
+
+    def add(total: jax.Array, number: jax.Array) -> jax.Array:
+        return jnp.minimum(total, cap - number) + number
+
+    sums: jax.Array = jax.lax.associative_scan(add, numbers)
+    return sums
 
 
 def scale_vector(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: dict[str, int]) -> jax.Array:
@@ -115,6 +126,7 @@ def _array(op: str, name: str, x: Any, expected: str) -> jax.Array:
 
 def _numpy(op: str, name: str, x: Any) -> np.ndarray:
     try:
-        return np.asarray(x)
+        array = np.asarray(x)
+        return array if array.size or hasattr(x, "dtype") else array.astype(np.int32)  # an empty list
     except (TypeError, ValueError) as error:
         raise TypeError(f"{op}: {name} must be an array of integers, got {type(x).__name__}.") from error

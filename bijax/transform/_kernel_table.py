@@ -101,6 +101,8 @@ CASES: Final[tuple[Case, ...]] = (
     Case("dot_general", "both stored by columns", _invariant(_by_columns), (_X, _X)),
     Case("ragged_dot", "", _invariant(lax.ragged_dot), (_X, (2, *_W), (2, _LABELS))),
     Case("ragged_dot", "gradients", _invariant(_gradient(lax.ragged_dot, 1)), (_X, (2, *_W), (2, _LABELS))),
+    Case("group_matmul", "", ops.group_matmul, (_X, (2, *_W), (2, _LABELS))),
+    Case("group_matmul", "gradients", _gradient(ops.group_matmul, 0, 1), (_X, (2, *_W), (2, _LABELS))),
     Case("conv", "", _invariant(lambda x, w: lax.conv(x, w, (1, 1), "SAME")), ((1, 64, 8, 8), (8, 64, 3, 3))),
     Case("conv", "one feature", _invariant(lambda x, w: lax.conv(x, w, (1, 1), "SAME")), ((1, 1, 8, 8), (8, 1, 3, 3))),
     Case(

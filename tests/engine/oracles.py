@@ -40,3 +40,81 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Array:
     h = np.asarray(x).astype(np.float64)
     y = h / np.sqrt((h * h).mean(-1, keepdims=True) + eps)
     return y if weight is None else y * np.asarray(weight).astype(np.float64)
+
+
+def rotate(x: Any, sin: Any, cos: Any, offset: int, interleaved: bool) -> Array:
+    """Rotates the columns of one head of one token, in float32; sin and cos of its position."""
+    x, y = np.asarray(x), np.array(x)
+    s, c, dim = wide(sin), wide(cos), len(sin)
+    for i in range(dim // 2):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + dim // 2)
+        first, second = wide(x[offset + a]), wide(x[offset + b])
+        y[offset + a] = (first * c[a] - second * s[a]).astype(x.dtype)
+        y[offset + b] = (second * c[b] + first * s[b]).astype(x.dtype)
+    return y
+
+
+def rotary(
+    qkv: Any, sin: Any, cos: Any, kv_heads: int, starts: Any, lengths: Any, offset: int = 0, interleaved: bool = False
+) -> Array:
+    """Rotates the heads of queries and keys of padded (B, L, H, D) or packed (T, H, D) tokens."""
+    out = np.array(qkv)
+    rows = [out[b] for b in range(len(lengths))] if out.ndim == 4 else np.split(out, np.cumsum(lengths)[:-1])
+    for tokens, start, length in zip(rows, starts, lengths, strict=True):
+        for t in range(length):
+            for h in range(tokens.shape[1] - kv_heads):
+                tokens[t, h] = rotate(tokens[t, h], sin[start + t], cos[start + t], offset, interleaved)
+    return out
+
+
+def store(cache: Any, rows: Any, table: Any, ids: Any, past: Any, lengths: Any, scale: Any = None) -> Array:
+    """Writes rows, (B, L, K, D) or packed (T, K, D), into a cache (blocks, K, size, D)."""
+    cache, rows = np.array(cache), np.asarray(rows)
+    ends = np.cumsum(lengths)
+    for b, (slot, start, length) in enumerate(zip(ids, past, lengths, strict=True)):
+        own = rows[b, :length] if rows.ndim == 4 else rows[ends[b] - length : ends[b]]
+        for i, row in enumerate(own):
+            place = start + i
+            if scale is not None:
+                row = np.clip(np.rint(wide(row) / wide(scale)), -127, 127).astype(np.int8)
+            cache[table[slot][place // cache.shape[2]], :, place % cache.shape[2]] = row
+    return cache
+
+
+def topk(scores: Any, k: int) -> tuple[Array, Array]:
+    """Returns the experts with the largest scores, lower ones first of equal ones, and their softmax in float64."""
+    scores = np.asarray(scores).astype(np.float64)
+    selected = np.argsort(-scores, axis=-1, kind="stable")[..., :k].astype(np.int32)
+    e = np.exp(np.take_along_axis(scores, selected, -1) - scores.max(-1, keepdims=True, initial=-np.inf))
+    return selected, e / e.sum(-1, keepdims=True)
+
+
+def scatter(selected: Any, first: int, end: int, allocated: int) -> tuple[Array, Array]:
+    """Returns token * topk + place of each row, and the rows of each expert."""
+    places = [
+        [t * len(row) + k for t, row in enumerate(np.asarray(selected)) for k, e in enumerate(row) if e == expert]
+        for expert in range(first, end)
+    ]
+    offset = np.full(allocated, -1, np.int32)
+    flat = [p for own in places for p in own]
+    offset[: len(flat)] = flat
+    return offset, np.array([len(own) for own in places], np.int32)
+
+
+def gather(rows: Any, offset: Any, weights: Any, shared: int, first: int, per_rank: int, dtype: Any) -> Array:
+    rows, weights = np.asarray(rows), wide(weights)
+    tokens, topk = weights.shape
+    total: Array = np.zeros((tokens, rows.shape[1]), F32)
+    place = {int(o): shared * per_rank + i for i, o in enumerate(np.asarray(offset)) if o >= 0}
+    for t in range(tokens):
+        for k in range(topk):
+            if t * topk + k in place:
+                total[t] += wide(rows[place[t * topk + k]]) * weights[t, k]
+    for s in range(shared):
+        total[first : first + per_rank] += wide(rows[s * per_rank : (s + 1) * per_rank])
+    return total.astype(dtype)
+
+
+def swiglu(x: Any) -> Array:
+    gate, up = np.split(np.asarray(x).astype(np.float64), 2, axis=-1)
+    return gate / (1 + np.exp(-gate)) * up

@@ -1,0 +1,227 @@
+"""Rows sorted by expert: where the tokens of a mixture of experts stand on one rank, and the way back."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bijax.ops._checks import describe, integer
+from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops.elementwise import elementwise
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The rows of shared experts, which stand in front: for each of them the same tokens.
+
+    Attributes:
+        experts: Shared experts of the rank.
+        first: First of the tokens that they compute here.
+        tokens: How many tokens that is.
+    """
+
+    experts: int
+    first: int
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        """All rows of shared experts."""
+        return self.experts * self.tokens
+
+    def of_expert(self, rows: jax.Array) -> jax.Array:
+        """Returns the rows (R, C) of shared experts as (experts, tokens, C)."""
+        return rows[: self.rows].reshape(self.experts, self.tokens, rows.shape[1])
+
+
+def shared_experts(op: str, tokens: int, experts: Any, first: Any, per_rank: Any) -> Shared:
+    """Checks which tokens the shared experts compute; by default all from `num_tokens_offset` on.
+
+    Raises:
+        TypeError: If a number is no integer.
+        ValueError: If there are no such tokens.
+    """
+    number = integer(op, "num_shared_experts_per_rank", experts)
+    start = integer(op, "num_tokens_offset", first)
+    length = (tokens - start if number else 0) if per_rank is None else integer(op, "num_tokens_per_rank", per_rank)
+    if number < 0 or start < 0 or length < 0 or start + length > tokens:
+        raise ValueError(
+            f"{op}: num_shared_experts_per_rank must be at least 0 and the tokens [num_tokens_offset, num_tokens_offset"
+            f" + num_tokens_per_rank) lie in [0, {tokens}), got {number} shared experts and [{start},"
+            f" {start + length})."
+        )
+    return Shared(number, start, length)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which token and expert each of the rows of a rank has, those of shared experts not counted.
+
+    Attributes:
+        offset: (A,) int32, token * topk + rank of the expert in the token's top k; -1 for rows that are not used.
+        expert: (A,) int32, counted from the first expert of the rank; the number of experts for rows not used.
+        count: (experts,) int32, the rows of each expert.
+        fit: Bool, whether there are rows enough for the tokens.
+    """
+
+    offset: jax.Array
+    expert: jax.Array
+    count: jax.Array
+    fit: jax.Array
+
+
+def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int) -> Rows:
+    """Gives rows to the tokens of the experts in [first, end): experts upwards, tokens of an expert upwards.
+
+    Raises:
+        ValueError: If known experts need more rows than there are.
+    """
+    experts = end - first
+    if is_known(selected):
+        needed = int(((selected >= first) & (selected < end)).sum())
+        if needed > allocated:
+            raise ValueError(
+                f"{op}: allocated_tokens must be at least {needed}, the tokens that selected_experts"
+                f" {describe(selected)} gives to the experts [{first}, {end}), got {allocated}."
+            )
+    number = narrowed(selected, first, end - 1).reshape(-1)
+    local = jnp.where(number >= first, number - first, experts).astype(jnp.int32)
+    by_expert, offset = lax.sort((local, jnp.arange(local.size, dtype=jnp.int32)), num_keys=2)
+    starts = jnp.searchsorted(by_expert, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
+    used = by_expert < experts
+    offset = _resized(jnp.where(used, offset, -1), allocated, -1)
+    return Rows(offset, _resized(by_expert, allocated, experts), starts[1:] - starts[:-1], starts[-1] <= allocated)
+
+
+def _resized(x: jax.Array, length: int, fill: int) -> jax.Array:
+    return jnp.pad(x[:length], (0, max(0, length - x.size)), constant_values=fill)
+
+
+def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:
+    """Returns the experts of a rank, [first, end).
+
+    Raises:
+        TypeError: If one is no integer.
+        ValueError: If there are no such experts.
+    """
+    start, stop = integer(op, "expert_start_idx", first), integer(op, "expert_end_idx", end)
+    if not 0 <= start <= stop:
+        raise ValueError(
+            f"{op}: expert_start_idx and expert_end_idx must hold 0 <= expert_start_idx <= expert_end_idx, got {start}"
+            f" and {stop}."
+        )
+    return start, stop
+
+
+def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int) -> Rows:
+    """Returns which expert each row has, given the rows of each; the rows' tokens are not known.
+
+    Args:
+        op: Name of the operation.
+        name: Name of the argument with the counts.
+        count: (experts,) integers.
+        experts: How many experts there are; None for as many as counts.
+        rows: Rows that there are.
+
+    Raises:
+        TypeError: If the counts are no integers.
+        ValueError: If there are not as many, or known ones are negative or add up to more rows than there are.
+    """
+    counts = integer_array(op, name, count)
+    check_shape(op, name, counts, ("E",), {} if experts is None else {"E": experts})
+    check_known(op, name, counts, 0, rows, "the rows")
+    if is_known(counts) and counts.astype(np.int64).sum() > rows:
+        raise ValueError(f"{op}: {name} must add up to at most the {rows} rows, got {counts.astype(np.int64).sum()}.")
+    found = narrowed(counts, 0, rows)
+    ends = capped_sums(jnp.maximum(found, 0), rows + 1)
+    fit = jnp.all(found >= 0) & jnp.all(ends <= rows)
+    found, ends = (jnp.where(fit, a, 0) for a in (found, ends))
+    row = jnp.arange(rows, dtype=jnp.int32)
+    expert = jnp.searchsorted(ends, row, side="right").astype(jnp.int32)
+    return Rows(jnp.where(expert < found.size, row, -1), expert, found, fit)
+
+
+def of_rows(numbers: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
+    """Returns the vectors (shared experts + experts, C), one for each row (R, C); for rows not used, of any expert."""
+    in_front = jnp.repeat(numbers[: shared.experts], shared.tokens, axis=0, total_repeat_length=shared.rows)
+    own = numbers[shared.experts :]
+    if own.shape[0] == 0:
+        return jnp.concatenate([in_front, jnp.zeros((rows.expert.size, numbers.shape[1]), numbers.dtype)])
+    return jnp.concatenate([in_front, jnp.take(own, rows.expert, axis=0, mode="clip")])
+
+
+def in_use(rows: Rows, shared: Shared) -> jax.Array:
+    """Returns which of all rows (R,) have a token."""
+    return jnp.concatenate([jnp.full((shared.rows,), True), rows.offset >= 0])
+
+
+def spread(tokens: jax.Array, offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
+    """Returns the token (T, C) of each row: (R, C), zeros for rows that are not used."""
+    mine = lax.slice_in_dim(tokens, shared.first, shared.first + shared.tokens)
+    in_front = jnp.broadcast_to(mine[None], (shared.experts, *mine.shape)).reshape(shared.rows, tokens.shape[1])
+    if tokens.shape[0] == 0 or topk == 0:
+        routed = jnp.zeros((offset.size, tokens.shape[1]), tokens.dtype)
+    else:
+        routed = jnp.take(tokens, offset // topk, axis=0, mode="clip")
+        routed = jnp.where((offset >= 0)[:, None], routed, jnp.zeros((), tokens.dtype))
+    return jnp.concatenate([in_front, routed])
+
+
+def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the row (T, topk) of each token and rank, -1 where there is none, and where there are several."""
+    slots = jnp.where((offset >= 0) & (offset < tokens * topk), offset, tokens * topk)
+    row = jnp.full((tokens * topk,), -1, jnp.int32).at[slots].max(jnp.arange(offset.size, dtype=jnp.int32), mode="drop")
+    number = jnp.zeros((tokens * topk,), jnp.int32).at[slots].add(jnp.int32(1), mode="drop")
+    return row.reshape(tokens, topk), (number > 1).reshape(tokens, topk)
+
+
+# Products and sums are two steps, or a compiler could contract them.
+_weighted: Any = elementwise(
+    lambda row, weight, used: jnp.where(used, row.astype(jnp.float32) * weight.astype(jnp.float32), jnp.float32(0))
+)
+
+
+@functools.cache
+def _total(dtype: Any) -> Any:
+    def add(*terms: jax.Array) -> jax.Array:
+        total = functools.reduce(lambda a, b: a + b, terms)
+        # The sign of a zero would tell which experts are on other ranks.
+        return jnp.where(total == 0, jnp.float32(0), total).astype(dtype)
+
+    return elementwise(add)
+
+
+def pick(rows: jax.Array, row: jax.Array) -> jax.Array:
+    """Returns the rows (T, topk, C) of the tokens; where there is none, any."""
+    if rows.shape[0] == 0:
+        return jnp.zeros((*row.shape, rows.shape[1]), rows.dtype)
+    return jnp.take(rows, row, axis=0, mode="clip")
+
+
+def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared, dtype: Any) -> jax.Array:
+    """Adds the rows of each token in float32: by rank in its top k, each times its weight, then shared experts upwards.
+
+    Args:
+        rows: (R, C), those of shared experts in front.
+        row: (T, topk) int32, from `rows_of_tokens`.
+        weights: (T, topk).
+        shared: The rows of shared experts.
+        dtype: Dtype of the result.
+
+    Returns:
+        (T, C), rounded once; +0 rather than -0. A row that is missing counts as a zero.
+    """
+    tokens, topk = row.shape
+    parts = _weighted(pick(rows[shared.rows :], row), weights[..., None], (row >= 0)[..., None])
+    behind = tokens - shared.first - shared.tokens
+    in_front = shared.of_expert(rows).astype(jnp.float32)
+    in_front = jnp.pad(in_front, ((0, 0), (shared.first, behind), (0, 0)))
+    terms = [parts[:, i] for i in range(topk)] + [in_front[i] for i in range(shared.experts)]
+    if not terms:
+        return jnp.zeros((tokens, rows.shape[1]), dtype)
+    y: jax.Array = _total(dtype)(*terms)
+    return y

@@ -1,0 +1,223 @@
+"""Products of experts: rows sorted by expert, each multiplied by the weights of its own."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax.ops._checks import float_array, float_dtype, same_dtype
+from bijax.ops._engine_arguments import check_shape, int8_array, scale_vector
+from bijax.ops._experts import rows_by_count
+from bijax.ops._forward_only import forward_only
+from bijax.ops._integer_product import check_terms, dequantize, integer_product
+from bijax.ops._matmul_arguments import precision_of
+from bijax.ops._primitive import Arrays, define_kernel
+from bijax.ops._ragged_dot import ragged_dot_general
+from bijax.ops.quant_matmul import quantized_product
+from pallas_kernels.ragged_dot.tiled import multiply_groups
+
+
+def moe_quant_matmul(
+    hidden_states: Any,
+    per_token_scale: Any,
+    expert_weight: Any,
+    expert_scale: Any,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+    """Multiplies the int8 rows of a shared expert by its weights: `bijax.quant_matmul` by the names of an engine.
+
+    Args:
+        hidden_states: (M, K) int8.
+        per_token_scale: (M,) float32.
+        expert_weight: (K, N) int8. K is at most 131071.
+        expert_scale: (N,) float32, bfloat16 or float16.
+        preferred_element_type: Dtype of the result, float32, bfloat16 or float16.
+
+    Returns:
+        (M, N).
+
+    Raises:
+        TypeError: If a dtype is unsupported.
+        ValueError: If the shapes do not fit, or K is so large that a sum could leave int32.
+        UnsupportedError: In differentiation.
+
+    Guarantee: row-invariant.
+
+    Source: "moe_quant_matmul" in the project's operator seed document.
+
+    Example:
+        >>> x = jnp.array([[1, 2]], jnp.int8)
+        >>> moe_quant_matmul(x, jnp.array([0.5]), x.T, jnp.array([2.0])).tolist()
+        [[5.0]]
+    """
+    return quantized_product(
+        "bijax.moe_quant_matmul",
+        {"hidden_states": hidden_states, "per_token_scale": per_token_scale},
+        {"expert_weight": expert_weight, "expert_scale": expert_scale},
+        (False, False),
+        preferred_element_type,
+    )
+
+
+def moe_quant_group_gemm(
+    scatter_tokens: Any,
+    per_token_scale: Any,
+    experts_weight: Any,
+    experts_scale: Any,
+    experts_token_count: Any,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+) -> jax.Array:
+    """Multiplies int8 rows by the weights of their experts: (x @ w) * per_token_scale * experts_scale.
+
+    The products of integers are summed exactly, in int32; both scales are multiplied in float32, from left to right,
+    each step rounded to nearest even, and the result is rounded once more.
+
+    Args:
+        scatter_tokens: (A, K) int8, sorted by expert.
+        per_token_scale: (A,) float32.
+        experts_weight: (E, K, N) int8. K is at most 131071.
+        experts_scale: (E, N) float32, bfloat16 or float16.
+        experts_token_count: (E,) integers, the rows of each expert; they add up to at most A.
+        preferred_element_type: Dtype of the result, float32, bfloat16 or float16.
+
+    Returns:
+        (A, N). Rows behind those of the last expert are zeros. If traced counts are negative or add up to more than A,
+        everything is nan.
+
+    Raises:
+        TypeError: If a dtype is unsupported.
+        ValueError: If the shapes do not fit, K is so large that a sum could leave int32, or known counts are negative
+            or add up to more than A.
+        UnsupportedError: In differentiation.
+
+    Guarantee: row-invariant: a row depends on itself and on the weights and scales of its expert alone, not on how many
+    rows its expert has. Sums of integers are exact in every order.
+
+    Source: "moe_quant_group_gemm" in the project's operator seed document.
+
+    Example:
+        >>> x, w = jnp.array([[1, 2], [3, 4]], jnp.int8), jnp.array([[[1], [0]], [[0], [1]]], jnp.int8)
+        >>> moe_quant_group_gemm(x, jnp.ones(2), w, jnp.array([[1.0], [2.0]]), jnp.array([1, 1])).tolist()
+        [[1.0], [8.0]]
+    """
+    op = "bijax.moe_quant_group_gemm"
+    x, w = int8_array(op, "scatter_tokens", scatter_tokens), int8_array(op, "experts_weight", experts_weight)
+    sizes: dict[str, int] = {}
+    check_shape(op, "scatter_tokens", x, ("A", "K"), sizes)
+    check_shape(op, "experts_weight", w, ("E", "K", "N"), sizes)
+    check_terms(op, "experts_weight", w, sizes["K"])
+    scale = scale_vector(op, "per_token_scale", per_token_scale, ("A",), sizes).astype(jnp.float32)
+    columns = scale_vector(op, "experts_scale", experts_scale, ("E", "N"), sizes)
+    dtype = float_dtype(op, "preferred_element_type", preferred_element_type)
+    rows = rows_by_count(op, "experts_token_count", experts_token_count, sizes["E"], sizes["A"])
+
+    def compute(
+        x: jax.Array, w: jax.Array, scale: jax.Array, columns: jax.Array, expert: jax.Array, *rest: jax.Array
+    ) -> jax.Array:
+        count, fit = rest
+        if 0 in (*x.shape, *w.shape):
+            total = jnp.zeros((x.shape[0], w.shape[2]), jnp.int32)
+        else:
+            total = _integer_groups(x, w, count)
+        scale = jnp.where(expert < w.shape[0], scale, jnp.float32(0))
+        scale = jnp.where(fit, scale, jnp.float32(jnp.nan))
+        if w.shape[0] == 0:
+            by_row = jnp.zeros(total.shape, columns.dtype)
+        else:
+            by_row = jnp.take(columns, expert, axis=0, mode="clip")
+            # A scale that is not finite must not meet the zero of a row that is not used.
+            by_row = jnp.where((expert < w.shape[0])[:, None], by_row, jnp.ones((), columns.dtype))
+        return dequantize(total, scale, by_row, None, dtype)
+
+    y: jax.Array = forward_only(op, compute, x, w, scale, columns, rows.expert, rows.count, rows.fit)
+    return y
+
+
+def group_matmul(
+    x: Any, w: Any, group_sizes: Any, *, precision: Any = None, preferred_element_type: Any = None
+) -> jax.Array:
+    """Multiplies rows by the weights of their groups, which the rows are sorted by, as `jax.lax.ragged_dot` does.
+
+    Products are summed in float32, in the order of `bijax.matmul`'s portable programs, and rounded once.
+
+    Args:
+        x: (M, K) float32, bfloat16 or float16, sorted by group (expert).
+        w: (G, K, N) of the same dtype.
+        group_sizes: (G,) integers, the rows of each group; they add up to at most M.
+        precision: As in `bijax.matmul`.
+        preferred_element_type: Dtype of the result; that of `x` by default.
+
+    Returns:
+        (M, N). Rows behind those of the last group are zeros. If traced sizes are negative or add up to more than M,
+        everything is nan.
+
+    Raises:
+        TypeError: If dtypes are unsupported or differ.
+        ValueError: If the shapes do not fit, or known sizes are negative or add up to more than M.
+
+    Guarantee: row-invariant: a row depends on itself and on the weights of its group alone; the gradient of `x` too.
+    The gradient of a group's weights depends on the group's own rows alone, which are summed in chunks of 128 from the
+    first one on.
+
+    Example:
+        >>> x, w = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[[1.0]], [[10.0]]])
+        >>> group_matmul(x, w, jnp.array([1, 2])).tolist()
+        [[1.0], [20.0], [30.0]]
+    """
+    op = "bijax.group_matmul"
+    x, w = float_array(op, "x", x), float_array(op, "w", w)
+    same_dtype(op, x=x, w=w)
+    sizes: dict[str, int] = {}
+    check_shape(op, "x", x, ("M", "K"), sizes)
+    check_shape(op, "w", w, ("G", "K", "N"), sizes)
+    dtype = float_dtype(
+        op, "preferred_element_type", x.dtype if preferred_element_type is None else preferred_element_type
+    )
+    rows = rows_by_count(op, "group_sizes", group_sizes, sizes["G"], sizes["M"])
+    y = _group_matmul(x, w, rows.count, dtype, precision_of(op, precision))
+    return jnp.where(rows.fit, y, jnp.asarray(jnp.nan, y.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _group_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any, precision: str) -> jax.Array:
+    return _groups(x, w, sizes, kind="rows", dtype=dtype.name, precision=precision)[0]
+
+
+def _forward(x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any, precision: str) -> tuple[jax.Array, Arrays]:
+    return _group_matmul(x, w, sizes, dtype, precision), (x, w, sizes)
+
+
+def _backward(dtype: Any, precision: str, saved: Arrays, g: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    del dtype
+    x, w, sizes = saved
+    wide = jnp.promote_types(g.dtype, x.dtype)
+    x, w, g = (a.astype(wide) for a in (x, w, g))
+    (dx,) = _groups(g, w, sizes, kind="transposed", dtype=saved[0].dtype.name, precision=precision)
+    (dw,) = _groups(x, g, sizes, kind="weights", dtype=saved[1].dtype.name, precision=precision)
+    return dx, dw, None
+
+
+_group_matmul.defvjp(_forward, _backward)
+
+_NUMBERS = {
+    "rows": lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,)),
+    "transposed": lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,)),
+    "weights": lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ()),
+}
+
+
+def _ragged(x: jax.Array, w: jax.Array, sizes: jax.Array, *, kind: str, dtype: str, precision: str) -> Arrays:
+    numbers = _NUMBERS[kind]
+    # The names of algorithms are in capitals in JAX.
+    named = precision if precision in ("default", "high", "highest") else precision.upper()
+    options = {"precision": named, "preferred_element_type": dtype}
+    return (ragged_dot_general(x, w, sizes, ragged_dot_dimension_numbers=numbers, **options),)
+
+
+_groups = define_kernel("group_matmul", {"cpu": _ragged, "cuda": _ragged})
+# No primitive: sums of integers are the same in every order, whatever vmap makes of the loop.
+_integer_groups = jax.jit(functools.partial(multiply_groups, product=integer_product))

@@ -1,0 +1,109 @@
+"""Routing of a mixture of experts: scores, and the experts with the largest ones."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax.ops._checks import describe, float_array, float_dtype, integer, same_dtype
+from bijax.ops.elementwise import elementwise
+from bijax.ops.matmul import matmul
+from bijax.ops.softmax import softmax
+from pallas_kernels._total_order import to_ordered
+
+
+def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: Any = None) -> jax.Array:
+    """Scores the experts for each token: hidden_states @ weight, as `bijax.matmul` has it.
+
+    Args:
+        hidden_states: (..., C) float32, bfloat16 or float16.
+        weight: (C, E) of the same dtype.
+        preferred_element_type: Dtype of the result; that of `hidden_states` by default.
+
+    Returns:
+        (..., E).
+
+    Raises:
+        TypeError: If dtypes are unsupported or differ.
+        ValueError: If the shapes do not fit.
+
+    Guarantee: row-invariant; the gradients as those of `bijax.matmul`.
+
+    Source: "moe_gating_gemm" in the project's operator seed document.
+
+    Example:
+        >>> moe_gating_gemm(jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0, 3.0], [0.0, 1.0, 3.0]])).tolist()
+        [[1.0, 2.0, 9.0]]
+    """
+    op = "bijax.moe_gating_gemm"
+    x, w = float_array(op, "hidden_states", hidden_states), float_array(op, "weight", weight)
+    same_dtype(op, hidden_states=x, weight=w)
+    if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
+        raise ValueError(
+            f"{op}: hidden_states and weight must have the shapes (..., C) and (C, E), got {describe(x)} and"
+            f" {describe(w)}."
+        )
+    dtype = x.dtype if preferred_element_type is None else preferred_element_type
+    return matmul(x, w, preferred_element_type=float_dtype(op, "preferred_element_type", dtype))
+
+
+def moe_softmax_topk(
+    hidden_states: Any, topk: int, *, preferred_element_type: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """Selects the experts with the largest scores; their weights are the softmax of the selected scores.
+
+    That is the softmax over all experts, divided by the sum of the selected ones. It is computed in float32 and rounded
+    once. Scores are compared exactly. Of equal ones (+0 and -0 are equal) the lower expert comes first, and a nan comes
+    before every number.
+
+    Args:
+        hidden_states: (..., E) float32, bfloat16 or float16, the scores of the experts.
+        topk: Experts to select, in [0, E].
+        preferred_element_type: Dtype of the weights; that of `hidden_states` by default.
+
+    Returns:
+        selected_experts (..., topk) int32, largest score first, and expert_weights (..., topk), which add up to 1. With
+        a nan or +inf among the scores, the weights are nan.
+
+    Raises:
+        TypeError: If a dtype is unsupported or `topk` is no integer.
+        ValueError: If there are not as many experts.
+
+    Guarantee: row-invariant; the gradient too.
+
+    Source: "moe_softmax_topk" in the project's operator seed document.
+
+    Example:
+        >>> selected, weights = moe_softmax_topk(jnp.array([[0.0, 2.0, 2.0, 1.0]]), 2)
+        >>> selected.tolist(), weights.tolist()
+        ([[1, 2]], [[0.5, 0.5]])
+    """
+    op = "bijax.moe_softmax_topk"
+    scores = float_array(op, "hidden_states", hidden_states)
+    number = integer(op, "topk", topk)
+    if scores.ndim < 1 or not 0 <= number <= scores.shape[-1]:
+        raise ValueError(
+            f"{op}: topk must be in [0, E] for hidden_states of the shape (..., E), got topk={number} and hidden_states"
+            f" {describe(scores)}."
+        )
+    dtype = scores.dtype if preferred_element_type is None else preferred_element_type
+    dtype = float_dtype(op, "preferred_element_type", dtype)
+    rows = scores.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
+    order = to_ordered(lax.stop_gradient(rows)).astype(jnp.int32)
+    order = jnp.where(order == -1, 0, order)  # -0 stands next to +0
+    expert = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
+    # Two keys, so that no two elements are equal: an unstable sort has one result too.
+    selected = lax.sort((~order, expert), num_keys=2)[1][:, :number]
+    row = lax.broadcasted_iota(jnp.int32, selected.shape, 0)
+    chosen = rows.astype(jnp.float32).at[row, selected].get(unique_indices=True, mode="promise_in_bounds")
+    weights = _rounded(dtype)(softmax(chosen))
+    shape = (*scores.shape[:-1], number)
+    return selected.reshape(shape), weights.reshape(shape)
+
+
+@functools.cache
+def _rounded(dtype: Any) -> Any:
+    return elementwise(lambda x: x.astype(dtype))

@@ -1,0 +1,207 @@
+"""Scattering tokens to the experts of a rank, as they are or quantised."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.ops._checks import describe, float_array, integer
+from bijax.ops._engine_arguments import integer_array, scale_vector
+from bijax.ops._experts import (
+    Rows,
+    Shared,
+    combine,
+    expert_range,
+    in_use,
+    of_rows,
+    rows_of_tokens,
+    shared_experts,
+    sort_by_expert,
+    spread,
+)
+from bijax.ops._forward_only import forward_only
+from bijax.ops._quantize import quantize_rows
+
+
+def moe_scatter(
+    hidden_states: Any,
+    selected_experts: Any,
+    *,
+    expert_start_idx: int = 0,
+    expert_end_idx: int,
+    allocated_tokens: int | None = None,
+    num_shared_experts_per_rank: int = 0,
+    num_tokens_offset: int = 0,
+    num_tokens_per_rank: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Copies each token to a row for each of its experts on this rank, rows sorted by expert.
+
+    First come the rows of shared experts, one expert after the other, each with the tokens [num_tokens_offset,
+    num_tokens_offset + num_tokens_per_rank). Then come `allocated_tokens` rows for the experts [expert_start_idx,
+    expert_end_idx): experts upwards, and the tokens of an expert upwards. Rows behind them are zeros.
+
+    Args:
+        hidden_states: (T, C) float32, bfloat16 or float16.
+        selected_experts: (T, topk) integers. Experts that are not on this rank are left out, and so are negative ones.
+        expert_start_idx: First expert of the rank.
+        expert_end_idx: The expert behind the last one of the rank.
+        allocated_tokens: Rows for experts that are not shared; T * topk by default.
+        num_shared_experts_per_rank: Shared experts of the rank.
+        num_tokens_offset: First token for the shared experts.
+        num_tokens_per_rank: Tokens for the shared experts; all from `num_tokens_offset` on by default.
+
+    Returns:
+        scatter_tokens (shared rows + allocated_tokens, C); experts_token_count (experts of the rank,) int32, shared
+        ones not counted; and token_offset (allocated_tokens,) int32: token * topk + place in `selected_experts` of each
+        row that is not shared, -1 for rows not used. If traced experts need more rows than there are, all rows but
+        the shared ones are nan, and experts_token_count adds up to more than `allocated_tokens`.
+
+    Raises:
+        TypeError: If a dtype is unsupported or a number is no integer.
+        ValueError: If the shapes do not fit, a range is empty of sense, or known experts need more rows.
+
+    Guarantee: row-invariant: a copy is exact. The gradient of `hidden_states` is row-invariant too: a token's rows are
+    added in the order of `bijax.moe_gather`.
+
+    Source: "moe_scatter_dynamic_quant" in the project's operator seed document, without the quantisation.
+
+    Example:
+        >>> x, experts = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[1, 0], [0, 2], [1, 0]])
+        >>> rows, count, offset = moe_scatter(x, experts, expert_end_idx=2)
+        >>> rows[:, 0].tolist(), count.tolist(), offset.tolist()
+        ([1.0, 2.0, 3.0, 1.0, 3.0, 0.0], [3, 2], [1, 2, 5, 0, 4, -1])
+    """
+    op = "bijax.moe_scatter"
+    x, selected = _tokens(op, hidden_states, selected_experts)
+    first, end = expert_range(op, expert_start_idx, expert_end_idx)
+    shared = shared_experts(op, x.shape[0], num_shared_experts_per_rank, num_tokens_offset, num_tokens_per_rank)
+    rows = sort_by_expert(op, selected, first, end, _allocated(op, allocated_tokens, selected))
+    y = _spread(x, rows.offset, selected.shape[1], shared)
+    own = jnp.arange(y.shape[0], dtype=jnp.int32) >= shared.rows
+    y = jnp.where((own & ~rows.fit)[:, None], jnp.asarray(jnp.nan, y.dtype), y)
+    return y, rows.count, rows.offset
+
+
+def moe_scatter_dynamic_quant(
+    hidden_states: Any,
+    selected_experts: Any,
+    smooth_scale: Any = None,
+    *,
+    expert_start_idx: int = 0,
+    expert_end_idx: int,
+    allocated_tokens: int | None = None,
+    num_shared_experts_per_rank: int = 0,
+    num_tokens_offset: int = 0,
+    num_tokens_per_rank: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Copies each token to a row for each of its experts on this rank, and quantises the rows.
+
+    The rows are those of `bijax.moe_scatter`, and they are quantised as by `bijax.scale_dynamic_quant`, each with the
+    smooth scale of its expert.
+
+    Args:
+        hidden_states: (T, C) float32, bfloat16 or float16.
+        selected_experts: (T, topk) integers. Experts that are not on this rank are left out, and so are negative ones.
+        smooth_scale: (num_shared_experts_per_rank + experts of the rank, C) of a floating dtype, shared experts first;
+            ones by default.
+        expert_start_idx: First expert of the rank.
+        expert_end_idx: The expert behind the last one of the rank.
+        allocated_tokens: Rows for experts that are not shared; T * topk by default.
+        num_shared_experts_per_rank: Shared experts of the rank.
+        num_tokens_offset: First token for the shared experts.
+        num_tokens_per_rank: Tokens for the shared experts; all from `num_tokens_offset` on by default.
+
+    Returns:
+        scatter_tokens (shared rows + allocated_tokens, C) int8; scatter_per_token_scale, one float32 for each row;
+        experts_token_count (experts of the rank,) int32, shared ones not counted; and token_offset (allocated_tokens,)
+        int32, as from `bijax.moe_scatter`. Rows not used have zeros and a scale of 0. If traced experts need more rows
+        than there are, the scales of all rows but the shared ones are nan, and experts_token_count adds up to more
+        than `allocated_tokens`.
+
+    Raises:
+        TypeError: If a dtype is unsupported or a number is no integer.
+        ValueError: If the shapes do not fit, a range is empty of sense, or known experts need more rows.
+        UnsupportedError: In differentiation.
+
+    Guarantee: row-invariant: a row depends on its token and on the smooth scale of its expert alone, not on the
+    number of rows, on its place or on the experts of the rank.
+
+    Source: "moe_scatter_dynamic_quant" in the project's operator seed document, whose token_offset has two shapes; this
+    is the one that "moe_gather" takes.
+
+    Example:
+        >>> x, experts = jnp.array([[127.0], [2.0]]), jnp.array([[1], [0]])
+        >>> smooth = jnp.array([[63.5], [1.0]])
+        >>> rows, scale, count, offset = moe_scatter_dynamic_quant(x, experts, smooth, expert_end_idx=2)
+        >>> rows.tolist(), scale.tolist(), count.tolist(), offset.tolist()
+        ([[127], [127]], [1.0, 1.0], [1, 1], [1, 0])
+    """
+    op = "bijax.moe_scatter_dynamic_quant"
+    x, selected = _tokens(op, hidden_states, selected_experts)
+    first, end = expert_range(op, expert_start_idx, expert_end_idx)
+    shared = shared_experts(op, x.shape[0], num_shared_experts_per_rank, num_tokens_offset, num_tokens_per_rank)
+    smooth = smooth_vectors(op, smooth_scale, shared.experts + end - first, x.shape[1])
+    rows = sort_by_expert(op, selected, first, end, _allocated(op, allocated_tokens, selected))
+
+    def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found = Rows(*layout)
+        return quantize_used(spread(x, found.offset, selected.shape[1], shared), smooth, found, shared)
+
+    y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)
+    return y, scale, rows.count, rows.offset
+
+
+def smooth_vectors(op: str, smooth_scale: Any, experts: int, columns: int) -> jax.Array | None:
+    """Checks the smooth scales (experts, columns)."""
+    return None if smooth_scale is None else scale_vector(op, "smooth_scale", smooth_scale, (experts, columns), {})
+
+
+def quantize_used(x: jax.Array, smooth: jax.Array | None, rows: Rows, shared: Shared) -> tuple[jax.Array, jax.Array]:
+    """Quantises the rows (R, C), each with the smooth scale of its expert; zeros for rows that are not used."""
+    y, scale = quantize_rows(x, None if smooth is None else of_rows(smooth, rows, shared))
+    used = in_use(rows, shared)
+    own = jnp.arange(used.size, dtype=jnp.int32) >= shared.rows
+    scale = jnp.where(own & ~rows.fit, jnp.float32(jnp.nan), jnp.where(used, scale, jnp.float32(0)))
+    return jnp.where(used[:, None], y, jnp.int8(0)), scale
+
+
+def _tokens(op: str, hidden_states: Any, selected_experts: Any) -> tuple[jax.Array, Any]:
+    x, selected = (
+        float_array(op, "hidden_states", hidden_states),
+        integer_array(op, "selected_experts", selected_experts),
+    )
+    if x.ndim != 2 or selected.ndim != 2 or x.shape[0] != selected.shape[0]:
+        raise ValueError(
+            f"{op}: hidden_states and selected_experts must have the shapes (T, C) and (T, topk), got {describe(x)} and"
+            f" {describe(selected)}."
+        )
+    return x, selected
+
+
+def _allocated(op: str, allocated_tokens: Any, selected: Any) -> int:
+    if allocated_tokens is None:
+        return int(np.prod(selected.shape))
+    number = integer(op, "allocated_tokens", allocated_tokens)
+    if number < 0:
+        raise ValueError(f"{op}: allocated_tokens must be at least 0, got {number}.")
+    return number
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _spread(x: jax.Array, offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
+    return spread(x, offset, topk, shared)
+
+
+def _forward(x: jax.Array, offset: jax.Array, topk: int, shared: Shared) -> tuple[jax.Array, Any]:
+    row, _ = rows_of_tokens(offset, x.shape[0], topk)
+    return spread(x, offset, topk, shared), row
+
+
+def _backward(topk: int, shared: Shared, row: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
+    del topk
+    return combine(g, row, jnp.ones(row.shape, jnp.float32), shared, g.dtype), None
+
+
+_spread.defvjp(_forward, _backward)

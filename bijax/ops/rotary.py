@@ -1,0 +1,168 @@
+"""Rotary position embedding of the queries and keys in a packed projection."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from bijax.ops._checks import describe, float_array, integer
+from bijax.ops._engine_arguments import check_known, check_shape, integer_array, narrowed
+from bijax.ops._sequences import locate_tokens
+from bijax.ops.elementwise import elementwise
+
+_OP = "bijax.rotary_embedding"
+
+
+def rotary_embedding(
+    qkv: Any,
+    sin: Any,
+    cos: Any,
+    *,
+    q_head_num: int,
+    kv_head_num: int,
+    position_ids: Any = None,
+    q_lens: Any = None,
+    accum_q_len: Any = None,
+    max_q_len: int | None = None,
+    rope_offset: int = 0,
+    interleaved: bool = False,
+) -> jax.Array:
+    """Rotates the columns [rope_offset, rope_offset + rope_dim) of each query and key by the angle of its position.
+
+    A column x with its partner p becomes x * cos ∓ p * sin, with sin and cos of the position and of that column, and
+    minus for the first one of a pair. It is computed in float32, both products rounded, and rounded once more to the
+    dtype of `qkv`. Values, other columns and padding stay as they are. Where `qkv` is not used again, XLA writes the
+    result in its place.
+
+    Args:
+        qkv: (B, L, H, D), padded, or (T, H, D), packed, float32, bfloat16 or float16, with H = q_head_num +
+            2 * kv_head_num heads: queries, keys and values.
+        sin: (positions, rope_dim) of any of these dtypes, rope_dim even and rope_offset + rope_dim at most D. A
+            constant: no gradient flows to it.
+        cos: Of the shape of `sin`.
+        q_head_num: Heads of queries.
+        kv_head_num: Heads of keys, and of values.
+        position_ids: (B,) ints, the position of the first token of each sequence; 0 by default.
+        q_lens: (B,) ints, the tokens of each sequence; by default L, or the differences of `accum_q_len`. Packed
+            tokens behind the last sequence are padding.
+        accum_q_len: (B + 1,) ints, for packed tokens: the tokens before each sequence and, last, of all; the running
+            sums of `q_lens` by default.
+        max_q_len: The largest length allowed in `q_lens`.
+        rope_offset: First column that is rotated.
+        interleaved: Whether pairs are neighbours, columns 2i and 2i + 1, rather than halves, i and i + rope_dim / 2.
+
+    Returns:
+        An array of the shape and dtype of `qkv`. Where positions or lengths are traced and out of range, the tokens'
+        queries and keys are nan in the rotated columns.
+
+    Raises:
+        TypeError: If a dtype is unsupported.
+        ValueError: If the shapes do not fit, or known positions or lengths are out of range or contradict each other.
+
+    Guarantee: row-invariant (a row is one head of one token), packed or padded; the gradient of `qkv` too.
+
+    Source: "rotary_embedding" in the project's operator seed document.
+
+    Example:
+        >>> qkv = jnp.array([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])  # one token: a query, a key and a value
+        >>> sin, cos = jnp.array([[0.0, 0.0], [1.0, 1.0]]), jnp.array([[1.0, 1.0], [0.0, 0.0]])
+        >>> options = {"q_head_num": 1, "kv_head_num": 1, "q_lens": [1]}
+        >>> rotary_embedding(qkv, sin, cos, position_ids=[1], **options).tolist()
+        [[[-2.0, 1.0], [-4.0, 3.0], [5.0, 6.0]]]
+    """
+    qkv, sin, cos = float_array(_OP, "qkv", qkv), float_array(_OP, "sin", sin), float_array(_OP, "cos", cos)
+    heads, offset = _rotated(qkv, sin, cos, q_head_num, kv_head_num, rope_offset)
+    positions, dim = sin.shape
+    tokens = locate_tokens(_OP, qkv.shape[:-2], q_lens, accum_q_len, max_q_len, name="qkv")
+    batch = len(tokens.lengths)
+    first = integer_array(_OP, "position_ids", [0] * batch if position_ids is None else position_ids)
+    check_shape(_OP, "position_ids", first, (batch,), {})
+    check_known(_OP, "position_ids", first, 0, positions, "the positions of sin and cos")
+    if tokens.known:
+        check_known(_OP, "position_ids + q_lens", first + tokens.lengths, 0, positions, "the positions of sin and cos")
+    start = tokens.of_tokens(narrowed(first, 0, positions), -1)
+    position = start + tokens.index
+    right = (start >= 0) & (position < positions) & tokens.of_tokens(tokens.valid, False)
+
+    at = (*[0] * (qkv.ndim - 2), 0, offset)
+    x = lax.slice(qkv, at, (*qkv.shape[:-2], heads, offset + dim))
+    tables = (_rows_of(lax.stop_gradient(t), position, right) for t in (sin, cos))
+    y = jnp.where(tokens.padding[..., None, None], x, _rotate(x, *tables, bool(interleaved)))
+    return lax.dynamic_update_slice(qkv, y, [jnp.int32(i) for i in at])
+
+
+def _rotated(
+    qkv: jax.Array, sin: jax.Array, cos: jax.Array, q_head_num: int, kv_head_num: int, rope_offset: int
+) -> tuple[int, int]:
+    """Checks the shapes; returns how many heads are rotated, and from which column on."""
+    queries, keys = (integer(_OP, n, x) for n, x in (("q_head_num", q_head_num), ("kv_head_num", kv_head_num)))
+    offset = integer(_OP, "rope_offset", rope_offset)
+    if qkv.ndim not in (3, 4):
+        raise ValueError(f"{_OP}: qkv must have the dimensions (B, L, H, D) or (T, H, D), got {describe(qkv)}.")
+    if queries < 0 or keys < 0 or queries + 2 * keys != qkv.shape[-2]:
+        raise ValueError(
+            f"{_OP}: qkv must have q_head_num + 2 * kv_head_num heads, got {queries} + 2 * {keys} and qkv"
+            f" {describe(qkv)}."
+        )
+    sizes: dict[str, int] = {}
+    check_shape(_OP, "sin", sin, ("positions", "rope_dim"), sizes)
+    check_shape(_OP, "cos", cos, ("positions", "rope_dim"), sizes)
+    dim = sin.shape[1]
+    if dim % 2 or offset < 0 or offset + dim > qkv.shape[-1]:
+        raise ValueError(
+            f"{_OP}: rope_dim must be even and the columns [rope_offset, rope_offset + rope_dim) lie in a head, got"
+            f" rope_offset={offset}, sin {describe(sin)} and qkv {describe(qkv)}."
+        )
+    return queries + keys, offset
+
+
+def _rows_of(table: jax.Array, position: jax.Array, right: jax.Array) -> jax.Array:
+    """Returns the rows of a table by position, nan where there is none, with one dimension for the heads."""
+    if table.shape[0] == 0:
+        return jnp.full((*position.shape, 1, table.shape[1]), jnp.nan, table.dtype)
+    rows = jnp.take(table, jnp.where(right, position, 0), axis=0, mode="clip")
+    return jnp.where(right[..., None], rows, jnp.asarray(jnp.nan, table.dtype))[..., None, :]
+
+
+# Products and sums are two steps, or a compiler could contract them.
+_products: Any = elementwise(
+    lambda x, partner, sin, cos: (
+        x.astype(jnp.float32) * cos.astype(jnp.float32),
+        partner.astype(jnp.float32) * sin.astype(jnp.float32),
+    )
+)
+
+
+@functools.cache
+def _sum(dtype: Any) -> Any:
+    return elementwise(lambda a, b: (a + b).astype(dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, interleaved: bool) -> jax.Array:
+    y: jax.Array = _sum(x.dtype)(*_products(x, _partner(x, interleaved), sin, cos))
+    return y
+
+
+def _forward(x: jax.Array, sin: jax.Array, cos: jax.Array, interleaved: bool) -> tuple[jax.Array, Any]:
+    return _rotate(x, sin, cos, interleaved), (sin, cos)
+
+
+def _backward(interleaved: bool, tables: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    along, across = _products(g, g, *tables)
+    dx = _sum(g.dtype)(along, -_partner(across, interleaved))
+    return dx, *(jnp.zeros_like(t) for t in tables)
+
+
+_rotate.defvjp(_forward, _backward)
+
+
+def _partner(x: jax.Array, interleaved: bool) -> jax.Array:
+    """Returns for each column the other one of its pair, the second one negated."""
+    if interleaved:
+        pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
+        return jnp.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(x.shape)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([-second, first], axis=-1)
