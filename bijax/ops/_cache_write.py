@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._exact_sort import sort_tuples
 from bijax.ops._sequences import Tokens
 
 
@@ -121,8 +121,8 @@ def _targets(tokens: Tokens, blocks: Blocks, ids: jax.Array, past: jax.Array, al
     # Tokens that are not written get places of their own, outside of the cache.
     outside = blocks.number + jnp.arange(flat.size, dtype=jnp.int32)
     where = jnp.where(written, block.reshape(-1), outside), offset.reshape(-1)
-    # Two tokens of one place stand side by side in their order; neither of their sequences is stored.
-    first, second, of = lax.sort((*where, sequence), num_keys=2)
+    # Tokens of one place stand side by side then; none of their sequences is stored.
+    first, second, of = sort_tuples(*where, sequence)
     twin = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
     no = jnp.zeros((min(1, flat.size),), bool)
     stored = drop(stored, of, jnp.concatenate([no, twin]) | jnp.concatenate([twin, no]))

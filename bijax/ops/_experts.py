@@ -11,6 +11,7 @@ from jax import lax
 
 from bijax.ops._checks import describe, integer
 from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._exact_sort import sort_tuples
 from bijax.ops.elementwise import elementwise
 
 
@@ -90,7 +91,7 @@ def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int)
             )
     number = narrowed(selected, first, end - 1).reshape(-1)
     local = jnp.where(number >= first, number - first, experts).astype(jnp.int32)
-    by_expert, offset = lax.sort((local, jnp.arange(local.size, dtype=jnp.int32)), num_keys=2)
+    by_expert, offset = sort_tuples(local, jnp.arange(local.size, dtype=jnp.int32))
     starts = jnp.searchsorted(by_expert, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
     used = by_expert < experts
     offset = _resized(jnp.where(used, offset, -1), allocated, -1)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.ops._checks import describe, float_array, float_dtype, integer, same_dtype
+from bijax.ops._exact_sort import sort_tuples
 from bijax.ops.elementwise import elementwise
 from bijax.ops.matmul import matmul
 from bijax.ops.softmax import softmax
@@ -92,16 +93,22 @@ def moe_softmax_topk(
     dtype = scores.dtype if preferred_element_type is None else preferred_element_type
     dtype = float_dtype(op, "preferred_element_type", dtype)
     rows = scores.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
-    order = to_ordered(lax.stop_gradient(rows)).astype(jnp.int32)
-    order = jnp.where(order == -1, 0, order)  # -0 stands next to +0
+    order = _order(lax.stop_gradient(rows))
     expert = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
-    # Two keys, so that no two elements are equal: an unstable sort has one result too.
-    selected = lax.sort((~order, expert), num_keys=2)[1][:, :number]
+    selected = sort_tuples(~order, expert)[1][:, :number]
     row = lax.broadcasted_iota(jnp.int32, selected.shape, 0)
     chosen = rows.astype(jnp.float32).at[row, selected].get(unique_indices=True, mode="promise_in_bounds")
     weights = _rounded(dtype)(softmax(chosen))
     shape = (*scores.shape[:-1], number)
     return selected.reshape(shape), weights.reshape(shape)
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+    order = to_ordered(x).astype(jnp.int32)
+    return jnp.where(order == -1, jnp.int32(0), order)  # -0 stands next to +0
+
+
+_order: Any = elementwise(_ordered)
 
 
 @functools.cache

@@ -106,6 +106,14 @@ def test_tokens_keep_their_bits_among_others(tokens: jax.Array) -> None:
         assert_bits_equal(jax.jit(layer)(tokens), y, err_msg="x64 and strict promotion")
 
 
+def test_audits_find_nothing_variant(tokens: jax.Array) -> None:
+    def variant(fn: Any, *arrays: jax.Array) -> list[str]:
+        return [o.primitive for o in bijax.audit(fn, *arrays).operations if o.verdict == "variant"]
+
+    assert not variant(layer, tokens)
+    assert variant(plain, *[tokens.astype(jnp.float32)] * 2)
+
+
 W = normal(8, EXPERTS, C, 2 * F), normal(9, EXPERTS, F, C)
 
 
