@@ -16,6 +16,7 @@ from bijax.ops import _matmul_backends, weight_gradient
 pytestmark = pytest.mark.usefixtures("hopper")
 
 X, W = jax.ShapeDtypeStruct((24, 64), "bfloat16"), jax.ShapeDtypeStruct((64, 32), "bfloat16")
+TRITON = "@__gpu$xla.gpu.triton"
 STACK_X, STACK_W = jax.ShapeDtypeStruct((3, 24, 64), "bfloat16"), jax.ShapeDtypeStruct((3, 64, 32), "bfloat16")
 BIAS, G = jax.ShapeDtypeStruct((32,), "bfloat16"), jax.ShapeDtypeStruct((24, 32), "bfloat16")
 SQUARES = jax.ShapeDtypeStruct((3, 64, 64), "bfloat16")
@@ -77,12 +78,12 @@ def test_the_result_leaves_the_kernel_in_its_own_dtype() -> None:
     assert not re.search(r"stablehlo\.(convert|add)", text)
 
 
-def test_float64_is_a_chain_of_single_steps() -> None:
+def test_float64_runs_the_triton_kernel() -> None:
     """XLA's dot would follow the number of columns, among which the batch may be."""
     with jax.enable_x64(True):
         x, w = (jax.ShapeDtypeStruct(a.shape, "float64") for a in (X, W))
         text = lowered(bijax.invariant(jax.grad(lambda x, w: jax.lax.dot(x, w).sum(), (0, 1))), x, w)
-    assert "stablehlo.while" in text
+    assert TRITON in text
     assert "stablehlo.dot" not in text
     assert "mosaic_gpu" not in text
 
@@ -122,11 +123,12 @@ def test_mixed_dtypes_under_the_transform_are_widened() -> None:
     assert "stablehlo.dot" not in text
 
 
-def test_an_older_gpu_gets_the_portable_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_matmul_backends, "cuda_architecture", lambda: "sm_80")
-    text = lowered(jax.grad(lambda x, w: loss(x, w) * 2, (0, 1)), X, W)
+def test_an_older_gpu_gets_the_triton_kernel() -> None:
+    with bijax.lowering_for("sm_80"):
+        text = lowered(jax.grad(lambda x, w: loss(x, w) * 2, (0, 1)), X, W)
     assert "mosaic_gpu" not in text
-    assert "stablehlo.dot_general" in text
+    assert "stablehlo.dot" not in text
+    assert TRITON in text
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 8, 8), (3, 0, 8), (3, 8, 0)])
