@@ -24,7 +24,7 @@ def get_batch_invariant_attention_block_size() -> AttentionBlockSize:
     are those of `pallas_kernels.contract.attention_contract()`, the contract of the CPU. Kernels for GPUs state theirs
     in contracts of their own (`SplitAttentionContract`, `MmaAttentionContract`).
 
-    Source: `get_batch_invariant_attention_block_size` of the project's first seed, which has (16, 16).
+    Source: SGLang's function of that name (https://github.com/sgl-project/sglang), which has (16, 16).
 
     Example:
         >>> get_batch_invariant_attention_block_size()

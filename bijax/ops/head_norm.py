@@ -51,7 +51,7 @@ def head_rms_norm(
     Guarantee: row-invariant (a row is one head of one token); the gradient of `x` too. The gradient of `weight` is
     split-invariant for cuts of the tokens at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`).
 
-    Source: "head_rms_norm" in the project's operator seed document.
+    Source: "head_rms_norm" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> qkv = jnp.array([[[3.0, 3.0], [4.0, -4.0], [5.0, 5.0]]])

@@ -63,7 +63,7 @@ def store_kv_cache(
 
     Guarantee: row-invariant: what is written depends on the token alone, and nothing else in the cache is touched.
 
-    Source: "store_kv_cache" in the project's operator seed document.
+    Source: "store_kv_cache" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> key, cache = jnp.ones((1, 2, 1, 1)), jnp.zeros((2, 1, 4, 1))
@@ -125,7 +125,7 @@ def store_paged_kv_cache(
 
     Guarantee: row-invariant: what is written depends on the token alone, and nothing else in the cache is touched.
 
-    Source: "store_paged_kv_cache" in the project's operator seed document.
+    Source: "store_paged_kv_cache" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> key, cache = jnp.array([1.0, 2.0]).reshape(1, 2, 1, 1), jnp.zeros((3, 1, 2, 1))

@@ -72,7 +72,8 @@ def matmul(
     that of `w` in a portable program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w`
     everywhere, where `weight_gradient` continues the sum.
 
-    Source: fixed-tile matmul without split-K, as the project's first and third seed documents describe it.
+    Source: fixed tiles without split-K, as in "Defeating Nondeterminism in LLM Inference"
+    (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/).
 
     Example:
         >>> x = jax.random.normal(jax.random.key(0), (8, 300))

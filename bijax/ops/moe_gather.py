@@ -56,7 +56,7 @@ def moe_gather(
 
     Guarantee: row-invariant; the gradients of `scatter_tokens` and `expert_weights` too.
 
-    Source: "moe_gather" in the project's operator seed document.
+    Source: "moe_gather" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> rows = jnp.array([[1.0], [2.0], [3.0]])

@@ -46,7 +46,7 @@ def moe_quant_matmul(
 
     Guarantee: row-invariant.
 
-    Source: "moe_quant_matmul" in the project's operator seed document.
+    Source: "moe_quant_matmul" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> x = jnp.array([[1, 2]], jnp.int8)
@@ -97,7 +97,7 @@ def moe_quant_group_gemm(
     Guarantee: row-invariant: a row depends on itself and on the weights and scales of its expert alone, not on how many
     rows its expert has. Sums of integers are exact in every order.
 
-    Source: "moe_quant_group_gemm" in the project's operator seed document.
+    Source: "moe_quant_group_gemm" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> x, w = jnp.array([[1, 2], [3, 4]], jnp.int8), jnp.array([[[1], [0]], [[0], [1]]], jnp.int8)

@@ -33,7 +33,7 @@ def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: 
 
     Guarantee: row-invariant; the gradients as those of `bijax.matmul`.
 
-    Source: "moe_gating_gemm" in the project's operator seed document.
+    Source: "moe_gating_gemm" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> moe_gating_gemm(jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0, 3.0], [0.0, 1.0, 3.0]])).tolist()
@@ -75,7 +75,7 @@ def moe_softmax_topk(
 
     Guarantee: row-invariant; the gradient too.
 
-    Source: "moe_softmax_topk" in the project's operator seed document.
+    Source: "moe_softmax_topk" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> selected, weights = moe_softmax_topk(jnp.array([[0.0, 2.0, 2.0, 1.0]]), 2)

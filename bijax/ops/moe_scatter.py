@@ -65,7 +65,7 @@ def moe_scatter(
     Guarantee: row-invariant: a copy is exact. The gradient of `hidden_states` is row-invariant too: a token's rows are
     added in the order of `bijax.moe_gather`.
 
-    Source: "moe_scatter_dynamic_quant" in the project's operator seed document, without the quantisation.
+    Source: "moe_scatter_dynamic_quant" of xpu-perf (https://github.com/bytedance/xpu-perf), without the quantisation.
 
     Example:
         >>> x, experts = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[1, 0], [0, 2], [1, 0]])
@@ -128,8 +128,8 @@ def moe_scatter_dynamic_quant(
     Guarantee: row-invariant: a row depends on its token and on the smooth scale of its expert alone, not on the
     number of rows, on its place or on the experts of the rank.
 
-    Source: "moe_scatter_dynamic_quant" in the project's operator seed document, whose token_offset has two shapes; this
-    is the one that "moe_gather" takes.
+    Source: "moe_scatter_dynamic_quant" of xpu-perf (https://github.com/bytedance/xpu-perf), whose token_offset has two
+    shapes; this is the one that "moe_gather" takes.
 
     Example:
         >>> x, experts = jnp.array([[127.0], [2.0]]), jnp.array([[1], [0]])

@@ -44,7 +44,7 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
     Guarantee: row-invariant; the gradients of `x` and `residual` too. The gradient of `weight` is split-invariant for
     cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`).
 
-    Source: "rms_norm" in the project's operator seed document.
+    Source: "rms_norm" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> import jax.numpy as jnp

@@ -48,7 +48,7 @@ def quant_matmul(
     Guarantee: row-invariant. Sums of integers are exact in every order, so on every platform the product is XLA's
     own.
 
-    Source: "quant_matmul" in the project's operator seed document.
+    Source: "quant_matmul" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> x, w = jnp.array([[1, 2]], jnp.int8), jnp.array([[3, 0], [4, 5]], jnp.int8)

@@ -36,7 +36,7 @@ def scale_dynamic_quant(hidden_states: Any, smooth_scale: Any = None) -> tuple[j
 
     Guarantee: row-invariant.
 
-    Source: "scale_dynamic_quant" in the project's operator seed document.
+    Source: "scale_dynamic_quant" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> y, scale = scale_dynamic_quant(jnp.array([[1.0, -127.0], [0.0, 0.0]]), jnp.array([4.0, 1.0]))
@@ -77,7 +77,7 @@ def add_rms_norm_dynamic_quant(
 
     Guarantee: row-invariant.
 
-    Source: "add_rms_norm_dynamic_quant" in the project's operator seed document.
+    Source: "add_rms_norm_dynamic_quant" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> x = jnp.array([[2.0, -2.0]])

@@ -63,7 +63,7 @@ def rotary_embedding(
 
     Guarantee: row-invariant (a row is one head of one token), packed or padded; the gradient of `qkv` too.
 
-    Source: "rotary_embedding" in the project's operator seed document.
+    Source: "rotary_embedding" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
     Example:
         >>> qkv = jnp.array([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])  # one token: a query, a key and a value

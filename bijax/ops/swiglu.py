@@ -79,8 +79,8 @@ def moe_swiglu_dynamic_quant(
 
     Guarantee: row-invariant: a row depends on itself and on the smooth scale of its expert alone.
 
-    Source: "moe_swiglu_dynamic_quant" in the project's operator seed document, whose num_tokens_offset changes nothing
-    here.
+    Source: "moe_swiglu_dynamic_quant" of xpu-perf (https://github.com/bytedance/xpu-perf), whose
+    num_tokens_offset changes nothing here.
 
     Example:
         >>> y, scale = moe_swiglu_dynamic_quant(jnp.array([[100.0, 1.27], [50.0, 0.0]]), None, jnp.array([1]))

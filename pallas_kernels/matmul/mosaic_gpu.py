@@ -97,7 +97,8 @@ def matmul(
     Guarantee: row-invariant; the bits depend on K, the row (with its residual), the weights and the bias alone, and are
     the same in a stack as in a single product.
 
-    Source: fixed-tile matmul without split-K, as the project's first and third seed documents describe it.
+    Source: fixed tiles without split-K, as in "Defeating Nondeterminism in LLM Inference"
+    (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/).
 
     Example:
         The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
