@@ -35,6 +35,33 @@ def float_array(op: str, name: str, x: Any) -> jax.Array:
     return array
 
 
+def row_vector(op: str, name: str, vector: Any, x: jax.Array, rows: str = "x") -> jax.Array | None:
+    """Returns `vector` as an array of the length of the rows of `x`; None if there is none.
+
+    Args:
+        op: Name of the operation.
+        name: Name of the vector.
+        vector: What came, or None.
+        x: The rows, (..., C).
+        rows: Name of `x`.
+
+    Raises:
+        TypeError: If the vector is not an array of a supported floating type.
+        ValueError: If `x` has no dimensions, or the vector another shape than (C,).
+    """
+    if x.ndim < 1:
+        raise ValueError(f"{op}: {rows} must have at least 1 dimension, got {describe(x)}.")
+    if vector is None:
+        return None
+    array = float_array(op, name, vector)
+    if array.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{op}: {name} must have the shape {x.shape[-1:]} of a row of {rows}, got {name} {describe(array)}"
+            f" and {rows} {describe(x)}."
+        )
+    return array
+
+
 def same_dtype(op: str, **arrays: jax.Array | None) -> None:
     """Checks that the arrays that are given share one dtype.
 

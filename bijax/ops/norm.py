@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
-from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._checks import describe, float_array, row_vector, same_dtype
 from bijax.ops._norm_arguments import add_offset, check_eps
 from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import define_kernel
@@ -60,7 +60,7 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
     x = float_array(op, "x", x)
     residual = None if residual is None else float_array(op, "residual", residual)
     same_dtype(op, x=x, residual=residual)
-    weight = add_offset(op, _vector(op, "weight", weight, x), weight_offset)
+    weight = add_offset(op, row_vector(op, "weight", weight, x), weight_offset)
     if residual is not None and residual.shape != x.shape:
         raise ValueError(
             f"{op}: residual must have the shape of x, got x {describe(x)} and residual {describe(residual)}."
@@ -102,23 +102,9 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-
     """
     op = "bijax.layer_norm"
     x = float_array(op, "x", x)
-    weight, bias = _vector(op, "weight", weight, x), _vector(op, "bias", bias, x)
+    weight, bias = row_vector(op, "weight", weight, x), row_vector(op, "bias", bias, x)
     rows, back = as_rows(x, (x.ndim - 1,))
     return back(_layer_norm(rows, weight, bias, check_eps(op, eps)))
-
-
-def _vector(op: str, name: str, vector: Any, x: jax.Array) -> jax.Array | None:
-    if x.ndim < 1:
-        raise ValueError(f"{op}: x must have at least 1 dimension, got {describe(x)}.")
-    if vector is None:
-        return None
-    array = float_array(op, name, vector)
-    if array.shape != x.shape[-1:]:
-        raise ValueError(
-            f"{op}: {name} must have the shape {x.shape[-1:]} of a row of x, got {name} {describe(array)} and x"
-            f" {describe(x)}."
-        )
-    return array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import describe, float_array, same_dtype
+from bijax.ops._checks import describe, float_array, row_vector, same_dtype
 from bijax.ops._forward_only import forward_only
 from bijax.ops._norm_arguments import check_eps
 from bijax.ops._quantize import quantize_rows
@@ -45,7 +45,7 @@ def scale_dynamic_quant(hidden_states: Any, smooth_scale: Any = None) -> tuple[j
     """
     op = "bijax.scale_dynamic_quant"
     x = float_array(op, "hidden_states", hidden_states)
-    smooth = _columns(op, "smooth_scale", smooth_scale, x)
+    smooth = row_vector(op, "smooth_scale", smooth_scale, x, "hidden_states")
     y, scale = forward_only(op, quantize_rows, x, smooth)
     return y, scale
 
@@ -87,8 +87,8 @@ def add_rms_norm_dynamic_quant(
     """
     op = "bijax.add_rms_norm_dynamic_quant"
     x = float_array(op, "hidden_states", hidden_states)
-    weight = _columns(op, "weight", weight, x)
-    smooth = _columns(op, "smooth_scale", smooth_scale, x)
+    weight = row_vector(op, "weight", weight, x, "hidden_states")
+    smooth = row_vector(op, "smooth_scale", smooth_scale, x, "hidden_states")
     residual = None if residual is None else float_array(op, "residual", residual)
     same_dtype(op, hidden_states=x, residual=residual)
     if residual is not None and residual.shape != x.shape:
@@ -106,17 +106,3 @@ def add_rms_norm_dynamic_quant(
 
     after_res, y, scale = forward_only(op, compute, x, weight, smooth, residual)
     return after_res, y, scale
-
-
-def _columns(op: str, name: str, vector: Any, x: jax.Array) -> jax.Array | None:
-    if x.ndim < 1:
-        raise ValueError(f"{op}: hidden_states must have at least 1 dimension, got {describe(x)}.")
-    if vector is None:
-        return None
-    array = float_array(op, name, vector)
-    if array.shape != x.shape[-1:]:
-        raise ValueError(
-            f"{op}: {name} must have the shape {x.shape[-1:]} of a row of hidden_states, got {name} {describe(array)}"
-            f" and hidden_states {describe(x)}."
-        )
-    return array

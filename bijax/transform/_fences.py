@@ -39,13 +39,9 @@ def without_subnormal_numbers(value: Value) -> Value:
     product with a one that no compiler knows is left to the processor.
     """
     shaped = ir.RankedTensorType(value.type)
-    element: Any = shaped.element_type
-    integers = ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(element.width))
-    one = np.ones((), {"bf16": "float32", "f32": "float32", "f64": "float64"}[str(element)])
-    bits = one.view(f"u{one.itemsize}") >> (8 * one.itemsize - element.width)
-    hidden = hlo.xor(hlo.convert(integers, emit_opaque_zero()), mlir.ir_constant(bits.astype(f"u{element.width // 8}")))
-    scalar = hlo.bitcast_convert(ir.RankedTensorType.get([], element), hidden)
-    return hlo.multiply(value, _repeated(scalar, shaped))
+    scalar = ir.RankedTensorType.get([], shaped.element_type)
+    one = hlo.constant(ir.DenseElementsAttr.get_splat(scalar, ir.FloatAttr.get(shaped.element_type, 1.0)))
+    return hlo.multiply(value, _repeated(fence_product(one), shaped))
 
 
 def hide_denominator(numerator: Value, denominator: Value) -> Value:

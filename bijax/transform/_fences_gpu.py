@@ -130,14 +130,18 @@ def _through_shift(value: Value, places: int = 1) -> Value:
     shaped = ir.RankedTensorType(value.type)
     if not isinstance(shaped.element_type, ir.F64Type):
         return _through(lambda bits: _absorbed(bits, places), value)
-    bits = hlo.bitcast_convert(_as_integers(shaped), value)
-    same = hlo.compare(bits, _absorbed(bits, places), hlo.ComparisonDirectionAttr.get("EQ"))
-    return hlo.select(same, value, _repeated(mlir.ir_constant(np.float64(0)), shaped))
+    always = _is_absorbed(hlo.bitcast_convert(_as_integers(shaped), value), places)
+    return hlo.select(always, value, _repeated(mlir.ir_constant(np.float64(0)), shaped))
 
 
 def _absorbed(bits: Value, places: int = 1) -> Value:
     by = _repeated(mlir.ir_constant(np.asarray(places, _unsigned(bits))), bits.type)
     return hlo.or_(bits, hlo.and_(bits, hlo.shift_right_logical(bits, by)))
+
+
+def _is_absorbed(bits: Value, places: int = 1) -> Value:
+    """Returns whether the shift changes nothing, which is always so."""
+    return hlo.compare(bits, _absorbed(bits, places), hlo.ComparisonDirectionAttr.get("EQ"))
 
 
 def _own_shift(name: str) -> int:
@@ -174,20 +178,19 @@ def _unsigned(bits: Value) -> str:
 
 
 def _is_fenced(value: Value) -> bool:
-    made = _made_by(value)
-    if made is None or made.name not in ("stablehlo.bitcast_convert", "stablehlo.select"):
-        return False
-    inner = _made_by(made.operands[0])
-    if inner is None or made.name == "stablehlo.bitcast_convert":
-        return inner is not None and inner.name in ("stablehlo.or", "stablehlo.xor")
-    absorbed = _made_by(inner.operands[1]) if inner.name == "stablehlo.compare" else None
-    return absorbed is not None and absorbed.name == "stablehlo.or" and absorbed.operands[0] == inner.operands[0]
+    bits = _operands(value, "stablehlo.bitcast_convert")
+    if bits:
+        return bool(_operands(bits[0], "stablehlo.or", "stablehlo.xor"))
+    chosen = _operands(value, "stablehlo.select")
+    compared = _operands(chosen[0], "stablehlo.compare") if chosen else []
+    return bool(compared) and compared[0] in _operands(compared[1], "stablehlo.or")[:1]
 
 
-def _made_by(value: Value) -> Any:
-    """Returns the operation that makes a value; None for an argument."""
+def _operands(value: Value, *names: str) -> list[Value]:
+    """Returns the operands of the operation that makes a value, none if it has another name than these."""
     owner: Any = value.owner
-    return owner.operation if isinstance(owner, (ir.Operation, ir.OpView)) else None
+    made = isinstance(owner, (ir.Operation, ir.OpView)) and owner.operation.name in names
+    return list(owner.operation.operands) if made else []
 
 
 def _hidden(constant: np.ndarray) -> Value:
@@ -218,9 +221,7 @@ def _computed(denominator: Value) -> Value:
     numbers = hlo.iota(
         ir.RankedTensorType.get(shaped.shape, bits), ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dimension)
     )
-    values = hlo.bitcast_convert(shaped, numbers)
-    same = hlo.compare(numbers, _absorbed(numbers), hlo.ComparisonDirectionAttr.get("EQ"))
-    return hlo.select(same, denominator, values)
+    return hlo.select(_is_absorbed(numbers), denominator, hlo.bitcast_convert(shaped, numbers))
 
 
 def _in_region() -> bool:

@@ -21,15 +21,18 @@ def unmarked_sums(program: Callable[..., Any], *args: Any) -> list[str]:
 
 def unmarked_in(lowered: jax.stages.Lowered) -> list[str]:
     """Returns the same for a program that is lowered already."""
-    return [op.name for op in _walk(lowered.compiler_ir("stablehlo").operation) if _sums_floats(op) and not _marked(op)]
+    return [
+        op.name for op in operations(lowered.compiler_ir("stablehlo").operation) if _sums_floats(op) and not _marked(op)
+    ]
 
 
-def _walk(op: Any) -> Iterator[Any]:
+def operations(op: Any) -> Iterator[Any]:
+    """Yields an operation and all that stand inside of it."""
     yield op
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
-                yield from _walk(inner.operation)
+                yield from operations(inner.operation)
 
 
 def _sums_floats(op: Any) -> bool:

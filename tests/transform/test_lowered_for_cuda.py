@@ -1,6 +1,6 @@
 """No product is left to XLA in what is lowered for a GPU, of whatever architecture: it would choose the order."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import pytest
 from jax.interpreters.mlir import ir
 
 import bijax
+from tests.transform.lowered import operations
 
 _PRODUCTS = {"stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution", "chlo.ragged_dot"}
 
@@ -18,14 +19,6 @@ def products(lowered: jax.stages.Lowered) -> list[str]:
     module = lowered.compiler_ir("stablehlo").operation
     found = (op for op in operations(module) if op.name in _PRODUCTS)
     return [str(op) for op in found if not str(ir.RankedTensorType(op.results[0].type).element_type).startswith("i")]
-
-
-def operations(op: Any) -> Iterator[Any]:
-    yield op
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from operations(inner.operation)
 
 
 def shaped(*shape: int, dtype: Any = "float32") -> jax.ShapeDtypeStruct:
