@@ -10,7 +10,6 @@ from bijax.ops._architecture import HOPPER, cuda_architecture
 from bijax.ops._contracts import note, run
 from bijax.ops._on_first_use import on_first_use
 from bijax.ops._primitive import Arrays, Kernel
-from pallas_kernels.attention import AttentionSpec, cpu
 from pallas_kernels.contract import (
     XLA_FUNCTIONS,
     SplitAttentionContract,
@@ -18,6 +17,8 @@ from pallas_kernels.contract import (
     mma_attention_contract,
     split_attention_contract,
 )
+from pallas_kernels.ops.attention import cpu
+from pallas_kernels.ops.attention.cpu import AttentionSpec
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.attention import hopper, triton

@@ -13,10 +13,10 @@ from jax.typing import DTypeLike
 from bijax.ops._contracts import run
 from bijax.ops._conv_phases import correlate_in_phases, has_phases
 from bijax.ops._dot_general import dot_general
-from pallas_kernels._accumulator import accumulator
-from pallas_kernels._positions import Window
 from pallas_kernels.contract import ConvContract
-from pallas_kernels.conv.tiled import Product, correlate, correlate_examples, correlate_one_feature
+from pallas_kernels.ops.conv.portable import Product, correlate, correlate_examples, correlate_one_feature
+from pallas_kernels.parts.xla.accumulator import accumulator
+from pallas_kernels.parts.xla.positions import Window
 
 
 def conv_general_dilated(

@@ -37,9 +37,9 @@ from bijax.ops._matmul_kernels import (
     weight_gradient_kernel,
 )
 from bijax.ops._precision import precision_name
-from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import matmul_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.xla.tiles import isolate
 
 _OP = "lax.dot_general"
 _FEW_ROWS = 32

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._tiles import isolate
-from pallas_kernels._total_order import choose_of_two, from_ordered, to_ordered
+from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.total_order import choose_of_two, from_ordered, to_ordered
 
 
 def maximum(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -9,9 +9,9 @@ import numpy as np
 from jax import lax
 
 from bijax.ops._contracts import run
-from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import XLA_FUNCTIONS
-from pallas_kernels.elementwise import tiled
+from pallas_kernels.ops.elementwise import portable
+from pallas_kernels.parts.xla.tiles import isolate
 
 Function = Callable[..., jax.Array]
 
@@ -46,7 +46,7 @@ def _each(function: Function, *arrays: jax.Array) -> jax.Array:
     def program(*vectors: jax.Array) -> tuple[jax.Array]:
         return (function(*vectors),)
 
-    return run(tiled.elementwise, *arrays, program=program, functions=XLA_FUNCTIONS)[0]
+    return run(portable.elementwise, *arrays, program=program, functions=XLA_FUNCTIONS)[0]
 
 
 def _over(x: jax.Array, constant: float) -> jax.Array:

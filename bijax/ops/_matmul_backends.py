@@ -31,15 +31,16 @@ from pallas_kernels.contract import (
     shard_length,
     split_contract,
 )
-from pallas_kernels.matmul import cpu, cpu_gradient, stacked
+from pallas_kernels.ops.matmul import cpu
+from pallas_kernels.ops.matmul.cpu import gradient, stacked
 
 if TYPE_CHECKING:
-    from pallas_kernels.matmul import mosaic_gpu, mosaic_gpu_highest, mosaic_gpu_tf32
-    from pallas_kernels.ops.matmul import triton
+    from pallas_kernels.ops.matmul import hopper, triton
+    from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.matmul.mosaic_gpu")
-    mosaic_gpu_highest = on_first_use("pallas_kernels.matmul.mosaic_gpu_highest")
-    mosaic_gpu_tf32 = on_first_use("pallas_kernels.matmul.mosaic_gpu_tf32")
+    hopper = on_first_use("pallas_kernels.ops.matmul.hopper.launch")
+    bf16x6 = on_first_use("pallas_kernels.ops.matmul.hopper.bf16x6")
+    tf32 = on_first_use("pallas_kernels.ops.matmul.hopper.tf32")
     triton = on_first_use("pallas_kernels.ops.matmul.triton")
 
 Kernel = Callable[..., jax.Array]
@@ -120,7 +121,7 @@ def _cpu_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Pro
 
 
 def _cpu_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    kernels = cpu_gradient.weight_gradient, cpu_gradient.stacked_weight_gradient
+    kernels = gradient.weight_gradient, gradient.stacked_weight_gradient
     return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
 
 
@@ -178,7 +179,7 @@ def _hopper_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: 
         stack: jax.Array = lax.map(lambda entry: _hopper_matmul(entry[0], entry[1], bias, product), (x, w))
         return stack
     return run(
-        mosaic_gpu.matmul,
+        hopper.matmul,
         x,
         w,
         like=sums_like,
@@ -197,7 +198,7 @@ def hopper_contract(product: Product) -> WgmmaContract | SplitWgmmaContract:
 def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
     left, right = (g, x) if product.transpose_w else (x, g)
     return run(
-        mosaic_gpu.weight_gradient,
+        hopper.weight_gradient,
         left,
         right,
         like=_gradient_sums,
@@ -211,16 +212,16 @@ def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, p
     bias = None if bias is None else bias.astype(jnp.float32)
     options: dict[str, Any] = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
     if product.precision in IN_TF32:
-        return run(mosaic_gpu_tf32.matmul, x, w, like=sums_like, contract=Tf32Contract(), **options)
-    return run(mosaic_gpu_highest.matmul, x, w, like=sums_like, contract=split_contract(x.shape[-1]), **options)
+        return run(tf32.matmul, x, w, like=sums_like, contract=Tf32Contract(), **options)
+    return run(bf16x6.matmul, x, w, like=sums_like, contract=split_contract(x.shape[-1]), **options)
 
 
 def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
     def stack(x: jax.Array, g: jax.Array, *, contract: SplitChunkContract) -> jax.Array:
-        entries: jax.Array = lax.map(lambda e: mosaic_gpu_highest.weight_gradient(*e, contract=contract), (x, g))
+        entries: jax.Array = lax.map(lambda e: bf16x6.weight_gradient(*e, contract=contract), (x, g))
         return entries
 
-    return _fold_gradient((mosaic_gpu_highest.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
+    return _fold_gradient((bf16x6.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
 
 
 def sums_like(

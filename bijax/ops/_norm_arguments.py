@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.ops._checks import real
-from pallas_kernels._tiles import isolate
+from pallas_kernels.parts.xla.tiles import isolate
 
 
 def check_eps(op: str, eps: float) -> float:

@@ -12,11 +12,11 @@ from jax.typing import DTypeLike
 
 from bijax.ops._contracts import run
 from bijax.ops._dot_general import dot_general
-from pallas_kernels._accumulator import accumulator
-from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import chunk_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ragged_dot.tiled import Product, multiply_groups, sum_groups
+from pallas_kernels.ops.ragged_dot.portable import Product, multiply_groups, sum_groups
+from pallas_kernels.parts.xla.accumulator import accumulator
+from pallas_kernels.parts.xla.tiles import isolate
 
 _OP = "ragged_dot_general"
 

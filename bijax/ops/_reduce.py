@@ -9,7 +9,7 @@ import jax
 
 from bijax.ops._contracts import run
 from pallas_kernels.contract import row_contract
-from pallas_kernels.rows.fold import Choice, Fold, choose_axis, fold_axis
+from pallas_kernels.ops.rows.fold import Choice, Fold, choose_axis, fold_axis
 
 
 def reduce_sum(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = None) -> jax.Array:

@@ -13,9 +13,9 @@ from jax import lax
 
 from bijax.ops._contracts import note
 from bijax.ops._scalar_program import ScalarProgram, on_arrays
-from pallas_kernels._positions import Window, fold_positions
-from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import FoldContract, PairContract
+from pallas_kernels.parts.xla.positions import Window, fold_positions
+from pallas_kernels.parts.xla.tiles import isolate
 
 Arrays = tuple[jax.Array, ...]
 

@@ -12,6 +12,7 @@ from bijax.ops._architecture import HOPPER, cuda_architecture
 from bijax.ops._contracts import run
 from bijax.ops._primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.contract import PTX_FUNCTIONS, XLA_FUNCTIONS
+from pallas_kernels.parts.served import Served
 
 
 def as_rows(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
@@ -43,13 +44,11 @@ class Orders:
         portable: The contract of the portable form, for rows of so many columns; None if nothing is summed.
         hopper: That of the kernel for Hopper GPUs, where it is another one.
         functions: Whether exp and log, or other code of single elements, fix bits; then kernels get `functions` too.
-        serves: Says of the arrays, by name, whether the kernel for Hopper GPUs takes them; None if it takes all.
     """
 
     portable: Callable[[int], Any] | None = None
     hopper: Callable[[int], Any] | None = None
     functions: bool = False
-    serves: Callable[[dict[str, jax.Array]], bool] | None = None
 
     def options(self, columns: int, on_hopper: bool) -> dict[str, Any]:
         """Returns the contracts as the options of a kernel."""
@@ -78,11 +77,14 @@ def row_backends(
 
     def on_cuda(*arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
         by_name: dict[str, Any] = dict(zip(names, arrays, strict=True)) if names else {}
-        if hopper is None or cuda_architecture() != HOPPER or (orders.serves and not orders.serves(by_name)):
+        if hopper is None or cuda_architecture() != HOPPER:
+            return anywhere(*arrays, names=names, **parameters)
+        kernel, given = hopper(), () if names else arrays
+        options = {**by_name, **orders.options(_columns(arrays), on_hopper=True), **parameters}
+        if isinstance(kernel, Served) and not kernel.serves(*given, **options):
             return anywhere(*arrays, names=names, **parameters)
         like = functools.partial(_as_portable, portable, orders, _columns(arrays))
-        options = orders.options(_columns(arrays), on_hopper=True)
-        return _as_tuple(run(hopper(), *(() if names else arrays), like=like, **by_name, **options, **parameters))
+        return _as_tuple(run(kernel, *given, like=like, **options))
 
     def anywhere(*arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
         by_name: dict[str, Any] = dict(zip(names, arrays, strict=True)) if names else {}

@@ -7,11 +7,11 @@ from jax import lax
 
 from bijax.ops._contracts import run
 from bijax.ops._scatter_windows import as_windows, window_starts
-from pallas_kernels._accumulator import accumulator
-from pallas_kernels._lanes import Combine
-from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import FoldContract
-from pallas_kernels.scatter.tiled import scatter_windows
+from pallas_kernels.ops.scatter.portable import scatter_windows
+from pallas_kernels.parts.xla.accumulator import accumulator
+from pallas_kernels.parts.xla.lanes import Combine
+from pallas_kernels.parts.xla.tiles import isolate
 
 _Numbers = lax.ScatterDimensionNumbers
 

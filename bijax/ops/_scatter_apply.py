@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.ops._scalar_program import ScalarProgram, on_arrays
-from pallas_kernels._tiles import isolate
+from pallas_kernels.parts.xla.tiles import isolate
 
 _Numbers = lax.ScatterDimensionNumbers
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.ops._contracts import run
-from pallas_kernels._positions import Window
-from pallas_kernels._total_order import has_infinity, largest
 from pallas_kernels.contract import FoldContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.windows import tiled
+from pallas_kernels.ops.windows import portable
+from pallas_kernels.parts.xla.positions import Window
+from pallas_kernels.parts.xla.total_order import has_infinity, largest
 
 _CONTRACT: Final = FoldContract("window")
 _Padding = Sequence[tuple[int, int]]
@@ -53,7 +53,7 @@ def reduce_window_sum(
     """
     padded = _pad(operand, 0, padding, base_dilation)
     window = _window(window_dimensions, window_strides, window_dilation)
-    return run(tiled.sum_windows, padded, window=window, contract=_CONTRACT).astype(operand.dtype)
+    return run(portable.sum_windows, padded, window=window, contract=_CONTRACT).astype(operand.dtype)
 
 
 def reduce_window_max(
@@ -67,8 +67,8 @@ def reduce_window_max(
 ) -> jax.Array:
     """Returns the maxima of sliding windows: nan where a window holds one, +0 rather than -0.
 
-    The arguments are those of `reduce_window_sum`, of the dtypes of `pallas_kernels.rows.fold.choose_axis`; padding and
-    holes count as -inf, or as the smallest number where a dtype has no infinities.
+    The arguments are those of `reduce_window_sum`, of the dtypes of `pallas_kernels.ops.rows.fold.choose_axis`;
+    padding and holes count as -inf, or as the smallest number where a dtype has no infinities.
 
     Raises:
         UnsupportedError: If the dtype is none of these.
@@ -83,7 +83,7 @@ def reduce_window_max(
     """
     padded = _pad(operand, -largest(operand.dtype), padding, base_dilation)
     window = _window(window_dimensions, window_strides, window_dilation)
-    return tiled.choose_in_windows(padded, window=window, smallest=False)
+    return portable.choose_in_windows(padded, window=window, smallest=False)
 
 
 def reduce_window_min(
@@ -113,7 +113,7 @@ def reduce_window_min(
     """
     padded = _pad(operand, largest(operand.dtype), padding, base_dilation)
     window = _window(window_dimensions, window_strides, window_dilation)
-    return tiled.choose_in_windows(padded, window=window, smallest=True)
+    return portable.choose_in_windows(padded, window=window, smallest=True)
 
 
 def select_and_scatter_add(
@@ -153,7 +153,7 @@ def select_and_scatter_add(
     smallest = select_prim is lax.le_p
     padded = _pad(operand, jnp.inf if smallest else -jnp.inf, padding, (1,) * operand.ndim)
     window = _window(window_dimensions, window_strides, (1,) * operand.ndim)
-    total = run(tiled.scatter_selected, source, padded, window=window, smallest=smallest, contract=_CONTRACT)
+    total = run(portable.scatter_selected, source, padded, window=window, smallest=smallest, contract=_CONTRACT)
     # An element that negative padding cut off belongs to no window.
     return _pad(total, 0, [(-low, -high) for low, high in padding], (1,) * operand.ndim).astype(source.dtype)
 
@@ -204,7 +204,7 @@ def select_and_gather_add(
     padded = _pad(operand, jnp.inf if smallest else -jnp.inf, padding, base_dilation)
     values = _pad(tangents, 0, padding, base_dilation)
     window = _window(window_dimensions, window_strides, window_dilation)
-    return tiled.gather_selected(values, padded, window=window, smallest=smallest)
+    return portable.gather_selected(values, padded, window=window, smallest=smallest)
 
 
 def _window(size: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> Window:

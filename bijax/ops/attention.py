@@ -22,9 +22,9 @@ from bijax.ops._attention_arguments import (
 from bijax.ops._attention_backends import ATTENTION, GRADIENTS, Given, attention_like, gradients_like
 from bijax.ops._checks import describe, float_array, same_dtype
 from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.attention import AttentionSpec
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.cpu import AttentionSpec
 
 _OP = "bijax.dot_product_attention"
 

@@ -16,7 +16,7 @@ from bijax.ops._matmul_arguments import precision_of
 from bijax.ops._primitive import Arrays, define_kernel
 from bijax.ops._ragged_dot import ragged_dot_general
 from bijax.ops.quant_matmul import quantized_product
-from pallas_kernels.ragged_dot.tiled import multiply_groups
+from pallas_kernels.ops.ragged_dot.portable import multiply_groups
 
 
 def moe_quant_matmul(

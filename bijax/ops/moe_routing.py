@@ -13,7 +13,7 @@ from bijax.ops._exact_sort import sort_tuples
 from bijax.ops.elementwise import elementwise
 from bijax.ops.matmul import matmul
 from bijax.ops.softmax import softmax
-from pallas_kernels._total_order import to_ordered
+from pallas_kernels.parts.xla.total_order import to_ordered
 
 
 def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: Any = None) -> jax.Array:

@@ -221,4 +221,4 @@ def table() -> Rows:
 
 
 def _short(kernel: str) -> str:
-    return kernel.removeprefix("pallas_kernels.").removeprefix("bijax.ops.")
+    return kernel.removeprefix("pallas_kernels.ops.").removeprefix("bijax.ops.").replace(".launch.", ".")

@@ -14,10 +14,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, bits, hostile_rows
-from pallas_kernels.attention import cpu
-from pallas_kernels.attention._tiling import ProgramShape
 from pallas_kernels.contract import attention_contract
-from pallas_kernels.schedule.attention import REFERENCE, Tile, attention_tiles
+from pallas_kernels.ops.attention.cpu import launch as cpu
+from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
+from pallas_kernels.schedule.cpu.attention import REFERENCE, Tile, attention_tiles
 from tests.exhaustive import rarely, sampled
 
 DTYPES = ("float32", "bfloat16", "float16")

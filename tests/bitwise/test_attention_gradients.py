@@ -13,10 +13,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, bits, hostile_rows
-from pallas_kernels.attention import cpu
-from pallas_kernels.attention._tiling import ProgramShape
 from pallas_kernels.contract import attention_contract
-from pallas_kernels.schedule.attention import GRADIENT_REFERENCE, Tile, gradient_tiles
+from pallas_kernels.ops.attention.cpu import launch as cpu
+from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
+from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, Tile, gradient_tiles
 from tests.exhaustive import sampled
 
 HEADS, KEY_HEADS, SIZE, LENGTH = 4, 2, 32, 150

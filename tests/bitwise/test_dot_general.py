@@ -17,9 +17,9 @@ from bijax.ops._dot_general import dot_general
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul import stacked
-from pallas_kernels.matmul.stacked import Storage
-from pallas_kernels.schedule.cpu import StackStep, stack_entries
+from pallas_kernels.ops.matmul.cpu import stacked
+from pallas_kernels.ops.matmul.cpu.stacked import Storage
+from pallas_kernels.schedule.cpu.matmul import StackStep, stack_entries
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

@@ -12,8 +12,8 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import MatmulContract, matmul_contract
-from pallas_kernels.matmul import cpu
-from pallas_kernels.schedule.cpu import Step, matmul_ladder, steps_by_preference
+from pallas_kernels.ops.matmul import cpu
+from pallas_kernels.schedule.cpu.matmul import Step, matmul_ladder, steps_by_preference
 
 DTYPES = ("float32", "bfloat16", "float16")
 KS_AND_NS = [(1, 1), (7, 5), (64, 128), (333, 77), (576, 192), (1100, 40)]

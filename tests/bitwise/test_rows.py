@@ -11,9 +11,9 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import row_contract
-from pallas_kernels.cross_entropy import tiled as cross_entropy
-from pallas_kernels.norm import tiled as norm
-from pallas_kernels.softmax import tiled as softmax
+from pallas_kernels.ops.cross_entropy import portable as cross_entropy
+from pallas_kernels.ops.norm import portable as norm
+from pallas_kernels.ops.softmax import portable as softmax
 from tests.bitwise.row_cases import OURS, PLAIN, all_ops, hostile_batch, labels_of, with_gradient
 
 
@@ -126,7 +126,7 @@ def test_tiles_and_their_tails(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     run = jax.jit(lambda names: {name: calls[name]() for name in calls}, static_argnums=0)
     whole = run("one tile")
-    monkeypatch.setattr("pallas_kernels._lanes.rows_at_once", lambda left, columns: min(left, 5))
+    monkeypatch.setattr("pallas_kernels.parts.xla.lanes.rows_at_once", lambda left, columns: min(left, 5))
     assert_bits_equal(run("tiles of 5 rows and a tail of 1"), whole)
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import Tf32Contract, split_contract
-from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_split import SplitSchedule, split_candidates
-from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_candidates
+from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
+from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule, split_candidates
+from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_candidates
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.gpu
 
@@ -185,8 +185,8 @@ def compiled(
 @functools.partial(jax.jit, static_argnames=("precision", "transpose_w", "schedule"))
 def multiply(precision: str, x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
     if precision == "highest":
-        return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
-    return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
+        return bf16x6.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
+    return tf32.matmul(x, w, contract=Tf32Contract(), **options)
 
 
 def operands(kind: str, m: int, k: int, n: int, transpose_w: bool) -> tuple[jax.Array, jax.Array]:

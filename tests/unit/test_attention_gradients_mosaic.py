@@ -18,7 +18,7 @@ from pallas_kernels.contract import AttentionGradientContract, split_attention_c
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention_gradients
 from pallas_kernels.ops.attention.hopper.gradients import Body
-from pallas_kernels.schedule.hopper_attention import GradientSchedule
+from pallas_kernels.schedule.hopper.attention import GradientSchedule
 from tests.unit.test_attention_mosaic import Races, interpreter, lowered
 from tests.unit.test_attention_mosaic import races as races
 

@@ -23,7 +23,7 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention
-from pallas_kernels.schedule.hopper_attention import DecodeSchedule, PrefillSchedule
+from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

@@ -90,12 +90,12 @@ def test_float64_runs_the_triton_kernel() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "kernel"),
-    [(None, "tf32"), ("high", "tf32"), ("highest", "highest"), (lax.DotAlgorithmPreset.BF16_BF16_F32_X6, "highest")],
+    [(None, "tf32"), ("high", "tf32"), ("highest", "bf16x6"), (lax.DotAlgorithmPreset.BF16_BF16_F32_X6, "bf16x6")],
 )
 def test_precision_chooses_the_kernel_of_float32(precision: Any, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    for name in ("tf32", "highest"):
-        module = getattr(_matmul_backends, f"mosaic_gpu_{name}")
+    for name in ("tf32", "bf16x6"):
+        module = getattr(_matmul_backends, name)
 
         def spy(*args: Any, name: str = name, kernel: Any = module.matmul, **options: Any) -> jax.Array:
             called.append(name)

@@ -12,10 +12,10 @@ import pytest
 import bijax
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_shards
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu import gated_matmul, matmul
-from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue, make_store
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_fused import ShardSchedule
+from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue, make_store
+from pallas_kernels.ops.matmul.hopper.launch import gated_matmul, matmul
+from pallas_kernels.schedule.hopper.fused_matmul import ShardSchedule
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.unit.test_matmul_mosaic import interpreter, operands, reported_races  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("hopper")

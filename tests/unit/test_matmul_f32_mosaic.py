@@ -16,16 +16,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import SplitContract, Tf32Contract, WgmmaContract, split_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_split import SplitSchedule
-from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_schedule
+from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
+from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
+from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
 MATMULS: dict[str, Callable[..., jax.Array]] = {
-    "tf32": functools.partial(mosaic_gpu_tf32.matmul, contract=Tf32Contract()),
-    "highest": functools.partial(mosaic_gpu_highest.matmul, contract=SplitContract(128)),
+    "tf32": functools.partial(tf32.matmul, contract=Tf32Contract()),
+    "highest": functools.partial(bf16x6.matmul, contract=SplitContract(128)),
 }
 RING = MatmulSchedule(False, 64, 64, 32, 3)
 TILES = MatmulSchedule(True, 64, 16, 64, 3)
@@ -92,7 +92,7 @@ def test_interpreted_kernel_multiplies(name: str, reported_races: Callable[[], i
 @pytest.mark.parametrize("kind", ["normal", "wide", "huge", "linspace"])
 def test_three_parts_hold_a_float32(kind: str) -> None:
     x = hostile_rows(3, (16, 64), "float32")[kind]
-    parts = np.asarray(jax.jit(mosaic_gpu_highest._parts)(x), np.float64).reshape(16, 3, 64)
+    parts = np.asarray(jax.jit(bf16x6._parts)(x), np.float64).reshape(16, 3, 64)
     np.testing.assert_array_equal(parts.sum(1), x)
     assert (np.abs(parts[:, 1]) <= 2.0**-7 * np.abs(parts[:, 0])).all()
     assert (np.abs(parts[:, 2]) <= 2.0**-15 * np.abs(parts[:, 0])).all()
@@ -106,8 +106,7 @@ def test_six_products_have_float32_accuracy(kind: str) -> None:
     if kind == "positive":
         x, w = np.abs(x), np.abs(w)
     left, right = (
-        np.asarray(mosaic_gpu_highest._parts(jnp.asarray(a)), np.float64).reshape(8, 4, 3, 64).swapaxes(0, 2)
-        for a in (x, w)
+        np.asarray(bf16x6._parts(jnp.asarray(a)), np.float64).reshape(8, 4, 3, 64).swapaxes(0, 2) for a in (x, w)
     )
     kept = sum(left[i] * right[j] for i in range(3) for j in range(3) if i + j < 3)
     exact = left.sum(0) * right.sum(0)

@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu import matmul
-from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.ops.matmul.hopper.launch import matmul
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.exhaustive import rarely
 
 pytestmark = pytest.mark.usefixtures("hopper")

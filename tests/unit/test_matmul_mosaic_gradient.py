@@ -10,8 +10,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.contract import ChunkContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu import matmul, weight_gradient
-from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.ops.matmul.hopper.launch import matmul, weight_gradient
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 CONTRACT = WgmmaChunkContract()
 SMALL = MatmulSchedule(False, 64, 64, 64, 3)

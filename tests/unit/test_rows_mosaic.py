@@ -7,8 +7,8 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bijax.testing import assert_bits_equal
-from pallas_kernels import _mosaic_chunks
-from pallas_kernels.schedule.hopper_chunks import ChunkSchedule
+from pallas_kernels.parts.hopper import batch_sum
+from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
 from tests.bitwise.row_kernel_cases import Case, cases
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -38,7 +38,7 @@ def test_interpreted_kernels_give_the_portable_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if schedule is not None:
-        monkeypatch.setattr(_mosaic_chunks, "chunk_schedule", lambda *_: schedule)
+        monkeypatch.setattr(batch_sum, "chunk_schedule", lambda *_: schedule)
     found = case.found(interpret=plgpu.InterpretGPUParams(detect_races=True))
     assert_bits_equal(found, case.expected(), err_msg=case.name)
     assert not reported_races()
