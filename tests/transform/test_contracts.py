@@ -187,5 +187,5 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str], monkey
     assert main(["kernels"]) == 0
     printed = capsys.readouterr().out
     assert "elementwise/v1/f32-ptx, matmul/v1/f32-wgmma16-chain" in printed
-    assert "matmul.mosaic_gpu.gated_matmul" in printed
+    assert "matmul.hopper.gated_matmul" in printed
     assert "sm_80" in printed
