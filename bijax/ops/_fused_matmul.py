@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._contracts import run
-from bijax.ops._matmul_backends import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
+from bijax.core.contracts import run
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.matmul import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
 from bijax.ops._matmul_derivatives import differentiable_matmul, matmul_gradients
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.contract import PTX_FUNCTIONS, XLA_FUNCTIONS
 from pallas_kernels.ops.elementwise import portable

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import real
+from bijax.core.checks import real
 from pallas_kernels.parts.xla.tiles import isolate
 
 

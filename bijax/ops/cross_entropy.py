@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, float_array, integer, real
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays
-from bijax.ops._rows import Orders, define_row_kernel
+from bijax.core.checks import describe, float_array, integer, real
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays
+from bijax.dispatch.rows import Orders, define_row_kernel
 from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.ops.cross_entropy import portable
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.checks import FLOATS, describe
+from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, Kernel, define_kernel
 from bijax.ops._broadcast import sum_to_shape
-from bijax.ops._checks import FLOATS, describe
-from bijax.ops._contracts import run
-from bijax.ops._primitive import Arrays, Kernel, define_kernel
 from bijax.ops._straight_line import StraightLine, straight_line
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
 from pallas_kernels.ops.elementwise import portable

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import describe, float_array
-from bijax.ops._contracts import run
-from bijax.ops._primitive import Arrays, define_kernel
+from bijax.core.checks import describe, float_array
+from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, define_kernel
 from pallas_kernels.contract import ChunkContract, chunk_contract
 from pallas_kernels.ops.embedding import portable
 

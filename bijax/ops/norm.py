@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
-from bijax.ops._checks import describe, float_array, row_vector, same_dtype
+from bijax.core.checks import describe, float_array, row_vector, same_dtype
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import define_kernel
+from bijax.dispatch.rows import Orders, as_rows, define_row_kernel, row_backends
 from bijax.ops._norm_arguments import add_offset, check_eps
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import define_kernel
-from bijax.ops._rows import Orders, as_rows, define_row_kernel, row_backends
 from bijax.ops.sum_rows import sum_rows
 from pallas_kernels.contract import chunk_contract, row_contract
 from pallas_kernels.ops.norm import portable

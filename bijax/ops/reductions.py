@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import axis_indices, float_array
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._rows import Orders, define_row_kernel
+from bijax.core.checks import axis_indices, float_array
+from bijax.core.on_first_use import on_first_use
+from bijax.dispatch.rows import Orders, define_row_kernel
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.rows import portable
 from pallas_kernels.parts.xla.lanes import divide

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import axis_indices, float_array
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays
-from bijax.ops._rows import Orders, as_rows, define_row_kernel
+from bijax.core.checks import axis_indices, float_array
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays
+from bijax.dispatch.rows import Orders, as_rows, define_row_kernel
 from pallas_kernels.contract import online_row_contract, row_contract
 from pallas_kernels.ops.softmax import portable
 

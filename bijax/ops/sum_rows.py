@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import define_kernel
-from bijax.ops._rows import Orders, row_backends
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import define_kernel
+from bijax.dispatch.rows import Orders, row_backends
 from pallas_kernels.contract import chunk_contract
 from pallas_kernels.ops.rows import portable
 

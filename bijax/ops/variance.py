@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import axis_indices, float_array, integer
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays
-from bijax.ops._rows import Orders, define_row_kernel
+from bijax.core.checks import axis_indices, float_array, integer
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays
+from bijax.dispatch.rows import Orders, define_row_kernel
 from bijax.ops.reductions import arrange
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.rows import portable

@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.ops._conv import conv_general_dilated
-from bijax.ops._dot_general import dot_general
+from bijax.lax.conv import conv_general_dilated
+from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, lowers_for_cuda, normal, substitute

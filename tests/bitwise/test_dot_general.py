@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bijax.ops._dot_general import dot_general
+from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.errors import UnsupportedError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bijax.ops._dot_general import dot_general
-from bijax.ops._ragged_dot import ragged_dot_general
+from bijax.lax.dot_general import dot_general
+from bijax.lax.ragged_dot import ragged_dot_general
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, lowers_for_cuda, normal, substitute

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops import _matmul_backends, weight_gradient
+from bijax.dispatch import matmul
+from bijax.ops import weight_gradient
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
 from pallas_kernels.ops.matmul import hopper
@@ -201,7 +202,7 @@ def test_accuracy_against_float64(dtype: str) -> None:
 
 
 def test_an_older_gpu_gets_a_correct_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_matmul_backends, "cuda_architecture", lambda: "sm_80")
+    monkeypatch.setattr(matmul, "cuda_architecture", lambda: "sm_80")
     x, w = data("normal", 11, 250, "bfloat16"), weights(250, 30, "bfloat16")
     close(bijax.matmul(x, w, preferred_element_type="float32"), wide(x), wide(w))
 

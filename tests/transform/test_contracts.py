@@ -13,8 +13,8 @@ import pytest
 
 import bijax
 from bijax.cli import main
-from bijax.ops._contracts import recording
-from bijax.ops._primitive import KERNELS
+from bijax.core.contracts import recording
+from bijax.core.primitive import KERNELS
 from bijax.transform import _kernel_table
 from bijax.transform._kernel_table import Row
 from bijax.transform._tables import CHOOSING, ORDERED, RACING

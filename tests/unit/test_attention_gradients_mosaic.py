@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops import _attention_backends
+from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import AttentionGradientContract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
@@ -268,7 +268,7 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
 def test_everything_else_gets_the_portable_program(
     size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_attention_backends, "cuda_architecture", lambda: architecture)
+    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
     assert "mosaic_gpu" not in lower_gradients(x, x, x, scale=scale)
 

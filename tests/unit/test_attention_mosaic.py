@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops import _attention_backends
+from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import (
     SPLIT_HEAD_SIZES,
@@ -242,7 +242,7 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
 def test_everything_else_gets_the_portable_program(
     size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_attention_backends, "cuda_architecture", lambda: architecture)
+    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
     assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 

@@ -11,7 +11,8 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.ops import _matmul_backends, weight_gradient
+from bijax.dispatch import matmul
+from bijax.ops import weight_gradient
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -95,7 +96,7 @@ def test_float64_runs_the_triton_kernel() -> None:
 def test_precision_chooses_the_kernel_of_float32(precision: Any, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     for name in ("tf32", "bf16x6"):
-        module = getattr(_matmul_backends, name)
+        module = getattr(matmul, name)
 
         def spy(*args: Any, name: str = name, kernel: Any = module.matmul, **options: Any) -> jax.Array:
             called.append(name)

@@ -1,7 +1,7 @@
 """Which Hopper schedule multiplies a shape fast: candidates, an estimate of their time, and a table of tuned shapes.
 
 A schedule moves no bit, so it may follow the number of rows. A shape that was tuned has its schedule in
-`hopper_matmul.json` (written by `benchmarks/tune_matmul_gpu.py`); every other shape gets the candidate with the lowest
+`matmul.json` (written by `benchmarks/tune_matmul_gpu.py`); every other shape gets the candidate with the lowest
 estimated time.
 """
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._architecture import HOPPER, cuda_architecture
-from bijax.ops._contracts import note, run
-from bijax.ops._on_first_use import on_first_use
+from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.contracts import note, run
+from bijax.core.on_first_use import on_first_use
 from pallas_kernels.contract import (
     ChunkContract,
     MatmulContract,
@@ -67,7 +67,7 @@ class Product:
     Attributes:
         out_dtype: Dtype of the result, to which the sum is rounded once.
         transpose_w: Whether the weights are stored as (N, K).
-        precision: See `bijax.ops._precision.precision_name`.
+        precision: See `bijax.dispatch.precision.precision_name`.
         as_columns: Whether weights stored as (N, K) stand for their transpose: the sum has the order of `x @ w` then.
         shards: Shards into which K is cut, each summed under the backend's contract and the sums added as a tree
             (`pallas_kernels.contract.add_as_tree`); 1 leaves K whole. Gradients of weights have none.

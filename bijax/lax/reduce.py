@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from bijax.ops._contracts import run
+from bijax.core.contracts import run
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.rows.fold import Choice, Fold, choose_axis, fold_axis
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._scatter_windows import as_windows, window_starts
+from bijax.lax.scatter_windows import as_windows, window_starts
 from pallas_kernels.ops.scatter.chosen import extreme_windows, overwrite_windows
 
 _Numbers = lax.ScatterDimensionNumbers

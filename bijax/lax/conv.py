@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from bijax.ops._contracts import run
-from bijax.ops._conv_phases import correlate_in_phases, has_phases
-from bijax.ops._dot_general import dot_general
+from bijax.core.contracts import run
+from bijax.lax.conv_phases import correlate_in_phases, has_phases
+from bijax.lax.dot_general import dot_general
 from pallas_kernels.contract import ConvContract
 from pallas_kernels.ops.conv.portable import Product, correlate, correlate_examples, correlate_one_feature
 from pallas_kernels.parts.xla.accumulator import accumulator

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._contracts import run
+from bijax.core.contracts import run
 from pallas_kernels.contract import FoldContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.windows import portable

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._scalar_program import ScalarProgram, on_arrays
+from bijax.core.scalar_program import ScalarProgram, on_arrays
 from pallas_kernels.parts.xla.tiles import isolate
 
 _Numbers = lax.ScatterDimensionNumbers

@@ -3,7 +3,7 @@
 import jax
 from jax import lax
 
-from bijax.ops._tag import kernel_code
+from bijax.core.tag import kernel_code
 
 
 def sort_tuples(*columns: jax.Array) -> tuple[jax.Array, ...]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._architecture import HOPPER, cuda_architecture
-from bijax.ops._contracts import note, run
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays, Kernel
+from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.contracts import note, run
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays, Kernel
 from pallas_kernels.contract import (
     XLA_FUNCTIONS,
     SplitAttentionContract,

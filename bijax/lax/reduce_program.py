@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._contracts import note
-from bijax.ops._scalar_program import ScalarProgram, on_arrays
+from bijax.core.contracts import note
+from bijax.core.scalar_program import ScalarProgram, on_arrays
 from pallas_kernels.contract import FoldContract, PairContract
 from pallas_kernels.parts.xla.positions import Window, fold_positions
 from pallas_kernels.parts.xla.tiles import isolate

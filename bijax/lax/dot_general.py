@@ -28,15 +28,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bijax.ops._checks import FLOATS, describe
-from bijax.ops._matmul_backends import IN_TF32, Product
-from bijax.ops._matmul_kernels import (
+from bijax.core.checks import FLOATS, describe
+from bijax.dispatch.matmul import IN_TF32, Product
+from bijax.dispatch.matmul_kernels import (
     matmul_kernel,
     stacked_matmul_kernel,
     stacked_weight_gradient_kernel,
     weight_gradient_kernel,
 )
-from bijax.ops._precision import precision_name
+from bijax.dispatch.precision import precision_name
 from pallas_kernels.contract import matmul_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.tiles import isolate

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from bijax.ops._architecture import HOPPER, cuda_architecture
-from bijax.ops._contracts import run
-from bijax.ops._primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
+from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.contract import PTX_FUNCTIONS, XLA_FUNCTIONS
 from pallas_kernels.parts.served import Served
 

@@ -16,8 +16,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from bijax.ops._contracts import without_recording
-from bijax.ops._tag import kernel_code, own_promotion
+from bijax.core.contracts import without_recording
+from bijax.core.tag import kernel_code, own_promotion
 from pallas_kernels.errors import UnsupportedError
 
 Arrays = tuple[jax.Array, ...]

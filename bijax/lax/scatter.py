@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from bijax.ops._contracts import run
-from bijax.ops._scatter_windows import as_windows, window_starts
+from bijax.core.contracts import run
+from bijax.lax.scatter_windows import as_windows, window_starts
 from pallas_kernels.contract import FoldContract
 from pallas_kernels.ops.scatter.portable import scatter_windows
 from pallas_kernels.parts.xla.accumulator import accumulator

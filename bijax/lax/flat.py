@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bijax.ops._contracts import run
+from bijax.core.contracts import run
 from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.ops.elementwise import portable
 from pallas_kernels.parts.xla.tiles import isolate

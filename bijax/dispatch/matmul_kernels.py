@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._matmul_backends import PLATFORMS, Product
-from bijax.ops._primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
+from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.matmul import PLATFORMS, Product
 
 Parameters = dict[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from bijax.ops._contracts import run
+from bijax.core.contracts import run
 from pallas_kernels.contract import XLA_FUNCTIONS, ScanContract
 from pallas_kernels.ops.cumulative.portable import Scan, scan_axis
 

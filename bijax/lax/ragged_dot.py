@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from bijax.ops._contracts import run
-from bijax.ops._dot_general import dot_general
+from bijax.core.contracts import run
+from bijax.lax.dot_general import dot_general
 from pallas_kernels.contract import chunk_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.ragged_dot.portable import Product, multiply_groups, sum_groups
