@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/tune_matmul_gpu.py --candidates 6
 
-A shape enters `pallas_kernels/schedule/hopper_matmul.json` where its best candidate is at least 2 % faster than the one
+A shape enters `pallas_kernels/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster than the one
 that the rule would choose. Rows are powers of two; a table entry holds for all rows down to the power below.
 """
 

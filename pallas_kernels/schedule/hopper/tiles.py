@@ -1,4 +1,4 @@
-"""Hopper schedules of matmul: how tiles are cut and fed; `hopper_matmul` chooses among them.
+"""Hopper schedules of matmul: how tiles are cut and fed; `matmul` chooses among them.
 
 A schedule moves no bit: every accumulator is one chain over K, see `pallas_kernels.ops.matmul.hopper.ring`.
 """
