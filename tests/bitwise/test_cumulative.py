@@ -18,6 +18,7 @@ def every(x: jax.Array, axis: int, reverse: bool = False) -> dict[str, jax.Array
     return {name: rule(x, axis=axis, reverse=reverse) for name, rule in RULES.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("columns", "dtype"), [(150, "float32"), (150, "bfloat16")])
 def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
@@ -30,6 +31,7 @@ def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_length_of_the_axis_does_not_matter() -> None:
     run = jax.jit(lambda x: every(x, 1))
     for name, data in hostile_rows(1, (2, 17000), "float32").items():
@@ -55,6 +57,7 @@ def test_a_triangular_product_does() -> None:
     assert (here != there).any()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_results_are_those_of_lax(dtype: str, reverse: bool) -> None:

@@ -22,6 +22,7 @@ def every(x: jax.Array, axes: tuple[int, ...]) -> dict[str, jax.Array]:
     return {name: getattr(reduce, name)(x, axes=axes) for name in NAMES}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("columns", "dtype"), [(1, "float32"), (2500, "float32"), (77, "bfloat16"), (77, "float16")])
 def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
@@ -34,6 +35,7 @@ def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_columns_and_scattered_axes_keep_their_bits() -> None:
     x = jnp.asarray(hostile_rows(1, (8, 5, 3, 41), "float32")["wide"])
     sizes: Any = {"batch_sizes": (2, 17), "neighbours": ("given", "nan"), "modes": ("jit",)}
@@ -56,6 +58,7 @@ def test_stock_sums_do_not() -> None:
     assert report.differing_elements
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(), (3, 0, 4), (2, 3, 129)])
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_results_are_those_of_lax(shape: tuple[int, ...], dtype: str) -> None:
@@ -106,6 +109,7 @@ def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
         assert_bits_equal(reduce.reduce_max(tiny, axes=(1,)), tiny[:, 1])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"])
 def test_maxima_of_eight_bits(dtype: str) -> None:
     x = np.arange(256, dtype=np.uint8).view(jnp.dtype(dtype))

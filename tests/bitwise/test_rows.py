@@ -19,6 +19,7 @@ from tests.bitwise.row_cases import OURS, PLAIN, all_ops, hostile_batch, labels_
 
 # One column, less than a block of lanes, some blocks and a tail, more blocks than are unrolled and a tail. XLA compiles
 # programs of few and of many elements differently; for plain JAX the watershed lies within these sizes.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [(1, "float32"), (77, "float32"), (4200, "float32"), (333, "bfloat16"), (333, "float16")],
@@ -86,6 +87,7 @@ def test_transformations_keep_the_bits() -> None:
         assert_bits_equal(bijax.rms_norm(x, w), y["rms_norm"][0], err_msg="disable_jit")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (2, 1)])
 def test_axes_are_rows(axis: Any) -> None:
     """Whichever axes a row lies along, its bits are those of the row laid out flat."""

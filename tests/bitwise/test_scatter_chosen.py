@@ -97,6 +97,7 @@ def bits(y: jax.Array, how: str) -> np.ndarray:
     return numbers.view(f"u{numbers.dtype.itemsize}")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_one_update_after_the_other(name: str) -> None:
     check_bits(name, lambda f: substitute(f, RULES))

@@ -51,6 +51,7 @@ def everything(x: jax.Array, window: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_examples_keep_their_bits(dtype: str) -> None:
     data = hostile_rows(0, (3, 8 * 7 * 3), dtype)
@@ -65,6 +66,7 @@ def test_examples_keep_their_bits(dtype: str) -> None:
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("window", "dtype"),
     [*((i, "float32") for i in range(len(WINDOWS) + len(DILATED))), (1, "bfloat16"), (5, "float16")],

@@ -166,6 +166,7 @@ def exactly(case: Case, given: Arrays) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
     case, given = CASES[name], arrays(name)
@@ -240,6 +241,7 @@ def lower_gradients(*shapes: Any, **options: Any) -> str:
     return lowered(jax.grad(loss, (0, 1, 2)), *shapes)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:

@@ -135,6 +135,7 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     return seen
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     case = CASES[name]
@@ -158,6 +159,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "at"), [("prefill", 50), ("one warpgroup, window", 20), ("decode, window, pages", 31)]
 )
@@ -212,6 +214,7 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:

@@ -74,6 +74,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_kernel_multiplies(name: str, reported_races: Callable[[], int]) -> None:
     which, (*lead, m, k, n), transpose_w, schedule = INTERPRETED[name]

@@ -36,6 +36,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("continued", [False, True])
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, reported_races: Callable[[], int]) -> None:

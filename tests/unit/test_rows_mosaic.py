@@ -30,6 +30,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("case", "schedule"), INTERPRETED, ids=lambda value: getattr(value, "name", ""))
 def test_interpreted_kernels_give_the_portable_bits(
     case: Case,
@@ -50,6 +51,7 @@ def test_programs_for_a_gpu_lower_with_a_kernel(case: Case) -> None:
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "names"),
     [

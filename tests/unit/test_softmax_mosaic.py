@@ -42,6 +42,7 @@ def test_every_schedule_gives_the_same_bits(columns: int, reported_races: Callab
     assert not reported_races()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_interpreted_kernels_agree_with_the_portable_form(name: str, reported_races: Callable[[], int]) -> None:
     """In value, and in what is nan or infinite: the sums are taken in another order."""
@@ -60,6 +61,7 @@ def test_edge_sizes(shape: tuple[int, int]) -> None:
     assert m.shape == log_sum.shape == (shape[0], 1)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("columns", "dtype"), [(576, "bfloat16"), (321, "float32")])
 def test_programs_for_a_gpu_lower_with_a_kernel(name: str, columns: int, dtype: str) -> None:
