@@ -36,18 +36,15 @@ SHAPES = {
 SCHEDULES = {
     "rows": REFERENCE,
     "two warpgroups": MatmulSchedule(False, 64, 128, 64, 3, 2),
-    "by columns": MatmulSchedule(False, 64, 64, 64, 3, 2, split="columns"),
     "wide": MatmulSchedule(False, 64, 256, 64, 2, 2),
-    "walks all tiles": MatmulSchedule(False, 64, 128, 64, 3, clusters=1),
-    "tiles in turn": MatmulSchedule(False, 64, 64, 64, 3, 2, split="tiles", clusters=3),
+    "walks all tiles": MatmulSchedule(False, 64, 128, 64, 3, blocks=1),
+    "tiles in turn": MatmulSchedule(False, 64, 64, 64, 3, 2, split="tiles", blocks=3),
     "few columns": MatmulSchedule(False, 64, 32, 128, 3),
-    "cluster": MatmulSchedule(False, 64, 64, 64, 3, cluster_rows=2),
     "weights": MatmulSchedule(True, 64, 16, 128, 3),
     "weights, wide": MatmulSchedule(True, 64, 64, 64, 3, 2),
 }
 PAIRS = {
     **{name: SCHEDULES[name] for name in ("rows", "two warpgroups", "walks all tiles", "tiles in turn", "wide")},
-    "by columns": MatmulSchedule(False, 64, 128, 64, 3, 2, split="columns"),
     "weights": MatmulSchedule(True, 128, 16, 128, 3),
     "weights, wide": MatmulSchedule(True, 128, 64, 64, 3),
     "weights, two warpgroups": MatmulSchedule(True, 128, 64, 64, 3, 2),

@@ -62,11 +62,11 @@ def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> list
         tiles = MatmulSchedule(True, 64, 64, 64, 2)
         shards = split_contract(k).shards(k)
         return [
-            [SplitSchedule(tiles), SplitSchedule(dataclasses.replace(tiles, clusters=1, warpgroups=2, group=1))],
+            [SplitSchedule(tiles), SplitSchedule(dataclasses.replace(tiles, blocks=1, warpgroups=2, group=1))],
             [s for rows in (8, 64, m, 512) for s in split_candidates(rows, k, n, shards)],
         ]
     tiles = MatmulSchedule(False, 64, 64, 32, 3)
-    changes: list[dict[str, Any]] = [{}, {"clusters": 1}, {"cluster_rows": 2}]
+    changes: list[dict[str, Any]] = [{}, {"blocks": 1}]
     found = [s for rows in (8, 64, m, 512) for s in tf32_candidates(rows, k, n, transpose_w=transpose_w)]
     return [
         [Tf32Schedule(dataclasses.replace(tiles, **change)) for change in changes],

@@ -130,8 +130,7 @@ def test_every_schedule_of_the_gradient_gives_the_reference_bits(name: str, cont
         for key, s in candidates(rows, m, n, transpose_w=False, out_itemsize=4).items()
         if not s.swap
     }
-    found["walks all tiles"] = MatmulSchedule(False, 64, 64, 64, 3, clusters=1)
-    found["cluster"] = MatmulSchedule(False, 64, 64, 64, 3, 2, cluster_rows=2)
+    found["walks all tiles"] = MatmulSchedule(False, 64, 64, 64, 3, blocks=1)
 
     def program(schedule: MatmulSchedule) -> Callable[..., jax.Array]:
         def gradient(x: jax.Array, g: jax.Array, total: jax.Array | None) -> jax.Array:

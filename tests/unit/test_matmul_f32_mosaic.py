@@ -41,7 +41,7 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         "tf32",
         (70, 264, 64),
         False,
-        Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, clusters=2), 2),
+        Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, blocks=2), 2),
     ),
     "tf32 turned, result in parts": (
         "tf32",
@@ -55,9 +55,9 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), from_registers=True),
     ),
-    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, clusters=3), 1)),
+    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, blocks=3), 1)),
     "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
-    "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, clusters=2), True)),
+    "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, blocks=2), True)),
     "highest two warpgroups": (
         "highest",
         (70, 256, 128),
@@ -217,7 +217,6 @@ def test_weights_are_turned_as_was_fastest(shape: tuple[int, int, int], turners:
         (MatmulSchedule(True, 64, 64, 32, 4, 2), {"turners": 2}, "1 or 2 turners"),
         (MatmulSchedule(True, 64, 64, 32, 3), {"turners": 2}, "multiple of the turning warpgroups"),
         (MatmulSchedule(False, 64, 32, 32, 4), {"turners": 1}, "whole squares"),
-        (MatmulSchedule(True, 64, 64, 32, 4, cluster_rows=2), {"turners": 1}, "without clusters"),
         (MatmulSchedule(False, 64, 64, 32, 4), {"from_registers": True}, "must have swap"),
     ],
 )

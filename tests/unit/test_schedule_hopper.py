@@ -63,7 +63,7 @@ def test_the_fastest_is_among_the_first_six(shape: tuple[int, int, int]) -> None
 
 
 def test_more_tiles_than_multiprocessors_make_a_persistent_grid() -> None:
-    assert matmul_schedule(8192, 8192, 8192).clusters == SMS
+    assert matmul_schedule(8192, 8192, 8192).blocks == SMS
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,8 @@ def test_more_tiles_than_multiprocessors_make_a_persistent_grid() -> None:
         {"stages": 1},
         {"warpgroups": 4},
         {"split": "k"},
-        {"cluster_rows": 3},
-        {"cluster_rows": 2, "cluster_columns": 2},
-        {"clusters": -1},
+        {"split": "columns"},
+        {"blocks": -1},
         {"group": 0},
         {"out_buffers": 0},
     ],

@@ -32,8 +32,7 @@ class SplitSchedule:
     """How the blocks of a matmul with split operands are cut and fed.
 
     Attributes:
-        tiles: Tiles, stages and warpgroups; the weights are wgmma's rows (`swap`), 64 of a warpgroup, `k_step` is 64,
-            no clusters.
+        tiles: Tiles, stages and warpgroups; the weights are wgmma's rows (`swap`), 64 of a warpgroup, `k_step` is 64.
         parted: Whether each shard of K is a tile of its own, for its sum to be added by the caller.
     """
 
@@ -44,8 +43,6 @@ class SplitSchedule:
         t = self.tiles
         if not t.swap or t.tile_rows != 64 or t.k_step != _BLOCK or t.split != "rows":
             raise ValueError(f"tiles must have swap, tile_rows=64, k_step={_BLOCK} and split='rows', got {t}.")
-        if t.cluster_rows != 1 or t.cluster_columns != 1:
-            raise ValueError(f"tiles must have no clusters, got {t}.")
 
     @property
     def shared_bytes(self) -> int:
@@ -96,8 +93,8 @@ def split_candidates(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> 
                 if spare < 0:
                     continue
                 stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(base))
-                clusters = SMS if _tiles(base, parted, m, n, shards, stack) > SMS else 0
-                yield SplitSchedule(replace(base, stages=stages, clusters=clusters), parted)
+                blocks = SMS if _tiles(base, parted, m, n, shards, stack) > SMS else 0
+                yield SplitSchedule(replace(base, stages=stages, blocks=blocks), parted)
 
 
 def _stage_bytes(t: MatmulSchedule) -> int:

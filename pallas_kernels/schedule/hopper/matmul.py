@@ -209,5 +209,5 @@ def _fill(shape: _Shape, problem: Problem) -> MatmulSchedule | None:
     group = 16 if tiles > _MANY_TILES and base.block_rows <= 128 else 8
     if shape.turns:
         # Each block has two tiles at least, one for each warpgroup.
-        return replace(base, stages=stages, group=group, clusters=min(resident, -(-tiles // shape.warpgroups)))
-    return replace(base, stages=stages, group=group, clusters=resident if tiles > resident else 0)
+        return replace(base, stages=stages, group=group, blocks=min(resident, -(-tiles // shape.warpgroups)))
+    return replace(base, stages=stages, group=group, blocks=resident if tiles > resident else 0)

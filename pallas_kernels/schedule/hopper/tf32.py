@@ -52,8 +52,8 @@ class Tf32Schedule:
         t = self.tiles
         if not (self.turners or self.from_registers):
             return
-        if t.cluster_rows != 1 or t.cluster_columns != 1 or t.split != "rows":
-            raise ValueError(f"(K, N) weights must be read without clusters and with split='rows', got {t}.")
+        if t.split != "rows":
+            raise ValueError(f"(K, N) weights must be read with split='rows', got {t}.")
         if self.from_registers:
             if self.turners or not t.swap or t.tile_rows != 64:
                 raise ValueError(f"rows from registers must have swap, tile_rows=64 and no turners, got {self}.")
@@ -144,8 +144,8 @@ def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32S
         stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
         if stages < _FEWEST_STAGES:
             continue
-        clusters = SMS if _tiles(tiles, m, n, stack) > SMS else 0
-        yield Tf32Schedule(replace(tiles, stages=stages, clusters=clusters), turners, not turners)
+        blocks = SMS if _tiles(tiles, m, n, stack) > SMS else 0
+        yield Tf32Schedule(replace(tiles, stages=stages, blocks=blocks), turners, not turners)
 
 
 def _stage_bytes(t: MatmulSchedule) -> int:

@@ -32,11 +32,9 @@ class MatmulSchedule:
             32 for 4-byte ones.
         stages: Stages in shared memory, at least 2.
         warpgroups: Computing warpgroups of a block, 1 to 3.
-        split: Along what the warpgroups of a block stand side by side; with "tiles" they take whole tiles in turn, so
-            that one writes its result while another multiplies.
-        cluster_rows: Blocks along the rows that share a tile of columns (multicast), 1 or 2.
-        cluster_columns: Blocks along the columns that share a tile of rows, 1 or 2; not both.
-        clusters: Clusters that are launched and walk the tiles; 0 launches one for each.
+        split: Whether the warpgroups of a block stand side by side along its rows; with "tiles" they take whole tiles
+            in turn, so that one writes its result while another multiplies.
+        blocks: Blocks that are launched at most, and walk the tiles; 0 launches one for each tile.
         group: Tiles along the rows that are walked before the next column.
         out_buffers: Blocks of the result that a warpgroup can have on their way to memory, at least 1 and no more than
             it has: 64 rows of 128 bytes, or with `swap` 64 rows of `tile_rows` elements.
@@ -48,10 +46,8 @@ class MatmulSchedule:
     k_step: int
     stages: int
     warpgroups: int = 1
-    split: Literal["rows", "columns", "tiles"] = "rows"
-    cluster_rows: int = 1
-    cluster_columns: int = 1
-    clusters: int = 0
+    split: Literal["rows", "tiles"] = "rows"
+    blocks: int = 0
     group: int = 8
     out_buffers: int = 2
 
@@ -67,12 +63,10 @@ class MatmulSchedule:
             fail("k_step must be a positive multiple of 32")
         if self.stages < 2:
             fail("stages must be at least 2")
-        if not 1 <= self.warpgroups <= 3 or self.split not in ("rows", "columns", "tiles"):
-            fail("warpgroups must be 1, 2 or 3 and split 'rows', 'columns' or 'tiles'")
-        if {self.cluster_rows, self.cluster_columns} not in ({1}, {1, 2}):
-            fail("one of cluster_rows and cluster_columns may be 2, the other must be 1")
-        if self.clusters < 0 or self.group < 1:
-            fail("clusters must not be negative and group must be positive")
+        if not 1 <= self.warpgroups <= 3 or self.split not in ("rows", "tiles"):
+            fail("warpgroups must be 1, 2 or 3 and split 'rows' or 'tiles'")
+        if self.blocks < 0 or self.group < 1:
+            fail("blocks must not be negative and group must be positive")
         if self.out_buffers < 1:
             fail("out_buffers must be positive")
 
@@ -84,7 +78,7 @@ class MatmulSchedule:
     @property
     def block_columns(self) -> int:
         """Columns of a block's tile."""
-        return self.tile_columns * (self.warpgroups if self.split == "columns" else 1)
+        return self.tile_columns
 
     @property
     def block_m(self) -> int:

@@ -10,6 +10,7 @@ than a block. Shards are added upwards, here or by the caller: their sums are th
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -19,10 +20,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import SplitContract
-from pallas_kernels.ops.matmul.hopper import epilogue as ending
-from pallas_kernels.ops.matmul.hopper import ring
+from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, make_store
+from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, tile_transforms
+from pallas_kernels.parts.hopper.pipeline import COMPUTE_REGISTERS, PRODUCER_REGISTERS, Place, Ring, Walk, here, launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 BLOCK: Final = 64
 """Elements of K in a block: the bfloat16 elements of a swizzled row, which wgmma reads from registers at once."""
@@ -31,7 +34,7 @@ LARGEST_BFLOAT16: Final = 3.3895313892515355e38
 
 _PRODUCTS: Final = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))  # (part of the weights, part of the activations)
 _PARTS: Final = 3
-_SWIZZLE: Final = ending.SWIZZLE_BYTES // 4
+_SWIZZLE: Final = SWIZZLE_BYTES // 4
 
 
 def split(value: Any, to_bfloat16: Any) -> list[Any]:
@@ -84,140 +87,207 @@ def split_ring_matmul(
     stack, m, n, s = w.shape[:-2], x.shape[-2], w.shape[-2 if transpose_w else -1], schedule.tiles
     k = w.shape[-1 if transpose_w else -2]
     swizzle = _SWIZZLE if transpose_w else math.gcd(_SWIZZLE, n)
-    w_side = ring._Side(n, k, transpose_w, s.block_n, s.block_n, swizzle, BLOCK)
-    x_rows = s.block_m if m > s.block_m else min(s.block_m, -(-m // 8) * 8)
-    x_side = ring._Side(m, x.shape[-1], True, s.block_m, x_rows, BLOCK, _PARTS * BLOCK)
-    row_tiles, column_tiles = -(-n // s.block_n), -(-m // s.block_m)
+    weights = Operand(n, k, transpose_w, s.block_n, s.block_n, swizzle, BLOCK)
+    loaded = s.block_m if m > s.block_m else min(s.block_m, -(-m // 8) * 8)
+    columns = Operand(m, x.shape[-1], True, s.block_m, loaded, BLOCK, _PARTS * BLOCK)
     steps, shards = contract.shard // BLOCK, contract.shards(k)
     parts, in_block = (shards, 1) if schedule.parted else (1, shards)
-    tiles = math.prod(stack) * parts * row_tiles * column_tiles
-    blocks = min(tiles, s.clusters) if s.clusters else tiles
-    unit_steps = steps * in_block
-    stages = min(s.stages, unit_steps * -(-tiles // blocks))
-    store = ending.make_store(s, (64, s.tile_columns), m, n, jnp.dtype(jnp.float32), ending.Epilogue())
-    alias = store.ragged and not interpret
-    from_registers = not interpret  # the interpreter multiplies what is in shared memory only
-
-    def kernel(x_ref: Any, w_ref: Any, out_ref: Any, w_smem: Any, x_smem: Any, out_smem: Any, *refs: Any) -> None:
-        out_tiled, out_plain = out_smem if alias else (out_smem, None)
-        split_smem = None if from_registers else refs[0]
-        full, empty = refs[-2:]
-        warpgroup, first = lax.axis_index("warpgroup"), lax.axis_index("block")
-        count = lax.div(tiles - first + blocks - 1, blocks)
-
-        def origin(tile: Any) -> tuple[Any, Any, Any, Any]:
-            """Part of K, place in the stack, first row and first column of this block's tile."""
-            index = first + tile * blocks
-            part = lax.div(index, tiles // parts)
-            index = lax.rem(index, tiles // parts)
-            place = lax.div(index, row_tiles * column_tiles) if stack else None
-            index = lax.rem(index, row_tiles * column_tiles)
-            row, column = ring._tile_position(index, row_tiles, column_tiles, s.group)
-            return part, place, row * s.block_n, column * s.block_m
-
-        def produce() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(ring._PRODUCER_REGISTERS, action="decrease")
-
-            @pl.loop(0, count)
-            def _(tile: Any) -> None:
-                part, place, row, column = origin(tile)
-
-                @pl.loop(0, unit_steps)
-                def _(step: Any) -> None:
-                    position = tile * unit_steps + step
-                    slot, block = lax.rem(position, stages), part * unit_steps + step
-
-                    @pl.when(position >= stages)
-                    def _() -> None:
-                        plgpu.barrier_wait(empty.at[slot])
-
-                    w_source, x_source = ending.in_stack(w_ref, place), ending.in_stack(x_ref, place)
-                    w_side.copy([w_source], w_smem, row, block * BLOCK, slot, full.at[slot], None)
-                    x_side.copy([x_source], x_smem, column, block * (_PARTS * BLOCK), slot, full.at[slot], None)
-
-            total = count * unit_steps
-
-            @pl.loop(0, jnp.minimum(total, stages))
-            def _(i: Any) -> None:  # every signal is awaited
-                plgpu.barrier_wait(empty.at[lax.rem(jnp.maximum(total - stages, 0) + i, stages)])
-
-        def consume() -> None:
-            if s.warpgroups > 1:
-                plgpu.set_max_registers(ring._COMPUTE_REGISTERS[s.warpgroups], action="increase")
-            row_part = pl.ds(warpgroup * 64, 64) if s.warpgroups > 1 else slice(None)
-
-            def add_block(position: Any, total: Any) -> Any:
-                slot = lax.rem(position, stages)
-                plgpu.barrier_wait(full.at[slot])
-                weights = w_side.operand(w_smem, slot, 0, 0, 1, row_part)
-                layout = plgpu.Layout.WGMMA if transpose_w else plgpu.Layout.WGMMA_TRANSPOSED
-                value = plgpu.layout_cast(plgpu.load(weights, layout=layout), plgpu.Layout.WGMMA)
-                operands = split(value, _round)
-                if split_smem is not None:
-                    for i, operand in enumerate(operands):
-                        split_smem.at[warpgroup, i][...] = operand
-                    plgpu.commit_smem()
-                    operands = [split_smem.at[warpgroup, i] for i in range(_PARTS)]
-
-                def multiply(accumulator: Any) -> Any:
-                    for i, j in _PRODUCTS:
-                        columns = x_side.operand(x_smem, slot, 0, j, _PARTS, slice(None))
-                        plgpu.wgmma(accumulator, operands[i], columns.transpose((1, 0)))
-                    return accumulator[...]
-
-                block = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
-                plgpu.barrier_arrive(empty.at[slot])
-                return total + block
-
-            def zeros() -> Any:
-                return plgpu.layout_cast(jnp.zeros((64, s.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
-
-            @pl.loop(0, count)
-            def _(tile: Any) -> None:
-                part, place, row, column = origin(tile)
-                start = tile * unit_steps
-
-                def add_shard(shard: Any, total: Any) -> Any:
-                    begin = start + shard * steps
-                    return total + lax.fori_loop(0, steps, lambda i, t: add_block(begin + i, t), zeros())
-
-                if in_block == 1:
-                    result = lax.fori_loop(0, steps, lambda i, t: add_block(start + i, t), zeros())
-                else:
-                    result = lax.fori_loop(0, in_block, add_shard, zeros())
-                plain = None if out_plain is None else out_plain.at[warpgroup]
-                end = ending.Ending(ending.Epilogue(), store, True, out_ref.at[part], out_tiled.at[warpgroup], plain)
-                end.finish((result,), place, row + warpgroup * 64, column)
-
-            plgpu.wait_smem_to_gmem(0)
-
-        pl.when(warpgroup == s.warpgroups)(produce)
-        pl.when(warpgroup < s.warpgroups)(consume)
-
-    split_scratch = plgpu.SMEM(
-        (s.warpgroups, _PARTS, 64, BLOCK), jnp.bfloat16, transforms=ending.tile_transforms(BLOCK, jnp.bfloat16)
+    walk = Walk(stack, weights.tiles, columns.tiles, s.block_n, s.block_m, s.group, s.blocks, parts)
+    store = make_store(s, (64, s.tile_columns), m, n, jnp.dtype(jnp.float32), Epilogue())
+    call = _Call(
+        store, s, weights, columns, walk, Ring.of(walk, steps * in_block, s.stages), steps, in_block, interpret
     )
-    launch = plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct((parts, *stack, m, n), jnp.float32),
-        grid=(blocks,),
-        grid_names=("block",),
-        num_threads=s.warpgroups + 1,
-        thread_name="warpgroup",
-        scratch_types=[
-            w_side.scratch(stages, jnp.float32, False),
-            x_side.scratch(stages, jnp.bfloat16, False),
-            store.scratch(s.warpgroups, jnp.float32, alias),
-            *([] if from_registers else [split_scratch]),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
-        ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    run = launch(
+        call.kernel,
+        ((parts, *stack, m, n), jnp.float32),
+        call.scratch(),
+        blocks=walk.blocks,
+        warpgroups=s.warpgroups + 1,
         interpret=interpret,
     )
-    result: jax.Array = launch(x, w)
-    return result
+    return run(x, w)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is fixed about a launch.
+
+    Attributes:
+        store: How a tile leaves.
+        schedule: Tiles and stages.
+        weights: wgmma's rows, float32 in shared memory.
+        columns: wgmma's columns, the activations in three parts.
+        walk: How blocks walk the tiles.
+        ring: The stages.
+        steps: Blocks of K in a shard.
+        shards: Shards that a block adds.
+        interpret: Whether the interpreter runs the kernel, which multiplies what is in shared memory only.
+    """
+
+    store: Store
+    schedule: MatmulSchedule
+    weights: Operand
+    columns: Operand
+    walk: Walk
+    ring: Ring
+    steps: int
+    shards: int
+    interpret: Any
+
+    @property
+    def alias(self) -> bool:
+        """Whether the store needs its shared memory as plain rows too."""
+        return self.store.ragged and not self.interpret
+
+    def scratch(self) -> list[Any]:
+        """Returns the shared memory and the barriers of a block."""
+        s, stages = self.schedule, self.ring.stages
+        split = plgpu.SMEM(
+            (s.warpgroups, _PARTS, 64, BLOCK), jnp.bfloat16, transforms=tile_transforms(BLOCK, jnp.bfloat16)
+        )
+        return [
+            self.weights.scratch(stages, jnp.float32, False),
+            self.columns.scratch(stages, jnp.bfloat16, False),
+            self.store.scratch(s.warpgroups, jnp.float32, self.alias),
+            *([split] if self.interpret else []),
+            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
+        ]
+
+    def kernel(self, x: Any, w: Any, out: Any, weights: Any, columns: Any, buffers: Any, *refs: Any) -> None:
+        """The body of a block."""
+        warpgroup, block = here()
+        body = _Body(
+            call=self,
+            x=x,
+            w=w,
+            out=out,
+            weights=weights,
+            columns=columns,
+            buffers=buffers if self.alias else (buffers, None),
+            split=refs[0] if self.interpret else None,
+            full=refs[-2],
+            empty=refs[-1],
+            warpgroup=warpgroup,
+            block=block,
+            count=self.walk.count(block),
+        )
+        pl.when(warpgroup == self.schedule.warpgroups)(body.produce)
+        pl.when(warpgroup < self.schedule.warpgroups)(body.consume)
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A block: what is fixed, and its references.
+
+    Attributes:
+        call: What is fixed.
+        x: The activations in memory.
+        w: The weights in memory.
+        out: The result.
+        weights: Stages of the weights.
+        columns: Stages of the activations.
+        buffers: Those of the store, and the same as plain rows or None.
+        split: Shared memory of split weights under the interpreter, or None.
+        full: Barriers of the stages that have arrived.
+        empty: Barriers of the stages that have been read.
+        warpgroup: This warpgroup.
+        block: This block.
+        count: Tiles of this block.
+    """
+
+    call: _Call
+    x: Any
+    w: Any
+    out: Any
+    weights: Any
+    columns: Any
+    buffers: tuple[Any, Any]
+    split: Any
+    full: Any
+    empty: Any
+    warpgroup: Any
+    block: Any
+    count: Any
+
+    def produce(self) -> None:
+        """Copies both operands of all tiles of the block."""
+        call = self.call
+        if call.schedule.warpgroups > 1:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+
+        def copy(place: Place, tile: Any, step: Any, slot: Any) -> None:
+            del tile
+            block, full = place.part * call.ring.steps + step, self.full.at[slot]
+            w, x = in_stack(self.w, place.entry), in_stack(self.x, place.entry)
+            call.weights.copy([w], self.weights, place.row, block * BLOCK, slot, full)
+            call.columns.copy([x], self.columns, place.column, block * (_PARTS * BLOCK), slot, full)
+
+        call.ring.produce(self.count, self.empty, lambda tile: call.walk.place(self.block, tile), copy)
+
+    def consume(self) -> None:
+        """Multiplies and stores this warpgroup's part of the tiles of the block."""
+        call, warpgroups = self.call, self.call.schedule.warpgroups
+        if warpgroups > 1:
+            plgpu.set_max_registers(COMPUTE_REGISTERS[warpgroups], action="increase")
+        tiled, plain = self.buffers
+
+        @pl.loop(0, self.count)
+        def _(tile: Any) -> None:
+            place, start = call.walk.place(self.block, tile), tile * call.ring.steps
+
+            def add_shard(shard: Any, total: Any) -> Any:
+                begin = start + shard * call.steps
+                return total + self.add_blocks(begin)
+
+            total = (
+                self.add_blocks(start) if call.shards == 1 else lax.fori_loop(0, call.shards, add_shard, self.zeros())
+            )
+            end = Ending(
+                Epilogue(),
+                call.store,
+                True,
+                self.out.at[place.part],
+                tiled.at[self.warpgroup],
+                None if plain is None else plain.at[self.warpgroup],
+            )
+            end.finish((total,), place.entry, place.row + self.warpgroup * 64, place.column)
+
+        plgpu.wait_smem_to_gmem(0)
+
+    def zeros(self) -> Any:
+        """Returns the sum of nothing."""
+        return plgpu.layout_cast(jnp.zeros((64, self.call.schedule.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
+
+    def add_blocks(self, start: Any) -> Any:
+        """Adds the blocks of a shard, whose first one stands at `start` in the sequence of stages."""
+        return lax.fori_loop(0, self.call.steps, lambda i, total: self.add_block(start + i, total), self.zeros())
+
+    def add_block(self, position: Any, total: Any) -> Any:
+        """Adds the six products of a block of K."""
+        call = self.call
+        slot = lax.rem(position, call.ring.stages)
+        plgpu.barrier_wait(self.full.at[slot])
+        part = pl.ds(self.warpgroup * 64, 64) if call.schedule.warpgroups > 1 else slice(None)
+        weights = call.weights.read(self.weights, slot, 0, 0, 1, part)
+        layout = plgpu.Layout.WGMMA if call.weights.k_major else plgpu.Layout.WGMMA_TRANSPOSED
+        value = plgpu.layout_cast(plgpu.load(weights, layout=layout), plgpu.Layout.WGMMA)
+        operands = split(value, _round)
+        if self.split is not None:
+            for i, operand in enumerate(operands):
+                self.split.at[self.warpgroup, i][...] = operand
+            plgpu.commit_smem()
+            operands = [self.split.at[self.warpgroup, i] for i in range(_PARTS)]
+
+        def multiply(accumulator: Any) -> Any:
+            for i, j in _PRODUCTS:
+                columns = call.columns.read(self.columns, slot, 0, j, _PARTS, slice(None))
+                plgpu.wgmma(accumulator, operands[i], columns.transpose((1, 0)))
+            return accumulator[...]
+
+        block = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, call.schedule.tile_columns), jnp.float32))
+        plgpu.barrier_arrive(self.empty.at[slot])
+        return total + block
 
 
 def _round(value: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ activation, whose instructions are fixed (`pallas_kernels.ops.matmul.hopper.acti
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -16,13 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.matmul.hopper.activation import activate_tile
+from pallas_kernels.parts.hopper.operand import ROWS, SWIZZLE_BYTES, in_stack, tile_transforms
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
-
-SWIZZLE_BYTES: Final = 128
-"""Bytes of a shared memory row that wgmma reads without bank conflicts."""
-
-ROWS: Final = 8
-"""Rows of one swizzled core matrix."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +152,7 @@ def make_store(s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype:
 
     A residual is fetched while the products are summed, so every block of the tile has a buffer of its own then.
     """
-    covered_m = s.block_m * (s.cluster_columns if s.swap else s.cluster_rows)
-    covered_n = s.block_n * (s.cluster_rows if s.swap else s.cluster_columns) // (2 if epilogue.gated else 1)
+    covered_m, covered_n = s.block_m, s.block_n // (2 if epilogue.gated else 1)
     s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
     (rows, width, buffers), swizzle = s.out_blocks(dtype.itemsize), SWIZZLE_BYTES // dtype.itemsize
     if epilogue.residual is not None:
@@ -271,18 +265,6 @@ class Ending:
 def add_tiles(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
     """Adds the sums of one shard to those of another."""
     return tuple(a + b for a, b in zip(left, right, strict=True))
-
-
-def in_stack(ref: Any, place: Any) -> Any:
-    """Returns the entry of a stack, or the matrix that stands for every entry."""
-    return ref if len(ref.shape) == 2 else ref.at[place]
-
-
-def tile_transforms(swizzle: int, dtype: Any) -> tuple[Any, Any]:
-    """Returns the tiling and the swizzle of rows of `swizzle` elements in shared memory."""
-    tiling: Any = plgpu.TilingTransform  # typed as abstract classes in JAX 0.12
-    swizzling: Any = plgpu.SwizzleTransform
-    return tiling((ROWS, swizzle)), swizzling(swizzle * jnp.dtype(dtype).itemsize)
 
 
 def _broadcast_bias(bias: Any, start: Any, shape: tuple[int, int], swap: bool) -> Any:

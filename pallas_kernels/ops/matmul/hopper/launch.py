@@ -21,7 +21,7 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.activations import activate
-from pallas_kernels.ops.matmul.hopper.epilogue import SWIZZLE_BYTES, Epilogue
+from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue
 from pallas_kernels.ops.matmul.hopper.finish import finish
 from pallas_kernels.ops.matmul.hopper.operands import (
     check_contract,
@@ -33,6 +33,7 @@ from pallas_kernels.ops.matmul.hopper.operands import (
     pad,
 )
 from pallas_kernels.ops.matmul.hopper.ring import Shards, ring_matmul
+from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES
 from pallas_kernels.schedule.hopper.fused_matmul import (
     ShardSchedule,
     for_residual,
@@ -333,8 +334,8 @@ def weight_gradient(
     if schedule.swap:
         raise UnsupportedError(f"{_GRADIENT_OP}: expected a schedule without swap, got {schedule}; exchange x and g.")
     if accumulate is not None:
-        accumulate = pad(one_axis(accumulate), -2, schedule.block_m * schedule.cluster_rows)
-        accumulate = pad(accumulate, -1, schedule.block_n * schedule.cluster_columns)
+        accumulate = pad(one_axis(accumulate), -2, schedule.block_m)
+        accumulate = pad(accumulate, -1, schedule.block_n)
     out = ring_matmul(
         x,
         g,
