@@ -189,6 +189,12 @@ PLATFORMS: Final = ("cpu", "cuda")
 """Platforms for which there are replacements."""
 
 
+def named() -> frozenset[str]:
+    """Returns the names of all operations that the tables have."""
+    tables = (KEEP, FENCED, VECTORS, ROUNDED, COMPARED, STABLE, CHOOSING, RACING, ORDERED, TAKEN_OUT, RECURSE, REFUSED)
+    return frozenset(name for table in tables for name in table)
+
+
 def table_name(name: str, parameters: Mapping[str, Any]) -> str:
     """Returns under which name the tables have an operation: that of its primitive, but for `scatter_apply`."""
     return "scatter_apply" if name == "scatter" and parameters.get("update_jaxpr") is not None else name

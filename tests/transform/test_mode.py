@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
@@ -294,8 +296,25 @@ def test_wrong_arguments_are_refused() -> None:
             bijax.invariant(f, allow=wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="allow must"):
             bijax.enable_batch_invariant_mode(allow=wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="True or False"), bijax.set_batch_invariant_mode("on"):  # type: ignore[arg-type]
-        pass
+    with pytest.raises(TypeError, match="True or False"):
+        bijax.set_batch_invariant_mode("on")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"@set_batch_invariant_mode\(\) with parentheses"):
+
+        @bijax.set_batch_invariant_mode  # type: ignore[arg-type]
+        def _(x: jax.Array) -> jax.Array:
+            return x
+
+
+def test_names_that_no_primitive_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="'choleski', which no primitive has; did you mean 'cholesky'"):
+        bijax.invariant(f, allow=("choleski",))
+    with pytest.raises(ValueError, match="'zzz', which no primitive has"):
+        bijax.set_batch_invariant_mode(allow=("zzz",))
+    own = Primitive("users_own_primitive")
+    with pytest.raises(ValueError, match="users_own_primitive"):
+        bijax.invariant(f, allow=("users_own_primitive",))
+    mlir.register_lowering(own, lambda ctx, x: [x])
+    bijax.invariant(f, allow=("users_own_primitive", "call_compiled", "psum", "pallas_call"))
 
 
 def test_the_function_keeps_its_name_and_stages() -> None:
