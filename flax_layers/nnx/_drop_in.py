@@ -47,7 +47,7 @@ def invariant_layer[M: nnx.Module](cls: type[M]) -> type[M]:
     for name in methods:
         setattr(cls, name, _invariant_method(getattr(cls, name)))
     setattr(cls, _MARK, True)
-    cls.__signature__ = ConstructorSignature()
+    setattr(cls, "__signature__", ConstructorSignature())  # noqa: B010  # no attribute that a type checker knows
     return cls
 
 

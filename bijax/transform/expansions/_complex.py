@@ -39,7 +39,7 @@ def subtract(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
 
 def convert(x: jax.Array, *, new_dtype: Any, **_: Any) -> jax.Array:
     """The conversion to another complex dtype, by parts."""
-    part = jnp.finfo(new_dtype).dtype
+    part = np.finfo(new_dtype).dtype
     a, b = _parts(x)
     return lax.complex(lax.convert_element_type(a, part), lax.convert_element_type(b, part))
 
@@ -250,7 +250,7 @@ def _bilinear(primitive: Any) -> Callable[..., jax.Array]:
 
     def run(x: jax.Array, y: jax.Array, *, preferred_element_type: Any = None, **parameters: Any) -> jax.Array:
         if preferred_element_type is not None:
-            preferred_element_type = jnp.finfo(preferred_element_type).dtype
+            preferred_element_type = np.finfo(preferred_element_type).dtype
 
         def product(u: jax.Array, v: jax.Array) -> jax.Array:
             result: jax.Array = primitive.bind(u, v, preferred_element_type=preferred_element_type, **parameters)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from bijax.transform.expansions._qr import apply, reflect
@@ -60,7 +61,7 @@ def svd(
 
 def _eigh(a: jax.Array, lower: bool) -> Arrays:
     n = a.shape[0]
-    real = jnp.finfo(a.dtype).dtype
+    real = a.real.dtype
     if n == 0:
         return a, jnp.zeros(0, real)
     half = (n + 1) // 2
@@ -96,7 +97,7 @@ def _eigh(a: jax.Array, lower: bool) -> Arrays:
 def _svd(a: jax.Array, full_matrices: bool) -> Arrays:
     """Returns u, s and v of a matrix that is at least as high as wide."""
     m, n = a.shape
-    real = jnp.finfo(a.dtype).dtype
+    real = a.real.dtype
     if n == 0:
         return jnp.eye(m, m if full_matrices else 0, dtype=a.dtype), jnp.zeros(0, real), jnp.zeros((0, 0), a.dtype)
     a, scale = _scaled(a)
@@ -108,7 +109,7 @@ def _svd(a: jax.Array, full_matrices: bool) -> Arrays:
         b, v = state
         left, right = b[:, :half], b[:, half:]
         norms = [_squares(side).sum(0) for side in (left, right)]
-        rotation, _ = _rotation(*norms, (left.conj() * right).sum(0))
+        rotation, _ = _rotation(norms[0], norms[1], (left.conj() * right).sum(0))
         return _moved(_turned(b, rotation), 1), _moved(_turned(v, rotation), 1)
 
     rounds = _sweeps(n, real) * (2 * half - 1)
@@ -144,13 +145,13 @@ def _scaled(a: jax.Array) -> Arrays:
 
 def _sweeps(n: int, dtype: Any) -> int:
     # Convergence is quadratic at the end: the last sweep squares what is left.
-    return (5 if jnp.finfo(dtype).bits <= 32 else 6) + max(1, (n - 1).bit_length())
+    return (6 if dtype == jnp.float64 else 5) + max(1, (n - 1).bit_length())
 
 
 def _rotation(p: jax.Array, q: jax.Array, pq: jax.Array) -> tuple[Arrays, jax.Array]:
     """Returns the rotation that makes the off-diagonal elements zero, and by how much the diagonal changes."""
     size = jnp.abs(pq)
-    none = size < jnp.finfo(size.dtype).tiny
+    none = size < float(np.finfo(size.dtype).tiny)
     safe = jnp.where(none, jnp.ones_like(size), size)
     ratio = (q - p) / (2 * safe)
     tangent = jnp.where(ratio < 0, -1, 1).astype(ratio.dtype) / (jnp.abs(ratio) + lax.sqrt(1 + ratio * ratio))

@@ -21,7 +21,11 @@ def geqrf(a: jax.Array, **_: Any) -> Arrays:
 
 def householder_product(a: jax.Array, taus: jax.Array, **_: Any) -> jax.Array:
     """The first columns of the product of reflections, as LAPACK's orgqr."""
-    return over_stack(lambda a, taus: apply(a, taus, jnp.eye(*a.shape, dtype=a.dtype)), a, taus)  # type: ignore[no-any-return]
+
+    def columns(a: jax.Array, taus: jax.Array) -> jax.Array:
+        return apply(a, taus, jnp.eye(a.shape[0], a.shape[1], dtype=a.dtype))
+
+    return over_stack(columns, a, taus)  # type: ignore[no-any-return]
 
 
 def qr(a: jax.Array, *, pivoting: bool, full_matrices: bool, **_: Any) -> Arrays:
@@ -75,7 +79,8 @@ def apply(packed: jax.Array, taus: jax.Array, c: jax.Array) -> jax.Array:
         v = jnp.where(rows > j, packed[:, j], (rows == j).astype(packed.dtype))
         return c - (taus[j] * v)[:, None] * (v.conj()[:, None] * c).sum(0)
 
-    return lax.fori_loop(0, count, step, c)
+    result: jax.Array = lax.fori_loop(0, count, step, c)
+    return result
 
 
 def _reflection(column: jax.Array, j: jax.Array) -> Arrays:

@@ -60,7 +60,8 @@ def solve_lower(a: jax.Array, b: jax.Array, unit_diagonal: bool) -> jax.Array:
         b = jnp.where(rows[:, None] >= start + width, b - matmul(columns, x), b)
         return lax.dynamic_update_slice_in_dim(b, x, start, axis=0)
 
-    return lax.fori_loop(0, count, block, b)[:n]
+    solved: jax.Array = lax.fori_loop(0, count, block, b)
+    return solved[:n]
 
 
 def padded(a: jax.Array, n: int) -> jax.Array:
@@ -80,7 +81,8 @@ def substitute(a: jax.Array, b: jax.Array, unit_diagonal: bool) -> jax.Array:
         b = jnp.where(rows[:, None] > j, b - a[:, j, None] * x, b)
         return b.at[j].set(x)
 
-    return lax.fori_loop(0, a.shape[0], step, b)
+    solved: jax.Array = lax.fori_loop(0, a.shape[0], step, b)
+    return solved
 
 
 def cholesky(a: jax.Array, **_: Any) -> jax.Array:
