@@ -1,7 +1,6 @@
 """The ASGI application."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -27,8 +26,6 @@ from .generate_endpoint import generate
 from .health_endpoints import health, health_generate, metrics
 from .openai_endpoints import chat_completions, completions, models
 from .service import Service
-
-log = logging.getLogger("bijax.server")
 
 ROUTES = [
     Route("/generate", generate, methods=["POST"]),
@@ -73,7 +70,6 @@ def create_app(service: Service) -> Starlette:
             ApiError: _api_error,
             HTTPException: _http_error,
             ClientDisconnect: _client_gone,
-            Exception: _unexpected,
         },
         lifespan=lifespan,
     )
@@ -99,7 +95,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _client_gone(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it; the access log shows it
-
-
-async def _unexpected(_: Request, error: Exception) -> Response:
-    return json_response(ApiError(500, "the server has an error; its log says which").body(), 500)

@@ -97,6 +97,8 @@ class EventStream(Response):
         """Sends the events."""
         try:
             await while_connected(receive, self._send_all(send))
+        except ClientDisconnect:
+            pass  # there is nobody to tell
         finally:
             await self._rest.aclose()
 
@@ -113,5 +115,8 @@ class EventStream(Response):
                     await event(to_json(value))
         except ApiError as error:
             await event(to_json(error.body()))
+        except Exception as error:
+            await event(to_json(ApiError(500, f"an error of the server: {type(error).__name__}").body()))
+            raise
         await event(b"[DONE]")
         await send({"type": "http.response.body", "body": b""})

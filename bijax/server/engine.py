@@ -9,6 +9,11 @@ from bijax.serving import EngineStats, RequestOutput, SamplingParams
 class Engine(Protocol):
     """An engine that steps by itself, seen from an event loop."""
 
+    @property
+    def error(self) -> BaseException | None:
+        """What has stopped it; None while it runs."""
+        ...
+
     def stream(
         self, prompt_tokens: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0
     ) -> AsyncGenerator[RequestOutput]:
@@ -24,8 +29,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def abort(self, request_id: str) -> None:
-        """Ends a request; its stream gets what it has, with the reason "abort"."""
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request; its stream gets what it has, with the reason "abort". Returns whether there was one."""
         ...
 
     async def pause(self) -> None:
@@ -44,8 +49,8 @@ class Engine(Protocol):
         """Goes on with other weights; cached prefixes are forgotten."""
         ...
 
-    async def aclose(self) -> None:
-        """Stops; requests that run are aborted."""
+    async def close(self) -> None:
+        """Stops; streams that are not finished get an EngineError."""
         ...
 
     def stats(self) -> EngineStats:

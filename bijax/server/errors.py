@@ -1,6 +1,10 @@
-"""Errors that become answers."""
+"""Errors that become answers, and the one of the command."""
 
 from typing import Any
+
+
+class ServeError(Exception):
+    """The server cannot start as it was asked to. The message says why; the command shows it without a traceback."""
 
 
 class ApiError(Exception):

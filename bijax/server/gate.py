@@ -60,6 +60,12 @@ class Gate:
             else:
                 reply = json_response(refused.body(), refused.status, refused.headers())
                 await reply(scope, receive, named_send)
+        except Exception as error:
+            log.exception("%s %s failed", scope["method"], scope["path"], extra={"request_id": request_id})
+            if status:
+                raise  # what was begun cannot be ended in order: the connection is closed
+            reply = json_response(ApiError(500, f"an error of the server: {type(error).__name__}").body(), 500)
+            await reply(scope, receive, named_send)
         finally:
             self._open -= 1
             log.info(

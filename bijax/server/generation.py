@@ -92,9 +92,7 @@ class Generation:
     async def abort(self, rid: str | None) -> int:
         """Aborts the requests that a client named so, or all; returns how many prompts that were."""
         names = [name for key, names in self._running.items() if rid in (None, key) for name in names]
-        for name in names:
-            await self.engine.abort(name)
-        return len(names)
+        return sum([await self.engine.abort(name) for name in names])
 
     async def _follow(self, prompt: Prompt, tokens: Sequence[int]) -> AsyncGenerator[RequestOutput]:
         name = uuid.uuid4().hex

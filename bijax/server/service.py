@@ -82,7 +82,7 @@ class Service:
     async def close(self) -> None:
         """Stops the engine."""
         if self._generation is not None:
-            await self._generation.engine.aclose()
+            await self._generation.engine.close()
 
     @property
     def num_running(self) -> int:
@@ -101,6 +101,8 @@ class Service:
         phases = (Phase.READY, Phase.DRAINING) if draining else (Phase.READY,)
         if self._generation is None or self.phase not in phases:
             raise ApiError(503, f"the server is {self.phase.value}", retry_after_s=self.options.retry_after)
+        if self._generation.engine.error is not None:
+            raise ApiError(503, f"the engine has stopped: {self._generation.engine.error}")
         return self._generation
 
     def _stats(self) -> EngineStats | None:

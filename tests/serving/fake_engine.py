@@ -59,6 +59,7 @@ class FakeEngine:
         self.aborted, self.flushed, self.closed, self.version = set(), 0, False, "default"
         self.finished, self.most_waiting, self.generated = Counter(), 0, 0
         self.requests = []
+        self.error = None
 
     async def stream(self, prompt_tokens, params, *, request_id, priority=0):
         self.requests.append(SimpleNamespace(prompt=prompt_tokens, params=params, id=request_id, priority=priority))
@@ -106,6 +107,7 @@ class FakeEngine:
         if request_id in self.aborted:
             return Completion(output.index, output.tokens, output.text, output.logprobs, "abort")
         if self.fail_after is not None and len(output.tokens) >= self.fail_after:
+            self.error = MemoryError("out of memory")
             raise EngineError("the engine has stopped: out of memory")
         if not params.max_new_tokens:
             return Completion(output.index, (), "", (), "length")
@@ -131,6 +133,7 @@ class FakeEngine:
 
     async def abort(self, request_id):
         self.aborted.add(request_id)
+        return True
 
     async def pause(self):
         self.going.clear()
@@ -144,7 +147,7 @@ class FakeEngine:
     async def update_weights(self, weights, version):
         self.version = version
 
-    async def aclose(self):
+    async def close(self):
         self.closed = True
 
     def stats(self):

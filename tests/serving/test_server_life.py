@@ -339,3 +339,33 @@ def test_what_is_no_http(server):
 def test_no_logging_is_set_up(server):
     assert server.get("/health").status == 200
     assert all(logging.getLogger(name).handlers == [] for name in ("bijax.server", "uvicorn", "uvicorn.error"))
+
+
+def test_an_error_of_the_server_is_not_the_clients(caplog):
+    """A fault in the server is logged with the request's name, and answered with what kind it is, no more."""
+
+    class Broken(FakeEngine):
+        async def flush_cache(self):
+            raise KeyError("a secret of the server")
+
+        def _step(self, prompt, output, params, request_id):
+            if output.tokens:
+                raise KeyError("a secret of the server")
+            return super()._step(prompt, output, params, request_id)
+
+    async def open_broken():
+        return Broken()
+
+    with live(open_engine=open_broken) as server:
+        reply = server.post("/flush_cache", headers={"X-Request-Id": "broken-1"})
+        assert (reply.status, reply.error) == (500, "an error of the server: KeyError")
+        assert reply.headers["x-request-id"] == "broken-1"
+        reply = server.post("/generate", SHORT)
+        assert (reply.status, reply.json["error"]["type"]) == (500, "server_error")
+        with contextlib.suppress(http.client.IncompleteRead):
+            server.post("/generate", SHORT | {"stream": True})
+        assert server.get("/health").status == 200
+        wait_until(lambda: server.engine.running == server.service.num_running == 0)
+    errors = [record for record in caplog.records if record.exc_info]
+    assert [record.name for record in errors if record.name.startswith("bijax")] == ["bijax.server.access"] * 3
+    assert errors[0].request_id == "broken-1"
