@@ -14,7 +14,8 @@ from jax import lax
 from bijax.sampling._arithmetic import Arithmetic, element
 from bijax.sampling._order import smallest
 
-_KEY_BITS = 31
+_LARGEST = np.int32(2**31 - 1)
+_TOP_K, _TIES, _TOP_P = range(3)
 
 
 class Filters(NamedTuple):
@@ -36,58 +37,66 @@ def keep(scores: jax.Array, filters: Filters, arithmetic: Arithmetic) -> jax.Arr
 
     A filter that no row of the batch has on is skipped; for a row that has it off it does nothing.
     """
-    # Scores are at most 0: the bits of their magnitude are in the order of falling probability.
-    keys = lax.bitcast_convert_type(scores, jnp.int32) & np.int32(2**31 - 1)
+    rows = scores.shape[0]
+    k = jnp.zeros((rows, 1), jnp.int32) if filters.top_k is None else filters.top_k[:, None]
+    p = jnp.ones((rows, 1), jnp.float32) if filters.top_p is None else filters.top_p[:, None]
     kept: jax.Array = jnp.isfinite(scores)
-    if filters.top_k is not None:
-        k = filters.top_k[:, None]
-        kept = lax.cond((k > 0).any(), _top_k, lambda kept, *_: kept, kept, keys, k)
-    if filters.top_p is not None or filters.min_p is not None:
-        weights = arithmetic.each(_weight, scores)
-    if filters.top_p is not None:
+    weights = arithmetic.each(_weight, scores)
+    if filters.top_k is not None or filters.top_p is not None:
 
-        def top_p(kept: jax.Array, keys: jax.Array, weights: jax.Array, p: jax.Array) -> jax.Array:
-            return _top_p(kept, keys, weights, p, arithmetic)
+        def top(kept: jax.Array, scores: jax.Array, weights: jax.Array, k: jax.Array, p: jax.Array) -> jax.Array:
+            return _top(kept, scores, weights, k, p, arithmetic)
 
-        p = filters.top_p[:, None]
-        kept = lax.cond((p < 1).any(), top_p, lambda kept, *_: kept, kept, keys, weights, p)
+        kept = lax.cond(((k > 0) | (p < 1)).any(), top, lambda kept, *_: kept, kept, scores, weights, k, p)
     if filters.min_p is not None:
         kept = kept & (weights >= filters.min_p[:, None])
     return kept
 
 
-def _top_k(kept: jax.Array, keys: jax.Array, k: jax.Array) -> jax.Array:
-    """Keeps the k most probable tokens, the lower ones first among equals."""
-    rows, columns = keys.shape
+def _top(
+    kept: jax.Array, scores: jax.Array, weights: jax.Array, k: jax.Array, p: jax.Array, arithmetic: Arithmetic
+) -> jax.Array:
+    """Keeps the k most probable tokens, the lower ones first among equals, and then those that top-p keeps.
 
-    def count(chosen: jax.Array) -> jax.Array:
-        return jnp.sum(chosen, axis=-1, keepdims=True, dtype=jnp.int32)
+    Both, and the place of the last one among equals, are the smallest number up to which weights sum to enough, so
+    that one loop of a program does all three.
+    """
+    # Scores are at most 0: the bits of their magnitude are in the order of falling probability.
+    keys = lax.bitcast_convert_type(scores, jnp.int32) & _LARGEST
+    index = jnp.broadcast_to(jnp.arange(keys.shape[1], dtype=jnp.int32), keys.shape)
+    one, nothing = np.float32(1), np.float32(0)
 
-    k = jnp.where(k > 0, jnp.minimum(k, np.int32(columns)), np.int32(columns))
-    threshold = smallest(lambda t: count(keys <= t) >= k, _KEY_BITS, rows)
-    equal = keys == threshold
-    room = k - count(keys < threshold)
-    index = jnp.arange(columns, dtype=jnp.int32)[None]
+    def phase(which: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        kept, threshold = carry
+        ties = keys == threshold
+        numbers = jnp.where(which == _TIES, index, keys)
+        summed = jnp.where(
+            which == _TOP_K, one, jnp.where(which == _TIES, ties.astype(jnp.float32), jnp.where(kept, weights, nothing))
+        )
+        total = arithmetic.sum(summed)
+        room = k - jnp.sum(keys < threshold, axis=-1, keepdims=True, dtype=jnp.int32)
+        wanted = jnp.where(which == _TOP_P, p * total, jnp.where(which == _TOP_K, k, room).astype(jnp.float32))
+        on = jnp.where(which == _TOP_P, p < 1, (k > 0) & (wanted < total))
 
-    def first(equal: jax.Array) -> jax.Array:
-        bits = max(1, (columns - 1).bit_length())
-        last = smallest(lambda t: count(equal & (index <= t)) >= room, bits, rows)
-        return equal & (index <= last)
+        def search(numbers: jax.Array, summed: jax.Array, wanted: jax.Array, on: jax.Array) -> jax.Array:
+            def reached(t: jax.Array) -> jax.Array:
+                enough = arithmetic.sum(jnp.where(numbers <= t, summed, nothing)) >= wanted
+                return (enough & on) | (t == _LARGEST)
 
-    some: jax.Array = lax.cond((count(equal) > room).any(), first, lambda equal: equal, equal)
-    return kept & ((keys < threshold) | some)
+            return smallest(reached, keys.shape[0])
 
+        def skip(numbers: jax.Array, *_: jax.Array) -> jax.Array:
+            return jnp.full((numbers.shape[0], 1), _LARGEST)
 
-def _top_p(kept: jax.Array, keys: jax.Array, weights: jax.Array, p: jax.Array, arithmetic: Arithmetic) -> jax.Array:
-    """Keeps each token of which the more probable ones have together a probability below p."""
-    weights = jnp.where(kept, weights, np.float32(0))
-    wanted = p * arithmetic.sum(weights)
+        found: jax.Array = lax.cond(on.any(), search, skip, numbers, summed, wanted, on)
+        below = jnp.where(which == _TIES, (keys < threshold) | (ties & (index <= found)), keys <= found)
+        # Ties are known behind the first phase alone.
+        return jnp.where(which == _TOP_K, kept, kept & below), found
 
-    def reached(t: jax.Array) -> jax.Array:
-        enough = arithmetic.sum(jnp.where(keys <= t, weights, np.float32(0))) >= wanted
-        return (enough & (p < 1)) | (t == np.int32(2**31 - 1))
-
-    return kept & (keys <= smallest(reached, _KEY_BITS, keys.shape[0]))
+    last: tuple[jax.Array, jax.Array] = lax.fori_loop(
+        np.int32(0), np.int32(3), phase, (kept, jnp.full((keys.shape[0], 1), _LARGEST))
+    )
+    return last[0]
 
 
 @element

@@ -31,18 +31,17 @@ def first_largest(x: jax.Array) -> jax.Array:
     return jnp.where(known[:, 0], first, np.int32(NO_TOKEN))
 
 
-def smallest(holds: Callable[[jax.Array], jax.Array], bits: int, rows: int) -> jax.Array:
-    """Returns the smallest t (R, 1) int32 below 2**bits for which `holds`, each row for itself.
+def smallest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
+    """Returns the smallest t (R, 1) int32 that is not negative and for which `holds`, each row for itself.
 
     Args:
-        holds: Monotone function of t (R, 1) int32 to (R, 1) bool that holds for 2**bits - 1.
-        bits: At most 31.
+        holds: Monotone function of t (R, 1) int32 to (R, 1) bool that holds for 2**31 - 1.
         rows: R.
     """
 
     def halve(step: jax.Array, low: jax.Array) -> jax.Array:
-        half = lax.shift_left(np.int32(1), np.int32(bits - 1) - step)
+        half = lax.shift_left(np.int32(1), np.int32(30) - step)
         return jnp.where(holds(low + (half - np.int32(1))), low, low + half)
 
-    found: jax.Array = lax.fori_loop(np.int32(0), np.int32(bits), halve, jnp.zeros((rows, 1), jnp.int32))
+    found: jax.Array = lax.fori_loop(np.int32(0), np.int32(31), halve, jnp.zeros((rows, 1), jnp.int32))
     return found

@@ -133,25 +133,24 @@ def sample(
 
 def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arithmetic) -> Sampled:
     adjusted = adjust(request.logits, request.penalties, request.bias, request.allowed, arithmetic)
-    greedy = first_largest(adjusted)
     temperature = request.temperature[:, None]
+    drawing = temperature > 0
 
-    def draw(adjusted: jax.Array, greedy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns tokens and the scores that they were sampled from."""
+    def draw(adjusted: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the scores of the distribution, and those of which the largest is taken."""
         scores = arithmetic.each(_scale, adjusted, jnp.max(adjusted, axis=-1, keepdims=True), temperature)
         scores = jnp.where(keep(scores, request.filters, arithmetic), scores, np.float32(-np.inf))
-        drawn = first_largest(perturb(scores, request.seeds, request.positions, arithmetic))
-        return jnp.where((temperature[:, 0] > 0) & (greedy != NO_TOKEN), drawn, greedy), scores
+        perturbed = perturb(scores, request.seeds, request.positions, arithmetic)
+        return scores, jnp.where(drawing, perturbed, adjusted)
 
-    def take(adjusted: jax.Array, greedy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return greedy, adjusted
-
-    tokens, scores = lax.cond((temperature > 0).any(), draw, take, adjusted, greedy)
+    scores, compared = lax.cond(drawing.any(), draw, lambda adjusted: (adjusted, adjusted), adjusted)
+    tokens = first_largest(compared)
 
     def measure(logits: jax.Array, scores: jax.Array, tokens: jax.Array) -> tuple[jax.Array, ...]:
-        logprobs = arithmetic.log_softmax(logits)
+        # One call, since it takes long to compile.
+        logprobs, last = jnp.split(arithmetic.log_softmax(jnp.concatenate([logits, scores])), 2)
         top_logprobs, top_tokens = lax.top_k(logprobs, num_top)
-        sampled = jnp.where(temperature[:, 0] > 0, _at(arithmetic.log_softmax(scores), tokens), np.float32(0))
+        sampled = jnp.where(drawing[:, 0], _at(last, tokens), np.float32(0))
         sampled = jnp.where(tokens == NO_TOKEN, np.float32(np.nan), sampled)
         return _at(logprobs, tokens), sampled, top_logprobs, top_tokens.astype(jnp.int32)
 
@@ -171,6 +170,7 @@ def _at(logprobs: jax.Array, tokens: jax.Array) -> jax.Array:
 
 @element
 def _scale(x: jax.Array, largest: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Scores of which the largest is 0. Rows at temperature 0 are not looked at."""
+    """Scores of which the largest is 0; nan where the largest is one. Rows at temperature 0 are not looked at."""
     scaled = (x - largest) / jnp.where(temperature > 0, temperature, np.float32(1))
-    return jnp.where(x == largest, np.float32(0), scaled)
+    nothing = np.float32(-np.inf)
+    return jnp.where(x == nothing, nothing, jnp.where(x == largest, np.float32(0), scaled))
