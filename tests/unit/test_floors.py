@@ -27,6 +27,7 @@ FLOORS = (
     ("bijax.parallel", 3),
     ("flax_layers", 4),
     ("bijax.serving", 5),
+    ("bijax.server", 5),
     ("bijax.cli", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),

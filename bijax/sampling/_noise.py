@@ -1,0 +1,63 @@
+"""Random numbers by counting: one for each seed, position and column of the vocabulary."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bijax.sampling._arithmetic import Arithmetic, element
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+_LANES = 128
+
+
+def threefry(key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Returns the two words that Threefry-2x32 with 20 rounds makes of a key and a counter, uint32 that broadcast.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
+    """
+    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
+    x, y = counter[0] + keys[0], counter[1] + keys[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x = x + y
+            y = (y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation))
+            y = x ^ y
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
+
+
+def random_words(seeds: jax.Array, positions: jax.Array, columns: int) -> jax.Array:
+    """Returns (R, columns) uint32 for seeds (R, 2) and positions (R,), uint32.
+
+    The key of a row is its seed. Column c is word `c // 128 % 2` of counter (position, c // 256 * 128 + c % 128), so
+    that it does not depend on the number of columns.
+    """
+    blocks = -(-columns // (2 * _LANES))
+    counter = (positions[:, None], jnp.arange(blocks * _LANES, dtype=jnp.uint32)[None])
+    words = threefry((seeds[:, :1], seeds[:, 1:]), counter)
+    stacked = jnp.stack([w.reshape(-1, blocks, _LANES) for w in words], axis=2)
+    # Else XLA computes both words again for each element of the stack.
+    words_apart: jax.Array = lax.optimization_barrier(stacked)
+    return words_apart.reshape(-1, blocks * 2 * _LANES)[:, :columns]
+
+
+def perturb(scores: jax.Array, seeds: jax.Array, positions: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+    """Adds Gumbel noise to scores (R, V), so that the largest is a sample of their softmax."""
+    perturbed: jax.Array = arithmetic.each(_perturb, scores, random_words(seeds, positions, scores.shape[1]))
+    return perturbed
+
+
+@element
+def _perturb(score: jax.Array, word: jax.Array) -> jax.Array:
+    """Subtracts the logarithm of an exponential variable -log(1 - v) with v = (word + 1/2) / 2**32.
+
+    Small v decide who wins, and keep all their bits: log(1 - v) * v / (1 - (1 - v)) is log1p to a few units in the last
+    place (Kahan). v is kept below 1.
+    """
+    v = jnp.minimum((word.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-32), np.float32(1 - 2**-24))
+    u = np.float32(1) - v
+    exponential = jnp.where(u == 1, v, -jnp.log(u) * v / jnp.where(u == 1, np.float32(1), 1 - u))
+    return score - jnp.log(exponential)

@@ -1,0 +1,176 @@
+"""Sampling tokens, each row of logits with parameters of its own."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bijax.sampling._arguments import Request, read_request
+from bijax.sampling._arithmetic import Arithmetic, element
+from bijax.sampling._filters import keep
+from bijax.sampling._noise import perturb
+from bijax.sampling._order import NO_TOKEN, first_largest
+from bijax.sampling._penalties import adjust
+
+
+class Sampled(NamedTuple):
+    """What `sample` returns.
+
+    Attributes:
+        tokens: (R,) int32; -1 for a row that holds a nan or in which no token is left.
+        logprobs: (R,) float32, log-probability of the token among the logits as they were given; nan for -1, and where
+            it was not asked for.
+        sampled_logprobs: (R,) float32, the same in the distribution that was sampled from: behind penalties,
+            temperature and filters; 0 at temperature 0.
+        top_logprobs: (R, num_top) float32, the largest log-probabilities among the logits as they were given, the
+            lower token first among equals.
+        top_tokens: (R, num_top) int32.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    sampled_logprobs: jax.Array
+    top_logprobs: jax.Array
+    top_tokens: jax.Array
+
+
+def sample(
+    logits: Any,
+    *,
+    seeds: Any,
+    positions: Any,
+    temperature: Any = 1.0,
+    top_k: Any = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    repetition_penalty: Any = None,
+    frequency_penalty: Any = None,
+    presence_penalty: Any = None,
+    prompt_mask: Any = None,
+    output_counts: Any = None,
+    logit_bias: Any = None,
+    allowed: Any = None,
+    num_top: int = 0,
+    need_logprobs: Any = True,
+    batch_invariant: bool = True,
+) -> Sampled:
+    """Samples one token from each row of logits.
+
+    A row's logits are changed by repetition, frequency and presence penalties, `logit_bias` and `allowed`, in this
+    order, divided by the temperature, and cut by top-k, top-p and min-p, in this order. Then the token is the first
+    of the largest among what is left plus Gumbel noise, which makes it a sample of the softmax.
+
+    The noise of a row is computed from its seed and position and the column alone (Threefry-2x32, key: the seed,
+    counter: the position and the column), so that it can be computed again at any time.
+
+    Everything may be traced, and numbers may be given for all rows or as (R,), one for each. What no row of a batch
+    uses is skipped while the program runs: noise, filters and log-probabilities. With values outside of their ranges
+    that are known only inside of `jax.jit`, results are not meaningful.
+
+    Args:
+        logits: (R, V) float32, bfloat16 or float16; computed with as float32.
+        seeds: (R,) integers of 32 bits, or (R, 2) uint32, the words of larger ones: see `seed_words`.
+        positions: (R,) integers, position of the token in its sequence; at least 0.
+        temperature: At least 0. At 0 the first of the largest logits behind the penalties is taken.
+        top_k: Number of most probable tokens to keep, the lower token first among equals; 0 keeps all.
+        top_p: Keeps each token of which the more probable ones have together a probability below this; equals stay
+            or go together. In (0, 1]; 1 keeps all.
+        min_p: Keeps tokens with at least this fraction of the largest probability, in [0, 1].
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output; above 0.
+        frequency_penalty: Subtracted from a token's logit for each time that it is in the output.
+        presence_penalty: Subtracted from the logits of tokens in the output.
+        prompt_mask: (R, V) bool, tokens of the prompt. Needed by a repetition penalty.
+        output_counts: (R, V) integers, how often each token is in the output. Needed by each of the penalties.
+        logit_bias: (R, V), added to the logits.
+        allowed: (R, V) bool, tokens that may be sampled.
+        num_top: Number of top log-probabilities to return, known when the program is traced.
+        need_logprobs: bool, whether log-probabilities are computed; one for the batch.
+        batch_invariant: With False, plain JAX operations are used, and nothing is promised about bits.
+
+    Returns:
+        A `Sampled`.
+
+    Raises:
+        TypeError: If a dtype is unsupported.
+        ValueError: If a shape does not fit, a known value is out of range, or a penalty comes without what it needs.
+
+    Guarantee: row-invariant: everything in a row of the result depends on that row of the arguments alone.
+    `logprobs` has the bits of `bijax.log_softmax(logits)`.
+
+    Source: E. J. Gumbel, "Statistical theory of extreme values" (1954); "Sampling" of SGLang's deterministic
+    inference (https://lmsys.org/blog/2025-09-22-sglang-deterministic/).
+
+    Example:
+        >>> logits = jnp.array([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0]])
+        >>> sample(logits, seeds=[1, 2], positions=[7, 7], temperature=0.0).tokens.tolist()
+        [1, 0]
+        >>> batch = sample(logits, seeds=[1, 2], positions=[7, 7], top_p=0.9)
+        >>> alone = sample(logits[1:], seeds=[2], positions=[7], top_p=0.9)
+        >>> bool((batch.tokens[1:] == alone.tokens).all())
+        True
+    """
+    request = read_request(
+        logits,
+        seeds=seeds,
+        positions=positions,
+        temperature=temperature,
+        filters={"top_k": top_k, "top_p": top_p, "min_p": min_p},
+        penalties={
+            "repetition_penalty": repetition_penalty,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+        },
+        prompt_mask=prompt_mask,
+        output_counts=output_counts,
+        logit_bias=logit_bias,
+        allowed=allowed,
+        num_top=num_top,
+    )
+    return _sample(request, num_top, need_logprobs, Arithmetic(bool(batch_invariant)))
+
+
+def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arithmetic) -> Sampled:
+    adjusted = adjust(request.logits, request.penalties, request.bias, request.allowed, arithmetic)
+    temperature = request.temperature[:, None]
+    drawing = temperature > 0
+
+    def draw(adjusted: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the scores of the distribution, and those of which the largest is taken."""
+        scores = arithmetic.each(_scale, adjusted, jnp.max(adjusted, axis=-1, keepdims=True), temperature)
+        scores = jnp.where(keep(scores, request.filters, arithmetic), scores, np.float32(-np.inf))
+        perturbed = perturb(scores, request.seeds, request.positions, arithmetic)
+        return scores, jnp.where(drawing, perturbed, adjusted)
+
+    scores, compared = lax.cond(drawing.any(), draw, lambda adjusted: (adjusted, adjusted), adjusted)
+    tokens = first_largest(compared)
+
+    def measure(logits: jax.Array, scores: jax.Array, tokens: jax.Array) -> tuple[jax.Array, ...]:
+        # One call, since it takes long to compile.
+        logprobs, last = jnp.split(arithmetic.log_softmax(jnp.concatenate([logits, scores])), 2)
+        top_logprobs, top_tokens = lax.top_k(logprobs, num_top)
+        sampled = jnp.where(drawing[:, 0], _at(last, tokens), np.float32(0))
+        sampled = jnp.where(tokens == NO_TOKEN, np.float32(np.nan), sampled)
+        return _at(logprobs, tokens), sampled, top_logprobs, top_tokens.astype(jnp.int32)
+
+    def skip(logits: jax.Array, scores: jax.Array, tokens: jax.Array) -> tuple[jax.Array, ...]:
+        rows = logits.shape[0]
+        nothing = [jnp.full((rows, *shape), np.float32(np.nan)) for shape in ((), (), (num_top,))]
+        return (*nothing, jnp.full((rows, num_top), np.int32(NO_TOKEN)))
+
+    found = lax.cond(jnp.asarray(need_logprobs, bool), measure, skip, request.logits, scores, tokens)
+    return Sampled(tokens, *found)
+
+
+def _at(logprobs: jax.Array, tokens: jax.Array) -> jax.Array:
+    found = jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, None], axis=-1)[:, 0]
+    return jnp.where(tokens == NO_TOKEN, np.float32(np.nan), found)
+
+
+@element
+def _scale(x: jax.Array, largest: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Scores of which the largest is 0; nan where the largest is one. Rows at temperature 0 are not looked at."""
+    scaled = (x - largest) / jnp.where(temperature > 0, temperature, np.float32(1))
+    nothing = np.float32(-np.inf)
+    return jnp.where(x == nothing, nothing, jnp.where(x == largest, np.float32(0), scaled))

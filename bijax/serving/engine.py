@@ -1,0 +1,337 @@
+"""The engine: requests in, tokens out, step by step."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bijax.serving.batches import cut
+from bijax.serving.errors import EngineError, QueueFullError
+from bijax.serving.model import Model, Tokenizer
+from bijax.serving.options import EngineOptions
+from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
+from bijax.serving.params import SamplingParams
+from bijax.serving.programs import Programs
+from bijax.serving.requests import make_request
+from bijax.serving.scheduler import Scheduler, Work
+from bijax.serving.sequence import Request
+from bijax.serving.sizes import Sizes
+from bijax.serving.step import Results, Step
+
+
+class Engine:
+    """Serves requests together, each with the bits that it would get alone.
+
+    It runs in the thread that calls it and starts none; see `AsyncEngine` for servers. Its methods must not be called
+    by two threads at once.
+
+    Args:
+        model: The model.
+        tokenizer: For texts and stop strings; None where tokens are enough.
+        eos_token_ids: Tokens that end an output, unless a request ignores them.
+        options: How it works.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If the options do not fit the model.
+
+    Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, the weights and the
+    options `enable_deterministic_inference` and `default_seed` alone: not on other requests, their order and number,
+    chunks, the cache and its pages, preemption, speculation, or the moment.
+
+    Example:
+        >>> from bijax.serving.toy import ToyModel
+        >>> engine = Engine(ToyModel.random(seed=0), options=EngineOptions(num_pages=32, max_running=2))
+        >>> [output] = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=4))
+        >>> len(output.completions[0].tokens), output.completions[0].finish_reason
+        (4, 'length')
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Iterable[int] = (),
+        options: EngineOptions | None = None,
+    ) -> None:
+        self.options = EngineOptions() if options is None else options
+        self.tokenizer = tokenizer
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.max_length = min(model.max_length, self.options.max_length or model.max_length)
+        self.weight_version = "default"
+        self._model = model
+        self._scheduler = Scheduler(
+            num_pages=self.options.num_pages,
+            page_size=self.options.page_size,
+            max_running=self.options.max_running,
+            max_prefill_tokens=self.options.max_prefill_tokens,
+            longest=self.max_length,
+            prefix_cache=self.options.prefix_cache,
+            speculative_tokens=self.options.speculative_tokens,
+        )
+        self._programs = Programs(
+            model,
+            Sizes.choose(
+                max_running=self.options.max_running,
+                max_prefill_tokens=self.options.max_prefill_tokens,
+                speculative_tokens=self.options.speculative_tokens,
+            ),
+            num_pages=self.options.num_pages,
+            page_size=self.options.page_size,
+            table_width=-(-self.max_length // self.options.page_size),
+            batch_invariant=self.options.enable_deterministic_inference,
+        )
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._steps = 0
+        self._paused = False
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[FinishReason] = Counter()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens of the model."""
+        return self._model.vocab_size
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute something."""
+        return bool(self._requests) and not self._paused
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Longest sequence that model and cache have room for."""
+        return min(self.max_length, self.options.num_pages * self.options.page_size)
+
+    def add(
+        self,
+        prompt_tokens: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Takes a request.
+
+        Args:
+            prompt_tokens: At least one token.
+            params: What it asks for.
+            request_id: Its name, which no unfinished request has; one is made up by default.
+            priority: Smaller ones come first. A request that has waited `aging_steps` steps counts as one a priority
+                above, so that each comes first some day.
+
+        Returns:
+            The name.
+
+        Raises:
+            TypeError: If an argument has the wrong type.
+            ValueError: If a token is outside of the vocabulary, the prompt is too long, or the name is taken.
+            QueueFullError: If too many sequences wait.
+        """
+        params = SamplingParams() if params is None else params
+        name = f"request-{self._arrivals}" if request_id is None else request_id
+        if name in self._requests:
+            raise ValueError(f"Engine: request_id {name!r} is that of a request that is not finished.")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"Engine: priority must be an integer, got {priority!r}.")
+        request = make_request(
+            name,
+            prompt_tokens,
+            params,
+            key=(self._steps + priority * self.options.aging_steps, self._arrivals),
+            vocab_size=self.vocab_size,
+            longest=self.max_request_tokens,
+            tokenizer=self.tokenizer,
+            eos_token_ids=self.eos_token_ids,
+            default_seed=self.options.default_seed,
+        )
+        waiting = len(self._scheduler.waiting)
+        if waiting and waiting + params.n > self.options.max_waiting:
+            raise QueueFullError(
+                f"{waiting} sequences wait, and {params.n} more would be above max_waiting={self.options.max_waiting};"
+                " try again later."
+            )
+        self._arrivals += 1
+        self._requests[name] = request
+        for sequence in request.sequences:
+            self._scheduler.add(sequence)
+        self._counts["prompt_tokens"] += len(request.prompt)
+        return name
+
+    def step(self) -> list[RequestOutput]:
+        """Computes one step; returns what the requests that got something have now, cumulatively.
+
+        Raises:
+            EngineError: If requests wait and none can be given work, which is a fault of the engine.
+        """
+        if self._paused:
+            return []
+        self._steps += 1
+        works = self._scheduler.plan()
+        if not works:
+            if self._requests:
+                raise EngineError(f"none of {len(self._requests)} requests could be given work; this is a fault.")
+            return []
+        step = Step(self._programs, cut(works, self._programs.sizes))
+        return self._take(step.read())
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request and frees its pages; returns what it had got, or None if there is no such request."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                sequence.finish("abort")
+                self._scheduler.remove(sequence)
+        return self._finish(request)
+
+    def pause(self) -> None:
+        """Lets steps do nothing until `resume`. Requests keep their pages."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        self._paused = False
+
+    def flush_cache(self) -> None:
+        """Empties the prefix cache."""
+        self._scheduler.flush()
+
+    def update_weights(self, weights: Any, version: str | None = None) -> None:
+        """Takes other weights. Running requests go on with them: their keys and values are computed again.
+
+        Args:
+            weights: What `Model.with_weights` takes.
+            version: Their name in outputs; "1", "2", ... by default.
+
+        Raises:
+            TypeError: If the model does not take weights in that form.
+            ValueError: If they are of another model. The old weights stay.
+        """
+        model = self._model.with_weights(weights)
+        self._model = model
+        self._programs.replace_model(model)
+        for sequence in list(self._scheduler.running):
+            self._scheduler.preempt(sequence)
+        self._scheduler.flush()
+        self._counts["updates"] += 1
+        self.weight_version = str(self._counts["updates"]) if version is None else version
+
+    def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compiles all programs, so that none is compiled while requests run.
+
+        Args:
+            on_progress: Called with the number of shapes that are done, and of all.
+        """
+        self._programs.warm_up(on_progress)
+
+    def stats(self) -> EngineStats:
+        """Returns numbers of this moment."""
+        scheduler = self._scheduler
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_cache_usage=scheduler.usage,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            preemptions=scheduler.preemptions,
+            compilations=self._programs.compiled,
+            prompt_tokens=self._counts["prompt_tokens"],
+            generated_tokens=self._counts["generated_tokens"],
+            drafted_tokens=self._counts["drafted_tokens"],
+            accepted_tokens=self._counts["accepted_tokens"],
+            finished=dict(self._finished),
+            weight_version=self.weight_version,
+        )
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Serves prompts and returns their outputs, in their order.
+
+        Requests that were added before are served beside them, and what they get is not returned.
+
+        Args:
+            prompts: Tokens of each prompt.
+            params: For all, or for each.
+
+        Raises:
+            TypeError: As `add`.
+            ValueError: As `add`, or if there are not as many params as prompts, or the engine is paused.
+        """
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
+        if len(each) != len(prompts):
+            raise ValueError(f"Engine: expected params for each of the {len(prompts)} prompts, got {len(each)}.")
+        if self._paused:
+            raise ValueError("Engine: it is paused; call resume first.")
+        left = list(zip(range(len(prompts)), prompts, each, strict=True))
+        indices: dict[str, int] = {}
+        outputs: dict[int, RequestOutput] = {}
+        try:
+            while left or indices:
+                left = self._add_some(left, indices)
+                for output in self.step():
+                    if output.finished and output.request_id in indices:
+                        outputs[indices.pop(output.request_id)] = output
+        finally:
+            for name in indices:
+                self.abort(name)
+        return [outputs[index] for index in range(len(prompts))]
+
+    def _add_some(
+        self, left: list[tuple[int, Sequence[int], SamplingParams]], indices: dict[str, int]
+    ) -> list[tuple[int, Sequence[int], SamplingParams]]:
+        """Adds prompts until the queue is full; returns the others."""
+        for place, (index, prompt, params) in enumerate(left):
+            try:
+                indices[self.add(prompt, params)] = index
+            except QueueFullError:
+                return left[place:]
+        return []
+
+    def _take(self, results: Results) -> list[RequestOutput]:
+        """Gives sequences what a step has brought."""
+        changed: dict[str, Request] = {}
+        for work in results.works:
+            sequence, request = work.sequence, work.sequence.request
+            request.prompt_logprobs += results.scored.get(work, [])
+            before = len(sequence.tokens)
+            self._append(work, results)
+            if work.reaches_end:
+                # Behind drafts that were not what the model samples, nothing counts.
+                length = work.start + len(work.tokens) - work.drafts + max(0, len(sequence.tokens) - before - 1)
+            else:
+                length = work.start + len(work.tokens)
+            self._scheduler.computed(sequence, length)
+            if sequence.finish_reason is not None:
+                self._scheduler.remove(sequence)
+            if work.reaches_end:
+                request.weight_version = self.weight_version
+                changed[request.id] = request
+        return [self._finish(r) if r.finished else r.output() for r in changed.values()]
+
+    def _append(self, work: Work, results: Results) -> None:
+        sequence, params = work.sequence, work.sequence.request.params
+        if work.reaches_end and not params.max_new_tokens:
+            sequence.finish("length")
+        drafts: Mapping[int, int] = dict(enumerate(work.tokens[len(work.tokens) - work.drafts :]))
+        for place, sampled in enumerate(results.sampled.get(work, [])):
+            if sampled.token < 0:
+                sequence.finish("abort", "the model's logits hold nan, or no token is allowed")
+                return
+            sequence.append(sampled.token, sampled if params.logprobs else None, longest=self.max_length)
+            self._counts["generated_tokens"] += 1
+            if sequence.finish_reason is not None or drafts.get(place) != sampled.token:
+                break
+            self._counts["accepted_tokens"] += 1
+        self._counts["drafted_tokens"] += work.drafts
+
+    def _finish(self, request: Request) -> RequestOutput:
+        del self._requests[request.id]
+        for sequence in request.sequences:
+            if sequence.finish_reason is not None:
+                self._finished[sequence.finish_reason] += 1
+        return request.output()

@@ -1,0 +1,68 @@
+"""What the engine asks of a model."""
+
+from typing import Any, Protocol, Self
+
+import jax
+import numpy as np
+
+
+class Model(Protocol):
+    """A language model with a paged cache of keys and values, or of whatever it keeps of each token.
+
+    The engine calls the methods with NumPy arrays of a few fixed shapes, outside of `jax.jit`; the model compiles what
+    it likes, once for each shape. `flax_layers.models.ServedLlama` is one such model.
+
+    For the engine's promise, `extend` and `logits` must be row-invariant: what they return for a token may depend on
+    the tokens up to it in its own sequence, and neither on the batch, nor on how the sequence was cut into calls, nor
+    on which pages hold it.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, those that `logits` returns columns for."""
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, in tokens."""
+
+    def init_pages(self, num_pages: int, page_size: int) -> Any:
+        """Returns an empty cache of `num_pages` pages that hold `page_size` tokens each."""
+
+    def extend(
+        self, pages: Any, tokens: np.ndarray, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray
+    ) -> tuple[jax.Array, Any]:
+        """Appends tokens to sequences: prompts, parts of them, or one token each.
+
+        Args:
+            pages: The cache. It is used up.
+            tokens: (B, T) int32, each sequence padded at its end.
+            page_table: (B, n) int32: page i of a sequence holds its positions from i * page_size on. Entries behind
+                the last position of a sequence have no meaning.
+            start: (B,) int32, tokens that each sequence has in the cache already.
+            lengths: (B,) int32, new tokens of each sequence, from 0 to T. A row with 0 is padding: nothing of it may be
+                written.
+
+        Returns:
+            hidden (B, T, ...), of which the first lengths[b] of a sequence are meant, and the cache with the tokens.
+        """
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps rows of hidden (R, ...) to float32 logits (R, vocab_size)."""
+
+    def plain(self) -> Self:
+        """Returns the model with the same weights and stock JAX operations, which promises nothing about bits."""
+
+    def with_weights(self, weights: Any) -> Self:
+        """Returns the model with other weights, in whatever form it takes them, and the compiled programs of this one.
+
+        Raises:
+            TypeError: If it does not take weights in that form.
+            ValueError: If they are of another model.
+        """
+
+
+class Tokenizer(Protocol):
+    """What the engine asks of a tokenizer, for texts and stop strings."""
+
+    def decode(self, tokens: list[int]) -> str:
+        """Returns the text of tokens; incomplete characters as U+FFFD."""

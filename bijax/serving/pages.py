@@ -1,0 +1,53 @@
+"""Pages of the cache, counted by those who hold them."""
+
+
+class PagePool:
+    """Pages that are free or held, each by one or more.
+
+    Args:
+        num_pages: Number of pages.
+
+    Example:
+        >>> pool = PagePool(2)
+        >>> page = pool.take()
+        >>> pool.hold(page), pool.release(page), pool.free
+        (None, None, 1)
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._holders = [0] * num_pages
+
+    @property
+    def free(self) -> int:
+        """Number of pages that nobody holds."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """Returns a free page, held once.
+
+        Raises:
+            IndexError: If there is none.
+        """
+        page = self._free.pop()
+        self._holders[page] = 1
+        return page
+
+    def hold(self, page: int) -> None:
+        """Holds a page that somebody holds once more."""
+        if not self._holders[page]:
+            raise ValueError(f"page {page} is free; only a page that somebody holds can be shared.")
+        self._holders[page] += 1
+
+    def release(self, page: int) -> None:
+        """Gives up one hold of a page; the last one frees it."""
+        if not self._holders[page]:
+            raise ValueError(f"page {page} is free already.")
+        self._holders[page] -= 1
+        if not self._holders[page]:
+            self._free.append(page)
+
+    def holders(self, page: int) -> int:
+        """Returns how often a page is held."""
+        return self._holders[page]

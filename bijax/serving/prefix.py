@@ -1,0 +1,129 @@
+"""The prefix cache: a radix tree whose edges are pages of tokens."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bijax.serving.pages import PagePool
+
+type Chunk = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class _Node:
+    page: int
+    parent: "_Node | None"
+    chunk: Chunk = ()
+    children: dict[Chunk, "_Node"] = field(default_factory=dict)
+
+
+class PrefixCache:
+    """Keeps full pages of what was computed, and finds them again by the tokens from the start of a sequence on.
+
+    The cache is one of the holders of its pages. It gives up those that it alone holds, the least recently used first.
+
+    Args:
+        pool: Where the pages are from.
+        page_size: Tokens of a page.
+
+    Example:
+        >>> pool = PagePool(4)
+        >>> cache = PrefixCache(pool, page_size=2)
+        >>> cache.insert([5, 6, 7], [pool.take()])
+        >>> cache.match([5, 6, 9, 9], limit=3)
+        [0]
+    """
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._root = _Node(-1, None)
+        # The least recently used first; a node always before its parent.
+        self._nodes: OrderedDict[_Node, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def match(self, tokens: Sequence[int], *, limit: int) -> list[int]:
+        """Returns the pages that hold the longest known start of the tokens, and holds each of them once more.
+
+        Args:
+            tokens: The sequence.
+            limit: Number of tokens that may be matched at most.
+        """
+        path = self._path(tokens, limit)
+        self._touch(path)
+        for node in path:
+            self._pool.hold(node.page)
+        return [node.page for node in path]
+
+    def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """Adds the full pages of a sequence, of which those behind the tokens and those already known are left out.
+
+        Args:
+            tokens: Tokens whose keys and values are computed.
+            pages: The pages that hold them, from the start of the sequence on.
+        """
+        node, path = self._root, []
+        for page, chunk in zip(pages, self._chunks(tokens, len(tokens)), strict=False):
+            child = node.children.get(chunk)
+            if child is None:
+                self._pool.hold(page)
+                child = node.children[chunk] = _Node(page, node, chunk)
+            node = child
+            path.append(node)
+        self._touch(path)
+
+    def evict(self, number: int) -> int:
+        """Gives up pages that nobody else holds; returns how many, at most `number`."""
+        evicted = 0
+        for node in list(self._nodes):
+            if evicted == number:
+                break
+            if not node.children and self._pool.holders(node.page) == 1:
+                self._remove(node)
+                evicted += 1
+        return evicted
+
+    def evictable(self) -> int:
+        """Returns how many pages the cache alone holds and can give up."""
+        kept: set[_Node] = set()
+        number = 0
+        for node in self._nodes:  # a node before its parent
+            if node in kept or self._pool.holders(node.page) > 1:
+                if node.parent is not None:
+                    kept.add(node.parent)
+            else:
+                number += 1
+        return number
+
+    def clear(self) -> None:
+        """Gives up all pages."""
+        for node in list(self._nodes):
+            self._remove(node)
+
+    def _chunks(self, tokens: Sequence[int], limit: int) -> list[Chunk]:
+        size = self._page_size
+        return [tuple(tokens[i : i + size]) for i in range(0, min(limit, len(tokens)) - size + 1, size)]
+
+    def _path(self, tokens: Sequence[int], limit: int) -> list[_Node]:
+        node, path = self._root, []
+        size = self._page_size
+        for start in range(0, min(limit, len(tokens)) - size + 1, size):
+            child = node.children.get(tuple(tokens[start : start + size]))
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def _touch(self, path: list[_Node]) -> None:
+        for node in reversed(path):
+            self._nodes[node] = None
+            self._nodes.move_to_end(node)
+
+    def _remove(self, node: _Node) -> None:
+        del self._nodes[node]
+        if node.parent is not None:
+            node.parent.children.pop(node.chunk, None)
+        self._pool.release(node.page)

@@ -1,0 +1,194 @@
+"""What is computed on the device: models and sampling, in batches of few sizes."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.sampling import Sampled, sample
+from bijax.sampling._arithmetic import Arithmetic
+from bijax.serving.model import Model
+from bijax.serving.params import MAX_TOP_LOGPROBS
+from bijax.serving.sizes import Sizes
+
+
+class Rows(NamedTuple):
+    """What rows of logits are sampled with; (R,) each, `extras` apart.
+
+    Attributes:
+        seeds: (R, 2) uint32.
+        positions: int32.
+        temperature: float32.
+        top_k: int32.
+        top_p: float32.
+        min_p: float32.
+        need_logprobs: bool, one for all.
+        extras: What penalties, biases and bans need; None where no row has any.
+    """
+
+    seeds: np.ndarray
+    positions: np.ndarray
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    min_p: np.ndarray
+    need_logprobs: np.ndarray
+    extras: "Extras | None" = None
+
+
+class Extras(NamedTuple):
+    """Arrays (R, V) and (R,) for `sample`."""
+
+    repetition_penalty: np.ndarray
+    frequency_penalty: np.ndarray
+    presence_penalty: np.ndarray
+    prompt_mask: np.ndarray
+    output_counts: np.ndarray
+    logit_bias: np.ndarray
+    allowed: np.ndarray
+
+
+class Scored(NamedTuple):
+    """Log-probabilities of given tokens, (R,) float32, and the largest ones, (R, top)."""
+
+    logprobs: jax.Array
+    top_logprobs: jax.Array
+    top_tokens: jax.Array
+
+
+class Programs:
+    """Runs a model and samples, and keeps the cache.
+
+    Args:
+        model: The model.
+        sizes: Of the batches.
+        num_pages: Pages of the cache.
+        page_size: Tokens of a page.
+        table_width: Entries of a page table.
+        batch_invariant: Whether bits are to be the same in any batch.
+
+    Attributes:
+        compiled: Number of programs, by what has been run: one for each shape.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sizes: Sizes,
+        *,
+        num_pages: int,
+        page_size: int,
+        table_width: int,
+        batch_invariant: bool,
+    ) -> None:
+        self.model = model if batch_invariant else model.plain()
+        self.sizes = sizes
+        self.table_width = table_width
+        self.top = min(MAX_TOP_LOGPROBS, model.vocab_size)
+        self._batch_invariant = batch_invariant
+        self._num_pages = num_pages
+        self._page_size = page_size
+        self._pages = self.model.init_pages(num_pages, page_size)
+        self._known: set[tuple[Any, ...]] = set()
+
+    @property
+    def compiled(self) -> int:
+        """Number of programs that have run."""
+        return len(self._known)
+
+    def replace_model(self, model: Model) -> None:
+        """Takes a model with other weights. What the cache holds has no meaning any more."""
+        self.model = model if self._batch_invariant else model.plain()
+
+    def extend(self, tokens: np.ndarray, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> jax.Array:
+        """Appends tokens (B, T) to sequences; returns hidden (B, T, ...)."""
+        self._known.add(("extend", tokens.shape))
+        hidden, self._pages = self.model.extend(self._pages, tokens, page_table, start, lengths)
+        return hidden
+
+    def logits(self, hidden: jax.Array, index: np.ndarray) -> jax.Array:
+        """Returns the logits (R, V) of the tokens `index` (R,) of hidden (B, T, ...), counted row by row."""
+        self._known |= {("take", hidden.shape, index.shape), ("logits", index.shape)}
+        return self.model.logits(_take(hidden, index))
+
+    def sample(self, logits: jax.Array, rows: Rows) -> Sampled:
+        """Samples a token from each row of logits."""
+        self._known.add(("sample", logits.shape, rows.extras is None))
+        sampled: Sampled = _sample(logits, rows, self.top, self._batch_invariant)
+        return sampled
+
+    def score(self, logits: jax.Array, tokens: np.ndarray) -> Scored:
+        """Returns the log-probabilities of tokens (R,)."""
+        self._known.add(("score", logits.shape))
+        scored: Scored = _score(logits, tokens, self.top, self._batch_invariant)
+        return scored
+
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
+        """Runs each program once, on rows of padding.
+
+        Args:
+            on_progress: Called with the number of shapes that are done, and of all.
+        """
+        shapes = self.sizes.shapes
+        sampled: set[int] = set()
+        for done, (rows, tokens) in enumerate(shapes):
+            on_progress(done, len(shapes))
+            zeros = np.zeros(rows, np.int32)
+            hidden = self.extend(
+                np.zeros((rows, tokens), np.int32), np.zeros((rows, self.table_width), np.int32), zeros, zeros
+            )
+            logits = self.logits(hidden, zeros)
+            if rows not in sampled:
+                sampled.add(rows)
+                plain = empty_rows(rows)
+                self.sample(logits, plain)
+                self.sample(logits, plain._replace(extras=empty_extras(rows, self.model.vocab_size)))
+                self.score(logits, zeros)
+            jax.block_until_ready(logits)
+        on_progress(len(shapes), len(shapes))
+
+
+def empty_rows(rows: int) -> Rows:
+    """Returns parameters of rows of padding."""
+    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+    integers = np.zeros(rows, np.int32)
+    return Rows(np.zeros((rows, 2), np.uint32), integers, zeros, integers, ones, zeros, np.array(False))
+
+
+def empty_extras(rows: int, vocab_size: int) -> Extras:
+    """Returns extras that change nothing."""
+    shape = (rows, vocab_size)
+    zeros = np.zeros(rows, np.float32)
+    return Extras(
+        np.ones(rows, np.float32),
+        zeros,
+        zeros,
+        np.zeros(shape, bool),
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.float32),
+        np.ones(shape, bool),
+    )
+
+
+@jax.jit
+def _take(hidden: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take(hidden.reshape(-1, *hidden.shape[2:]), index, axis=0)
+
+
+@functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))
+def _sample(logits: jax.Array, rows: Rows, top: int, batch_invariant: bool) -> Sampled:
+    given = rows._asdict()
+    extras = given.pop("extras")
+    more = {} if extras is None else extras._asdict()
+    return sample(logits, **given, **more, num_top=top, batch_invariant=batch_invariant)
+
+
+@functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))
+def _score(logits: jax.Array, tokens: jax.Array, top: int, batch_invariant: bool) -> Scored:
+    logprobs = Arithmetic(batch_invariant).log_softmax(logits)
+    found = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    top_logprobs, top_tokens = jax.lax.top_k(logprobs, top)
+    return Scored(found, top_logprobs, top_tokens.astype(jnp.int32))

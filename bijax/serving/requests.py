@@ -1,0 +1,90 @@
+"""Making requests from what callers give."""
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+import numpy as np
+
+from bijax.serving.model import Tokenizer
+from bijax.serving.params import SamplingParams
+from bijax.serving.sequence import Request, Sequence, seed_of
+from bijax.serving.text import TextStream
+
+
+def make_request(
+    name: str,
+    prompt: Items[int],
+    params: SamplingParams,
+    *,
+    key: tuple[int, int],
+    vocab_size: int,
+    longest: int,
+    tokenizer: Tokenizer | None,
+    eos_token_ids: frozenset[int],
+    default_seed: int | None,
+) -> Request:
+    """Returns a request with its sequences.
+
+    Args:
+        name: Its name.
+        prompt: Tokens.
+        params: What it asks for.
+        key: Its place in the order of all requests.
+        vocab_size: Of the model.
+        longest: Tokens that there is room for.
+        tokenizer: For its texts, or None.
+        eos_token_ids: End-of-text tokens of the model.
+        default_seed: If it names none; None for a hash of the prompt.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a token is outside of the vocabulary, or the prompt is empty or too long.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"Engine: request_id must be a string, got {name!r}.")
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"Engine: params must be SamplingParams, got {type(params).__name__}.")
+    tokens = _tokens(prompt, vocab_size)
+    params.check_tokens(vocab_size)
+    if params.stop and tokenizer is None:
+        raise ValueError("Engine: stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
+    room = longest - (1 if params.max_new_tokens else 0)
+    if len(tokens) > room:
+        raise ValueError(
+            f"Engine: the prompt must have at most {room} tokens, which model and cache have room for, got"
+            f" {len(tokens)}."
+        )
+    seed = params.seed if params.seed is not None else default_seed
+    seed = seed_of(tokens) if seed is None else seed
+    request = Request(name, tokens, params, key, vocab_size)
+    stop_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+    request.sequences = [
+        Sequence(
+            request,
+            index,
+            (seed + index) % 2**64,
+            list(tokens),
+            stop_tokens,
+            None if tokenizer is None else TextStream(tokenizer, params.stop),
+        )
+        for index in range(params.n)
+    ]
+    return request
+
+
+def _tokens(prompt: Any, vocab_size: int) -> tuple[int, ...]:
+    if isinstance(prompt, (str, bytes)):
+        raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}; encode it first.")
+    if isinstance(prompt, np.ndarray):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, Items):
+        raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}.")
+    wrong = [t for t in prompt if isinstance(t, bool) or not isinstance(t, (int, np.integer))]
+    if wrong:
+        raise TypeError(f"Engine: the tokens of a prompt must be integers, got {wrong[0]!r}.")
+    if not prompt:
+        raise ValueError("Engine: a prompt must have at least one token, got none.")
+    outside = [t for t in prompt if not 0 <= t < vocab_size]
+    if outside:
+        raise ValueError(f"Engine: the tokens of a prompt must be from 0 to {vocab_size - 1}, got {outside[0]}.")
+    return tuple(map(int, prompt))

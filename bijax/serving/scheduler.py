@@ -1,0 +1,239 @@
+"""Who is computed in a step, and in which pages."""
+
+import bisect
+from dataclasses import dataclass
+
+from bijax.serving.drafts import look_up
+from bijax.serving.pages import PagePool
+from bijax.serving.prefix import PrefixCache
+from bijax.serving.sequence import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Tokens of a sequence that are computed in a step: those from `sequence.computed` on, and then drafts.
+
+    Attributes:
+        sequence: The sequence.
+        start: Tokens that are in its pages.
+        tokens: The new ones, drafts included.
+        reaches_end: Whether the next token can be sampled after this.
+        drafts: Number of drafts among them.
+    """
+
+    sequence: Sequence
+    start: int
+    tokens: tuple[int, ...]
+    reaches_end: bool
+    drafts: int = 0
+
+
+class Scheduler:
+    """Gives sequences pages and turns.
+
+    All sequences stand in one order, their keys. The first ones get pages; where there are none, the prefix cache gives
+    up some, then the last running sequence loses its own and is computed again later. So the first of all always gets
+    on, and each becomes the first some day.
+
+    Args:
+        num_pages: Pages of the cache.
+        page_size: Tokens of a page.
+        max_running: Sequences that hold pages at most.
+        max_prefill_tokens: Tokens of prompts that are computed in a step at most.
+        longest: Longest sequence, in tokens.
+        prefix_cache: Whether pages are kept for later requests.
+        speculative_tokens: Drafts of a sequence in a step at most.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_running: int,
+        max_prefill_tokens: int,
+        longest: int,
+        prefix_cache: bool,
+        speculative_tokens: int,
+    ) -> None:
+        self.pool = PagePool(num_pages)
+        self.prefix = PrefixCache(self.pool, page_size) if prefix_cache else None
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._page_size = page_size
+        self._max_running = max_running
+        self._max_prefill_tokens = max_prefill_tokens
+        self._longest = longest
+        self._speculative_tokens = speculative_tokens
+
+    def add(self, sequence: Sequence) -> None:
+        """Puts a sequence in its place among those that wait."""
+        bisect.insort(self.waiting, sequence, key=lambda s: s.key)
+
+    def plan(self) -> list[Work]:
+        """Returns the work of the next step, and gives it pages."""
+        budget = self._max_prefill_tokens
+        works: list[Work] = []
+        # More than so many of those that wait cannot be taken in one step.
+        candidates = [*self.running, *self.waiting[: self._max_running]]
+        for sequence in sorted(candidates, key=lambda s: s.key):
+            if sequence not in self.running:
+                if budget == 0 or self._waits_for_sibling(sequence):
+                    continue
+                if not self._admit(sequence):
+                    break  # no later one runs any more, and none must take the pages that it waits for
+            elif sequence.missing > 1 and budget == 0:
+                continue
+            work = self._work(sequence, budget)
+            if work is not None:
+                works.append(work)
+                if sequence.missing > 1:
+                    budget -= len(work.tokens)
+        return works
+
+    def computed(self, sequence: Sequence, length: int) -> None:
+        """Notes that the first `length` tokens of a sequence are in its pages."""
+        sequence.computed = length
+        full = length // self._page_size
+        if self.prefix is not None and full > sequence.inserted:
+            self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
+            sequence.inserted = full
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out, and its pages from it."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._release(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Takes the pages of a running sequence; it will be computed again."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.preemptions += 1
+        sequence.preempted = True
+        self.add(sequence)
+
+    def flush(self) -> None:
+        """Empties the prefix cache. Pages of running sequences stay theirs."""
+        if self.prefix is not None:
+            self.prefix.clear()
+
+    @property
+    def usage(self) -> float:
+        """Fraction of the pages that sequences hold."""
+        kept = self.prefix.evictable() if self.prefix is not None else 0
+        return 1 - (self.pool.free + kept) / self.pool.num_pages
+
+    def _work(self, sequence: Sequence, budget: int) -> Work | None:
+        start, missing = sequence.computed, sequence.missing
+        count = min(missing, budget) if missing > 1 else 1
+        if not self._grow(sequence, start + count):
+            return None
+        tokens = sequence.tokens[start : start + count]
+        if missing > 1 or not self._speculative_tokens:
+            return Work(sequence, start, tuple(tokens), count == missing)
+        drafts = self._drafts(sequence)
+        return Work(sequence, start, (*tokens, *drafts), True, len(drafts))
+
+    def _drafts(self, sequence: Sequence) -> list[int]:
+        """Returns drafts for which there is room in pages that nobody has to give up."""
+        params = sequence.request.params
+        wanted = min(
+            self._speculative_tokens,
+            params.max_new_tokens - (len(sequence.tokens) - len(sequence.request.prompt)) - 1,
+            self._longest - len(sequence.tokens) - 1,
+        )
+        if wanted < 1:
+            return []
+        drafts = look_up(sequence.tokens, wanted)
+        room = (len(sequence.pages) + self.pool.free) * self._page_size - len(sequence.tokens)
+        drafts = drafts[: max(0, room)]
+        if drafts:
+            self._grow(sequence, len(sequence.tokens) + len(drafts))
+        return drafts
+
+    def _admit(self, sequence: Sequence) -> bool:
+        if len(self.running) >= self._max_running and not self._preempt_later(sequence):
+            return False
+        pages = self._find_prefix(sequence)
+        needed = self._pages(len(sequence.tokens)) - len(pages)
+        while not self._reclaim(needed):
+            if not self._preempt_later(sequence):
+                for page in pages:
+                    self.pool.release(page)
+                return False
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.pages = pages + [self.pool.take() for _ in range(needed)]
+        sequence.computed = len(pages) * self._page_size
+        sequence.inserted = len(pages)
+        in_prompt = min(sequence.computed, len(sequence.request.prompt))
+        if not sequence.preempted:
+            self.prefix_queries += len(sequence.request.prompt)
+            self.prefix_hits += in_prompt
+            if sequence.index == 0:
+                sequence.request.cached_tokens = in_prompt
+        return True
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """Returns held pages with the start of a sequence."""
+        limit = len(sequence.tokens) - 1  # the last token must be computed, since the next one is sampled behind it
+        scored = sequence.request.next_prompt_logprob if sequence.index == 0 else None
+        if scored is not None:
+            limit = min(limit, scored - 1)
+        if self.prefix is not None:
+            return self.prefix.match(sequence.tokens, limit=limit)
+        # Outputs of one prompt share its pages all the same.
+        first = sequence.request.sequences[0]
+        shared = min(limit, first.computed, len(sequence.request.prompt)) // self._page_size
+        pages = first.pages[:shared] if first is not sequence else []
+        for page in pages:
+            self.pool.hold(page)
+        return pages
+
+    def _waits_for_sibling(self, sequence: Sequence) -> bool:
+        """Whether the first output of the request is still computing the prompt, whose pages this one will share."""
+        first = sequence.request.sequences[0]
+        return first is not sequence and first.finish_reason is None and first.computed < len(sequence.request.prompt)
+
+    def _grow(self, sequence: Sequence, length: int) -> bool:
+        """Gives a running sequence pages for its first `length` tokens; False if it was preempted instead."""
+        needed = self._pages(length) - len(sequence.pages)
+        while needed > 0 and not self._reclaim(needed):
+            if not self._preempt_later(sequence):
+                self.preempt(sequence)
+                return False
+        sequence.pages.extend(self.pool.take() for _ in range(needed))
+        return True
+
+    def _reclaim(self, needed: int) -> bool:
+        """Whether so many pages are free, after the prefix cache has given up what it must."""
+        lacking = needed - self.pool.free
+        if lacking <= 0:
+            return True
+        if self.prefix is None or self.prefix.evictable() < lacking:
+            return False
+        self.prefix.evict(lacking)
+        return True
+
+    def _preempt_later(self, sequence: Sequence) -> bool:
+        """Preempts the last running sequence that comes after this one; False if there is none."""
+        last = max(self.running, key=lambda s: s.key, default=None)
+        if last is None or last.key <= sequence.key:
+            return False
+        self.preempt(last)
+        return True
+
+    def _release(self, sequence: Sequence) -> None:
+        for page in sequence.pages:
+            self.pool.release(page)
+        sequence.pages = []
+        sequence.computed = sequence.inserted = 0
+
+    def _pages(self, length: int) -> int:
+        return -(-length // self._page_size)

@@ -1,0 +1,203 @@
+"""Requests and their sequences while the engine works on them."""
+
+import functools
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bijax.serving.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
+from bijax.serving.params import SamplingParams
+from bijax.serving.text import TextStream
+
+type Key = tuple[int, int, int]
+"""Whose turn it is: the smaller comes first."""
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One output of a request.
+
+    Attributes:
+        request: The request.
+        index: Which of its outputs this is.
+        seed: Of its random numbers, from 0 to 2**64 - 1.
+        tokens: Prompt and output.
+        stop_tokens: Tokens that end it.
+        text: Its text; None without a tokenizer.
+        computed: Number of tokens whose keys and values are in the pages.
+        pages: The pages.
+        inserted: Number of pages that the prefix cache was given.
+        preempted: Whether it has lost its pages once.
+        logprobs: Of the output.
+        finish_reason: See `Completion`.
+        stop_reason: See `Completion`.
+    """
+
+    request: "Request"
+    index: int
+    seed: int
+    tokens: list[int]
+    stop_tokens: frozenset[int]
+    text: TextStream | None
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    inserted: int = 0
+    preempted: bool = False
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def key(self) -> Key:
+        """Its place in the order of all sequences."""
+        return (*self.request.key, self.index)
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens sampled so far."""
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def missing(self) -> int:
+        """Number of tokens that are to be computed before the next one can be sampled."""
+        return len(self.tokens) - self.computed
+
+    @functools.cached_property
+    def counts(self) -> "np.ndarray":
+        """(V,) int32, how often each token is in the output. Made when a penalty needs it."""
+        return np.bincount(self.output, minlength=self.request.vocab_size).astype(np.int32)
+
+    def append(self, token: int, logprob: TokenLogprob | None, *, longest: int) -> None:
+        """Takes a token, and finds out whether it ends the sequence.
+
+        Args:
+            token: The token.
+            logprob: Its log-probability, if the request asked for it.
+            longest: Number of tokens, prompt included, at which the sequence ends at the latest.
+        """
+        params = self.request.params
+        self.tokens.append(token)
+        if "counts" in self.__dict__:
+            self.counts[token] += 1
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        length = len(self.tokens) - len(self.request.prompt)
+        may_stop = length >= params.min_new_tokens
+        if token in self.stop_tokens and may_stop:
+            self.finish("stop", token)
+            return
+        if self.text is not None:
+            before = len(self.text)
+            self.text.add(token)
+            found = self.text.find_stop(len(self.text) - before) if may_stop else None
+            if found is not None:
+                self.finish("stop", found)
+                return
+        if length >= params.max_new_tokens or len(self.tokens) >= longest:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """Ends the sequence."""
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        if self.text is not None:
+            self.text.finish()
+
+    def completion(self) -> Completion:
+        """Returns what it has got so far."""
+        text = None
+        if self.text is not None:
+            text = self.text.sure if self.finish_reason is None else self.text.whole
+        return Completion(
+            self.index, tuple(self.output), text, tuple(self.logprobs), self.finish_reason, self.stop_reason
+        )
+
+
+@dataclass(eq=False)
+class Request:
+    """A request.
+
+    Attributes:
+        id: Its name.
+        prompt: Tokens.
+        params: What it asks for.
+        key: Its place in the order of all requests.
+        vocab_size: Of the model.
+        sequences: Its outputs.
+        prompt_logprobs: Those that are there, from `logprob_start_len` on.
+        cached_tokens: Tokens of the prompt that came from the prefix cache.
+        weight_version: Of the weights with which the last token was computed.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    key: tuple[int, int]
+    vocab_size: int
+    sequences: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    cached_tokens: int = 0
+    weight_version: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.params.prompt_logprobs and self.params.logprob_start_len == 0:
+            self.prompt_logprobs.append(None)
+
+    @property
+    def next_prompt_logprob(self) -> int | None:
+        """The first token of the prompt whose log-probability is wanted and not there; None if there is none."""
+        if not self.params.prompt_logprobs:
+            return None
+        position = self.params.logprob_start_len + len(self.prompt_logprobs)
+        return position if position < len(self.prompt) else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all outputs are finished."""
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @functools.cached_property
+    def in_prompt(self) -> "np.ndarray":
+        """(V,) bool, tokens of the prompt."""
+        return np.bincount(self.prompt, minlength=self.vocab_size) > 0
+
+    @functools.cached_property
+    def bias(self) -> "np.ndarray":
+        """(V,) float32, the logit bias."""
+        bias = np.zeros(self.vocab_size, np.float32)
+        bias[list(self.params.logit_bias)] = list(self.params.logit_bias.values())
+        return bias
+
+    @functools.cached_property
+    def allowed(self) -> "np.ndarray":
+        """(V,) bool, tokens that may be sampled."""
+        chosen = self.params.allowed_token_ids
+        allowed = np.full(self.vocab_size, chosen is None)
+        allowed[list(chosen or ())] = True
+        return allowed
+
+    def output(self) -> RequestOutput:
+        """Returns what it has got so far."""
+        logprobs = None
+        if self.params.prompt_logprobs and self.next_prompt_logprob is None:
+            logprobs = tuple(self.prompt_logprobs)
+        return RequestOutput(
+            self.id,
+            self.prompt,
+            tuple(sequence.completion() for sequence in self.sequences),
+            self.finished,
+            logprobs,
+            self.cached_tokens,
+            self.weight_version,
+        )
+
+
+def seed_of(prompt: tuple[int, ...]) -> int:
+    """Returns the seed of a request that names none: a hash of its prompt, so that the same request samples the same.
+
+    Example:
+        >>> seed_of((1, 2)) == seed_of((1, 2)), seed_of((1, 2)) == seed_of((1, 3))
+        (True, False)
+    """
+    digest = hashlib.blake2b(np.asarray(prompt, "<i8").tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

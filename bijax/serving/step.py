@@ -1,0 +1,104 @@
+"""One step on the device: dispatched first, read later."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from bijax.sampling import Sampled
+from bijax.serving.batches import Batch, Place, sampled_places, sampling_rows, scored_places
+from bijax.serving.outputs import TokenLogprob
+from bijax.serving.programs import Programs, Scored
+from bijax.serving.scheduler import Work
+
+
+@dataclass
+class Results:
+    """What a step has brought.
+
+    Attributes:
+        works: The work that was done.
+        sampled: For each work at the end of its sequence the tokens sampled: the next one, and one behind each draft.
+        scored: For each work the log-probabilities of tokens of its prompt, in order.
+    """
+
+    works: list[Work] = field(default_factory=list)
+    sampled: dict[Work, list[TokenLogprob]] = field(default_factory=dict)
+    scored: dict[Work, list[TokenLogprob]] = field(default_factory=dict)
+
+
+class Step:
+    """The work of a step on its way through the device.
+
+    Args:
+        programs: Where it is computed.
+        batches: The work.
+    """
+
+    def __init__(self, programs: Programs, batches: Iterable[Batch]) -> None:
+        self._works: list[Work] = []
+        self._sampled: list[tuple[list[Place], Sampled]] = []
+        self._scored: list[tuple[list[Place], list[int], Scored]] = []
+        for batch in batches:
+            self._works += batch.works
+            self._dispatch(programs, batch)
+
+    def _dispatch(self, programs: Programs, batch: Batch) -> None:
+        rows, width = batch.shape
+        hidden = programs.extend(*batch.arrays(programs.table_width))
+
+        def logits(places: list[Place]) -> jax.Array:
+            index = np.zeros(rows, np.int32)
+            index[: len(places)] = [place.row * width + place.offset for place in places]
+            return programs.logits(hidden, index)
+
+        for places in _slices(sampled_places(batch), rows):
+            given = sampling_rows(places, rows, programs.model.vocab_size)
+            self._sampled.append((places, programs.sample(logits(places), given)))
+        for places in _slices(scored_places(batch), rows):
+            tokens = [place.work.sequence.tokens[place.work.start + place.offset + 1] for place in places]
+            padded = np.array(tokens + [0] * (rows - len(tokens)), np.int32)
+            self._scored.append((places, tokens, programs.score(logits(places), padded)))
+
+    def read(self) -> Results:
+        """Waits for the device and returns what it computed."""
+        results = Results(self._works)
+        for places, sampled in self._sampled:
+            found = _host(sampled)
+            for row, place in enumerate(places):
+                params = place.work.sequence.request.params
+                results.sampled.setdefault(place.work, []).append(
+                    TokenLogprob(
+                        float(found.logprobs[row]),
+                        int(found.tokens[row]),
+                        _top(found.top_logprobs[row], found.top_tokens[row], params.top_logprobs),
+                        float(found.sampled_logprobs[row]),
+                    )
+                )
+        for places, tokens, scored in self._scored:
+            measured = _host(scored)
+            for row, (place, token) in enumerate(zip(places, tokens, strict=True)):
+                top = place.work.sequence.request.params.top_logprobs
+                results.scored.setdefault(place.work, []).append(
+                    TokenLogprob(
+                        float(measured.logprobs[row]),
+                        token,
+                        _top(measured.top_logprobs[row], measured.top_tokens[row], top),
+                    )
+                )
+        return results
+
+
+def _slices(places: list[Place], size: int) -> list[list[Place]]:
+    return [places[i : i + size] for i in range(0, len(places), size)]
+
+
+def _host[T](arrays: T) -> T:
+    on_host: T = jax.tree.map(np.asarray, arrays)
+    return on_host
+
+
+def _top(logprobs: Any, tokens: Any, number: int) -> tuple[tuple[float, int], ...]:
+    return tuple((float(p), int(t)) for p, t in zip(logprobs[:number], tokens[:number], strict=True))
