@@ -1,17 +1,12 @@
 """The server on the real engine, with a tiny model: the same request, the same bits, whatever the traffic."""
 
-import http.client
-import json
-import random
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions
 from bijax.serving.toy import ToyModel
-from tests.serving.determinism_client import MODES, Client, answer, run
+from tests.serving.determinism_client import MODES, Client, run
 from tests.serving.fake_engine import END, VOCABULARY, ByteTokenizer
-from tests.serving.live import live, wait_until
+from tests.serving.live import live
 
 OPTIONS = {"num_pages": 48, "page_size": 8, "max_running": 4, "max_prefill_tokens": 32, "max_length": 200}
 PREFIXES = (1, 31, 64, 97)
@@ -20,7 +15,9 @@ PREFIXES = (1, 31, 64, 97)
 def serve(seed=0, load_weights=None, **options):
     async def open_engine():
         model = ToyModel.random(seed=seed, vocab_size=VOCABULARY, width=32, max_length=256)
-        engine = Engine(model, tokenizer=ByteTokenizer(), eos_token_ids=[END], options=EngineOptions(**OPTIONS, **options))
+        engine = Engine(
+            model, tokenizer=ByteTokenizer(), eos_token_ids=[END], options=EngineOptions(**OPTIONS, **options)
+        )
         return AsyncEngine(engine)
 
     return live(open_engine=open_engine, load_weights=load_weights)
