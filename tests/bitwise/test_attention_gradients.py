@@ -1,13 +1,9 @@
 """Attention's gradients: a query's bits in any batch and chunk, a sequence's in any batch and under any padding."""
 
 import functools
-import hashlib
-import platform
-from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 import pytest
 
@@ -195,21 +191,3 @@ def test_control_plain_jax_differs() -> None:
     whole = plain(*arrays)
     starts = [plain(*(x[:, :length] for x in arrays)) for length in (3, 7, 33)]
     assert any((bits(dq) != bits(whole[0][:, : dq.shape[1]])).any() for dq, _, _ in starts)
-
-
-# Exponentials are XLA's own: a hash for each processor and jaxlib. These two agree.
-GOLDEN = {("x86_64-avx512", "0.12.0.1"): "e74a3fb99eb4dbc3", ("x86_64-avx512", "0.11.2"): "e74a3fb99eb4dbc3"}
-
-
-def test_golden_bits() -> None:
-    """The bits of the contract on the CPU; they change by decision only (raise the contract's version)."""
-    rng = np.random.default_rng(7)
-    arrays = [rng.standard_normal(x.shape).astype(np.float32) for x in sequences("float32")]
-    zero = np.zeros(len(arrays[0]), np.int32)
-    found = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in gradients(*arrays, zero, zero + LENGTH)))
-    info = Path("/proc/cpuinfo")
-    avx512 = "-avx512" if info.exists() and "avx512f" in info.read_text() else ""
-    key = (platform.machine() + avx512, jaxlib.__version__)
-    if key not in GOLDEN:
-        pytest.skip(f"no golden hash is recorded for {key}; here it is {found.hexdigest()[:16]}")
-    assert found.hexdigest()[:16] == GOLDEN[key]

@@ -33,7 +33,8 @@ def load() -> dict[str, dict[str, str]]:
 
 def key_of(name: str, case: Case) -> tuple[str, str]:
     """Returns the machine that the bits of a case belong to, and the case with its contracts."""
-    manifest = bijax.contracts(case.function, *case.arrays)
+    with jax.enable_x64(case.wide):
+        manifest = bijax.contracts(bijax.invariant(case.function), *case.arrays)
     machine = processor() if manifest.platform == "cpu" else manifest.architecture
     if XLA_FUNCTIONS.id in manifest.ids:
         machine += f", jaxlib {jaxlib.__version__}"
@@ -49,7 +50,8 @@ def processor() -> str:
 
 
 def digest(case: Case) -> str:
-    results = jax.tree.leaves(jax.jit(case.function)(*case.arrays))
+    with jax.enable_x64(case.wide):
+        results = jax.tree.leaves(jax.jit(bijax.invariant(case.function))(*case.arrays))
     return hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in results)).hexdigest()[:16]
 
 
@@ -71,8 +73,8 @@ def main() -> int:
         elif was != found:
             differ.append(key)
             print(f"differs: {machine} | {key}: {was} is recorded, {found} is found", flush=True)
-    if arguments.record:
-        FILE.write_text(json.dumps({m: dict(sorted(v.items())) for m, v in sorted(known.items())}, indent=1) + "\n")
+        if arguments.record:
+            FILE.write_text(json.dumps({m: dict(sorted(v.items())) for m, v in sorted(known.items())}, indent=1) + "\n")
     print(f"{missing} not recorded{' until now' if arguments.record else ''}, {len(differ)} differ")
     return bool(differ)
 

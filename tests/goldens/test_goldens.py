@@ -27,7 +27,16 @@ def recorded() -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("name", sampled(cases(), FEW))
 def test_bits_of_contracts(name: str) -> None:
-    """On a GPU, `--exhaustive` compares all of them."""
+    compare(name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", cases())
+def test_bits_of_contracts_on_a_gpu(name: str) -> None:
+    compare(name)
+
+
+def compare(name: str) -> None:
     case = every_case()[name]
     machine, key = hashes.key_of(name, case)
     known = recorded().get(machine, {})
