@@ -45,6 +45,7 @@ def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
     assert_batch_invariant(gradient, x, batch_sizes=(1, 2, 8, 33))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [576, 1100])
 def test_every_number_of_rows(k: int, transpose: bool) -> None:
@@ -136,6 +137,7 @@ def test_preference_never_leaves_the_ladder_empty() -> None:
         assert steps[0].rows == min((s.rows for s in ladder if s.rows >= rows), default=512)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_aligned_micro_batches_add_up_to_the_whole(transpose: bool) -> None:
     w = weights(40, 24, "float32", transpose=transpose)

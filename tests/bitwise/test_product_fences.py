@@ -124,6 +124,7 @@ def batches_that_differ(f: Callable[..., jax.Array]) -> list[int]:
     return [n for n in (1, 2, 3, 8) if (bits(run(*(a[:n] for a in arguments))) != whole[:n]).any()]
 
 
+@pytest.mark.exhaustive
 def test_an_equivariant_tensor_product() -> None:
     f, arguments = tensor_product(1)
     assert batches_that_differ(f)  # the control

@@ -62,6 +62,7 @@ def test_control_frozen_statistics() -> None:
     check_control(frozen, variables(), X)
 
 
+@pytest.mark.exhaustive
 def test_live_statistics_depend_on_the_batch() -> None:
     """Rows depend on each other by definition; the bits still do not depend on anything else."""
     fn = jax.jit(bijax.invariant(live))

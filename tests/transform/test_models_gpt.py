@@ -54,10 +54,12 @@ def loss(params: Any, shift: jax.Array, tokens: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(log_probs, tokens[:, 1:, None], -1).mean((1, 2))
 
 
+@pytest.mark.exhaustive
 def test_gpt() -> None:
     check_model(gpt, PARAMS, SHIFT, TOKENS)
 
 
+@pytest.mark.exhaustive
 def test_control_gpt() -> None:
     check_control(gpt, PARAMS, SHIFT, TOKENS)
 

@@ -49,6 +49,7 @@ def nnx_with_dx(state: Any, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.
     return y, dx
 
 
+@pytest.mark.exhaustive
 def test_linen() -> None:
     check_model(linen, linen_params(), X)
 
@@ -60,5 +61,6 @@ def test_nnx() -> None:
     assert_batch_invariant(fn, *args, batch_axes=(None, 0, 0), batch_sizes=SIZES, neighbours=NEIGHBOURS, modes=("jit",))
 
 
+@pytest.mark.exhaustive
 def test_control_linen() -> None:
     check_control(linen, linen_params(), X)
