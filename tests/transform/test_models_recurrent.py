@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import linen as nn
 from flax import nnx
 
