@@ -24,7 +24,6 @@ release = importlib.metadata.version("batch-invariant-jax")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["generated/*.md"]
 nitpicky = False  # annotations name types of JAX and Flax, whose inventories are not read offline
-suppress_warnings = ["config.cache"]
 
 # Pages
 myst_enable_extensions = ["colon_fence"]
@@ -42,6 +41,8 @@ add_module_names = False
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 
 # Appearance
 html_theme = "furo"

@@ -10,6 +10,8 @@ from typing import Any
 _CODE = re.compile(r"(`[^`]*`)")
 # Emphasis, which is left as it is, or what reStructuredText would take for a mark or an address.
 _MARKS = re.compile(r"(?<!\S)\*[^\s*]+(?: [^\s*]+)*\*(?!\w)|[*|]|(?<=\w)_(?!\w)|(?<=FILE):")
+# A default that is a function or a class: `<function zeros at 0x7f00>`, `<class 'jax.numpy.float32'>`.
+_OBJECT = re.compile(r"<(?:function|class|built-in function) '?([\w.]+)(?:\.<locals>[\w.]*)?'?(?: at 0x\w+)?>")
 _LABEL = re.compile(r"^(Guarantee|Source):(?= )")
 _SECTION = re.compile(r"^\w+:$", re.MULTILINE)
 
@@ -51,12 +53,14 @@ def process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
 def process_signature(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None] | None:
-    """Shows the arguments of classes whose metaclass takes `*args, **kwargs`, as Flax's does."""
-    if what != "class" or signature != "(*args, **kwargs)" or "__init__" not in dir(obj):
-        return None
-    parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-    return str(inspect.Signature(bare)), None
+    """Shows the arguments of classes whose metaclass takes any, as Flax's does, and names in place of addresses."""
+    if what == "class":
+        # The metaclass's, not that of the class.
+        app.env.current_document.autodoc_annotations.get(name, {}).pop("return", None)
+        if signature == "(*args, **kwargs)":
+            parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
+            signature = str(inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters]))
+    return signature and _OBJECT.sub(r"\1", signature), returns
 
 
 def skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
