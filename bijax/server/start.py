@@ -65,7 +65,7 @@ def _served_model(checkpoint: Checkpoint, path: Path, name: str | None, options:
         vocab_size=config.vocab_size,
         max_model_len=longest if options.max_length is None else min(longest, options.max_length),
         tokenizer=checkpoint.tokenizer,
-        load_weights=lambda other: ServedLlama(Llama.from_checkpoint(load_checkpoint(other))),
+        load_weights=lambda other: Llama.from_checkpoint(load_checkpoint(other)),
     )
 
 

@@ -20,7 +20,7 @@ PREFIXES = (1, 31, 64, 97)
 
 
 def toy(seed):
-    return ToyModel.random(seed=seed, vocab_size=VOCABULARY, width=32, max_length=256)
+    return ToyModel.random(seed=abs(seed), vocab_size=VOCABULARY, width=32 if seed >= 0 else 64, max_length=256)
 
 
 def serve(seed=0, **options):
@@ -150,6 +150,10 @@ def test_new_weights_and_the_old_ones_again(server):
         server.post("/update_weights_from_disk", {"model_path": "7"})
         assert answers(server, body) == answers(other, body)
     server.post("/update_weights_from_disk", {"model_path": "0"})
+    reply = server.post("/update_weights_from_disk", {"model_path": "-1"})
+    assert reply.status == 400
+    assert reply.error.startswith("model_path: ToyModel: the new weights must have the shape (257, 32), got")
+    assert answers(server, body) == before
 
 
 def test_abort_and_pause(server):
