@@ -69,15 +69,20 @@ def test_random_traffic(way: str, number: int) -> None:
         assert 0 < stats.accepted_tokens < stats.drafted_tokens
 
 
-def test_plain_operations_give_other_bits() -> None:
-    """Through the same engine with JAX's own operations a request does not get what it gets alone."""
-    plain = {"enable_deterministic_inference": False, "speculative_tokens": 0}
-    requests = [r for r in random_requests(26, seed=1) if r[1].logprobs and r[1].temperature == 1][:6]
-    prompts, params = zip(*requests, strict=True)
-    together = engine(**plain, num_pages=64).generate(prompts, params)
-    one = engine(**plain, prefix_cache=False)
-    apart = [one.generate([prompt], params)[0] for prompt, params in requests]
-    assert [bits(o) for o in together] != [bits(o) for o in apart]
+@pytest.mark.parametrize("invariant", [True, False])
+def test_log_probabilities_of_decoding_are_those_of_a_prompt(invariant: bool) -> None:
+    """With bijax: the control shows that with JAX's own operations they are not."""
+    served = engine(enable_deterministic_inference=invariant, speculative_tokens=0)
+    prompt = tuple(range(30, 45))
+    [decoded] = served.generate([prompt], SamplingParams(max_new_tokens=20, logprobs=True, ignore_eos=True))
+    [completion] = decoded.completions
+    served.flush_cache()
+    again = SamplingParams(max_new_tokens=0, prompt_logprobs=True, logprob_start_len=len(prompt))
+    [scored] = served.generate([prompt + completion.tokens], again)
+    assert scored.prompt_logprobs is not None
+    assert [p and p.token for p in scored.prompt_logprobs] == list(completion.tokens)
+    same = [p and p.logprob for p in scored.prompt_logprobs] == [p.logprob for p in completion.logprobs]
+    assert same == invariant
 
 
 def test_nothing_compiles_after_the_warm_up() -> None:
