@@ -1,6 +1,7 @@
 """Text to token ids and back."""
 
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ import tokenizers
 import tokenizers.decoders
 
 from .chat_template import ChatTemplate
+
+_SPELT_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Tokenizer:
@@ -57,6 +60,7 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
         self._unknown_bytes = _unknown_bytes(backend)
+        self._added = {token.content for token in backend.get_added_tokens_decoder().values()}
         self.eos_token_ids = eos_token_ids
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
@@ -100,6 +104,31 @@ class Tokenizer:
             if not 0 <= token_id < self.vocab_size or self._backend.id_to_token(token_id) is None:
                 raise ValueError(f"token ids must be from 0 to {self.vocab_size - 1} and have a token, got {token_id}")
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        r"""Returns the bytes that a token stands for. A token may begin or end inside a character.
+
+        Args:
+            token_id: A token id.
+
+        Raises:
+            TypeError: If the id is not an integer.
+            ValueError: If the id has no token.
+
+        Example:
+            >>> from flax_layers.checkpoint import load_checkpoint, smollm2_path
+            >>> tokenizer = load_checkpoint(smollm2_path()).tokenizer
+            >>> [tokenizer.token_bytes(token_id) for token_id in tokenizer.encode("7 ♞")]
+            [b'7', b' \xe2\x99', b'\x9e']
+        """
+        text = self.decode([token_id])
+        symbols = self._backend.id_to_token(token_id) or ""  # `decode` has seen that it is there
+        if symbols in self._added:
+            return text.encode()
+        if isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
+            return bytes(map(_BYTES.__getitem__, symbols))
+        # Other vocabularies spell bytes that are no character of theirs as <0x0A>.
+        return bytes([int(symbols[3:5], 16)]) if _SPELT_BYTE.fullmatch(symbols) else text.encode()
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
         """Renders messages to text with the chat template of the checkpoint.
@@ -176,3 +205,6 @@ def _byte_symbols() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+_BYTES = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}

@@ -1,0 +1,120 @@
+"""Endpoints for those who run a server or train with it."""
+
+import asyncio
+import time
+from typing import Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .connection import json_response
+from .endpoints import body, service
+from .errors import ApiError
+from .schema import RequestBody
+
+POLL_S = 0.02
+
+
+class Abort(RequestBody):
+    """`/abort_request`."""
+
+    rid: str | None = None
+    abort_all: bool = False
+
+
+class Pause(RequestBody):
+    """`/pause_generation`."""
+
+    mode: Literal["in_place", "abort"] = "in_place"
+
+
+class Nothing(RequestBody):
+    """A body without fields."""
+
+
+class Update(RequestBody):
+    """`/update_weights_from_disk`."""
+
+    model_path: str
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+
+
+async def abort_request(request: Request) -> Response:
+    """Ends the requests with a `rid`, or all; their replies hold what they have got."""
+    asked = await body(request, Abort)
+    if (asked.rid is None) == (not asked.abort_all):
+        raise ApiError(400, "give either a rid or abort_all=true", field="rid")
+    aborted = await service(request).generation(draining=True).abort(asked.rid)
+    return json_response({"success": True, "num_aborted": aborted})
+
+
+async def pause_generation(request: Request) -> Response:
+    """Stops between two steps. Requests wait, or are aborted first, if `mode` is "abort"."""
+    asked = await body(request, Pause)
+    generation = service(request).generation()
+    if asked.mode == "abort":
+        await generation.abort(None)
+    await generation.engine.pause()
+    return json_response({"status": "paused"})
+
+
+async def continue_generation(request: Request) -> Response:
+    """Goes on after a pause."""
+    await body(request, Nothing)
+    await service(request).generation().engine.resume()
+    return json_response({"status": "ok"})
+
+
+async def flush_cache(request: Request) -> Response:
+    """Forgets cached prefixes. With `?timeout=S`, waits until no request runs, S seconds at most."""
+    await body(request, Nothing)
+    generation = service(request).generation()
+    given = request.query_params.get("timeout", "0")
+    try:
+        timeout = float(given)
+    except ValueError:
+        timeout = -1.0
+    if not 0 <= timeout <= 3600:
+        raise ApiError(400, f"must be from 0 to 3600 seconds, got {given!r}", field="timeout")
+    deadline = time.monotonic() + timeout
+    while generation.num_running and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
+    await generation.engine.flush_cache()
+    return json_response({"success": True, "message": "The cache is empty."})
+
+
+async def update_weights_from_disk(request: Request) -> Response:
+    """Goes on with other weights of the same model; cached prefixes are forgotten."""
+    asked = await body(request, Update)
+    here = service(request)
+    generation = here.generation()
+    if here.model.load_weights is None:
+        raise ApiError(400, "this server does not load weights")
+    try:
+        weights = await asyncio.to_thread(here.model.load_weights, asked.model_path)
+    except (OSError, ValueError) as error:
+        raise ApiError(400, str(error), field="model_path") from error
+    aborted = await generation.abort(None) if asked.abort_all_requests else 0
+    version = asked.weight_version or asked.model_path
+    await generation.engine.update_weights(weights, version)
+    return json_response(
+        {"success": True, "message": f"The weights are those of {asked.model_path}.", "weight_version": version,
+         "num_aborted": aborted}
+    )  # fmt: skip
+
+
+async def get_model_info(request: Request) -> Response:
+    """Which model, and which weights."""
+    here = service(request)
+    return json_response(
+        {
+            "model_path": here.model.path,
+            "tokenizer_path": here.model.path,
+            "is_generation": True,
+            "served_model_name": here.model.name,
+            "max_model_len": here.model.max_model_len,
+            "vocab_size": here.model.vocab_size,
+            "weight_version": here.generation(draining=True).engine.stats().weight_version,
+        }
+    )

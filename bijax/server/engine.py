@@ -1,0 +1,58 @@
+"""What the server needs of an engine; `bijax.serving.AsyncEngine` is one."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from bijax.serving import EngineStats, RequestOutput, SamplingParams
+
+
+class Engine(Protocol):
+    """An engine that steps by itself, seen from an event loop."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has stopped it; None while it runs."""
+        ...
+
+    def stream(
+        self, prompt_tokens: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput]:
+        """Adds a request; yields all that it has got so far, whenever there is more.
+
+        Closing the generator before its end aborts the request and frees its pages.
+
+        Raises:
+            TypeError: If the prompt or a parameter is of the wrong type.
+            ValueError: If the prompt is too long, or a token is not in the vocabulary.
+            QueueFullError: If too many requests wait.
+            EngineError: If the engine has stopped.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request; its stream gets what it has, with the reason "abort". Returns whether there was one."""
+        ...
+
+    async def pause(self) -> None:
+        """Stops between two steps; requests keep what they have."""
+        ...
+
+    async def resume(self) -> None:
+        """Goes on."""
+        ...
+
+    async def flush_cache(self) -> None:
+        """Forgets cached prefixes."""
+        ...
+
+    async def update_weights(self, weights: Any, version: str) -> None:
+        """Goes on with other weights; cached prefixes are forgotten."""
+        ...
+
+    async def close(self) -> None:
+        """Stops; streams that are not finished get an EngineError."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Numbers of this moment."""
+        ...

@@ -1,0 +1,60 @@
+"""Log lines, as text or as JSON."""
+
+import json
+import logging
+import sys
+import time
+
+_KNOWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "color_message"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object in each line: time, level, logger, message, and what the record carries besides.
+
+    Example:
+        >>> record = logging.LogRecord("bijax", logging.INFO, "", 0, "GET %s", ("/health",), None)
+        >>> record.created, record.status = 0.25, 200
+        >>> JsonFormatter().format(record)
+        '{"time": "1970-01-01T00:00:00.250Z", "level": "INFO", "logger": "bijax", "message": "GET /health", "status": 200}'
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Writes a record."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{seconds}.{int(record.created % 1 * 1000):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        } | {name: value for name, value in record.__dict__.items() if name not in _KNOWN}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, message, and the request's name if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Writes a record."""
+        request_id = getattr(record, "request_id", None)
+        return super().format(record) + ("" if request_id is None else f" [{request_id}]")
+
+
+def set_up_logs(log_format: str) -> None:
+    """Lets the server's loggers write to stderr. Only the command does so: an application has logs of its own.
+
+    Args:
+        log_format: "text" or "json".
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    for name in ("bijax.server", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+    logging.getLogger("bijax.server").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

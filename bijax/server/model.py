@@ -1,0 +1,59 @@
+"""What the server knows of the model that it serves."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from .errors import ApiError
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back; `flax_layers.checkpoint.Tokenizer` is one."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text; ValueError if it has none for a character."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens, U+FFFD for what is not whole UTF-8."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> list[int]:
+        """The tokens of a conversation; ValueError if the chat template refuses it."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """A model under its name.
+
+    Attributes:
+        name: As `/v1/models` lists it.
+        path: Where it was loaded from.
+        vocab_size: Tokens are from 0 to below it.
+        max_model_len: Longest sequence, prompt and output together, in tokens.
+        tokenizer: None serves token ids alone.
+        load_weights: Reads other weights for the same model from a path, as the engine takes them; None refuses that.
+            It raises ValueError or OSError if they do not fit or are not there.
+    """
+
+    name: str
+    path: str
+    vocab_size: int
+    max_model_len: int
+    tokenizer: Tokenizer | None = None
+    load_weights: Callable[[str], Any] | None = None
+
+    def text(self, field: str) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ApiError: With status 400, if there is none.
+        """
+        if self.tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer; send input_ids to /generate", field=field)
+        return self.tokenizer

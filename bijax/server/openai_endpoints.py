@@ -1,0 +1,89 @@
+"""OpenAI's `/v1/models`, `/v1/completions` and `/v1/chat/completions`."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bijax.serving import RequestOutput
+
+from .chat_reply import ChatStream, chat_reply
+from .completion_reply import CompletionReply
+from .connection import json_response, while_connected
+from .endpoints import admitted, body, event_stream, service
+from .errors import ApiError
+from .generation import Generation
+from .openai_reply import ReplyHead
+from .openai_request import ChatBody, CompletionBody, OpenAIBody
+from .prompts import Prompt
+
+
+async def models(request: Request) -> Response:
+    """Lists the one model."""
+    here = service(request)
+    entry = {
+        "id": here.model.name,
+        "object": "model",
+        "created": here.started_at,
+        "owned_by": "bijax",
+        "root": here.model.path,
+        "max_model_len": here.model.max_model_len,
+    }
+    return json_response({"object": "list", "data": [entry]})
+
+
+async def completions(request: Request) -> Response:
+    """Completes texts or token ids."""
+    asked = await body(request, CompletionBody)
+    head, usage = _head(request, asked, "cmpl"), asked.include_usage()
+    prompts = asked.prompts()
+    generation, tokens = await admitted(request, prompts)
+    reply = CompletionReply(head, prompts, echo=bool(asked.echo))
+    if asked.stream:
+        return await event_stream(request, _events(generation, prompts, tokens, reply, usage))
+    return json_response(reply.reply(await while_connected(request.receive, generation.finish(prompts, tokens))))
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answers a conversation."""
+    asked = await body(request, ChatBody)
+    head, usage = _head(request, asked, "chatcmpl"), asked.include_usage()
+    here = service(request)
+    longest = here.model.max_model_len
+    prompts = asked.prompts(min(longest, here.options.max_output_tokens or longest))
+    generation, tokens = await admitted(request, prompts)
+    if asked.stream:
+        stream = ChatStream(head, prompts[0])
+        return await event_stream(request, _events(generation, prompts, tokens, stream, usage))
+    [output] = await while_connected(request.receive, generation.finish(prompts, tokens))
+    return json_response(chat_reply(head, prompts[0], output))
+
+
+def _head(request: Request, asked: OpenAIBody, kind: str) -> ReplyHead:
+    here = service(request)
+    if asked.model not in (None, here.model.name):
+        raise ApiError(404, f"there is no model {asked.model!r} here, only {here.model.name!r}", field="model")
+    id_ = f"{kind}-{request.state.request_id}"
+    return ReplyHead(id_, int(time.time()), here.model.name, here.tokens)
+
+
+async def _events(
+    generation: Generation,
+    prompts: Sequence[Prompt],
+    tokens: list[list[int]],
+    reply: CompletionReply | ChatStream,
+    usage: bool,
+) -> AsyncGenerator[dict[str, Any]]:
+    last: dict[int, RequestOutput] = {}
+    # Where the usage is asked for, all events have the member, null but in the last.
+    more = {"usage": None} if usage else {}
+    async with aclosing(generation.stream(prompts, tokens)) as outputs:
+        async for index, output in outputs:
+            last[index] = output
+            for event in reply.events(index, output):
+                yield event | more
+    if usage:
+        yield reply.usage(list(last.values()))

@@ -1,0 +1,158 @@
+"""The bodies of OpenAI's `/v1/completions` and `/v1/chat/completions`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator
+
+from .errors import ApiError
+from .prompts import Prompt
+from .sampling_fields import SamplingFields
+from .schema import RequestBody, TextOr
+
+COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
+
+
+class StreamOptions(RequestBody):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class OpenAIBody(SamplingFields):
+    """What both endpoints share. The fields beyond OpenAI's have vLLM's names."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    priority: int = 0
+    user: str | None = None  # taken, and not used
+
+    def renamed(self) -> dict[str, str]:
+        """OpenAI's and vLLM's names."""
+        return {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+    def include_usage(self) -> bool:
+        """Whether a stream ends with an event about the number of tokens.
+
+        Raises:
+            ApiError: With status 400, if there are options for a stream, but no stream.
+        """
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise ApiError(400, "only allowed together with stream=true", field="stream_options")
+        return self.stream_options.include_usage
+
+
+def _prompts(value: object) -> list[str] | list[list[int]]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return value
+        if _are_tokens(value):
+            return [value]
+        if all(_are_tokens(item) for item in value):
+            return value
+    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+class CompletionBody(OpenAIBody):
+    """`/v1/completions`."""
+
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    def renamed(self) -> dict[str, str]:
+        """This endpoint has one field for log-probabilities, the number of the most probable ones."""
+        return super().renamed() | {"top_logprobs": "logprobs"}
+
+    def prompts(self) -> list[Prompt]:
+        """The prompts with their parameters.
+
+        Raises:
+            ApiError: With status 400, if a value is out of range.
+        """
+        asked = self.logprobs is not None
+        params = self.params(
+            max_new_tokens=COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens,
+            min_new_tokens=self.min_tokens,
+            seed=self.seed,
+            logprobs=asked,
+            top_logprobs=self.logprobs,
+            prompt_logprobs=asked and bool(self.echo),
+        )
+        return [Prompt(source, params, "prompt", priority=self.priority) for source in self.prompt]
+
+
+class ContentPart(RequestBody):
+    """A part of a message; models here read text alone."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(RequestBody):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: TextOr[list[ContentPart]]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """The message as chat templates know it; to them a developer is the system."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ResponseFormat(RequestBody):
+    """`response_format`; there is no constrained decoding."""
+
+    type: Literal["text"]
+
+
+class ChatBody(OpenAIBody):
+    """`/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+
+    def renamed(self) -> dict[str, str]:
+        """The limit has two names here."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return super().renamed() | {"max_new_tokens": limit}
+
+    def prompts(self, max_new_tokens: int) -> list[Prompt]:
+        """The one prompt with its parameters.
+
+        Args:
+            max_new_tokens: For a request that does not say.
+
+        Raises:
+            ApiError: With status 400, if a value is out of range.
+        """
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ApiError(400, "the newer name of max_tokens; give one of them", field="max_completion_tokens")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "only allowed together with logprobs=true", field="top_logprobs")
+        limits = (self.max_tokens, self.max_completion_tokens, max_new_tokens)
+        params = self.params(
+            max_new_tokens=next(limit for limit in limits if limit is not None),
+            min_new_tokens=self.min_tokens,
+            seed=self.seed,
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs,
+        )
+        messages = tuple(message.plain() for message in self.messages)
+        return [Prompt(messages, params, "messages", priority=self.priority)]

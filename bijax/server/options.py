@@ -1,0 +1,43 @@
+"""Options of the server."""
+
+import dataclasses
+
+from bijax.serving.option_fields import Options, option
+
+_DAY_S = 86400.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions(Options):
+    """How the server listens, and what it takes. It checks itself.
+
+    Example:
+        >>> ServerOptions(port=8000).host
+        '127.0.0.1'
+        >>> ServerOptions(port=70000)
+        Traceback (most recent call last):
+            ...
+        ValueError: ServerOptions: port must be from 0 to 65535, got 70000.
+    """
+
+    host: str = option("127.0.0.1", "address to listen on", kind=str)
+    port: int = option(30000, "port to listen on; 0 takes a free one", least=0, most=65535)
+    served_model_name: str | None = option(None, "name of the model in replies; by default that of its file", kind=str)
+    api_key: str | None = option(None, "key that requests must bring as `Authorization: Bearer KEY`", kind=str)
+    max_request_bytes: int = option(4 * 2**20, "longest body of a request", least=1)
+    max_header_bytes: int = option(32 * 2**10, "longest head of a request", least=1024)
+    max_prompts: int = option(512, "most outputs that one request may ask for: prompts times n", least=1)
+    max_prompt_tokens: int | None = option(None, "longest prompt; by default as long as the model can", least=1)
+    max_output_tokens: int | None = option(None, "longest output; by default as long as the model can", least=1)
+    max_open_requests: int = option(1024, "most requests at a time; more are answered with 503", least=1)
+    body_timeout: float = option(30.0, "seconds in which a body must come", kind=float, least=0.001, most=_DAY_S)
+    drain_timeout: float = option(
+        30.0, "seconds that requests have to finish after SIGTERM", kind=float, least=0.0, most=_DAY_S
+    )
+    retry_after: int = option(5, "seconds that clients are told to wait with a 503", least=1)
+    log_format: str = option("text", "form of the log lines", kind=str, choices=("text", "json"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("ServerOptions: api_key must not be empty; leave it out to serve without a key.")

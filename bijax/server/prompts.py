@@ -1,0 +1,66 @@
+"""Prompts: what requests ask to be completed, and their way into tokens."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from bijax.serving import SamplingParams
+
+from .errors import ApiError
+from .model import ServedModel
+
+type Messages = tuple[dict[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One prompt of a request.
+
+    Attributes:
+        source: A text, token ids, or messages for the chat template.
+        params: How to sample.
+        field: The field of the request that the source stands in, for errors.
+        rid: The name that the client gave it, to abort it.
+        priority: Larger ones are served first.
+    """
+
+    source: str | list[int] | Messages
+    params: SamplingParams
+    field: str
+    rid: str | None = None
+    priority: int = 0
+
+
+async def tokenize(prompts: Sequence[Prompt], model: ServedModel, *, max_prompt_tokens: int | None) -> list[list[int]]:
+    """The tokens of each prompt, from a thread of their own, since long texts take long.
+
+    Raises:
+        ApiError: With status 400, if a prompt has no tokens or too many, or holds what the model does not know.
+    """
+    longest = model.max_model_len if max_prompt_tokens is None else min(max_prompt_tokens, model.max_model_len)
+    return await asyncio.to_thread(lambda: [_tokens(prompt, model, longest) for prompt in prompts])
+
+
+def _tokens(prompt: Prompt, model: ServedModel, longest: int) -> list[int]:
+    field = prompt.field
+    match prompt.source:
+        case str(text):
+            tokens = _encoded(lambda: model.text(field).encode(text), field)
+        case tuple(messages):
+            tokens = _encoded(lambda: model.text(field).encode_chat(messages, add_generation_prompt=True), field)
+        case tokens:
+            outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
+            if outside is not None:
+                raise ApiError(400, f"token ids must be from 0 to {model.vocab_size - 1}, got {outside}", field=field)
+    if not tokens:
+        raise ApiError(400, "the prompt has no tokens; give at least one", field=field)
+    if len(tokens) > longest:
+        raise ApiError(400, f"the prompt has {len(tokens)} tokens, at most {longest} are taken", field=field)
+    return tokens
+
+
+def _encoded(encode: Callable[[], list[int]], field: str) -> list[int]:
+    try:
+        return encode()
+    except (TypeError, ValueError) as error:
+        raise ApiError(400, str(error), field=field) from None

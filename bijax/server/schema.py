@@ -1,0 +1,115 @@
+"""What all request bodies have in common: strict types, no unknown fields, errors that name the field."""
+
+import json
+from typing import Annotated, Any, ClassVar
+
+import pydantic
+from pydantic import BeforeValidator, ConfigDict, Discriminator, PlainValidator, Tag
+
+from .errors import ApiError
+
+LONGEST_VALUE = 80  # characters of a wrong value in an error
+_ONE, _MANY = "<one>", "<many>"  # tags, which pydantic puts among the names of fields
+
+
+class RequestBody(pydantic.BaseModel):
+    """A JSON body. Types are not converted (`"1"` is no number), and numbers are finite."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+def parse[Body: RequestBody](kind: type[Body], body: bytes) -> Body:
+    """Reads a JSON body.
+
+    Args:
+        kind: What it should be.
+        body: JSON in UTF-8. An empty body counts as `{}`.
+
+    Raises:
+        ApiError: With status 400, if it is no JSON or not of this kind. The message names the field.
+
+    Example:
+        >>> class Flush(RequestBody):
+        ...     timeout: float = 0.0
+        >>> parse(Flush, b'{"timeout": "1"}')
+        Traceback (most recent call last):
+        bijax.server.errors.ApiError: timeout: must be a valid number, got "1"
+        >>> parse(Flush, b'{"timeuot": 1}')
+        Traceback (most recent call last):
+        bijax.server.errors.ApiError: timeuot: unknown field; known here: timeout
+    """
+    try:
+        return kind.model_validate_json(body or b"{}")
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        path = [str(name) for name in first["loc"] if name not in (_ONE, _MANY)]
+        known = sorted(kind.model_fields) if len(path) == 1 else []
+        raise ApiError(400, _reason(first, known), field=shown_path(path)) from None
+
+
+def shown_path(path: list[str]) -> str | None:
+    """A field's place in the body, as errors show it."""
+    text = ".".join(path)
+    return (text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}...") or None
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: JSON, cut to a readable length."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def _reason(error: Any, known: list[str]) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            return "unknown field" + (f"; known here: {', '.join(known)}" if known else "")
+        case "missing":
+            return "required, but missing"
+        case "json_invalid":
+            return f"the body must be a JSON object in UTF-8: {error['msg']}"
+        case "model_type" | "model_attributes_type":
+            return f"must be a JSON object, got {shown(error['input'])}"
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return f"{message}, got {shown(error['input'])}"
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("must be a string or a list of strings")
+
+
+def _logit_bias(value: object) -> object:
+    if not isinstance(value, dict):
+        return {} if value is None else value
+    for key in value:
+        if not (isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 20):
+            raise ValueError("must have token ids for its keys")
+    return {int(key): bias for key, bias in value.items()}
+
+
+def _depth(value: object) -> str:
+    return _MANY if isinstance(value, list) and (not value or isinstance(value[0], (list, dict, str))) else _ONE
+
+
+def _length(value: object) -> str:
+    return _MANY if isinstance(value, list) else _ONE
+
+
+Strings = Annotated[tuple[str, ...], PlainValidator(_strings)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
+TokenIds = list[int]
+
+# One value, or a list of them, one for each prompt.
+type OneOrMany[T] = Annotated[Annotated[T, Tag(_ONE)] | Annotated[list[T], Tag(_MANY)], Discriminator(_length)]
+type OneOrManyTokenIds = Annotated[
+    Annotated[TokenIds, Tag(_ONE)] | Annotated[list[TokenIds], Tag(_MANY)], Discriminator(_depth)
+]
+# A text, or a list of something.
+type TextOr[T] = Annotated[Annotated[str, Tag(_ONE)] | Annotated[T, Tag(_MANY)], Discriminator(_length)]

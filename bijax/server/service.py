@@ -1,0 +1,109 @@
+"""The state of a server: which engine and model, and whether it takes requests."""
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from bijax.serving import EngineStats
+
+from .engine import Engine
+from .errors import ApiError
+from .generation import Generation
+from .metrics import Metrics
+from .model import ServedModel
+from .options import ServerOptions
+from .token_text import TokenText
+
+log = logging.getLogger("bijax.server")
+
+DRAIN_POLL_S = 0.05
+
+
+class Phase(enum.Enum):
+    """Where in its life a server is."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Service:
+    """One server.
+
+    Args:
+        model: What is served.
+        options: How.
+        open_engine: Loads the model, warms the engine up and starts it, which may take minutes.
+
+    Attributes:
+        phase: Only a server that is ready takes requests that generate.
+        failure: Why it failed, if it did.
+    """
+
+    def __init__(
+        self, model: ServedModel, options: ServerOptions, open_engine: Callable[[], Awaitable[Engine]]
+    ) -> None:
+        self.model = model
+        self.options = options
+        self.metrics = Metrics(model.name, self._stats)
+        self.tokens = TokenText(model.tokenizer)
+        self.phase = Phase.STARTING
+        self.failure: BaseException | None = None
+        self.started_at = int(time.time())
+        self._open_engine = open_engine
+        self._generation: Generation | None = None
+
+    async def start(self) -> None:
+        """Opens the engine. On an error the phase is FAILED, and `failure` says why."""
+        begin = time.monotonic()
+        try:
+            self._generation = Generation(await self._open_engine(), self.metrics)
+        except Exception as error:
+            self.phase, self.failure = Phase.FAILED, error
+            log.error("the engine did not start: %s", error)
+            return
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.READY
+            log.info("ready after %.1f s", time.monotonic() - begin)
+
+    async def drain(self) -> None:
+        """Takes no more requests, and waits for those that run, for `drain_timeout` at most."""
+        self.phase = Phase.DRAINING
+        deadline = time.monotonic() + self.options.drain_timeout
+        log.info("draining: %d prompts are running", self.num_running)
+        while self.num_running and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        if self.num_running:
+            log.warning("%d prompts did not end within %g s", self.num_running, self.options.drain_timeout)
+
+    async def close(self) -> None:
+        """Stops the engine."""
+        if self._generation is not None:
+            await self._generation.engine.close()
+
+    @property
+    def num_running(self) -> int:
+        """Prompts that are not finished."""
+        return 0 if self._generation is None else self._generation.num_running
+
+    def generation(self, *, draining: bool = False) -> Generation:
+        """Runs prompts, and knows the engine.
+
+        Args:
+            draining: Whether a server that drains will do.
+
+        Raises:
+            ApiError: With status 503, unless the server is ready.
+        """
+        phases = (Phase.READY, Phase.DRAINING) if draining else (Phase.READY,)
+        if self._generation is None or self.phase not in phases:
+            raise ApiError(503, f"the server is {self.phase.value}", retry_after_s=self.options.retry_after)
+        if self._generation.engine.error is not None:
+            raise ApiError(503, f"the engine has stopped: {self._generation.engine.error}")
+        return self._generation
+
+    def _stats(self) -> EngineStats | None:
+        return None if self._generation is None else self._generation.engine.stats()

@@ -1,0 +1,110 @@
+"""Starts a server for a checkpoint."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bijax.serving import AsyncEngine, Engine, EngineOptions
+from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint, smollm2_path
+from flax_layers.models import ServedLlama
+
+from .errors import ServeError
+from .logs import set_up_logs
+from .model import ServedModel
+from .options import ServerOptions
+from .run import listen, serve
+from .service import Service
+
+log = logging.getLogger("bijax.server")
+
+PROGRESS_S = 5.0  # between two lines about the warm-up
+
+
+def start(path: Path | None, options: ServerOptions, engine_options: EngineOptions) -> int:
+    """Serves a checkpoint until a signal comes.
+
+    Args:
+        path: A GGUF file, or a Hugging Face folder; None for SmolLM2.
+        options: Of the server.
+        engine_options: Of the engine.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ServeError: If there is no such checkpoint, or the address cannot be had.
+    """
+    try:
+        path = smollm2_path() if path is None else path
+        checkpoint = load_checkpoint(path)
+    except (CheckpointError, OSError) as error:
+        raise ServeError(str(error)) from error
+    try:
+        listener = listen(options.host, options.port)
+    except OSError as error:
+        raise ServeError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from error
+    set_up_logs(options.log_format)
+    model = _served_model(checkpoint, path, options.served_model_name, engine_options)
+    log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
+
+    async def open_engine() -> AsyncEngine:
+        return AsyncEngine(await _in_thread(lambda: _warm_engine(checkpoint, engine_options)))
+
+    return serve(Service(model, options, open_engine), listener)
+
+
+def _served_model(checkpoint: Checkpoint, path: Path, name: str | None, options: EngineOptions) -> ServedModel:
+    config = checkpoint.config
+    longest = min(config.max_position_embeddings, options.num_pages * options.page_size)
+    return ServedModel(
+        name=name or path.resolve().name.removesuffix(".gguf"),
+        path=str(path),
+        vocab_size=config.vocab_size,
+        max_model_len=longest if options.max_length is None else min(longest, options.max_length),
+        tokenizer=checkpoint.tokenizer,
+        load_weights=lambda other: ServedLlama.from_checkpoint(load_checkpoint(other)),
+    )
+
+
+def _warm_engine(checkpoint: Checkpoint, options: EngineOptions) -> Engine:
+    log.info("loading the weights")
+    engine = Engine(
+        ServedLlama.from_checkpoint(checkpoint),
+        tokenizer=checkpoint.tokenizer,
+        eos_token_ids=checkpoint.tokenizer.eos_token_ids,
+        options=options,
+    )
+    told = 0.0
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or time.monotonic() - told > PROGRESS_S:
+            told = time.monotonic()
+            log.info("warming up: %d of %d shapes", done, total)
+
+    engine.warm_up(on_progress)
+    return engine
+
+
+async def _in_thread[T](function: Callable[[], T]) -> T:
+    """Runs a function in a thread that does not keep the process from ending, as those of asyncio do."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not future.done():
+            set_outcome()
+
+    def run() -> None:
+        try:
+            result = function()
+        except Exception as error:
+            loop.call_soon_threadsafe(settle, lambda error=error: future.set_exception(error))
+        else:
+            loop.call_soon_threadsafe(settle, lambda: future.set_result(result))
+
+    threading.Thread(target=run, name="bijax-start", daemon=True).start()
+    return await future

@@ -1,0 +1,371 @@
+"""Starting, draining, limits, disconnects, control."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bijax.server.service import Phase
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.live import live, wait_until
+
+LONG = {"text": "a", "sampling_params": {"max_new_tokens": 4000}}
+SHORT = {"text": "a", "sampling_params": {"temperature": 0, "max_new_tokens": 2}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live({"step_s": 0.002}, load_weights=_load_weights) as running:
+        yield running
+
+
+def _load_weights(path):
+    if path == "/nowhere":
+        raise FileNotFoundError("there is no checkpoint at /nowhere")
+    if path == "/other":
+        raise ValueError("the checkpoint has 2 layers, the model 30")
+    return {"path": path}
+
+
+def begin(server, body, path="/generate"):
+    """Sends a request and does not wait for the reply."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("POST", path, json.dumps(body))
+    return connection
+
+
+def test_health_says_503_while_the_engine_starts():
+    gate = threading.Event()
+
+    async def open_slowly():
+        await asyncio.to_thread(gate.wait)
+        return FakeEngine()
+
+    with live(open_engine=open_slowly, wait=False, retry_after=7) as server, contextlib.ExitStack() as last:
+        last.callback(gate.set)
+        for method, path in [("GET", "/health"), ("GET", "/health_generate"), ("POST", "/generate")]:
+            reply = server.request(method, path, json.dumps(SHORT).encode())
+            assert reply.status == 503
+            assert reply.headers["retry-after"] == "7"
+            assert "starting" in reply.error
+        assert server.get("/metrics").status == server.get("/v1/models").status == 200
+        gate.set()
+        wait_until(lambda: server.get("/health").status == 200)
+        assert server.get("/health_generate").status == 200
+        assert server.generate(**SHORT)["meta_info"]["completion_tokens"] == 2
+    assert server.service.phase is Phase.READY
+
+
+def test_an_engine_that_does_not_start_stops_the_server(caplog):
+    async def broken():
+        raise ValueError("no pages fit into the memory")
+
+    with caplog.at_level(logging.ERROR, "bijax.server"), live(open_engine=broken) as server:
+        server.thread.join(10)
+    assert server.service.phase is Phase.FAILED
+    assert "no pages fit into the memory" in caplog.text
+
+
+def test_draining_finishes_what_runs_and_takes_no_more():
+    with live({"step_s": 0.02}, retry_after=3) as server:
+        running = begin(server, {"text": "a", "sampling_params": {"max_new_tokens": 40}})
+        wait_until(lambda: server.service.num_running)
+        server.server.handle_exit(15, None)
+        wait_until(lambda: server.service.phase is Phase.DRAINING)
+        for reply in (server.get("/health"), server.post("/generate", SHORT)):
+            assert reply.status == 503
+            assert "draining" in reply.error
+            assert reply.headers["retry-after"] == "3"
+        reply = running.getresponse()
+        assert json.loads(reply.read())["meta_info"]["completion_tokens"] == 40
+        running.close()
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+    assert server.service._generation.engine.closed
+
+
+def test_draining_ends_after_its_time():
+    with live({"step_s": 0.05}, drain_timeout=0.2) as server:
+        running = begin(server, LONG)
+        wait_until(lambda: server.service.num_running)
+        server.server.handle_exit(15, None)
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        running.close()
+    assert server.service._generation.engine.running == 0
+
+
+def test_a_second_signal_stops_at_once():
+    with live({"step_s": 0.05}, drain_timeout=1000) as server:
+        running = begin(server, LONG)
+        wait_until(lambda: server.service.num_running)
+        server.server.handle_exit(15, None)
+        wait_until(lambda: server.service.phase is Phase.DRAINING)
+        server.server.handle_exit(15, None)
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        running.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_client_that_goes_away_frees_its_pages(server, path, stream):
+    body = LONG if path == "/generate" else {"prompt": ["a", "b"], "max_tokens": 4000, "n": 2}
+    connections = [begin(server, body | {"stream": stream}, path) for _ in range(3)]
+    wait_until(lambda: server.engine.running >= 3)
+    if stream:
+        assert connections[0].getresponse().read(5) == b"data:"
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: server.engine.running == server.engine.waiting == server.service.num_running == 0)
+
+
+def test_a_client_that_does_not_read_does_not_hold_its_pages():
+    with live() as server:
+        connection = begin(server, {"text": "a", "sampling_params": {"max_new_tokens": 1500}, "stream": True})
+        wait_until(lambda: server.engine.finished["length"])
+        wait_until(lambda: server.engine.running == server.service.num_running == 0)
+        assert b"[DONE]" in connection.getresponse().read()
+        connection.close()
+
+
+def test_overload_is_refused_and_what_was_accepted_is_served():
+    """Ten times as many requests as there are places: the queue stays within its bound."""
+    engine = {"step_s": 0.003, "max_running": 4, "max_waiting": 4}
+    body = {"text": "same", "sampling_params": {"temperature": 0, "max_new_tokens": 10}, "return_logprob": True}
+    with live(engine) as server:
+        [alone] = server.generate(**body | {"text": ["same"]})
+        with ThreadPoolExecutor(80) as pool:
+            replies = list(pool.map(lambda _: server.post("/generate", body), range(80)))
+        accepted = [reply for reply in replies if reply.status == 200]
+        refused = [reply for reply in replies if reply.status != 200]
+        assert len(accepted) >= 8
+        assert refused
+        assert {(reply.status, reply.headers["retry-after"]) for reply in refused} == {(429, "1")}
+        assert {reply.json["error"]["type"] for reply in refused} == {"rate_limit_error"}
+        for reply in accepted:
+            assert reply.json["output_ids"] == alone["output_ids"]
+            logprobs = reply.json["meta_info"]["output_token_logprobs"]
+            assert logprobs == alone["meta_info"]["output_token_logprobs"]
+        assert server.engine.most_waiting <= 4
+        wait_until(lambda: server.engine.running == server.engine.waiting == server.service.num_running == 0)
+
+
+def test_a_list_that_does_not_fit_is_refused_as_a_whole():
+    with live({"step_s": 0.01, "max_running": 1, "max_waiting": 2}) as server:
+        reply = server.post("/generate", LONG | {"text": ["a"] * 9})
+        assert reply.status == 429
+        wait_until(lambda: server.engine.running == server.engine.waiting == server.service.num_running == 0)
+
+
+def test_limits_on_what_is_sent():
+    limits = {"max_request_bytes": 1000, "max_header_bytes": 4096, "max_prompts": 3, "max_prompt_tokens": 20,
+              "max_output_tokens": 5, "body_timeout": 0.3}  # fmt: skip
+    with live(**limits) as server:
+        for reply in (
+            server.post("/generate", {"text": "a" * 1000}),
+            server.request("POST", "/generate", iter([b'{"text": "', b"a" * 1000])),  # without a length
+        ):
+            assert reply.status == 413
+            assert reply.error == "the body must have at most 1000 bytes"
+        assert server.get("/health", headers={"x": "a" * 5000}).status == 431
+        assert server.get("/health?" + "a" * 5000).status == 431
+        for body, message in [
+            ({"text": ["a"] * 4}, "text.0: the request asks for 4 outputs (prompts times n), at most 3 are taken"),
+            (
+                {"text": "a" * 21, "sampling_params": {"max_new_tokens": 5}},
+                "text: the prompt has 21 tokens, at most 20 are taken",
+            ),
+            (LONG, "the request asks for outputs of 4000 tokens, at most 5 are taken"),
+        ]:
+            assert server.post("/generate", body).error == message
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        assert server.post("/v1/chat/completions", chat).json["usage"]["completion_tokens"] == 5
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.putrequest("POST", "/generate")
+        connection.putheader("Content-Length", "500")
+        connection.endheaders(b'{"text"')
+        assert connection.getresponse().status == 408
+        connection.close()
+
+
+def test_more_requests_than_may_be_open():
+    with live({"step_s": 0.02}, max_open_requests=2) as server:
+        connections = [begin(server, LONG) for _ in range(2)]
+        wait_until(lambda: server.engine.running == 2)
+        reply = server.post("/generate", SHORT)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+        assert server.get("/health").status == server.get("/metrics").status == 200
+        for connection in connections:
+            connection.close()
+
+
+def test_the_key():
+    with live(api_key="secret") as server:
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer"}):
+            reply = server.post("/generate", SHORT, headers=header)
+            assert reply.status == 401
+            assert "secret" not in reply.error
+        assert server.get("/v1/models").status == 401
+        assert server.post("/generate", SHORT, headers={"Authorization": "Bearer secret"}).status == 200
+        assert server.get("/health").status == server.get("/metrics").status == 200
+
+
+def test_request_ids_and_the_log(server, caplog):
+    with caplog.at_level(logging.INFO, "bijax.server.access"):
+        named = server.post("/generate", SHORT, headers={"X-Request-Id": "mine-7"})
+        other = server.get("/health", headers={"X-Request-Id": "not printable \x01"[:5] + "ä"})
+        chat = server.post("/v1/completions", {"prompt": "a"}, headers={"X-Request-Id": "mine-8"})
+    assert named.headers["x-request-id"] == "mine-7"
+    assert re.fullmatch("[0-9a-f]{32}", other.headers["x-request-id"])
+    assert chat.json["id"] == "cmpl-mine-8"
+    records = {record.request_id: record for record in caplog.records}
+    record = records["mine-7"]
+    assert (record.method, record.path, record.status) == ("POST", "/generate", 200)
+    assert record.duration_s > 0
+
+
+def test_unknown_places_and_methods(server):
+    for method, path, status in [("GET", "/nowhere", 404), ("GET", "/generate", 405), ("PUT", "/health", 405)]:
+        reply = server.request(method, path)
+        assert reply.status == status
+        assert path in reply.error
+
+
+def test_abort(server):
+    connections = [begin(server, LONG | {"rid": name}) for name in ("one", "two", "two")]
+    wait_until(lambda: server.engine.running == 3)
+    assert server.post("/abort_request", {"rid": "three"}).json["num_aborted"] == 0
+    assert server.post("/abort_request", {"rid": "two"}).json["num_aborted"] == 2
+    for connection in connections[1:]:
+        info = json.loads(connection.getresponse().read())["meta_info"]
+        assert info["finish_reason"]["type"] == "abort"
+        assert info["id"] == "two"
+    assert server.engine.running == 1
+    assert server.post("/abort_request", {"abort_all": True}).json["num_aborted"] == 1
+    assert json.loads(connections[0].getresponse().read())["meta_info"]["finish_reason"]["type"] == "abort"
+    for body in ({}, {"rid": "a", "abort_all": True}, {"rid": 1}, {"id": "a"}):
+        assert server.post("/abort_request", body).status == 400
+    for connection in connections:
+        connection.close()
+
+
+def test_pause_and_continue(server):
+    assert server.post("/pause_generation").status == 200
+    waiting = begin(server, SHORT)
+    wait_until(lambda: server.engine.running)
+    time.sleep(0.05)
+    assert server.engine.running == 1
+    assert server.get("/health").status == 200
+    assert server.post("/continue_generation").status == 200
+    assert json.loads(waiting.getresponse().read())["meta_info"]["finish_reason"]["type"] == "length"
+    waiting.close()
+    ended = begin(server, LONG)
+    wait_until(lambda: server.engine.running)
+    assert server.post("/pause_generation", {"mode": "abort"}).status == 200
+    assert server.post("/continue_generation", {}).status == 200
+    assert json.loads(ended.getresponse().read())["meta_info"]["finish_reason"]["type"] == "abort"
+    ended.close()
+    assert server.post("/pause_generation", {"mode": "sideways"}).status == 400
+
+
+def test_flush(server):
+    before = server.engine.flushed
+    assert server.post("/flush_cache").status == server.get("/flush_cache").status == 200
+    assert server.engine.flushed == before + 2
+    running = begin(server, {"text": "a", "sampling_params": {"max_new_tokens": 50}})
+    wait_until(lambda: server.service.num_running)
+    assert server.post("/flush_cache?timeout=10").status == 200
+    assert server.service.num_running == 0
+    running.close()
+    for value in ("-1", "x", "nan", "1e9"):
+        assert server.post(f"/flush_cache?timeout={value}").error.startswith("timeout: must be from 0 to 3600 seconds")
+
+
+def test_weights(server):
+    update = {"model_path": "/weights/7", "weight_version": "step-7"}
+    reply = server.post("/update_weights_from_disk", update)
+    assert reply.json["success"]
+    assert server.generate(**SHORT)["meta_info"]["weight_version"] == "step-7"
+    assert server.get("/get_model_info").json["weight_version"] == "step-7"
+    for path, message in [("/nowhere", "there is no checkpoint"), ("/other", "the checkpoint has 2 layers")]:
+        reply = server.post("/update_weights_from_disk", {"model_path": path})
+        assert reply.status == 400
+        assert reply.error.startswith(f"model_path: {message}")
+    assert server.generate(**SHORT)["meta_info"]["weight_version"] == "step-7"
+
+
+def test_model_info(server):
+    info = server.get("/get_model_info").json
+    assert (info["model_path"], info["is_generation"], info["max_model_len"]) == ("/models/fake", True, 4096)
+
+
+def test_metrics(server):
+    server.generate(**SHORT)
+    text = server.get("/metrics").body.decode()
+    for line in (
+        'vllm:num_requests_running{model_name="fake"} 0.0',
+        'vllm:num_requests_waiting{model_name="fake"} 0.0',
+        'vllm:kv_cache_usage_perc{model_name="fake"} 0.0',
+        'vllm:prefix_cache_queries_total{model_name="fake"} 10.0',
+        'vllm:prefix_cache_hits_total{model_name="fake"} 5.0',
+    ):
+        assert f"\n{line}\n" in text
+    for sample in (
+        'request_success_total{finished_reason="length",model_name="fake"}',
+        'time_to_first_token_seconds_count{model_name="fake"}',
+        'inter_token_latency_seconds_count{model_name="fake"}',
+        'e2e_request_latency_seconds_count{model_name="fake"}',
+        'generation_tokens_total{model_name="fake"}',
+    ):
+        [line] = [line for line in text.splitlines() if line.startswith(f"vllm:{sample} ")]
+        assert float(line.split()[-1]) > 0
+
+
+def test_what_is_no_http(server):
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"NONSENSE\r\n\r\n")
+        assert b" 400 " in raw.recv(1000)
+
+
+def test_no_logging_is_set_up(server):
+    assert server.get("/health").status == 200
+    assert all(logging.getLogger(name).handlers == [] for name in ("bijax.server", "uvicorn", "uvicorn.error"))
+
+
+def test_an_error_of_the_server_is_not_the_clients(caplog):
+    """A fault in the server is logged with the request's name, and answered with what kind it is, no more."""
+
+    class Broken(FakeEngine):
+        async def flush_cache(self):
+            raise KeyError("a secret of the server")
+
+        def _step(self, prompt, output, params, request_id):
+            if output.tokens:
+                raise KeyError("a secret of the server")
+            return super()._step(prompt, output, params, request_id)
+
+    async def open_broken():
+        return Broken()
+
+    with live(open_engine=open_broken) as server:
+        reply = server.post("/flush_cache", headers={"X-Request-Id": "broken-1"})
+        assert (reply.status, reply.error) == (500, "an error of the server: KeyError")
+        assert reply.headers["x-request-id"] == "broken-1"
+        reply = server.post("/generate", SHORT)
+        assert (reply.status, reply.json["error"]["type"]) == (500, "server_error")
+        with contextlib.suppress(http.client.IncompleteRead):
+            server.post("/generate", SHORT | {"stream": True})
+        assert server.get("/health").status == 200
+        wait_until(lambda: server.engine.running == server.service.num_running == 0)
+    errors = [record for record in caplog.records if record.exc_info]
+    assert [record.name for record in errors if record.name.startswith("bijax")] == ["bijax.server.access"] * 3
+    assert errors[0].request_id == "broken-1"
