@@ -5,11 +5,11 @@ VENV := .venv
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 export PYTHON
 
-.PHONY: help demo serve test test-all lint format bench lock clean
+.PHONY: help demo serve test test-all lint format docs docs-links bench gallery lock clean
 .NOTPARALLEL:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## the same text, bit for bit, alone and in a batch: a real model (ARGS="--quick")
 	@sh scripts/setup.sh $(VENV) demo
@@ -37,9 +37,22 @@ format: ## let ruff rewrite the sources
 	$(VENV)/bin/python -m ruff check --fix-only .
 	$(VENV)/bin/python -m ruff format .
 
+docs: ## build the documentation into build/docs; warnings are errors
+	@sh scripts/setup.sh $(VENV) docs
+	$(VENV)/bin/python -m sphinx -b html -W --keep-going -q docs build/docs $(ARGS)
+	@echo "open build/docs/index.html"
+
+docs-links: ## ask every outside address that the documentation names
+	@sh scripts/setup.sh $(VENV) docs
+	$(VENV)/bin/python -m sphinx -b linkcheck -q docs build/docs-links
+
 bench: ## run the benchmarks (BENCHMARKS=benchmarks/bench_matmul.py for one)
 	@sh scripts/setup.sh $(VENV) demo bench
 	@set -e; for file in $(BENCHMARKS); do echo "$$file"; $(VENV)/bin/python $$file $(ARGS); done
+
+gallery: ## run other libraries' programs, and write their figures into the documentation
+	@sh scripts/setup.sh $(VENV) gallery
+	$(VENV)/bin/python benchmarks/gallery.py $(ARGS)
 
 lock: ## resolve the newest versions of all dependencies into constraints.txt
 	@python=$$(sh scripts/find_python.sh) && "$$python" scripts/lock.py

@@ -1,5 +1,6 @@
 """Batch-invariant layers for Flax, and models built from batch-invariant operations."""
 
+from . import _needs_flax as _needs_flax  # first: it tells what to install where Flax is missing
 from . import linen as linen
 from . import nnx as nnx
 from .conversion import Conversion as Conversion

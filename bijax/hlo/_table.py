@@ -1,12 +1,18 @@
 """Tables, as plain text and for rich."""
 
 import dataclasses
+import itertools
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 STYLES = {"variant": "bold red", "suspect": "yellow", "note": "dim", "ours": "green"}
+_NARROW = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +33,30 @@ class Rows:
     footer: str
     right: tuple[int, ...] = ()
 
-    def plain(self) -> str:
-        """Returns the table as text, columns padded with spaces."""
+    def plain(self, width: int | None = None) -> str:
+        """Returns the table as text, columns padded with spaces.
+
+        Args:
+            width: Columns of text in which it is to fit, as far as it can; cells are broken into lines for it. None
+                for those of the terminal where the standard output is one, and for no limit where it is none.
+        """
+        if width is None and sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns
         lines = [self.header, *self.rows] if self.rows else []
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        body = (
-            "  ".join(
-                cell.rjust(w) if n in self.right else cell.ljust(w)
-                for n, (cell, w) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        if width is not None:
+            widths = _fitting(widths, width)
+        body = (text for line in lines for text in self._broken(line, widths))
         return "\n".join([self.title, *body, *([self.footer] if self.footer else [])])
+
+    def _broken(self, line: tuple[str, ...], widths: list[int]) -> Iterator[str]:
+        """Yields the lines of one row whose cells are broken to the widths of the columns."""
+        cells = [textwrap.wrap(cell, w) if len(cell) > w else [cell] for cell, w in zip(line, widths, strict=True)]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            yield "  ".join(
+                part.rjust(w) if n in self.right else part.ljust(w)
+                for n, (part, w) in enumerate(zip(parts, widths, strict=True))
+            ).rstrip()
 
     def rich(self, styles: dict[str, str] = STYLES) -> "Group":
         """Returns the table for a rich console; needs rich.
@@ -63,6 +81,14 @@ class Rows:
         below = [Text(f"{number} {note}", style="dim") for number, note in enumerate(notes, 1)]
         body: list[RenderableType] = [table, *below] if self.rows else []
         return Group(Text(self.title), *body, Text(self.footer, style="bold"))
+
+
+def _fitting(widths: list[int], width: int) -> list[int]:
+    """Returns the widths of columns, the widest made narrower until all fit side by side, or none is wide."""
+    widths = list(widths)
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths, default=0) > _NARROW:
+        widths[widths.index(max(widths))] -= 1
+    return widths
 
 
 def percent(share: float) -> str:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, float_array
+from bijax.core.checks import describe, float_array
 from bijax.sampling._arithmetic import Arithmetic, element
 from bijax.sampling._order import first_largest
 

@@ -4,9 +4,10 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,28 @@ def _audit(parsed: argparse.Namespace) -> Audit:
                 f" arguments; it returned {type(given).__name__}"
             )
         args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+        _check_arguments(function, parsed, args, kwargs)
         with _reported(f"{parsed.function} cannot be audited"):
             options = {name: getattr(parsed, name) for name in ("compiled", "platform", "architecture")}
             return audit(function, *args, **options, **kwargs)
+
+
+def _check_arguments(
+    function: Callable[..., Any], parsed: argparse.Namespace, args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Checks that a function can be called with the arguments, as far as its signature tells."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it has none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        given = f"those that {parsed.args} returns" if parsed.args else "none"
+        raise AuditError(
+            f"{parsed.function} takes the arguments {signature}, and was given {given}: {error}; name a function that"
+            " returns them with --args MODULE:ARGS_FUNCTION"
+        ) from error
 
 
 def _load(name: str, option: str) -> Callable[..., Any]:

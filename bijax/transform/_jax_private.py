@@ -6,6 +6,7 @@
   in front of it, which may hand it other equations, those of primitives of our own. A program in which nothing was
   requested is handed on as it came: JAX's tables, its rules and its caches are left alone.
 - `mlir._get_lowering_rules` looks a rule up as JAX does, at the time when it is needed.
+- `mlir._lowerings` and `mlir._platform_specific_lowerings` have the names of all primitives that can be lowered.
 - `mlir._uncacheable_primitives` says which rules must be given the operands themselves.
 - `mlir.lower_per_platform` chooses among rules in a program for several platforms.
 - `source_info_util` has the line of the user's program that an equation comes from.
@@ -66,6 +67,9 @@ def check() -> None:
     wrong += [f"mlir.ModuleContext has no {name}" for name in _FIELDS if name not in fields]
     if not isinstance(getattr(_mlir, "_uncacheable_primitives", None), set):
         wrong.append("there is no set mlir._uncacheable_primitives")
+    for name in ("_lowerings", "_platform_specific_lowerings"):
+        if not isinstance(getattr(_mlir, name, None), dict):
+            wrong.append(f"there is no dict mlir.{name}")
     for name in ("current", "user_frames"):
         if not callable(getattr(source_info_util, name, None)):
             wrong.append(f"there is no source_info_util.{name}")
@@ -121,6 +125,12 @@ def rules_of(ctx: Any, primitive: Primitive, equation: Any) -> tuple[dict[str, R
     """
     found: tuple[dict[str, Rule], Rule | None, bool] = _mlir._get_lowering_rules(ctx, primitive, equation)
     return found
+
+
+def names_of_primitives() -> set[str]:
+    """Returns the names of all primitives for which there is a rule now."""
+    tables = (_mlir._lowerings, *_mlir._platform_specific_lowerings.values())
+    return {primitive.name for table in tables for primitive in table}
 
 
 def is_cached(primitive: Primitive) -> bool:

@@ -17,16 +17,16 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
+from bijax.core.primitive import BEFORE_LOWERING
+from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
-from bijax.ops._flat import on_vectors
-from bijax.ops._primitive import BEFORE_LOWERING
-from bijax.ops._tag import KERNEL, TAG, kernel_code
+from bijax.lax.flat import on_vectors
 from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
-from bijax.transform._state import INVARIANT, Request, current, of_equation
+from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
     COMPARED,
     COUNTER,
@@ -44,6 +44,7 @@ from bijax.transform._tables import (
     verdict,
 )
 from bijax.transform.errors import NotInvariantError
+from bijax.transform.expansions import Expansion, expansion_of
 from pallas_kernels.errors import UnsupportedError
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
@@ -183,6 +184,8 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
                 f" {platform}; there are no kernels for that platform."
             )
         _check_shapes(primitive.name, ctx)
+        if expansion := expansion_of(name, dtypes):
+            return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
         if name in STABLE:
             with kernel_code():
                 return stock(ctx, *operands, **{**parameters, "is_stable": True})
@@ -198,6 +201,24 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
         return _replaced(primitive, ctx, operands, parameters)
 
     return rule
+
+
+def _expanded(
+    expansion: Expansion,
+    request: Request,
+    ctx: Context,
+    operands: Sequence[Any],
+    parameters: dict[str, Any],
+    multiple_results: bool,
+) -> Sequence[Any]:
+    """Lowers a primitive as the operations of which it is made up, under the same request."""
+    fixed = {"out_sharding": None} if "out_sharding" in parameters else {}
+
+    def run(*arrays: jax.Array, **others: Any) -> Any:
+        with tagged(request):
+            return expansion(*arrays, **others, **fixed)
+
+    return _traced(run, ctx, operands, parameters, multiple_results=multiple_results)
 
 
 def _held(name: str, stock: Rule, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:

@@ -31,8 +31,6 @@ REFUSED: Final = {
     "approx_top_k": "which elements it finds depends on the shape; use jax.lax.top_k, which is exact",
     "rng_uniform": "its numbers follow the shape; use jax.random with a key of threefry2x32",
     "rng_bit_generator": "its numbers follow the shape; use jax.random with a key of threefry2x32",
-    "fft": f"{_LIBRARY}; for a fixed length, multiply by the matrix of the transform, its real and imaginary parts"
-    " apart",
     "cudnn_fusion": "cuDNN computes it and chooses its kernel by the shapes; call the function without the fusion",
     **_each(
         _CUDNN_ATTENTION,
@@ -43,12 +41,11 @@ REFUSED: Final = {
     **_each(_SCALED, "scaled_dot scaled_matmul scaled_matmul_wrapper"),
     **_each(
         f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",
-        "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd"
-        " tridiagonal",
+        "cholesky_update eig geqp3 hessenberg ormqr schur tridiagonal",
     ),
     **_each(
         f"{_LIBRARY}; where the matrix is shared, multiply by its inverse, computed outside",
-        "triangular_solve tridiagonal_solve",
+        "tridiagonal_solve",
     ),
     **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
 }

@@ -67,7 +67,8 @@ KEEP: Final[dict[str, str]] = {
         "all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_start all_to_all"
         " all_to_all_done all_to_all_start axis_index broadcast_in_dim broadcast_to concatenate copy copy_p"
         " device_put dim_as_value dimension_size dynamic_slice dynamic_update_slice empty empty2 gather iota"
-        " layout_constraint name optimization_barrier pad pbroadcast pbroadcast_dynamic pin platform_index"
+        " layout_constraint lu_pivots_to_permutation name optimization_barrier pad pbroadcast pbroadcast_dynamic pin"
+        " platform_index"
         " ppermute ppermute_done ppermute_start preduced pvary ragged_all_to_all reduced_vary_cast"
         " reduced_vary_cast_p relayout reshape reshard rev sharding_constraint slice split squeeze stack stage"
         " stop_gradient tie tile transpose unpin unstack vary_unreduced_cast vary_unreduced_cast_p"
@@ -165,6 +166,27 @@ TAKEN_OUT: Final = {
 }
 """Operations that carry a program of the user's, which becomes a part of the program around."""
 
+EXPANDED: Final = {
+    **_each(
+        "written out with operations of one matrix, column by column and block by block, each of them invariant",
+        "cholesky geqrf householder_product lu qr triangular_solve",
+    ),
+    **_each("written out as rotations of pairs of columns, in an order that the length fixes", "eigh svd"),
+    "fft": "written out as products with the matrices of short transforms, which the length fixes",
+}
+"""Operations that are written out as others of JAX, which are made invariant in their turn (`expansions`)."""
+
+BY_PARTS: Final = "complex numbers: written out as operations on real and imaginary parts"
+COMPLEX: Final = _each(
+    BY_PARTS,
+    "abs add add_any conv_general_dilated convert_element_type cos cosh cumprod cumsum div dot_general eq exp exp2"
+    " expm1 integer_pow log log1p log2 logistic mul ne one_minus_square pow reduce_prod reduce_sum reduce_window_sum"
+    " rsqrt scatter-add scatter-sub sign sin sinh sqrt square sub tan tanh",
+)
+"""Operations on complex numbers that are written out."""
+
+CONVERTED: Final = "the operands are converted to float32 before, or to float64, and then multiplied as floats are"
+
 IN_REGIONS: Final = {
     **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul"), ("update_jaxpr",)),
     **dict.fromkeys(("scatter-sub", "scatter_apply"), ("update_jaxpr",)),
@@ -177,16 +199,27 @@ RECURSE: Final = frozenset(
     _each(
         "",
         "call closed_call composite cond core_call custom_jvp_call custom_lin custom_linear_solve custom_vjp_call"
-        " custom_vmap_call eval_jaxpr jit linear_call random_gamma remat2 remat_opt run_state scan shard_map while"
-        " xla_metadata_call",
+        " custom_vmap_call eval_jaxpr jit linear_call random_gamma regularized_incomplete_beta remat2 remat_opt"
+        " run_state scan shard_map while xla_metadata_call",
     )
 )
 """Primitives that hold programs."""
+
+_NO_COMPLEX: Final = (
+    "no invariant form for complex numbers; write it with their real and imaginary parts, or with exp and log"
+)
 
 _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 
 PLATFORMS: Final = ("cpu", "cuda")
 """Platforms for which there are replacements."""
+
+
+def named() -> frozenset[str]:
+    """Returns the names of all operations that the tables have."""
+    replaced = (FENCED, VECTORS, ROUNDED, COMPARED, STABLE, CHOOSING, RACING, ORDERED, TAKEN_OUT, EXPANDED)
+    tables = (KEEP, *replaced, RECURSE, REFUSED)
+    return frozenset(name for table in tables for name in table)
 
 
 def table_name(name: str, parameters: Mapping[str, Any]) -> str:
@@ -209,6 +242,11 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.KEEP, "a kernel of bijax")
     if KEEP.get(name) == COUNTER and (why := _follows_the_shape(dtypes)):
         return _refused_or_allowed(name, why, allowed)
+    if name in EXPANDED:
+        return Verdict(Kind.REPLACE, EXPANDED[name])
+    is_complex = any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
+    if is_complex and name in COMPLEX and not (platform == "cpu" and name in ROUNDED):
+        return Verdict(Kind.REPLACE, COMPLEX[name])
     if name in ROUNDED:
         if platform != "cpu" and any(jnp.issubdtype(d, jnp.floating) for d in dtypes):
             return Verdict(Kind.REPLACE, HELD)
@@ -218,14 +256,14 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
     if name in COMPARED and platform == "cpu" and _has_subnormal_zeros(dtypes):
         return Verdict(Kind.REPLACE, COMPARED[name])
     if name in KEEP:
-        if name == "abs" and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
-            return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
         return Verdict(Kind.KEEP, KEEP[name])
     computed = name in FENCED or name in VECTORS or name in ORDERED
     if computed and not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes):
         return Verdict(Kind.KEEP, INTEGER)
-    if computed and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
-        return _refused_or_allowed(name, "no invariant form for complex numbers", allowed)
+    if computed and is_complex:
+        return _refused_or_allowed(name, _NO_COMPLEX, allowed)
+    if name == "dot_general" and any(str(d) not in _FLOATS for d in dtypes):
+        return Verdict(Kind.REPLACE, CONVERTED)
     if name in FENCED or name in VECTORS:
         return Verdict(Kind.REPLACE, HELD if platform != "cpu" else FENCED.get(name) or VECTORS[name])
     if name in CHOOSING and platform == "cpu" and _has_an_order(dtypes):
@@ -252,8 +290,6 @@ def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
     others = sorted({str(d) for d in dtypes if jnp.issubdtype(d, jnp.floating) and str(d) not in _FLOATS})
     if others and name not in ("reduce_max", "reduce_min"):
         return f"no invariant form for {', '.join(others)}; convert to float32 before"
-    if name == "dot_general" and any(jnp.issubdtype(d, jnp.integer) for d in dtypes[:2]):
-        return "no invariant form for integers with a floating-point result"
     return ""
 
 

@@ -6,20 +6,24 @@ from typing import Any, Final
 
 import jax
 
-from bijax.ops._contracts import Use, recording
-from bijax.ops._primitive import KERNELS
-from bijax.ops._tag import KERNEL, TAG, kernel_code
+from bijax.core.contracts import Use, recording
+from bijax.core.primitive import KERNELS
+from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._replacements import REPLACEMENTS
-from bijax.transform._state import of_equation
+from bijax.transform._state import Request, of_equation, tagged
 from bijax.transform._tables import ORDERED, RACING, VECTORS, Kind, table_name, verdict
+from bijax.transform.expansions import Expansion, expansion_of
 from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, PairContract
 from pallas_kernels.errors import UnsupportedError
+
+_MADE_UP: Final = ("random_gamma", "regularized_incomplete_beta")
+"""Operations whose own rules make up a program when they are lowered."""
 
 _STATIC: Final[dict[str, Any]] = {
     **dict.fromkeys(VECTORS, XLA_FUNCTIONS),
     **dict.fromkeys(("psum", "psum_invariant", "reduce_scatter"), FoldContract("devices")),
-    "random_gamma": XLA_FUNCTIONS,
+    **dict.fromkeys(_MADE_UP, XLA_FUNCTIONS),
     "reduce": PairContract(),
     "reduce_window": FoldContract("window"),
 }
@@ -55,13 +59,30 @@ def kernels_of(equation: Equation, platform: str) -> Iterator[Use]:
     if not request.enabled or equation.metadata.get(TAG) == KERNEL:
         return
     dtypes = tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
-    if name != "random_gamma" and verdict(name, dtypes, platform, request.allowed).kind is not Kind.REPLACE:
+    if name not in _MADE_UP and verdict(name, dtypes, platform, request.allowed).kind is not Kind.REPLACE:
         return
-    if name in _STATIC:
+    if (expansion := expansion_of(name, dtypes)) is not None:
+        yield from _in_expansion(expansion, equation, request, platform)
+    elif name in _STATIC:
         yield Use(_STATIC[name].id, tuple(map(str, dtypes)), "")
     elif name in ORDERED or name in RACING:
         parameters = {key: value for key, value in equation.parameters.items() if key != "out_sharding"}
         yield from _traced(REPLACEMENTS[name], equation, parameters, platform)
+
+
+def _in_expansion(expansion: Expansion, equation: Equation, request: Request, platform: str) -> Iterator[Use]:
+    """Yields the contracts of the operations as which an operation is written out."""
+
+    def run(*arrays: jax.Array) -> Any:
+        with tagged(request):
+            return expansion(*arrays, **equation.parameters)
+
+    operands = [jax.core.ShapedArray(a.shape, a.dtype) for a in equation.operands]
+    wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in operands) else contextlib.nullcontext()
+    with wide, kernel_code():
+        traced = jax.make_jaxpr(run)(*operands)
+    for inner in equations(traced, platform):
+        yield from kernels_of(inner, platform)
 
 
 def _traced(

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from bijax.transform._allowed import allowed_names
 from bijax.transform._boundary import Copies, fenced, write_back
 from bijax.transform._lowering import install
 from bijax.transform._state import Request, requested
@@ -41,7 +42,8 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
 
     Raises:
         TypeError: If `fn` is not callable, is a generator or coroutine function (its body would run later, without
-            effect), or a program that has been lowered or compiled already.
+            effect), or a program that has been lowered or compiled already, or `allow` does not hold names.
+        ValueError: If `allow` holds a name that no primitive has.
 
     The result raises `NotInvariantError`, when it is lowered, if the program holds an operation that is neither known
     to be invariant nor can be made so, with the operation's name and line; `bijax.audit` lists them before running. It
@@ -65,7 +67,7 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
         True
     """
     _check(fn)
-    request = Request(True, _names(allow))
+    request = Request(True, allowed_names(allow))
     install()
 
     def covered(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,18 +87,6 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
         if hasattr(fn, stage):
             setattr(result, stage, covered(getattr(fn, stage)))
     return result
-
-
-def _names(allow: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(allow, str):
-        raise TypeError(
-            f"bijax.invariant: allow must be a collection of names of primitives, got the string {allow!r}."
-        )
-    names = tuple(sorted(set(allow)))
-    for name in names:
-        if not isinstance(name, str) or not name or any(c.isspace() for c in name):
-            raise TypeError(f"bijax.invariant: allow must hold names of primitives, got {name!r}.")
-    return names
 
 
 def _check(fn: Any) -> None:

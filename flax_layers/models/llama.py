@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .._signature import ConstructorSignature
 from ..ops import INVARIANT, Ops
 from .layers import MLP, Attention, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama_weights import load_weights
@@ -32,6 +33,8 @@ class Block(nnx.Module):
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(self, config: LlamaConfig, *, dtype: Any, param_dtype: Any, ops: Ops, rngs: nnx.Rngs) -> None:
         common: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
@@ -99,6 +102,8 @@ class Llama(nnx.Module):
         >>> bool((last[0] == logits[0]).all())
         True
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 from flax import nnx
 
 from .._mode import check_method, invariant_mode
+from .._signature import ConstructorSignature
 
 _MARK = "_is_invariant_layer"
 
@@ -46,6 +47,7 @@ def invariant_layer[M: nnx.Module](cls: type[M]) -> type[M]:
     for name in methods:
         setattr(cls, name, _invariant_method(getattr(cls, name)))
     setattr(cls, _MARK, True)
+    setattr(cls, "__signature__", ConstructorSignature())  # noqa: B010  # no attribute that a type checker knows
     return cls
 
 

@@ -1,16 +1,12 @@
 """Element-wise functions: the same bits at every batch size, in every place, and one compilation for equal programs."""
 
 import gc
-import hashlib
-import platform
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 import pytest
 
@@ -91,6 +87,7 @@ def batch(columns: int, dtype: str, *, hostile: bool) -> tuple[jax.Array, ...]:
     return jnp.asarray(x), jnp.asarray(y[::-1].copy()), jnp.asarray(g), jnp.asarray(w)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_functions_keep_their_bits(dtype: str) -> None:
     assert_batch_invariant(
@@ -107,6 +104,7 @@ def test_functions_keep_their_bits(dtype: str) -> None:
 SEEDS = (22, 27)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [5, 300])
 def test_random_programs_keep_their_bits(columns: int) -> None:
     assert_batch_invariant(
@@ -223,25 +221,3 @@ def test_functions_are_let_go() -> None:
     alive = use()
     gc.collect()
     assert alive() is None
-
-
-GOLDEN = {
-    ("x86_64-avx512", "0.12.0.1"): "7f14dd41777b8d87",
-    ("x86_64-avx512", "0.11.2"): "4ade8a9c1ca41e56",
-}
-
-
-def test_golden_bits() -> None:
-    """Element-wise code is XLA's own: a hash for each processor and jaxlib."""
-    info = Path("/proc/cpuinfo")
-    avx512 = "-avx512" if info.exists() and "avx512f" in info.read_text() else ""
-    key = (platform.machine() + avx512, jaxlib.__version__)
-    rng = np.random.default_rng(7)
-    x, y, g = (rng.standard_normal((5, 300)).astype(np.float32) for _ in range(3))
-    found = hashlib.sha256()
-    for f in FUNCTIONS.values():
-        for leaf in jax.tree.leaves(with_gradients(bijax.elementwise(f))(x, y, g, g[0])):
-            found.update(np.asarray(leaf).tobytes())
-    if key not in GOLDEN:
-        pytest.skip(f"no golden hash is recorded for {key}; it is {found.hexdigest()[:16]} here")
-    assert found.hexdigest()[:16] == GOLDEN[key]

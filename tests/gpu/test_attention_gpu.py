@@ -14,7 +14,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import Llama
-from tests.gpu import golden
+from tests.goldens import cases
 from tests.layers import small_llama as small
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,7 @@ paged = functools.partial(bijax.paged_attention, return_residual=True)
 
 
 def array(seed: int, *shape: int, dtype: str) -> jax.Array:
-    return jnp.asarray(golden.array(seed, shape, jnp.dtype(dtype)))
+    return jnp.asarray(cases.array(seed, shape, jnp.dtype(dtype)))
 
 
 @functools.cache

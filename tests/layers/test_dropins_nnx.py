@@ -69,6 +69,7 @@ def functional(module: flax_nnx.Module, call: Callable[[Any, jax.Array], Any]) -
     return lambda x: call(flax_nnx.merge(graph, state, copy=True), x)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", NUMBERS, ids=names)
 def test_parameters_and_numbers_are_those_of_the_original(case: Case) -> None:
     name, args, kwargs, shape = case
@@ -96,6 +97,7 @@ BITS: list[Case] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", BITS, ids=names)
 def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
     name, args, kwargs, shape = case
@@ -204,12 +206,12 @@ def test_rnn() -> None:
 
 def test_the_choice_of_allowed_operations_stays() -> None:
     def promote(arrays: Any, dtype: Any = None) -> Any:
-        return [jnp.fft.fft(a).real if a is not None and a.ndim == 2 else a for a in arrays]
+        return [jax.lax.approx_max_k(a, a.shape[1])[0] if a is not None and a.ndim == 2 else a for a in arrays]
 
     layer, x = nnx.Linear(8, 4, promote_dtype=promote, rngs=flax_nnx.Rngs(0)), rows(2, 8)
-    with pytest.raises(bijax.NotInvariantError, match="fft"):
+    with pytest.raises(bijax.NotInvariantError, match="approx_top_k"):
         jax.jit(lambda x: layer(x))(x)
-    bijax.invariant(jax.jit(lambda x: layer(x)), allow=("fft",))(x)
+    bijax.invariant(jax.jit(lambda x: layer(x)), allow=("approx_top_k",))(x)
 
 
 def test_methods_of_an_own_layer() -> None:

@@ -18,7 +18,8 @@ FEWER_SIZES = {
         "flax_converted = compare(jax.jit(classify_converted), params, x, sizes=(5, 32))": (
             "flax_converted = compare(jax.jit(classify_converted), params, x)"
         ),
-    }
+    },
+    "why_bits_change": {"SIZES = (2, 3, 5, 8, 16, 33)": "SIZES = (3, 33)"},
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

@@ -27,6 +27,9 @@ def keywords():
 def wrong():
     return 3
 
+def nobody():
+    return ()
+
 def raising():
     raise OSError("no weights")
 
@@ -103,7 +106,9 @@ def test_hlo_of_a_file(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["m:network"], "missing 2 required positional arguments"),
+        (["m:network"], "takes the arguments (x, w), and was given none: missing a required argument: 'x'; name a"),
+        (["m:network"], "--args MODULE:ARGS_FUNCTION"),
+        (["m:missing", "--args", "m:nobody"], "was given those that audited_network:nobody returns"),
         (["m:network", "--args", "m:wrong"], "it returned int"),
         (["m:number"], "expected a function, got int"),
         (["m:nothing"], "has no attribute 'nothing'"),

@@ -15,6 +15,7 @@ from jax import lax
 import bijax
 from bijax.transform._tables import (
     CHOOSING,
+    EXPANDED,
     FENCED,
     KEEP,
     ORDERED,
@@ -67,6 +68,7 @@ def bits(x: Any) -> np.ndarray:
     return array.view(np.uint32) if array.dtype.kind == "f" else array
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("columns", [7, 300])
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices_do_not_depend_on_the_batch(name: str, columns: int) -> None:
@@ -83,7 +85,7 @@ def check_choices(program: Callable[[jax.Array], jax.Array], columns: int) -> No
 
 
 def test_no_primitive_is_in_two_tables() -> None:
-    tables = [set(t) for t in (KEEP, CHOOSING, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, RECURSE)]
+    tables = [set(t) for t in (KEEP, CHOOSING, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, EXPANDED, RECURSE)]
     assert sum(map(len, tables)) == len(set.union(*tables))
 
 
@@ -93,7 +95,11 @@ def test_no_primitive_is_in_two_tables() -> None:
         ("dot_general", jnp.float32, "cpu", Kind.REPLACE),
         ("dot_general", jnp.float32, "cuda", Kind.REPLACE),
         ("dot_general", jnp.int8, "cpu", Kind.KEEP),
-        ("dot_general", jnp.complex64, "cpu", Kind.REFUSE),
+        ("dot_general", jnp.complex64, "cpu", Kind.REPLACE),
+        ("dot_general", jnp.float8_e5m2, "cpu", Kind.REPLACE),
+        ("add", jnp.complex64, "cpu", Kind.KEEP),
+        ("add", jnp.complex64, "cuda", Kind.REPLACE),
+        ("acos", jnp.complex64, "cpu", Kind.REFUSE),
         ("mul", jnp.float32, "cpu", Kind.REPLACE),
         ("mul", jnp.float32, "cuda", Kind.REPLACE),
         ("mul", jnp.int32, "cuda", Kind.KEEP),
@@ -111,7 +117,9 @@ def test_no_primitive_is_in_two_tables() -> None:
         ("scatter-max", jnp.int32, "cuda", Kind.KEEP),
         ("scan", jnp.float32, "cpu", Kind.RECURSE),
         ("bijax_matmul", jnp.float32, "cpu", Kind.KEEP),
-        ("fft", jnp.float32, "cuda", Kind.REFUSE),
+        ("fft", jnp.float32, "cuda", Kind.REPLACE),
+        ("cholesky", jnp.float32, "cuda", Kind.REPLACE),
+        ("eig", jnp.float32, "cpu", Kind.REFUSE),
         ("a_new_primitive", jnp.float32, "cpu", Kind.REFUSE),
     ],
 )
@@ -134,4 +142,4 @@ def test_threefry_whose_counter_follows_the_shape_is_refused() -> None:
 
 
 def test_the_caller_may_let_a_primitive_pass() -> None:
-    assert verdict("fft", (jnp.dtype(jnp.complex64),), "cpu", ("fft",)).kind is Kind.KEEP
+    assert verdict("eig", (jnp.dtype(jnp.complex64),), "cpu", ("eig",)).kind is Kind.KEEP

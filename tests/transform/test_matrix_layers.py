@@ -64,11 +64,13 @@ COMPOSITIONS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["linen", "linen dw inside", "nnx.jit"])
 def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()

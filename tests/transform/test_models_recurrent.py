@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import linen as nn
 from flax import nnx
 
@@ -49,6 +50,7 @@ def nnx_with_dx(state: Any, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.
     return y, dx
 
 
+@pytest.mark.exhaustive
 def test_linen() -> None:
     check_model(linen, linen_params(), X)
 
@@ -60,5 +62,6 @@ def test_nnx() -> None:
     assert_batch_invariant(fn, *args, batch_axes=(None, 0, 0), batch_sizes=SIZES, neighbours=NEIGHBOURS, modes=("jit",))
 
 
+@pytest.mark.exhaustive
 def test_control_linen() -> None:
     check_control(linen, linen_params(), X)

@@ -21,6 +21,7 @@ def mlp(x: jax.Array) -> jax.Array:
     return x
 
 
+@pytest.mark.exhaustive
 def test_mlp_under_vmap() -> None:
     fn = jax.jit(jax.vmap(bijax.invariant(mlp)))
     whole = fn(X)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._initializers import LECUN_NORMAL
 from .cache import LayerCache
@@ -47,6 +48,8 @@ class Attention(nnx.Module):
         >>> attention(jnp.ones((1, 3, 8)), rotary).shape
         (1, 3, 8)
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._dtypes import promote
 from ._initializers import EMBEDDING
@@ -37,6 +38,8 @@ class Embed(nnx.Module):
         >>> x.shape, embed.attend(x).shape
         ((1, 3, 4), (1, 3, 10))
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(
         self,

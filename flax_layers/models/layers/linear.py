@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._dtypes import promote
 from ._initializers import LECUN_NORMAL, ZEROS
@@ -39,6 +40,8 @@ class Linear(nnx.Module):
         >>> layer(jnp.ones((5, 3))).shape
         (5, 2)
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._initializers import LECUN_NORMAL
 from .linear import Linear
@@ -36,6 +37,8 @@ class MLP(nnx.Module):
         >>> MLP(4, 16, rngs=nnx.Rngs(0))(jnp.ones((2, 4))).shape
         (2, 4)
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(
         self,

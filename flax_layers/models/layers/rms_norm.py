@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._dtypes import promote
 from ._initializers import ONES
@@ -36,6 +37,8 @@ class RMSNorm(nnx.Module):
         >>> RMSNorm(2, epsilon=0.0, rngs=nnx.Rngs(0))(jnp.array([[3.0, 3.0]])).tolist()
         [[1.0, 1.0]]
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ..._signature import ConstructorSignature
+
 
 class RotaryTable(nnx.Variable[jax.Array]):
     """A constant of the model: no parameter, so neither gradients nor optimizers see it by default."""
@@ -37,6 +39,8 @@ class RotaryEmbedding(nnx.Module):
         >>> cos.shape, cos[0, 0].tolist(), sin[0, 0].tolist()
         ((1, 3, 2), [1.0, 1.0], [0.0, 0.0])
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(self, head_dim: int, max_positions: int, *, theta: float = 10000.0) -> None:
         if head_dim < 2 or head_dim % 2:

@@ -1,0 +1,15 @@
+"""Programs of other libraries, unmodified, as their documentation writes them."""
+
+import importlib
+
+from gallery_programs.program import EXAMPLES as EXAMPLES
+from gallery_programs.program import Program as Program
+from gallery_programs.program import take as take
+
+MODULES = ("dense", "convolutional", "sequences", "training", "probabilistic", "graphs", "equivariant")
+
+
+def programs(*modules: str) -> dict[str, Program]:
+    """Returns the programs of some modules, of all by default, by name; other libraries are not imported."""
+    chosen = [importlib.import_module(f"gallery_programs.{module}") for module in modules or MODULES]
+    return {program.name: program for module in chosen for program in module.PROGRAMS}

@@ -1,0 +1,44 @@
+"""Functions of one matrix on stacks of matrices."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def over_stack(function: Callable[..., Any], *arrays: jax.Array) -> Any:
+    """Applies a function of one matrix, and of what belongs to it, to every matrix of a stack.
+
+    Args:
+        function: Maps arrays to arrays.
+        *arrays: Arrays with the axes of the stack in front. The first has two axes behind them.
+    """
+    stack = arrays[0].shape[:-2]
+    if not stack:
+        return function(*arrays)
+    entries = [x.shape[len(stack) :] for x in arrays]
+    if math.prod(stack) == 0:
+        one = (jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(entries, arrays, strict=True))
+        return jax.tree.map(lambda r: jnp.zeros((*stack, *r.shape), r.dtype), jax.eval_shape(function, *one))
+    flat = (x.reshape(math.prod(stack), *shape) for shape, x in zip(entries, arrays, strict=True))
+    return jax.tree.map(lambda r: r.reshape(*stack, *r.shape[1:]), jax.vmap(function)(*flat))
+
+
+def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The product of two matrices at full precision."""
+    product: jax.Array = jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+    return product
+
+
+def adjoint(a: jax.Array) -> jax.Array:
+    """The conjugate transpose of a matrix."""
+    return a.conj().T if jnp.iscomplexobj(a) else a.T
+
+
+def blocks(n: int) -> tuple[int, int]:
+    """Returns into how many blocks of how many columns a factorisation is cut; up to 64 columns are one block."""
+    width = n if n <= 64 else 32
+    return -(-n // width), width

@@ -1,0 +1,83 @@
+"""The pictures of the guides, drawn with matplotlib: `draw(folder)` writes each for a light and a dark page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+BLUE, ORANGE, GREEN, GREY = "#4c8dd6", "#d9822b", "#3d9a6c", "#8a8f98"
+INK = {"light": "#202428", "dark": "#e4e6ea"}
+
+
+def draw(folder: Path) -> None:
+    """Writes every picture into a folder, as `NAME-light.svg` and `NAME-dark.svg`."""
+    drawings: dict[str, Callable[[str], Figure]] = {"orders": _orders, "contract": _contract}
+    style = {"svg.hashsalt": "bijax", "font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path"}
+    with matplotlib.rc_context(style):
+        for name, make in drawings.items():
+            for scheme, ink in INK.items():
+                figure = make(ink)
+                figure.savefig(folder / f"{name}-{scheme}.svg", transparent=True, metadata={"Date": None})
+                plt.close(figure)
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+    axes.set(xlim=(0, width * 10), ylim=(0, height * 10), aspect="equal")
+    axes.axis("off")
+    return figure, axes
+
+
+def _box(axes: Axes, x: float, y: float, width: float, height: float, colour: str, text: str, ink: str) -> None:
+    shape = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=1", fc=f"{colour}40", ec=colour)
+    axes.add_patch(shape)
+    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=ink, linespacing=1.4)
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=10, color=colour, shrinkA=1, shrinkB=1))
+
+
+def _orders(ink: str) -> Figure:
+    """How one sum over K is cut: by XLA for one row, for eight rows, and by bijax for both."""
+    figure, axes = _canvas(8, 3.3)
+    lines = [
+        (25, "XLA, 1 row", "four pieces at once,\nadded as a tree", [(0, 4), (4, 8), (8, 12), (12, 16)], ORANGE),
+        (15, "XLA, 8 rows", "one piece, upwards", [(0, 16)], BLUE),
+        (5, "bijax, any rows", "blocks of fixed length,\nadded upwards", [(0, 8), (8, 16)], GREEN),
+    ]
+    left, step, height = 17.0, 2.2, 3.6
+    axes.text(left + 8 * step, 31.2, "the 16 products of one element of the result, along K", ha="center", color=ink)
+    for y, name, what, pieces, colour in lines:
+        axes.text(0, y + height / 2, name, va="center", color=ink, weight="bold")
+        for k in range(16):
+            axes.add_patch(
+                plt.Rectangle((left + k * step, y), step - 0.35, height, fc=f"{colour}30", ec=colour, lw=0.8)
+            )
+        for start, end in pieces:
+            _arrow(axes, (left + start * step, y - 1.2), (left + end * step - 0.5, y - 1.2), colour)
+        axes.text(left + 16 * step + 2, y + height / 2, what, va="center", color=ink, linespacing=1.4)
+    return figure
+
+
+def _contract(ink: str) -> Figure:
+    """What chooses the contract and what the schedule, and what each fixes."""
+    figure, axes = _canvas(8, 3)
+    _box(axes, 0, 16, 24, 11, GREEN, "operation, weights (K, N),\ndtype, architecture", ink)
+    _box(axes, 0, 2, 24, 8, GREY, "rows, batch, sequences", ink)
+    _box(axes, 34, 16, 20, 11, GREEN, "contract\norder, blocks,\naccumulator", ink)
+    _box(axes, 34, 2, 20, 11, BLUE, "schedule\ntiles, threads,\npipelines", ink)
+    _box(axes, 64, 16, 16, 11, GREEN, "the bits", ink)
+    _box(axes, 64, 2, 16, 11, BLUE, "the speed", ink)
+    _arrow(axes, (24, 21.5), (34, 21.5), GREEN)
+    _arrow(axes, (24, 17.5), (34, 10), GREEN)
+    _arrow(axes, (24, 6), (34, 6.5), GREY)
+    _arrow(axes, (54, 21.5), (64, 21.5), GREEN)
+    _arrow(axes, (54, 7.5), (64, 7.5), BLUE)
+    return figure
