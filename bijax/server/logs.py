@@ -12,10 +12,10 @@ class JsonFormatter(logging.Formatter):
     """One JSON object in each line: time, level, logger, message, and what the record carries besides.
 
     Example:
-        >>> record = logging.LogRecord("bijax", logging.INFO, "", 0, "GET %s", ("/health",), None)
+        >>> record = logging.LogRecord("bijax", logging.INFO, "", 0, "GET %s", ("/",), None)
         >>> record.created, record.status = 0.25, 200
         >>> JsonFormatter().format(record)
-        '{"time": "1970-01-01T00:00:00.250Z", "level": "INFO", "logger": "bijax", "message": "GET /health", "status": 200}'
+        '{"time": "1970-01-01T00:00:00.250Z", "level": "INFO", "logger": "bijax", "message": "GET /", "status": 200}'
     """
 
     def format(self, record: logging.LogRecord) -> str:

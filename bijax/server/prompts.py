@@ -21,7 +21,7 @@ class Prompt:
         params: How to sample.
         field: The field of the request that the source stands in, for errors.
         rid: The name that the client gave it, to abort it.
-        priority: Larger ones are served first.
+        priority: Smaller ones come first.
     """
 
     source: str | list[int] | Messages

@@ -153,19 +153,25 @@ class Programs:
 
 def empty_rows(rows: int) -> Rows:
     """Returns parameters of rows of padding."""
-    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    integers = np.zeros(rows, np.int32)
-    return Rows(np.zeros((rows, 2), np.uint32), integers, zeros, integers, ones, zeros, np.array(False))
+    # Each array is one of its own: the caller writes into them.
+    return Rows(
+        seeds=np.zeros((rows, 2), np.uint32),
+        positions=np.zeros(rows, np.int32),
+        temperature=np.zeros(rows, np.float32),
+        top_k=np.zeros(rows, np.int32),
+        top_p=np.ones(rows, np.float32),
+        min_p=np.zeros(rows, np.float32),
+        need_logprobs=np.array(False),
+    )
 
 
 def empty_extras(rows: int, vocab_size: int) -> Extras:
     """Returns extras that change nothing."""
     shape = (rows, vocab_size)
-    zeros = np.zeros(rows, np.float32)
     return Extras(
         np.ones(rows, np.float32),
-        zeros,
-        zeros,
+        np.zeros(rows, np.float32),
+        np.zeros(rows, np.float32),
         np.zeros(shape, bool),
         np.zeros(shape, np.int32),
         np.zeros(shape, np.float32),

@@ -3,3 +3,4 @@
 from .generate import Generation as Generation
 from .generate import generate as generate
 from .llama import Llama as Llama
+from .served import ServedLlama as ServedLlama

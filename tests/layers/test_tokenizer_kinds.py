@@ -196,3 +196,21 @@ def test_missing_bytes_of_a_small_vocabulary() -> None:
         tokenizer.encode("a b")
     with pytest.raises(ValueError, match="has no chat template"):
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+
+
+def test_bytes_of_tokens(tmp_path: Path) -> None:
+    """The bytes of all tokens of a text are those of the text, special tokens included."""
+    tokenizer = gguf_tokenizer(tmp_path, pre="smollm", add_bos_token=False)
+    for text in ("abc ab 123", "ab\n<s>abc</s> <tool>12", "中文 é🙂"):
+        assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
+    for token_id in (-1, tokenizer.vocab_size):
+        with pytest.raises(ValueError, match="token ids must be from 0"):
+            tokenizer.token_bytes(token_id)
+
+
+def test_bytes_of_tokens_of_vocabularies_that_spell_them_out() -> None:
+    vocabulary = {"▁a": 0, "b": 1, "<0xE2>": 2, "<0x0A>": 3, "<0x0A": 4}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(backend, chat_template=None, special_tokens={}, eos_token_ids=())
+    assert [tokenizer.token_bytes(i) for i in range(5)] == [b" a", b"b", b"\xe2", b"\n", b"<0x0A"]

@@ -1,24 +1,38 @@
 """Each request gets the bits of its own run alone, whatever the traffic."""
 
 import collections
+import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax._src.monitoring import unregister_event_duration_listener
 
-from bijax.serving import RequestOutput
-from tests.exhaustive import rarely
-from tests.serving.traffic import all_pages_are_back, alone, bits, engine, random_requests
+from bijax.serving import RequestOutput, SamplingParams
+from bijax.serving.toy import ToyModel
+from tests.exhaustive import rarely, sampled
+from tests.serving.traffic import (
+    LONGEST,
+    VOCABULARY,
+    all_pages_are_back,
+    alone,
+    bits,
+    engine,
+    model,
+    random_requests,
+)
 
 WAYS: dict[str, dict[str, Any]] = {
-    "pages run out": {},
+    "speculation, and pages run out": {},
     "no prefix cache": {"prefix_cache": False},
-    "speculation": {"speculative_tokens": 3, "num_pages": 40},
+    "no speculation": {"speculative_tokens": 0},
+    "wide": {"max_running": 8, "num_pages": 64, "max_prefill_tokens": 64},
 }
 
 
 @pytest.mark.parametrize("number", [26, rarely(400)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, ["speculation, and pages run out"]))
 def test_random_traffic(way: str, number: int) -> None:
     """Requests come and go in random order, with priorities; some are aborted."""
     rng = np.random.default_rng(number)
@@ -49,17 +63,90 @@ def test_random_traffic(way: str, number: int) -> None:
         assert bits(output) == bits(alone(*requests[int(name)])), name
     assert all_pages_are_back(served)
     stats = served.stats()
-    if way == "pages run out":
+    if way == "speculation, and pages run out":
         assert stats.preemptions > 0
         assert 0 < stats.prefix_hits < stats.prefix_queries
-    if way == "speculation":
         assert 0 < stats.accepted_tokens < stats.drafted_tokens
 
 
-def test_plain_operations_give_other_bits() -> None:
-    """The same traffic through the same engine with JAX's own operations is not what each request gets alone."""
-    requests = [r for r in random_requests(26, seed=1) if r[1].logprobs]
-    together = engine(enable_deterministic_inference=False, num_pages=64).generate(*zip(*requests, strict=True))
-    one = engine(enable_deterministic_inference=False, prefix_cache=False)
-    apart = [one.generate([prompt], params)[0] for prompt, params in requests]
-    assert [bits(o) for o in together] != [bits(o) for o in apart]
+@pytest.mark.parametrize("invariant", [True, False])
+def test_log_probabilities_of_decoding_are_those_of_a_prompt(invariant: bool) -> None:
+    """With bijax: the control shows that with JAX's own operations they are not."""
+    served = engine(enable_deterministic_inference=invariant, speculative_tokens=0)
+    prompt = tuple(range(30, 45))
+    [decoded] = served.generate([prompt], SamplingParams(max_new_tokens=20, logprobs=True, ignore_eos=True))
+    [completion] = decoded.completions
+    served.flush_cache()
+    again = SamplingParams(max_new_tokens=0, prompt_logprobs=True, logprob_start_len=len(prompt))
+    [scored] = served.generate([prompt + completion.tokens], again)
+    assert scored.prompt_logprobs is not None
+    assert [p and p.token for p in scored.prompt_logprobs] == list(completion.tokens)
+    same = [p and p.logprob for p in scored.prompt_logprobs] == [p.logprob for p in completion.logprobs]
+    assert same == invariant
+
+
+def test_nothing_compiles_after_the_warm_up() -> None:
+    served = engine()
+    progress: list[tuple[int, int]] = []
+    served.warm_up(lambda done, total: progress.append((done, total)))
+    assert progress == [(done, 5) for done in range(6)]
+    known = served.stats().compilations
+    compiled: list[str] = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        served.generate(*zip(*random_requests(26, seed=3), strict=True))
+        assert not compiled
+        jax.jit(lambda x: x * 3)(np.ones(3))
+        assert compiled  # the listener hears compilations
+    finally:
+        unregister_event_duration_listener(listen)
+    assert served.stats().compilations == known
+
+
+def test_weights_change_between_steps() -> None:
+    """What comes after an update has the bits of a new engine with the new weights; pages hold nothing old."""
+    prompt, params = random_requests(3, seed=5)[2]
+    served = engine()
+    before = served.generate([prompt], params)[0]
+    other = ToyModel.random(seed=9, vocab_size=VOCABULARY, max_length=LONGEST)
+    served.update_weights(other.weights, version="nine")
+    after = served.generate([prompt], params)[0]
+    assert (before.weight_version, after.weight_version, after.cached_tokens) == ("default", "nine", 0)
+    assert bits(after) != bits(before)
+    served.update_weights(model())
+    assert bits(served.generate([prompt], params)[0]) == bits(before) == bits(alone(prompt, params))
+    with pytest.raises(TypeError, match="ToyModel: weights must be"):
+        served.update_weights(3)
+
+
+def test_samples_of_one_prompt_are_those_of_their_seeds() -> None:
+    prompt, _ = random_requests(1, seed=6)[0]
+    params = SamplingParams(max_new_tokens=6, seed=2**64 - 2, n=3, logprobs=True)
+    [output] = engine().generate([prompt], params)
+    for index, completion in enumerate(output.completions):
+        single = dataclasses.replace(params, n=1, seed=(2**64 - 2 + index) % 2**64)
+        [one] = alone(prompt, single).completions
+        assert (one.tokens, one.logprobs) == (completion.tokens, completion.logprobs)
+
+
+def test_seeds_by_default() -> None:
+    prompt, params = (5, 6, 7), SamplingParams(max_new_tokens=8)
+    assert bits(engine().generate([prompt], params)[0]) == bits(engine().generate([prompt], params)[0])
+    fixed = engine(default_seed=42).generate([prompt], params)[0]
+    assert bits(fixed) == bits(alone(prompt, SamplingParams(max_new_tokens=8, seed=42)))
+
+
+def test_the_cache_of_a_prompt_is_found() -> None:
+    served = engine(num_pages=40)
+    prompt, params = tuple(range(20)), SamplingParams(max_new_tokens=2, prompt_logprobs=True, logprob_start_len=9)
+    cold = served.generate([prompt], params)[0]
+    warm = served.generate([prompt], params)[0]
+    assert (cold.cached_tokens, warm.cached_tokens) == (0, 8)  # the log-probability of token 9 is that behind token 8
+    assert bits(cold) == bits(warm)
+    served.flush_cache()
+    assert served.generate([prompt], params)[0].cached_tokens == 0

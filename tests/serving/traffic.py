@@ -10,7 +10,13 @@ from bijax.serving.toy import ToyModel
 
 VOCABULARY = 160
 LONGEST = 64
-SMALL: dict[str, Any] = {"page_size": 4, "num_pages": 20, "max_running": 4, "max_prefill_tokens": 16}
+SMALL: dict[str, Any] = {
+    "page_size": 4,
+    "num_pages": 18,
+    "max_running": 2,
+    "max_prefill_tokens": 16,
+    "speculative_tokens": 3,
+}
 """Few sizes, so few programs; few pages, so that requests press each other out."""
 
 
@@ -34,7 +40,7 @@ def engine(**options: Any) -> Engine:
 
 @functools.cache
 def _alone() -> Engine:
-    return engine(prefix_cache=False)
+    return engine(prefix_cache=False, speculative_tokens=0)
 
 
 def alone(prompt: tuple[int, ...], params: SamplingParams) -> RequestOutput:

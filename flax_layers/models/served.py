@@ -1,0 +1,119 @@
+"""A Llama model as inference engines call it: with pages that somebody else hands out."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from ..ops import PLAIN
+from ._layered import _extend, _start
+from .llama import Llama, project
+
+
+class ServedLlama:
+    """A Llama model for `bijax.serving.Engine`.
+
+    All blocks share one compiled program for each shape, where XLA would compile each of them again in a program for
+    the whole model. The bits are those of the whole model in one program.
+
+    Args:
+        model: The model.
+
+    Guarantee: row-invariant with a model whose operations are, as `Llama.extend`.
+
+    Example:
+        >>> from flax_layers.checkpoint import LlamaConfig
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> served = ServedLlama(Llama(config, rngs=nnx.Rngs(0)))
+        >>> served.vocab_size, served.max_length
+        (32, 64)
+    """
+
+    def __init__(self, model: Llama) -> None:
+        self.model = model
+        # Flattening a module takes longer than a block of a small model, so it is done once.
+        self._structure = jax.tree.structure(model.blocks[0])
+        self._parameters = [tuple(jax.tree.leaves(block)) for block in model.blocks]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.model.config.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, in tokens."""
+        return self.model.config.max_position_embeddings
+
+    def init_pages(self, num_pages: int, page_size: int) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns keys and values of each layer, (pages, page_size, K, H) each."""
+        cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
+        return list(zip(cache.keys, cache.values, strict=True))
+
+    def extend(
+        self,
+        pages: list[tuple[jax.Array, jax.Array]],
+        tokens: np.ndarray,
+        page_table: np.ndarray,
+        start: np.ndarray,
+        lengths: np.ndarray,
+    ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+        """Appends tokens to sequences.
+
+        Args:
+            pages: The cache. It is used up.
+            tokens: (B, T) int32, each sequence padded at its end.
+            page_table: (B, n) int32, the pages of each sequence in the order of its tokens.
+            start: (B,) int32, tokens that each sequence has already.
+            lengths: (B,) int32, new tokens of each sequence, 0 for padding.
+
+        Returns:
+            The residual stream (B, T, hidden_size) behind the last block, and the cache.
+        """
+        model = self.model
+        table, *places = jax.device_put((page_table, start, lengths))
+        capacity = page_table.shape[1] * pages[0][0].shape[1]
+        x, rotary = _start(model.embed, model.rotary, tokens, *places, capacity)
+        stored = []
+        for parameters, layer in zip(self._parameters, pages, strict=True):
+            x, keys, values = _extend(self._structure, parameters, x, rotary, *layer, table, *places)
+            stored.append((keys, values))
+        return x, stored
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
+        logits: jax.Array = _project(self.model.norm, self.model.projection, hidden)
+        return logits
+
+    def plain(self) -> "ServedLlama":
+        """Returns the model with the same weights and stock JAX operations."""
+        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN))
+
+    def with_weights(self, weights: Any) -> "ServedLlama":
+        """Returns the model with other weights.
+
+        Args:
+            weights: A `Llama` of the same sizes, or its state as `nnx.state(model)` returns it. The arrays are shared,
+                not copied.
+
+        Raises:
+            TypeError: If they come in another form.
+            ValueError: If they are of another model.
+        """
+        if isinstance(weights, Llama):
+            weights = nnx.state(weights)
+        if not isinstance(weights, nnx.State):
+            raise TypeError(f"ServedLlama: weights must be a Llama or its nnx.State, got {type(weights).__name__}.")
+        graph, state = nnx.split(self.model)
+        ours, theirs = (jax.tree.map(lambda a: (a.shape, a.dtype), s) for s in (state, weights))
+        structures: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
+        if structures[0] != structures[1] or jax.tree.leaves(ours) != jax.tree.leaves(theirs):
+            raise ValueError("ServedLlama: the weights must have the names, shapes and dtypes of the model's own.")
+        return ServedLlama(nnx.merge(graph, weights))
+
+
+_project = jax.jit(project)

@@ -1,0 +1,74 @@
+"""What the engine refuses."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bijax.serving import Engine, EngineOptions, QueueFullError, SamplingParams
+from tests.serving.traffic import Letters, engine, model
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ((), {}, ValueError, "at least one token"),
+        ("abc", {}, TypeError, "encode it first"),
+        ([1.5], {}, TypeError, r"must be integers, got 1\.5"),
+        ([True], {}, TypeError, "must be integers, got True"),
+        ([160], {}, ValueError, "from 0 to 159, got 160"),
+        ([-1], {}, ValueError, "from 0 to 159, got -1"),
+        (np.zeros(64, int), {}, ValueError, "at most 63 tokens, which model and cache have room for, got 64"),
+        ([1], {"logit_bias": {160: 1.0}}, ValueError, "logit_bias must name tokens from 0 to 159, got 160"),
+        ([1], {"allowed_token_ids": [500]}, ValueError, "allowed_token_ids must name tokens from 0 to 159"),
+        ([1], {"stop_token_ids": [160]}, ValueError, "stop_token_ids must name tokens from 0 to 159"),
+    ],
+)
+def test_bad_requests(prompt: Any, params: dict[str, Any], error: type[Exception], message: str) -> None:
+    served = engine()
+    with pytest.raises(error, match=message):
+        served.add(prompt, SamplingParams(**params))
+    assert not served.has_work
+
+
+def test_bad_arguments() -> None:
+    served = engine()
+    with pytest.raises(TypeError, match="priority must be an integer, got 'high'"):
+        served.add([1], priority="high")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="params must be SamplingParams, got dict"):
+        served.add([1], {"n": 1})  # type: ignore[arg-type]
+    served.add([1], request_id="a")
+    with pytest.raises(ValueError, match="request_id 'a' is that of a request that is not finished"):
+        served.add([1], request_id="a")
+    with pytest.raises(ValueError, match="params for each of the 2 prompts, got 1"):
+        served.generate([[1], [2]], [SamplingParams()])
+    served.pause()
+    with pytest.raises(ValueError, match="paused"):
+        served.generate([[1]])
+
+
+def test_stop_strings_need_a_tokenizer() -> None:
+    served = Engine(model(), options=EngineOptions(num_pages=4))
+    with pytest.raises(ValueError, match="stop strings need a tokenizer"):
+        served.add([1], SamplingParams(stop="x"))
+    assert Letters().decode([0]) == "an"
+
+
+def test_the_queue_is_bounded() -> None:
+    served = engine(max_waiting=3)
+    served.add([1], SamplingParams(n=2))
+    with pytest.raises(QueueFullError, match="2 sequences wait, and 2 more would be above max_waiting=3"):
+        served.add([1], SamplingParams(n=2))
+    served.add([1])
+    assert served.stats().num_waiting == 3
+
+
+def test_abort_of_one_that_waits() -> None:
+    served = engine()
+    name = served.add([1])
+    output = served.abort(name)
+    assert output is not None
+    assert (output.finished, output.completions[0].finish_reason) == (True, "abort")
+    assert served.abort(name) is None
+    assert served.step() == []
+    assert served.stats().finished == {"abort": 1}
