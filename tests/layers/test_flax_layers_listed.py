@@ -101,7 +101,7 @@ CASES = [
     pytest.param(nnx_layers, flax_layers.nnx, id="nnx"),
     rarely(linen_layers, flax_layers.linen),
     rarely(nnx_recurrent, flax_layers.nnx),
-    pytest.param(linen_recurrent, flax_layers.linen, id="linen recurrent"),
+    rarely(linen_recurrent, flax_layers.linen),
 ]
 
 
