@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from pallas_kernels._remembered import remembered
 from pallas_kernels.attention import _backward, _tiling
 from pallas_kernels.attention._forward import attend
 from pallas_kernels.attention._keys import contiguous_blocks
@@ -117,6 +118,7 @@ def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> T
 
 
 @functools.cache
+@remembered
 def honours_contract(tile: Tile, shape: ProgramShape) -> bool:
     """Returns whether a tile gives the reference's bits on this machine, at every position in it.
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels._remembered import remembered
 from pallas_kernels._tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul._forms import crossed, in_blocks, stack_columns, stack_rows, transposed
@@ -83,6 +84,7 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
 
 
 @functools.cache
+@remembered
 def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> bool:
     """Returns whether a step gives the reference's bits on this machine, at every position of its tile.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels._remembered import remembered
 from pallas_kernels._tiles import Program, isolate, isolated_dot, map_row_tiles, run_isolated
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.matmul import cpu
@@ -151,6 +152,7 @@ def _pad_axis(a: jax.Array, axis: int, size: int) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=4096)
+@remembered
 def honours_contract(
     step: StackStep, shape: tuple[int, int, int, int], contract: MatmulContract, storage: Storage
 ) -> bool:
