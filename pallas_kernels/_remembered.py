@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _PER_CORE = ("processor", "cpu MHz", "core id", "apicid", "initial apicid", "physical id", "bogomips", "BogoMIPS")
@@ -74,7 +74,7 @@ def _machine() -> str:
     source = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         source.update(path.read_bytes())
-    facts = processor, threads, jax.__version__, jaxlib.__version__, os.environ.get("XLA_FLAGS", ""), source.hexdigest()
+    facts = processor, threads, jax.__version__, jaxlib.version.__version__, os.environ.get("XLA_FLAGS", ""), source.hexdigest()
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

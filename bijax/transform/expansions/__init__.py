@@ -40,14 +40,15 @@ def expansion_of(name: str, dtypes: Iterable[Any]) -> Expansion | None:
     """
     dtypes = tuple(dtypes)
     if name in EXPANDED:
-        return _imported(_MODULES[name], name)
+        return _function(_MODULES[name], name)
     if name in COMPLEX and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
-        functions: dict[str, Expansion] = _imported("_complex", "COMPLEX")
-        return functions[name]
+        return _function("_complex", name)
     if name == "dot_general" and any(str(d) not in _FLOATS for d in dtypes):
-        return _imported("_mixed", name)
+        return _function("_mixed", name)
     return None
 
 
-def _imported(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+def _function(module: str, name: str) -> Expansion:
+    found = vars(importlib.import_module(f"{__name__}.{module}"))
+    function: Expansion = found["COMPLEX"][name] if module == "_complex" else found[name]
+    return function
