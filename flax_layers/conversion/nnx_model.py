@@ -10,7 +10,7 @@ from .decide import Decider, called_functions
 from .report import Conversion, Decision, summarize
 from .rules import Rules, parse
 
-_NEUTRAL: Final = frozenset((nnx.List, nnx.Dict, nnx.Sequential, nnx.Dropout, nnx.RNN, nnx.Bidirectional))
+_NEUTRAL: Final = frozenset((nnx.List, nnx.Dict, nnx.Sequential))
 
 
 def convert_nnx(model: nnx.Module, rules: Rules) -> None:
