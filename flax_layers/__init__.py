@@ -8,6 +8,7 @@ from .conversion import convert as convert
 from .models import Generation as Generation
 from .models import Llama as Llama
 from .models import generate as generate
+from .models import score as score
 from .models.layers import KVCache as KVCache
 from .ops import INVARIANT as INVARIANT
 from .ops import PLAIN as PLAIN

@@ -1,5 +1,6 @@
-"""Models built from the layers of this package, and generation with them."""
+"""Models built from the layers of this package, generation with them, and scores of texts."""
 
 from .generate import Generation as Generation
 from .generate import generate as generate
 from .llama import Llama as Llama
+from .score import score as score

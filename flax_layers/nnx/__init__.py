@@ -1,6 +1,7 @@
 """Drop-in replacements for the layers of `flax.nnx`, made batch-invariant.
 
-They take the arguments of the originals, and have their parameters, initial values and submodule names.
+They take the arguments of the originals, and have their parameters, initial values and submodule names. `QuantLinear`
+has no original.
 """
 
 from typing import Final
@@ -23,6 +24,8 @@ from .normalization import GroupNorm as GroupNorm
 from .normalization import InstanceNorm as InstanceNorm
 from .normalization import LayerNorm as LayerNorm
 from .normalization import RMSNorm as RMSNorm
+from .quant_linear import QuantizedWeight as QuantizedWeight
+from .quant_linear import QuantLinear as QuantLinear
 from .recurrent import GRUCell as GRUCell
 from .recurrent import LSTMCell as LSTMCell
 from .recurrent import OptimizedLSTMCell as OptimizedLSTMCell

@@ -1,5 +1,6 @@
 """The operations of bijax."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,22 @@ class InvariantOps:
             precision=precision,
             preferred_element_type=preferred_element_type,
         )
+
+    def quantized_matmul(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        weight_scale: jax.Array,
+        *,
+        smooth_scale: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
+        rows, scale = bijax.scale_dynamic_quant(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), smooth_scale)
+        dtype = x.dtype if preferred_element_type is None else preferred_element_type
+        y = bijax.quant_matmul(rows, weight, scale, weight_scale, bias=bias, preferred_element_type=dtype)
+        return y.reshape(*x.shape[:-1], weight.shape[1])
 
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""

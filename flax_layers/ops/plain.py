@@ -37,6 +37,22 @@ class PlainOps:
         )
         return y if bias is None else y + bias
 
+    def quantized_matmul(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        weight_scale: jax.Array,
+        *,
+        smooth_scale: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
+        rows, scale = _quantize(x if smooth_scale is None else x.astype(jnp.float32) * smooth_scale)
+        total = jnp.einsum("...k,kn->...n", rows, weight, preferred_element_type=jnp.int32)
+        y = total.astype(jnp.float32) * scale * weight_scale
+        return (y if bias is None else y + bias).astype(preferred_element_type or x.dtype)
+
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
         # A negative index would count from the end.
@@ -96,6 +112,14 @@ class PlainOps:
             return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
 
         return self.attention(query, gather(key_pages), gather(value_pages), start=start, lengths=lengths)
+
+
+def _quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the rows of x (..., C) in int8, and the scale (..., 1) of each."""
+    wide = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True, initial=0)
+    scale = jnp.where(largest == 0, 1.0, largest / 127)
+    return jnp.round(wide / scale).astype(jnp.int8), scale
 
 
 PLAIN = PlainOps()

@@ -25,6 +25,18 @@ class Ops(Protocol):
     ) -> jax.Array:
         """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
 
+    def quantized_matmul(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        weight_scale: jax.Array,
+        *,
+        smooth_scale: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
+
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
 

@@ -99,7 +99,7 @@ def test_a_text_that_differs_is_shown(demo):
 
 def test_json_holds_the_same_figures(demo):
     _, printed, found = demo("--tokens", "6", "--seed", "5", "--json", "figures.json", plain=move)
-    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False}
+    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False, "quantize": None}
     assert found["model"] == "fake.gguf"
     assert {"device", "jax", "date"} <= found.keys()
     assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN)
