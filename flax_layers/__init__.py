@@ -13,3 +13,4 @@ from .models.layers import KVCache as KVCache
 from .ops import INVARIANT as INVARIANT
 from .ops import PLAIN as PLAIN
 from .ops import Ops as Ops
+from .routing import Routing as Routing

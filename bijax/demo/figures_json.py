@@ -51,9 +51,8 @@ def as_json(
         "model": model,
         "arguments": arguments,
         "prompts": [{"text": text, "tokens": tokens} for text, tokens in zip(prompts, prompt_tokens, strict=True)],
-        "quality": quality and [
-            {"perplexity": q.perplexity, "tokens": q.tokens, "text": decode(q.text)} for q in quality
-        ],
+        "quality": quality
+        and [{"perplexity": q.perplexity, "tokens": q.tokens, "text": decode(q.text)} for q in quality],
         "sides": [_side(side, decode) for side in sides],
     }
 

@@ -13,7 +13,6 @@ from flax_layers.checkpoint import Checkpoint
 from flax_layers.models import Llama, generate
 from flax_layers.ops import PLAIN
 
-
 type Models = tuple[Generate, Generate]
 
 

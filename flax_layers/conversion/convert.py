@@ -34,7 +34,7 @@ def convert[M: (nnx.Module, linen.Module)](
     With `quantize="int8"` the linear layers of an nnx model (`flax.nnx.Linear` and those of `flax_layers`) become
     `flax_layers.nnx.QuantLinear`, whose weights take a quarter of float32's memory. Their input is smoothed first if
     there is a calibration batch, as SmoothQuant does with a strength of a half: the factor of a column is the root of
-    the largest weight that it meets over the largest input.
+    the largest weight that it meets over the largest input. `flax_layers.nnx.MoE` becomes `QuantMoE`, not smoothed.
 
     Args:
         model: An nnx or a linen model.
@@ -52,12 +52,12 @@ def convert[M: (nnx.Module, linen.Module)](
         The same nnx model; or a linen model, of a subclass of the given one's type.
 
     Raises:
-        TypeError: If the model is no model, a rule is no rule or converts to a class that does not fit, a linen model is
-            to be quantised, or JAX traces the call with the calibration batch.
-        ValueError: If `quantize` is another word, a linear layer that is quantised has a product of its own, or the
-            calibration batch does not reach it or is not finite there. If a rule decides about no module, or is to convert but converts nothing (for a linen model, when
+        TypeError: If the model is no model, a rule is no rule or converts to a class that does not fit, a linen model
+            is to be quantised, or JAX traces the call with the calibration batch.
+        ValueError: If a rule decides about no module, or is to convert but converts nothing (for a linen model, when
             `init` has shown its modules), or chooses a layer without a drop-in to be converted (for a linen model, when
-            the layer is called), or a linen model is bound.
+            the layer is called), or a linen model is bound. If `quantize` is another word, a layer that is quantised
+            has a product of its own, or the calibration batch does not reach it or is not finite there.
 
     Guarantee: as the layers that are converted to.
 

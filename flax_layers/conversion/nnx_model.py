@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from flax import nnx
 
-from ..nnx import DROP_INS, QuantLinear
+from ..models.layers import MoE, QuantLinear, QuantMoE
+from ..nnx import DROP_INS
 from ..nnx._drop_in import computing_methods, is_invariant_layer
 from .decide import Decider, called_functions
 from .quantize import QUANTIZED, become, quantized_layers
@@ -13,7 +14,7 @@ from .report import Conversion, Decision, summarize
 from .rules import Rules, parse
 
 _NEUTRAL: Final = frozenset(
-    (nnx.List, nnx.Dict, nnx.Sequential, nnx.Dropout, nnx.RNN, nnx.Bidirectional, QuantLinear)
+    (nnx.List, nnx.Dict, nnx.Sequential, nnx.Dropout, nnx.RNN, nnx.Bidirectional, QuantLinear, QuantMoE)
 )
 
 
@@ -27,7 +28,9 @@ def convert_nnx(model: Any, rules: Rules, quantize: str | None, calibration: Seq
     for (_, module), layer in zip(linear, layers, strict=True):
         become(module, layer)
     for module, decision in decisions:
-        if decision.after and decision.after is not QuantLinear:
+        if decision.after is QuantMoE and type(module) is MoE:
+            become(module, QuantMoE(module))
+        elif decision.after and type(module) is not decision.after:
             # Not through the module, which would take it for an attribute of its state.
             object.__setattr__(module, "__class__", decision.after)
 

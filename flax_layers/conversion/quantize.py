@@ -12,15 +12,19 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
-from ..models.layers import Linear
+from ..models.layers import Linear, MoE, QuantLinear, QuantMoE
 from ..nnx import Linear as InvariantLinear
-from ..nnx import QuantLinear
 from ..ops import INVARIANT
 
 type Largest = dict[int, np.ndarray]
 
-QUANTIZED: Final[Mapping[Any, type]] = dict.fromkeys((nnx.Linear, InvariantLinear, Linear), QuantLinear)
-"""The int8 layer of each linear layer."""
+QUANTIZED: Final[Mapping[Any, type]] = {
+    nnx.Linear: QuantLinear,
+    InvariantLinear: QuantLinear,
+    Linear: QuantLinear,
+    MoE: QuantMoE,
+}
+"""The int8 layer of each layer."""
 
 
 def check_quantize(quantize: Any) -> None:

@@ -1,13 +1,17 @@
 """Drop-in replacements for the layers of `flax.nnx`, made batch-invariant.
 
-They take the arguments of the originals, and have their parameters, initial values and submodule names. `QuantLinear`
-has no original.
+They take the arguments of the originals, and have their parameters, initial values and submodule names. `MoE`,
+`QuantLinear` and `QuantMoE` have no original.
 """
 
 from typing import Final
 
 from flax import nnx as _nnx
 
+from ..models.layers import MoE as MoE
+from ..models.layers import QuantizedWeight as QuantizedWeight
+from ..models.layers import QuantLinear as QuantLinear
+from ..models.layers import QuantMoE as QuantMoE
 from ._drop_in import invariant_layer as invariant_layer
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import RoPE as RoPE
@@ -24,8 +28,6 @@ from .normalization import GroupNorm as GroupNorm
 from .normalization import InstanceNorm as InstanceNorm
 from .normalization import LayerNorm as LayerNorm
 from .normalization import RMSNorm as RMSNorm
-from .quant_linear import QuantizedWeight as QuantizedWeight
-from .quant_linear import QuantLinear as QuantLinear
 from .recurrent import GRUCell as GRUCell
 from .recurrent import LSTMCell as LSTMCell
 from .recurrent import OptimizedLSTMCell as OptimizedLSTMCell

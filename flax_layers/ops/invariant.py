@@ -9,6 +9,9 @@ import jax.numpy as jnp
 
 import bijax
 
+from ..routing import Routing
+from .experts import experts, quantized_experts, route
+
 
 @dataclass(frozen=True)
 class InvariantOps:
@@ -73,6 +76,27 @@ class InvariantOps:
         """Returns silu(gate) * up, element by element."""
         y: jax.Array = _swiglu(gate, up)
         return y
+
+    def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
+        """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
+        return route(logits, bias, routing)
+
+    def experts(
+        self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array
+    ) -> jax.Array:
+        """Adds the results of each token's experts, times their weights."""
+        return experts(x, selected, weights, gate_up, down)
+
+    def quantized_experts(
+        self,
+        x: jax.Array,
+        selected: jax.Array,
+        weights: jax.Array,
+        gate_up: tuple[jax.Array, jax.Array],
+        down: tuple[jax.Array, jax.Array],
+    ) -> jax.Array:
+        """The same with kernels of int8 and the scales (E, N) of their columns; rows are quantised as they come."""
+        return quantized_experts(x, selected, weights, gate_up, down)
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""

@@ -29,6 +29,7 @@ def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
     assert bijax["total"]["tokens"] == plain["total"]["tokens"] > 0
 
 
+@pytest.mark.exhaustive
 def test_the_quantised_demo(tmp_path, capsys, monkeypatch):
     """The same with int8 linear layers, whose perplexity on a passage stands beside the float model's."""
     monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))

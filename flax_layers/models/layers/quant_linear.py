@@ -8,7 +8,7 @@ from flax import nnx
 
 import bijax
 
-from ..ops import INVARIANT, Ops
+from ...ops import INVARIANT, Ops
 
 
 class QuantizedWeight(nnx.Variable[jax.Array]):
