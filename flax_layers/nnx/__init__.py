@@ -1,12 +1,17 @@
 """Drop-in replacements for the layers of `flax.nnx`, made batch-invariant.
 
-They take the arguments of the originals, and have their parameters, initial values and submodule names.
+They take the arguments of the originals, and have their parameters, initial values and submodule names. `MoE`,
+`QuantLinear` and `QuantMoE` have no original.
 """
 
 from typing import Final
 
 from flax import nnx as _nnx
 
+from ..models.layers import MoE as MoE
+from ..models.layers import QuantizedWeight as QuantizedWeight
+from ..models.layers import QuantLinear as QuantLinear
+from ..models.layers import QuantMoE as QuantMoE
 from ._drop_in import invariant_layer as invariant_layer
 from .activation import PReLU as PReLU
 from .attention import MultiHeadAttention as MultiHeadAttention
