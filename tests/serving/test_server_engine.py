@@ -182,8 +182,10 @@ def test_a_call_that_was_given_up_does_not_break_the_end(monkeypatch):
     held = threading.Event()
 
     async def main():
-        engine = AsyncEngine(Engine(toy(0), options=EngineOptions(**OPTIONS)))
-        engine._submit(held.wait)
+        inner = Engine(toy(0), options=EngineOptions(**OPTIONS))
+        monkeypatch.setattr(inner, "step", lambda: [] if held.wait() else [])
+        engine = AsyncEngine(inner)
+        await engine.resume()  # a step comes behind it
         waiting = asyncio.create_task(engine.flush_cache())
         await asyncio.sleep(0.05)
         waiting.cancel()
