@@ -96,12 +96,3 @@ def test_lowering_behind_a_block_that_allowed_64_bits() -> None:
     with jax.enable_x64(True):
         traced = jax.jit(bijax.invariant(lambda x: jnp.tanh(x @ x.T).sum())).trace(jnp.ones((4, 4), jnp.float64))
     assert "f64" in traced.lower().as_text()
-
-
-@pytest.mark.parametrize(
-    ("cast", "result"), [(jnp.float8_e4m3fn, None), (jnp.int8, jnp.float32)], ids=["float8", "int8 to float32"]
-)
-def test_products_without_a_kernel_are_refused(cast: Any, result: Any) -> None:
-    program = bijax.invariant(lambda x: lax.dot(x.astype(cast), x.T.astype(cast), preferred_element_type=result))
-    with pytest.raises(bijax.NotInvariantError, match="no invariant form for"):
-        jax.jit(program)(X)
