@@ -5,7 +5,7 @@ VENV := .venv
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 export PYTHON
 
-.PHONY: help demo test test-all lint format docs docs-links bench gallery lock clean
+.PHONY: help demo serve test test-all lint format docs docs-links bench gallery lock clean
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -14,6 +14,10 @@ help: ## list the targets
 demo: ## the same text, bit for bit, alone and in a batch: a real model (ARGS="--quick")
 	@sh scripts/setup.sh $(VENV) demo
 	$(VENV)/bin/python -m bijax demo $(ARGS)
+
+serve: ## serve a real model over HTTP (ARGS="--port 8000 --model PATH")
+	@sh scripts/setup.sh $(VENV) demo serve
+	$(VENV)/bin/python -m bijax serve $(ARGS)
 
 test: ## run the tests (ARGS="-k matmul", ARGS="-m gpu")
 	@sh scripts/setup.sh $(VENV) demo test

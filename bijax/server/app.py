@@ -65,7 +65,7 @@ def create_app(service: Service) -> Starlette:
 
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(Gate, options=service.options)],
+        middleware=[Middleware(Gate, service=service)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,

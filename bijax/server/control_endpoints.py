@@ -91,13 +91,13 @@ async def update_weights_from_disk(request: Request) -> Response:
     generation = here.generation()
     if here.model.load_weights is None:
         raise ApiError(400, "this server does not load weights")
+    version = asked.weight_version or asked.model_path
     try:
         weights = await asyncio.to_thread(here.model.load_weights, asked.model_path)
-    except (OSError, ValueError) as error:
+        aborted = await generation.abort(None) if asked.abort_all_requests else 0
+        await generation.engine.update_weights(weights, version)
+    except (OSError, TypeError, ValueError) as error:  # not there, not readable, or of another model
         raise ApiError(400, str(error), field="model_path") from error
-    aborted = await generation.abort(None) if asked.abort_all_requests else 0
-    version = asked.weight_version or asked.model_path
-    await generation.engine.update_weights(weights, version)
     return json_response(
         {"success": True, "message": f"The weights are those of {asked.model_path}.", "weight_version": version,
          "num_aborted": aborted}

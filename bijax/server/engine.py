@@ -46,7 +46,12 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, weights: Any, version: str) -> None:
-        """Goes on with other weights; cached prefixes are forgotten."""
+        """Goes on with other weights; cached prefixes are forgotten.
+
+        Raises:
+            TypeError: If they come in a form that the model does not take.
+            ValueError: If they are of another model. The old weights stay.
+        """
         ...
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .connection import json_response
 from .errors import ApiError
-from .options import ServerOptions
+from .service import Service
 
 log = logging.getLogger("bijax.server.access")
 
@@ -26,13 +26,13 @@ class Gate:
 
     Args:
         app: The application.
-        options: Key and limit.
+        service: Has the key and the limits, and counts the requests.
     """
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._options = options
-        self._open = 0
+        self._service = service
+        self._options = service.options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or answers it."""
@@ -52,7 +52,8 @@ class Gate:
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
-        self._open += 1
+        counted = scope["path"] not in OPEN_PATHS
+        self._service.num_open += counted
         try:
             refused = self._refused(scope, headers)
             if refused is None:
@@ -67,7 +68,7 @@ class Gate:
             reply = json_response(ApiError(500, f"an error of the server: {type(error).__name__}").body(), 500)
             await reply(scope, receive, named_send)
         finally:
-            self._open -= 1
+            self._service.num_open -= counted
             log.info(
                 "%s %s %s",
                 scope["method"],
@@ -93,7 +94,7 @@ class Gate:
             given = headers.get("authorization", "").partition(" ")
             if given[0].lower() != "bearer" or not hmac.compare_digest(given[2].strip().encode(), key.encode()):
                 return ApiError(401, "the header must be `Authorization: Bearer KEY` with the key of this server")
-        if self._open > self._options.max_open_requests:
+        if self._service.num_open > self._options.max_open_requests:
             return ApiError(
                 503,
                 f"{self._options.max_open_requests} requests are open, no more are taken now",

@@ -41,6 +41,7 @@ class Service:
     Attributes:
         phase: Only a server that is ready takes requests that generate.
         failure: Why it failed, if it did.
+        num_open: Requests that are not answered to the end.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Service:
         self.phase = Phase.STARTING
         self.failure: BaseException | None = None
         self.started_at = int(time.time())
+        self.num_open = 0
         self._open_engine = open_engine
         self._generation: Generation | None = None
 
@@ -70,14 +72,14 @@ class Service:
             log.info("ready after %.1f s", time.monotonic() - begin)
 
     async def drain(self) -> None:
-        """Takes no more requests, and waits for those that run, for `drain_timeout` at most."""
+        """Takes no more requests, and waits until those that are open are answered, for `drain_timeout` at most."""
         self.phase = Phase.DRAINING
         deadline = time.monotonic() + self.options.drain_timeout
-        log.info("draining: %d prompts are running", self.num_running)
-        while self.num_running and time.monotonic() < deadline:
+        log.info("draining: %d requests are open", self.num_open)
+        while self.num_open and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
-        if self.num_running:
-            log.warning("%d prompts did not end within %g s", self.num_running, self.options.drain_timeout)
+        if self.num_open:
+            log.warning("%d requests were not answered within %g s", self.num_open, self.options.drain_timeout)
 
     async def close(self) -> None:
         """Stops the engine."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bijax.serving import AsyncEngine, Engine, EngineOptions
 from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint, smollm2_path
-from flax_layers.models import ServedLlama
+from flax_layers.models import Llama, ServedLlama
 
 from .errors import ServeError
 from .logs import set_up_logs
@@ -65,14 +65,14 @@ def _served_model(checkpoint: Checkpoint, path: Path, name: str | None, options:
         vocab_size=config.vocab_size,
         max_model_len=longest if options.max_length is None else min(longest, options.max_length),
         tokenizer=checkpoint.tokenizer,
-        load_weights=lambda other: ServedLlama.from_checkpoint(load_checkpoint(other)),
+        load_weights=lambda other: Llama.from_checkpoint(load_checkpoint(other)),
     )
 
 
 def _warm_engine(checkpoint: Checkpoint, options: EngineOptions) -> Engine:
     log.info("loading the weights")
     engine = Engine(
-        ServedLlama.from_checkpoint(checkpoint),
+        ServedLlama(Llama.from_checkpoint(checkpoint)),
         tokenizer=checkpoint.tokenizer,
         eos_token_ids=checkpoint.tokenizer.eos_token_ids,
         options=options,

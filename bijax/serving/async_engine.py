@@ -212,7 +212,8 @@ class AsyncEngine:
         self._idle.set()
         error = EngineError(f"the engine has stopped: {self._error or 'it was closed'}.")
         for command in left:
-            command.future.set_exception(error)
+            if command.future.set_running_or_notify_cancel():
+                command.future.set_exception(error)
         for mailbox in self._streams.values():
             mailbox.put(error)
         self._streams.clear()

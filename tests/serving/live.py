@@ -12,6 +12,9 @@ from bijax.server.run import Server, listen
 from bijax.server.service import Phase, Service
 from tests.serving.fake_engine import LONGEST, VOCABULARY, ByteTokenizer, FakeEngine
 
+LONG = {"text": "a", "sampling_params": {"max_new_tokens": 4000}}
+SHORT = {"text": "a", "sampling_params": {"temperature": 0, "max_new_tokens": 2}}
+
 
 class Reply:
     def __init__(self, response):
@@ -65,6 +68,13 @@ class Live:
         reply = self.post("/generate", body)
         assert reply.status == 200, reply.body
         return reply.json
+
+
+def begin(server, body, path="/generate"):
+    """Sends a request and does not wait for the reply."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("POST", path, json.dumps(body))
+    return connection
 
 
 def wait_until(condition, timeout_s=10.0):

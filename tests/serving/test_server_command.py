@@ -1,13 +1,6 @@
 """The command `bijax serve`: options, errors, signals."""
 
-import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import threading
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -79,36 +72,3 @@ def test_the_help_and_the_page_name_every_option(capsys):
             assert f"--{name.replace('_', '-')}" in text
             if documented:
                 assert f"| `--{name.replace('_', '-')}` | `BIJAX_{name.upper()}` |" in documented
-
-
-def test_sigterm_lets_requests_finish():
-    """In a process of its own, since signals reach the main thread alone."""
-    command = [sys.executable, "-m", "tests.serving.served_process", "0.02"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=os.environ | {"JAX_PLATFORMS": "cpu"})  # fmt: skip
-    replies = []
-    try:
-        url = f"http://127.0.0.1:{int(process.stdout.readline())}/generate"
-        body = json.dumps({"text": "a", "sampling_params": {"max_new_tokens": 30}, "stream": True}).encode()
-        begun = threading.Event()
-
-        def ask():
-            with urllib.request.urlopen(url, body, timeout=60) as reply:
-                replies.append(reply.readline())
-                begun.set()
-                replies.extend(reply)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        assert begun.wait(60)
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=30)
-        asking.join()
-    finally:
-        process.kill()
-    assert process.returncode == 0
-    assert replies[-2] == b"data: [DONE]\n"
-    lines = [json.loads(line) for line in log.splitlines()]
-    assert any(line["message"].startswith("draining: 1 prompts") for line in lines)
-    [access] = [line for line in lines if line.get("path") == "/generate"]
-    assert (access["status"], access["method"], access["logger"]) == (200, "POST", "bijax.server.access")

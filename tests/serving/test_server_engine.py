@@ -1,5 +1,6 @@
 """The server on the real engine, with a tiny model: the same request, the same bits, whatever the traffic."""
 
+import asyncio
 import http.client
 import json
 import random
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bijax.serving import AsyncEngine, Engine, EngineOptions
+from bijax.serving import AsyncEngine, Engine, EngineError, EngineOptions
 from bijax.serving.toy import ToyModel
 from tests.serving.determinism_client import MODES, SENTENCE, Client, answer, run
 from tests.serving.fake_engine import END, VOCABULARY, ByteTokenizer
@@ -20,7 +21,7 @@ PREFIXES = (1, 31, 64, 97)
 
 
 def toy(seed):
-    return ToyModel.random(seed=seed, vocab_size=VOCABULARY, width=32, max_length=256)
+    return ToyModel.random(seed=abs(seed), vocab_size=VOCABULARY, width=32 if seed >= 0 else 64, max_length=256)
 
 
 def serve(seed=0, **options):
@@ -150,6 +151,10 @@ def test_new_weights_and_the_old_ones_again(server):
         server.post("/update_weights_from_disk", {"model_path": "7"})
         assert answers(server, body) == answers(other, body)
     server.post("/update_weights_from_disk", {"model_path": "0"})
+    reply = server.post("/update_weights_from_disk", {"model_path": "-1"})
+    assert reply.status == 400
+    assert reply.error.startswith("model_path: ToyModel: the new weights must have the shape (257, 32), got")
+    assert answers(server, body) == before
 
 
 def test_abort_and_pause(server):
@@ -168,3 +173,28 @@ def test_what_only_the_engine_knows_is_refused_with_a_reason(server):
     assert "the prompt must have at most 199 tokens" in server.post("/generate", {"text": "a" * 300}).error
     reply = server.post("/generate", {"text": "a", "sampling_params": {"logit_bias": {"300": 1}}})
     assert (reply.status, "logit_bias must name tokens from 0 to 256, got 300" in reply.error) == (400, True)
+
+
+def test_a_call_that_was_given_up_does_not_break_the_end(monkeypatch):
+    """A client goes away while its call waits for a step that takes long, and the server stops."""
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    held = threading.Event()
+
+    async def main():
+        inner = Engine(toy(0), options=EngineOptions(**OPTIONS))
+        monkeypatch.setattr(inner, "step", lambda: [] if held.wait() else [])
+        engine = AsyncEngine(inner)
+        await engine.resume()  # a step comes behind it
+        waiting = asyncio.create_task(engine.flush_cache())
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0.05)
+        held.set()
+        await closing
+        with pytest.raises(EngineError, match="it was closed"):
+            await engine.flush_cache()
+
+    asyncio.run(main())
+    assert failed == []
