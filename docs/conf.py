@@ -65,6 +65,7 @@ def _generate(app: Any) -> None:
     pictures.draw(generated)
     (generated / "refused.md").write_text(refused.table(), encoding="utf-8")
     (generated / "gallery.md").write_text(gallery_table.table(), encoding="utf-8")
+    members.write_pages(HERE / "modules")
     shutil.copytree(ROOT / "notebooks", HERE / "notebooks", dirs_exist_ok=True)
 
 

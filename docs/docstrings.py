@@ -12,6 +12,8 @@ _CODE = re.compile(r"(`[^`]*`)")
 _MARKS = re.compile(r"(?<!\S)\*[^\s*]+(?: [^\s*]+)*\*(?!\w)|[*|]|(?<=\w)_(?!\w)|(?<=FILE):")
 # A default that is a function or a class: `<function zeros at 0x7f00>`, `<class 'jax.numpy.float32'>`.
 _OBJECT = re.compile(r"<(?:function|class|built-in function) '?([\w.]+)(?:\.<locals>[\w.]*)?'?(?: at 0x\w+)?>")
+# What linen adds to the fields of each of its classes.
+_LINEN_FIELDS = ", parent=<flax.linen.module._Sentinel object>, name=None"
 _LABEL = re.compile(r"^(Guarantee|Source):(?= )")
 _SECTION = re.compile(r"^\w+:$", re.MULTILINE)
 
@@ -60,7 +62,7 @@ def process_signature(
         if signature == "(*args, **kwargs)":
             parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
             signature = str(inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters]))
-    return signature and _OBJECT.sub(r"\1", signature), returns
+    return signature and _OBJECT.sub(r"\1", signature.replace(_LINEN_FIELDS, "")), returns
 
 
 def skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:

@@ -1,11 +1,23 @@
-"""The directive `public-members MODULE`: the reference of every public name that a module offers."""
+"""Pages of the reference, and the directive `public-members MODULE` on them: every public name of a module."""
 
 import importlib
 import inspect
+from pathlib import Path
 
 from docutils import nodes
-from public import public_names
+from public import modules, public_names
 from sphinx.util.docutils import SphinxDirective
+
+
+def write_pages(folder: Path) -> None:
+    """Writes a page for each public module, with the module's docstring above its names."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.md"):
+        old.unlink()
+    for module in modules():
+        text = inspect.getdoc(importlib.import_module(module)) or ""
+        page = f"# {module}\n\n{text}\n\n```{{public-members}} {module}\n```\n"
+        (folder / f"{module}.md").write_text(page, encoding="utf-8")
 
 
 def entry(module: str, name: str) -> str:

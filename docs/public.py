@@ -1,10 +1,24 @@
-"""What of a module is public, for the reference and for the test that it is complete."""
+"""What is public: for the reference, and for the test that it is complete."""
 
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent
 PACKAGES = ("bijax", "flax_layers", "pallas_kernels")
+INTERNAL = {"bijax.demo", "bijax.transform", "flax_layers.conversion", "flax_layers.models", "flax_layers.ops"}
+"""Packages whose names are public through others, or belong to the command line."""
+BY_TOPIC = {"bijax", "bijax.ops"}
+"""Modules whose names are on pages of `docs/reference`, put together by topic."""
+
+
+def modules() -> list[str]:
+    """Returns the public modules that have a page of their own: packages that offer names, and the contracts."""
+    folders = [ROOT / "flax_layers", *(ROOT / "bijax").iterdir(), *(ROOT / "flax_layers").iterdir()]
+    packages = {".".join(p.relative_to(ROOT).parts) for p in folders if (p / "__init__.py").exists()}
+    chosen = packages - INTERNAL - BY_TOPIC | {"pallas_kernels.contract"}
+    return sorted(module for module in chosen if public_names(module))
 
 
 def public_names(module: str) -> list[str]:

@@ -10,7 +10,9 @@ from .models import Generation as Generation
 from .models import Llama as Llama
 from .models import ServedLlama as ServedLlama
 from .models import generate as generate
+from .models import score as score
 from .models.layers import KVCache as KVCache
 from .ops import INVARIANT as INVARIANT
 from .ops import PLAIN as PLAIN
 from .ops import Ops as Ops
+from .routing import Routing as Routing

@@ -1,8 +1,9 @@
 """The mode in which the methods of an invariant layer run."""
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import bijax
@@ -20,6 +21,22 @@ def invariant_mode() -> Iterator[None]:
     # Where the mode is on already, it may have been told to let some operations pass; that choice stays.
     with contextlib.nullcontext() if bijax.is_batch_invariant_mode_enabled() else bijax.set_batch_invariant_mode():
         yield
+
+
+def invariant_function[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that computes what another one does, batch-invariantly.
+
+    Example:
+        >>> invariant_function(len)([1, 2])
+        2
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with invariant_mode():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def check_method(cls: type, name: str) -> None:

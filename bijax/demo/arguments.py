@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bijax.demo.prompts import BUILT_IN, choose_prompts
 from bijax.demo.ways import BATCH_SIZES, CHUNKS, QUICK_BATCH_SIZES, QUICK_CHUNKS
@@ -30,6 +30,7 @@ class Arguments:
         tokens: Longest text, in tokens; at least 1.
         seed: Who meets whom in the batches; at least 0.
         quick: Whether to take fewer batch sizes and chunks.
+        quantize: "int8" for int8 linear layers, or None.
         json: Where to write the figures, or None.
         picture: Where to draw the picture.
     """
@@ -39,6 +40,7 @@ class Arguments:
     tokens: int
     seed: int
     quick: bool
+    quantize: Literal["int8"] | None
     json: Path | None
     picture: Path
 
@@ -56,13 +58,20 @@ class Arguments:
             tokens=tokens if parsed.tokens is None else parsed.tokens,
             seed=parsed.seed,
             quick=parsed.quick,
+            quantize=parsed.quantize,
             json=parsed.json,
             picture=parsed.picture,
         )
 
     def figures(self) -> dict[str, Any]:
         """Those that decide on the figures, for the record."""
-        return {"prompts": len(self.prompts), "tokens": self.tokens, "seed": self.seed, "quick": self.quick}
+        return {
+            "prompts": len(self.prompts),
+            "tokens": self.tokens,
+            "seed": self.seed,
+            "quick": self.quick,
+            "quantize": self.quantize,
+        }
 
 
 def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -95,6 +104,11 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         action="store_true",
         help=f"{QUICK_PROMPTS} prompts and {QUICK_TOKENS} tokens, unless given; only batches of "
         f"{_listed(QUICK_BATCH_SIZES)} and chunks of {_listed(QUICK_CHUNKS)}",
+    )
+    parser.add_argument(
+        "--quantize",
+        choices=["int8"],
+        help="turn the linear layers into int8 ones, and show the perplexity and a text of the model before and after",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures to this file")
     parser.add_argument(

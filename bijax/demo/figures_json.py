@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from bijax.demo.compute import SideResult
+from bijax.demo.quality import Quality
 from bijax.demo.report import example
 
 
@@ -24,6 +25,7 @@ def as_json(
     arguments: dict[str, Any],
     prompts: Sequence[str],
     prompt_tokens: Sequence[int],
+    quality: tuple[Quality, Quality] | None,
     decode: Callable[[np.ndarray], str],
 ) -> dict[str, Any]:
     """Collects what `--json` writes.
@@ -34,6 +36,7 @@ def as_json(
         arguments: The arguments that made the run what it was.
         prompts: The prompts as the user knows them.
         prompt_tokens: Their lengths with the chat template around them.
+        quality: Of a quantised model, before and after; None for one that is not.
         decode: Turns token ids into text.
 
     Returns:
@@ -48,6 +51,8 @@ def as_json(
         "model": model,
         "arguments": arguments,
         "prompts": [{"text": text, "tokens": tokens} for text, tokens in zip(prompts, prompt_tokens, strict=True)],
+        "quality": quality
+        and [{"perplexity": q.perplexity, "tokens": q.tokens, "text": decode(q.text)} for q in quality],
         "sides": [_side(side, decode) for side in sides],
     }
 

@@ -6,13 +6,17 @@ from flax import nnx
 
 from bijax.demo.compare import Text
 from bijax.demo.compute import Generate
+from bijax.demo.quality import Quality, assess
 from bijax.demo.ways import Way
+from flax_layers import convert
 from flax_layers.checkpoint import Checkpoint
 from flax_layers.models import Llama, generate
 from flax_layers.ops import PLAIN
 
+type Models = tuple[Generate, Generate]
 
-def open_models(checkpoint: Checkpoint, *, max_new_tokens: int) -> tuple[Generate, Generate]:
+
+def open_models(checkpoint: Checkpoint, *, max_new_tokens: int) -> Models:
     """Builds one model with plain JAX and one with bijax, on the same arrays of weights.
 
     Args:
@@ -22,7 +26,34 @@ def open_models(checkpoint: Checkpoint, *, max_new_tokens: int) -> tuple[Generat
     Raises:
         CheckpointError: If a weight cannot be read.
     """
+    return _generators(Llama.from_checkpoint(checkpoint), checkpoint, max_new_tokens)
+
+
+def open_quantized_models(
+    checkpoint: Checkpoint, prompt: Sequence[int], *, max_new_tokens: int
+) -> tuple[Models, tuple[Quality, Quality]]:
+    """Builds the same models with int8 linear layers.
+
+    Args:
+        checkpoint: The checkpoint.
+        prompt: Token ids.
+        max_new_tokens: Longest text, in tokens.
+
+    Returns:
+        The models, and what the model with bijax makes of the prompt and of a passage, before it was quantised and
+        after.
+
+    Raises:
+        CheckpointError: If a weight cannot be read.
+    """
     model = Llama.from_checkpoint(checkpoint)
+    before = assess(model, checkpoint.tokenizer, prompt, max_new_tokens=max_new_tokens)
+    convert(model, quantize="int8")
+    after = assess(model, checkpoint.tokenizer, prompt, max_new_tokens=max_new_tokens)
+    return _generators(model, checkpoint, max_new_tokens), (before, after)
+
+
+def _generators(model: Llama, checkpoint: Checkpoint, max_new_tokens: int) -> Models:
     eos_token_ids = checkpoint.tokenizer.eos_token_ids
 
     def generator(model: Llama) -> Generate:

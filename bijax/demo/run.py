@@ -13,9 +13,10 @@ from bijax.demo.arguments import Arguments
 from bijax.demo.compute import SideResult, compute_side
 from bijax.demo.errors import DemoError
 from bijax.demo.figures_json import as_json, device_name
-from bijax.demo.model import open_models
+from bijax.demo.model import open_models, open_quantized_models
 from bijax.demo.picture import draw_picture
 from bijax.demo.progress import ProgressDisplay
+from bijax.demo.quality import Quality, quality_lines
 from bijax.demo.report import closing_line, print_table, text_lines
 from bijax.demo.ways import alone, other_ways
 from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint, smollm2_path
@@ -45,18 +46,20 @@ def run_demo(arguments: Arguments) -> int:
     prompts = _encode(checkpoint, arguments)
     console.print(
         f"{model} on {device_name()}, jax {jax.__version__}: {len(prompts)} chat prompts, "
-        f"up to {arguments.tokens} tokens each, greedy",
+        f"up to {arguments.tokens} tokens each, greedy{f', {arguments.quantize}' if arguments.quantize else ''}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-    sides = _compute(console, checkpoint, prompts, arguments)
+    sides, quality = _compute(console, checkpoint, prompts, arguments)
 
     def decode(tokens: np.ndarray) -> str:
         return checkpoint.tokenizer.decode(tokens.tolist())
 
     print_table(console, sides)
     lines = [line for side in sides for line in text_lines(side, arguments.prompts, decode)]
+    if quality is not None:
+        lines.extend(quality_lines(quality, decode))
     if arguments.json is not None:
         figures = as_json(
             sides,
@@ -64,11 +67,12 @@ def run_demo(arguments: Arguments) -> int:
             arguments=arguments.figures(),
             prompts=arguments.prompts,
             prompt_tokens=list(map(len, prompts)),
+            quality=quality,
             decode=decode,
         )
         _write_json(arguments.json, figures)
         lines.append(f"Figures: {arguments.json}")
-    subtitle = f"{model} on {device_name()}, jax {jax.__version__}, greedy, float32"
+    subtitle = f"{model} on {device_name()}, jax {jax.__version__}, greedy, {arguments.quantize or 'float32'}"
     try:
         draw_picture(arguments.picture, sides, tokens_per_text=arguments.tokens, subtitle=subtitle)
     except OSError as error:
@@ -106,7 +110,7 @@ def _encode(checkpoint: Checkpoint, arguments: Arguments) -> list[list[int]]:
 
 def _compute(
     console: Console, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], arguments: Arguments
-) -> list[SideResult]:
+) -> tuple[list[SideResult], tuple[Quality, Quality] | None]:
     reference = alone(len(prompts))
     others = other_ways(len(prompts), seed=arguments.seed, quick=arguments.quick)
     texts = sum(way.num_texts for way in (reference, *others))
@@ -114,7 +118,11 @@ def _compute(
     with ProgressDisplay(console, 2 * texts * arguments.tokens) as display:
         display.begin(PLAIN, "loading the weights")
         try:
-            models = open_models(checkpoint, max_new_tokens=arguments.tokens)
+            quality = None
+            if arguments.quantize is None:
+                models = open_models(checkpoint, max_new_tokens=arguments.tokens)
+            else:
+                models, quality = open_quantized_models(checkpoint, prompts[0], max_new_tokens=arguments.tokens)
             for side, generate in zip((PLAIN, INVARIANT), models, strict=True):
                 result = compute_side(
                     side, generate, prompts, reference, others, max_new_tokens=arguments.tokens, watcher=display
@@ -122,7 +130,7 @@ def _compute(
                 sides.append(result)
         except (CheckpointError, UnsupportedError) as error:
             raise DemoError(str(error)) from error
-    return sides
+    return sides, quality
 
 
 def _check_writable(option: str, path: Path) -> None:

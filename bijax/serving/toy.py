@@ -135,7 +135,7 @@ def _extend(
 
 @functools.partial(jax.jit, static_argnames="invariant")
 def _logits(weights: Weights, hidden: jax.Array, *, invariant: bool) -> jax.Array:
-    return (bijax.matmul if invariant else jnp.matmul)(hidden, weights.embed.T * np.float32(0.375))
+    return (bijax.matmul if invariant else jnp.matmul)(hidden, weights.embed.T * np.float32(0.1))
 
 
 def _places(cache: jax.Array, page_table: jax.Array, positions: jax.Array, there: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from .errors import CheckpointError
+from .experts import ExpertsConfig
 
 _SIZES = (
     "vocab_size",
@@ -22,7 +23,8 @@ class LlamaConfig:
     """Everything about a Llama model but its weights.
 
     The model is the plain Llama block: RMSNorm before attention and before a SwiGLU MLP (`silu`), no biases, rotary
-    embedding over the whole head with unscaled frequencies. Readers refuse checkpoints that need anything else.
+    embedding over the whole head with unscaled frequencies. Qwen3-MoE has experts in place of the MLP, and norms of
+    queries and keys. Readers refuse checkpoints that need anything else.
 
     Attributes:
         vocab_size: Rows of the embedding.
@@ -38,6 +40,8 @@ class LlamaConfig:
         max_position_embeddings: Longest sequence, in tokens, that the model was made for.
         bos_token_id: Token that starts a sequence, or None.
         eos_token_ids: Tokens that end generation.
+        qk_norm: Whether each head of queries and keys is normalised before it is turned.
+        experts: The experts that stand in place of each MLP, or None.
 
     Raises:
         CheckpointError: If a value has the wrong type or range, or if two values contradict each other.
@@ -64,6 +68,8 @@ class LlamaConfig:
     max_position_embeddings: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    qk_norm: bool = False
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:

@@ -6,8 +6,9 @@ from typing import Any
 
 from .config import LlamaConfig, default_head_dim
 from .errors import CheckpointError
+from .experts import hf_experts
 
-_MODEL_TYPES = ("llama",)
+_MODEL_TYPES = ("llama", "qwen3_moe")
 
 # Fields under which the model would compute something else, and the values under which it does not. The first group is
 # what the Llama model of `transformers` reads; the second belongs to relatives that are saved under the same model
@@ -35,6 +36,9 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
 }
+
+# What a Qwen3-MoE has, or states without using it.
+_QWEN3_MOE = ("num_experts", "use_qk_norm", "sliding_window")
 
 _DEFAULT_ROPE_THETA = 10000.0
 
@@ -64,9 +68,9 @@ def hf_config(folder: Path) -> LlamaConfig:
 
     Raises:
         FileNotFoundError: If there is no `config.json`.
-        CheckpointError: If the model is not a Llama, if a field is missing or damaged, or if one asks for a feature
-            that the model does not have: scaled rotary frequencies, biases, another activation, quantised weights, own
-            code.
+        CheckpointError: If the model is no Llama or Qwen3-MoE, if a field is missing or damaged, or if one asks for a
+            feature that the model does not have: scaled rotary frequencies, biases, another activation, quantised
+            weights, own code.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -79,7 +83,12 @@ def hf_config(folder: Path) -> LlamaConfig:
             f"{path}: expected one of the model types {list(_MODEL_TYPES)}, got {fields.get('model_type')!r}; "
             "use a checkpoint of a supported model"
         )
+    experts = None if fields["model_type"] == "llama" else hf_experts(fields, path)
+    if experts is not None and fields.get("use_sliding_window", False):
+        raise CheckpointError(f"{path}: use_sliding_window must be false or absent, got {fields['use_sliding_window']}")
     for name, neutral in _NEUTRAL_VALUES.items():
+        if experts is not None and name in _QWEN3_MOE:
+            continue
         if name in fields and fields[name] not in neutral:
             raise CheckpointError(
                 f"{path}: {name} must be {' or '.join(map(repr, neutral))} or absent, got {fields[name]!r}; a plain "
@@ -105,6 +114,8 @@ def hf_config(folder: Path) -> LlamaConfig:
         max_position_embeddings=_integer(fields, "max_position_embeddings", path, 2048),
         bos_token_id=_first(_token_ids(fields, "bos_token_id", path)),
         eos_token_ids=_eos_token_ids(folder, fields),
+        qk_norm=experts is not None,
+        experts=experts,
     )
 
 

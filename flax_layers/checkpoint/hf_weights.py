@@ -1,6 +1,7 @@
 """The weights of a Hugging Face folder, stored as safetensors."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,7 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
         CheckpointError: If a file is damaged, if index and shards contradict each other, if tensors are missing,
             surplus, of the wrong shape, or of a dtype other than F32, F16 and BF16.
     """
-    files, found = _list_tensors(folder)
-
-    def read(name: str) -> np.ndarray:
-        with safetensors.safe_open(files[name], framework="np") as file:
-            return np.asarray(file.get_tensor(name), dtype=np.float32)
-
+    found, read = open_tensors(folder)
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if config.tie_word_embeddings and head in found and embedding in found:
         if not np.array_equal(read(head).view(np.uint32), read(embedding).view(np.uint32)):
@@ -46,6 +42,22 @@ def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
             )
         del found[head]
     return Weights(match_shapes(found, config, folder), read)
+
+
+def open_tensors(folder: Path) -> tuple[dict[str, Shape], Callable[[str], np.ndarray]]:
+    """Returns the shape of every tensor in the folder, and a function that reads one as float32.
+
+    Raises:
+        FileNotFoundError: As `hf_weights`.
+        CheckpointError: If a file or a dtype is not as `hf_weights` wants it.
+    """
+    files, found = _list_tensors(folder)
+
+    def read(name: str) -> np.ndarray:
+        with safetensors.safe_open(files[name], framework="np") as file:
+            return np.asarray(file.get_tensor(name), dtype=np.float32)
+
+    return found, read
 
 
 def _list_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, Shape]]:

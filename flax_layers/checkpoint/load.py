@@ -32,7 +32,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a Llama checkpoint: a GGUF file, or a Hugging Face folder with safetensors.
+    """Opens a Llama checkpoint, a GGUF file or a Hugging Face folder with safetensors, or a folder of a Qwen3-MoE.
 
     Configuration, tokenizer, and the names, shapes and dtypes of all weights are read and checked now; the weights
     themselves are read when they are asked for, one at a time. The same model gives the same configuration and weights

@@ -7,6 +7,7 @@ import numpy as np
 
 from .config import LlamaConfig
 from .errors import CheckpointError
+from .experts import expert_shapes
 
 type Shape = tuple[int, ...]
 
@@ -78,7 +79,13 @@ def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
         yield f"{block}.self_attn.k_proj.weight", (key, width)
         yield f"{block}.self_attn.v_proj.weight", (key, width)
         yield f"{block}.self_attn.o_proj.weight", (width, query)
+        if config.qk_norm:
+            yield f"{block}.self_attn.q_norm.weight", (config.head_dim,)
+            yield f"{block}.self_attn.k_norm.weight", (config.head_dim,)
         yield f"{block}.post_attention_layernorm.weight", (width,)
+        if config.experts is not None:
+            yield from expert_shapes(f"{block}.mlp", width, config.experts)
+            continue
         yield f"{block}.mlp.gate_proj.weight", (inner, width)
         yield f"{block}.mlp.up_proj.weight", (inner, width)
         yield f"{block}.mlp.down_proj.weight", (width, inner)

@@ -1,18 +1,25 @@
 """The conversion of a whole model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import linen, nnx
 
 from .linen_model import convert_linen, report_linen
 from .nnx_model import convert_nnx, report_nnx
+from .quantize import check_quantize
 from .report import Conversion
 from .rules import Rules
 
 
-def convert[M: (nnx.Module, linen.Module)](model: M, rules: Rules = None) -> M:
+def convert[M: (nnx.Module, linen.Module)](
+    model: M,
+    rules: Rules = None,
+    *,
+    quantize: Literal["int8"] | None = None,
+    calibration: Sequence[Any] | None = None,
+) -> M:
     """Makes the layers of a model batch-invariant.
 
     An nnx model is changed in place: its layers get the types of `flax_layers.nnx`, wherever they are shared, and keep
@@ -24,6 +31,11 @@ def convert[M: (nnx.Module, linen.Module)](model: M, rules: Rules = None) -> M:
 
     What the model computes between its layers stays as it is, too. `bijax.invariant` covers a function as a whole.
 
+    With `quantize="int8"` the linear layers of an nnx model (`flax.nnx.Linear` and those of `flax_layers`) become
+    `flax_layers.nnx.QuantLinear`, whose weights take a quarter of float32's memory. Their input is smoothed first if
+    there is a calibration batch, as SmoothQuant does with a strength of a half: the factor of a column is the root of
+    the largest weight that it meets over the largest input. `flax_layers.nnx.MoE` becomes `QuantMoE`, not smoothed.
+
     Args:
         model: An nnx or a linen model.
         rules: Ordered pairs, or a mapping, from a type (with its subclasses), a glob or a compiled regular expression
@@ -31,15 +43,21 @@ def convert[M: (nnx.Module, linen.Module)](model: M, rules: Rules = None) -> M:
             subclass to convert to. The first rule that chooses a module decides; without one, every type is converted
             that has a drop-in. A module that is shared goes by its first path. Modules inside `linen.jit` share one
             program; choose among them by type.
+        quantize: "int8" for linear layers in int8. Leave an output projection by a rule, {"lm_head": False}, to keep
+            its accuracy.
+        calibration: Arguments of one call of the model, which runs on them before it is quantised; without it, smooth
+            scales are ones.
 
     Returns:
         The same nnx model; or a linen model, of a subclass of the given one's type.
 
     Raises:
-        TypeError: If the model is no model, or a rule is no rule or converts to a class that does not fit.
+        TypeError: If the model is no model, a rule is no rule or converts to a class that does not fit, a linen model
+            is to be quantised, or JAX traces the call with the calibration batch.
         ValueError: If a rule decides about no module, or is to convert but converts nothing (for a linen model, when
             `init` has shown its modules), or chooses a layer without a drop-in to be converted (for a linen model, when
-            the layer is called), or a linen model is bound.
+            the layer is called), or a linen model is bound. If `quantize` is another word, a layer that is quantised
+            has a product of its own, or the calibration batch does not reach it or is not finite there.
 
     Guarantee: as the layers that are converted to.
 
@@ -51,9 +69,13 @@ def convert[M: (nnx.Module, linen.Module)](model: M, rules: Rules = None) -> M:
         ('flax_layers.nnx.linear', 'flax.nnx.nn.linear')
     """
     _check(model)
+    check_quantize(quantize)
+    if calibration is not None and quantize is None:
+        raise ValueError("convert: calibration belongs to quantize='int8', got it without.")
     if isinstance(model, nnx.Module):
-        convert_nnx(model, rules)
+        convert_nnx(model, rules, quantize, calibration)
         return model
+    _check_float(quantize)
     converted: M = convert_linen(model, rules)
     return converted
 
@@ -62,6 +84,7 @@ def conversion_report(
     model: nnx.Module | linen.Module,
     rules: Rules = None,
     *,
+    quantize: Literal["int8"] | None = None,
     inputs: Sequence[Any] | None = None,
     options: Mapping[str, Any] | None = None,
     rngs: Any = None,
@@ -71,6 +94,7 @@ def conversion_report(
     Args:
         model: An nnx or a linen model.
         rules: As for `convert`.
+        quantize: As for `convert`.
         inputs: For a linen model, which makes its modules when it is called: arrays or `jax.ShapeDtypeStruct`s with
             which it is initialized, abstractly.
         options: For a linen model: keyword arguments of that call.
@@ -90,10 +114,12 @@ def conversion_report(
           (the model): Dense -> flax_layers.linen.Dense
     """
     _check(model)
+    check_quantize(quantize)
     if isinstance(model, nnx.Module):
         if inputs is not None or options is not None or rngs is not None:
             raise TypeError("conversion_report: an nnx model has its modules; expected no inputs, options or rngs.")
-        return report_nnx(model, rules)
+        return report_nnx(model, rules, quantize)
+    _check_float(quantize)
     if inputs is None:
         raise TypeError(
             "conversion_report: a linen model makes its modules when it is called; expected inputs=(x, ...), arrays or"
@@ -102,6 +128,14 @@ def conversion_report(
     if rngs is None:
         rngs = dict(zip(("params", "dropout"), jax.random.split(jax.random.key(0)), strict=True))
     return report_linen(model, rules, inputs, options or {}, rngs)
+
+
+def _check_float(quantize: Any) -> None:
+    if quantize is not None:
+        raise TypeError(
+            "convert: expected an nnx model to quantise, whose layers hold their weights, got a linen model; the"
+            " weights of a linen model are its caller's."
+        )
 
 
 def _check(model: Any) -> None:

@@ -17,7 +17,7 @@ from .decide import Decider, called_functions
 from .report import Conversion, Decision, summarize
 from .rules import Rule, Rules, parse
 
-_NEUTRAL: Final = frozenset((linen.Sequential, linen.Dropout, linen.RNN, linen.Bidirectional, linen.BatchApply))
+_NEUTRAL: Final = frozenset((linen.Sequential, linen.BatchApply))
 _ORIGINAL: Final = "_converted_from"
 _ENTRIES: Final = ("apply", "lazy_init")
 

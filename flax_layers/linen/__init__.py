@@ -8,6 +8,7 @@ from typing import Final
 from flax import linen as _linen
 
 from ._drop_in import invariant_layer as invariant_layer
+from .activation import PReLU as PReLU
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import MultiHeadDotProductAttention as MultiHeadDotProductAttention
 from .attention import SelfAttention as SelfAttention
@@ -23,12 +24,20 @@ from .normalization import GroupNorm as GroupNorm
 from .normalization import InstanceNorm as InstanceNorm
 from .normalization import LayerNorm as LayerNorm
 from .normalization import RMSNorm as RMSNorm
+from .normalization import SpectralNorm as SpectralNorm
+from .normalization import WeightNorm as WeightNorm
+from .pooling import avg_pool as avg_pool
+from .pooling import max_pool as max_pool
+from .pooling import pool as pool
+from .recurrent import RNN as RNN
+from .recurrent import Bidirectional as Bidirectional
 from .recurrent import ConvLSTMCell as ConvLSTMCell
 from .recurrent import GRUCell as GRUCell
 from .recurrent import LSTMCell as LSTMCell
 from .recurrent import MGUCell as MGUCell
 from .recurrent import OptimizedLSTMCell as OptimizedLSTMCell
 from .recurrent import SimpleCell as SimpleCell
+from .stochastic import Dropout as Dropout
 
 DROP_INS: Final[dict[type[_linen.Module], type[_linen.Module]]] = {
     cls.__bases__[0]: cls
@@ -45,6 +54,10 @@ DROP_INS: Final[dict[type[_linen.Module], type[_linen.Module]]] = {
         GroupNorm,
         InstanceNorm,
         BatchNorm,
+        SpectralNorm,
+        WeightNorm,
+        Dropout,
+        PReLU,
         MultiHeadDotProductAttention,
         MultiHeadAttention,
         SelfAttention,
@@ -53,6 +66,8 @@ DROP_INS: Final[dict[type[_linen.Module], type[_linen.Module]]] = {
         GRUCell,
         MGUCell,
         SimpleCell,
+        RNN,
+        Bidirectional,
         ConvLSTMCell,
     )
 }

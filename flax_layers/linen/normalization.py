@@ -74,3 +74,33 @@ class BatchNorm(linen.BatchNorm):
         >>> layer.apply(layer.init(jax.random.key(0), x), x).shape
         (2, 3)
     """
+
+
+@invariant_layer
+class SpectralNorm(linen.SpectralNorm):
+    """`flax.linen.SpectralNorm`, batch-invariant: a layer whose weights have spectral norm 1.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax
+        >>> layer, x = SpectralNorm(linen.Dense(4)), jnp.ones((2, 3))
+        >>> layer.apply(layer.init(jax.random.key(0), x, update_stats=False), x, update_stats=False).shape
+        (2, 4)
+    """
+
+
+@invariant_layer
+class WeightNorm(linen.WeightNorm):
+    """`flax.linen.WeightNorm`, batch-invariant: a layer whose weights have norm 1, times a scale.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax
+        >>> layer, x = WeightNorm(linen.Dense(4)), jnp.ones((2, 3))
+        >>> layer.apply(layer.init(jax.random.key(0), x), x).shape
+        (2, 4)
+    """

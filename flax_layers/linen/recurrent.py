@@ -93,3 +93,33 @@ class ConvLSTMCell(linen.ConvLSTMCell):
         >>> cell.apply(cell.init(jax.random.key(1), carry, x), carry, x)[1].shape
         (2, 8, 4)
     """
+
+
+@invariant_layer
+class RNN(linen.RNN):
+    """`flax.linen.RNN`, batch-invariant: a cell run over a sequence; the cell may be any.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is a sequence.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax
+        >>> layer, x = RNN(GRUCell(4)), jnp.ones((2, 5, 3))
+        >>> layer.apply(layer.init(jax.random.key(0), x), x).shape
+        (2, 5, 4)
+    """
+
+
+@invariant_layer
+class Bidirectional(linen.Bidirectional):
+    """`flax.linen.Bidirectional`, batch-invariant: a sequence run forwards and backwards.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is a sequence.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax
+        >>> layer, x = Bidirectional(RNN(GRUCell(4)), RNN(GRUCell(4))), jnp.ones((2, 5, 3))
+        >>> layer.apply(layer.init(jax.random.key(0), x), x).shape
+        (2, 5, 8)
+    """

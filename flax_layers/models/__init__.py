@@ -1,6 +1,8 @@
-"""Models built from the layers of this package, and generation with them."""
+"""Models built from the layers of this package, generation with them, and scores of texts."""
 
+from .experts_weights import experts_from_checkpoint as experts_from_checkpoint
 from .generate import Generation as Generation
 from .generate import generate as generate
 from .llama import Llama as Llama
+from .score import score as score
 from .served import ServedLlama as ServedLlama

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._batch import as_arrays, bucket
 from ._layered import LayeredModel
 from .layers import KVCache
-from .layers.embed import check_token_ids
 from .llama import Llama
-
-_SMALLEST_BUCKET = 64
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def generate(
         >>> [tokens.shape for tokens in generation.tokens]
         [(4,), (4,)]
     """
-    arrays = _as_arrays(model, prompts, max_new_tokens)
+    arrays = as_arrays("generate", model, prompts, max_new_tokens)
     for name, number in (
         ("max_new_tokens", max_new_tokens),
         ("page_size", page_size),
@@ -90,9 +88,9 @@ def generate(
         return Generation([], [])
 
     lengths = np.array([len(prompt) for prompt in arrays], np.int32)
-    capacity = _bucket(int(lengths.max()) + max_new_tokens)
+    capacity = bucket(int(lengths.max()) + max_new_tokens)
     layers = LayeredModel(model, _empty_cache(model, len(arrays), capacity, page_size if cache == "paged" else None))
-    hidden = _prefill(layers, arrays, lengths, prefill_chunk or _bucket(int(lengths.max())))
+    hidden = _prefill(layers, arrays, lengths, prefill_chunk or bucket(int(lengths.max())))
     tokens: list[list[int]] = [[] for _ in arrays]
     logprobs: list[list[np.float32]] = [[] for _ in arrays]
     going = np.ones(len(arrays), bool)
@@ -132,27 +130,3 @@ def _empty_cache(model: Llama, batch: int, capacity: int, page_size: int | None)
     # Handed out in a shuffled order, as in a server that has been running for a while.
     page_table = np.random.default_rng(0).permutation(batch * pages).reshape(batch, pages)
     return model.paged_cache(page_table, num_pages=batch * pages, page_size=page_size)
-
-
-def _bucket(tokens: int) -> int:
-    """Rounds up to one of few sizes, each of which costs a compilation."""
-    return max(_SMALLEST_BUCKET, 1 << (tokens - 1).bit_length())
-
-
-def _as_arrays(model: Llama, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[np.ndarray]:
-    """Returns the prompts as arrays of int32, checked."""
-    arrays = [np.asarray(prompt) for prompt in prompts]
-    longest = model.config.max_position_embeddings
-    for index, prompt in enumerate(arrays):
-        if prompt.ndim != 1 or not len(prompt):
-            raise ValueError(
-                f"generate: a prompt must be a sequence of at least one token id, got an array of shape {prompt.shape}"
-                f" for prompt {index}."
-            )
-        check_token_ids(prompt, model.config.vocab_size)
-        if len(prompt) + max_new_tokens > longest:
-            raise ValueError(
-                f"generate: prompt and new tokens together must be at most {longest} tokens (max_position_embeddings),"
-                f" got {len(prompt)} for prompt {index} and {max_new_tokens=}; shorten one of them."
-            )
-    return [prompt.astype(np.int32) for prompt in arrays]

@@ -13,7 +13,7 @@ from flax import nnx
 
 from .._signature import ConstructorSignature
 from ..ops import INVARIANT, Ops
-from .layers import MLP, Attention, Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
+from .layers import MLP, Attention, Embed, KVCache, LayerCache, Linear, MoE, RMSNorm, RotaryEmbedding
 from .llama_weights import load_weights
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ type Rotary = tuple[jax.Array, jax.Array]
 
 
 class Block(nnx.Module):
-    """One block of a Llama model: attention and MLP, each behind a norm and added to the residual stream.
+    """One block of a Llama model: attention and MLP (or experts), each behind a norm and added to the residual stream.
 
     Args:
         config: The model's numbers.
@@ -44,10 +44,21 @@ class Block(nnx.Module):
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            qk_norm=config.rms_norm_eps if config.qk_norm else None,
             **common,
         )
         self.mlp_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, **common)
-        self.mlp = MLP(config.hidden_size, config.intermediate_size, **common)
+        self.mlp: MLP | MoE
+        if config.experts is None:
+            self.mlp = MLP(config.hidden_size, config.intermediate_size, **common)
+        else:
+            self.mlp = MoE(
+                config.hidden_size,
+                config.experts.intermediate_size,
+                routing=config.experts.routing,
+                shared_features=config.experts.shared_size,
+                **common,
+            )
 
     def __call__(self, x: jax.Array, rotary: Rotary) -> jax.Array:
         """Maps x (B, T, hidden_size) to the same shape; see `Attention`."""
@@ -64,7 +75,7 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """A Llama language model.
+    """A Llama language model; with `config.experts` and `config.qk_norm` a Qwen3-MoE.
 
     Args:
         config: The model's numbers.

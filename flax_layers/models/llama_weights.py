@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .experts_weights import load_experts
+from .layers import MoE
+
 if TYPE_CHECKING:
     from .llama import Llama
 
@@ -37,17 +40,25 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
                 " configuration and weights do not belong together."
             )
         parameter.set_value(jnp.asarray(value, parameter.dtype))
+    for index, block in enumerate(model.blocks):
+        if isinstance(block.mlp, MoE):
+            load_experts(block.mlp, weights, f"model.layers.{index}.mlp")
 
 
 def _places(model: Llama) -> Iterator[tuple[nnx.Param[jax.Array], tuple[str, ...]]]:
-    """Yields every parameter with the weights that it is made of."""
+    """Yields every parameter but those of experts with the weights that it is made of."""
     yield model.embed.embedding, ("model.embed_tokens.weight",)
     for index, block in enumerate(model.blocks):
         name = f"model.layers.{index}"
         yield block.attention_norm.scale, (f"{name}.input_layernorm.weight",)
         yield block.attention.qkv.kernel, tuple(f"{name}.self_attn.{part}_proj.weight" for part in "qkv")
         yield block.attention.out.kernel, (f"{name}.self_attn.o_proj.weight",)
+        if block.attention.query_norm is not None:
+            yield block.attention.query_norm.scale, (f"{name}.self_attn.q_norm.weight",)
+            yield block.attention.key_norm.scale, (f"{name}.self_attn.k_norm.weight",)
         yield block.mlp_norm.scale, (f"{name}.post_attention_layernorm.weight",)
+        if isinstance(block.mlp, MoE):
+            continue
         yield block.mlp.gate_up.kernel, (f"{name}.mlp.gate_proj.weight", f"{name}.mlp.up_proj.weight")
         yield block.mlp.down.kernel, (f"{name}.mlp.down_proj.weight",)
     yield model.norm.scale, ("model.norm.weight",)

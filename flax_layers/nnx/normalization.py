@@ -74,3 +74,31 @@ class BatchNorm(nnx.BatchNorm):
         >>> layer(jnp.ones((2, 3))).shape
         (2, 3)
     """
+
+
+@invariant_layer
+class SpectralNorm(nnx.SpectralNorm):
+    """`flax.nnx.SpectralNorm`, batch-invariant: a layer whose weights have spectral norm 1.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = SpectralNorm(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 4)
+    """
+
+
+@invariant_layer
+class WeightNorm(nnx.WeightNorm):
+    """`flax.nnx.WeightNorm`, batch-invariant: a layer whose weights have norm 1, times a scale.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = WeightNorm(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 4)
+    """

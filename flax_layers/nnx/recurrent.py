@@ -63,3 +63,31 @@ class SimpleCell(nnx.SimpleCell):
         >>> cell(carry, x)[1].shape
         (2, 4)
     """
+
+
+@invariant_layer
+class RNN(nnx.RNN):
+    """`flax.nnx.RNN`, batch-invariant: a cell run over a sequence; the cell may be any.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is a sequence.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = RNN(GRUCell(3, 4, rngs=nnx.Rngs(0)))
+        >>> layer(jnp.ones((2, 5, 3))).shape
+        (2, 5, 4)
+    """
+
+
+@invariant_layer
+class Bidirectional(nnx.Bidirectional):
+    """`flax.nnx.Bidirectional`, batch-invariant: a sequence run forwards and backwards.
+
+    Guarantee: row-invariant, for the output and for the gradient of the input. A row is a sequence.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer = Bidirectional(*(RNN(GRUCell(3, 4, rngs=nnx.Rngs(i))) for i in range(2)))
+        >>> layer(jnp.ones((2, 5, 3))).shape
+        (2, 5, 8)
+    """

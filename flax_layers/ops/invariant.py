@@ -1,5 +1,6 @@
 """The operations of bijax."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,9 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+
+from ..routing import Routing
+from .experts import experts, quantized_experts, route
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,22 @@ class InvariantOps:
             preferred_element_type=preferred_element_type,
         )
 
+    def quantized_matmul(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        weight_scale: jax.Array,
+        *,
+        smooth_scale: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
+        rows, scale = bijax.scale_dynamic_quant(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), smooth_scale)
+        dtype = x.dtype if preferred_element_type is None else preferred_element_type
+        y = bijax.quant_matmul(rows, weight, scale, weight_scale, bias=bias, preferred_element_type=dtype)
+        return y.reshape(*x.shape[:-1], weight.shape[1])
+
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
         return bijax.embed(table, tokens)
@@ -56,6 +76,27 @@ class InvariantOps:
         """Returns silu(gate) * up, element by element."""
         y: jax.Array = _swiglu(gate, up)
         return y
+
+    def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
+        """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
+        return route(logits, bias, routing)
+
+    def experts(
+        self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array
+    ) -> jax.Array:
+        """Adds the results of each token's experts, times their weights."""
+        return experts(x, selected, weights, gate_up, down)
+
+    def quantized_experts(
+        self,
+        x: jax.Array,
+        selected: jax.Array,
+        weights: jax.Array,
+        gate_up: tuple[jax.Array, jax.Array],
+        down: tuple[jax.Array, jax.Array],
+    ) -> jax.Array:
+        """The same with kernels of int8 and the scales (E, N) of their columns; rows are quantised as they come."""
+        return quantized_experts(x, selected, weights, gate_up, down)
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""

@@ -1,10 +1,14 @@
 """The operations as one writes them in JAX without a thought for the batch."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from ..routing import Routing
+from .plain_experts import experts, route
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,22 @@ class PlainOps:
         )
         return y if bias is None else y + bias
 
+    def quantized_matmul(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        weight_scale: jax.Array,
+        *,
+        smooth_scale: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
+        rows, scale = _quantize(x if smooth_scale is None else x.astype(jnp.float32) * smooth_scale)
+        total = jnp.einsum("...k,kn->...n", rows, weight, preferred_element_type=jnp.int32)
+        y = total.astype(jnp.float32) * scale * weight_scale
+        return (y if bias is None else y + bias).astype(preferred_element_type or x.dtype)
+
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
         # A negative index would count from the end.
@@ -55,6 +75,42 @@ class PlainOps:
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
         return jax.nn.silu(gate) * up
+
+    def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
+        """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
+        return route(logits, bias, routing)
+
+    def experts(
+        self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array
+    ) -> jax.Array:
+        """Adds the results of each token's experts, times their weights."""
+        return experts(
+            x,
+            selected,
+            weights,
+            gate_up.shape[0],
+            lambda rows, count: jax.lax.ragged_dot(rows, gate_up, count),
+            lambda rows, count: jax.lax.ragged_dot(rows, down, count),
+        )
+
+    def quantized_experts(
+        self,
+        x: jax.Array,
+        selected: jax.Array,
+        weights: jax.Array,
+        gate_up: tuple[jax.Array, jax.Array],
+        down: tuple[jax.Array, jax.Array],
+    ) -> jax.Array:
+        """The same with kernels of int8 and the scales (E, N) of their columns; rows are quantised as they come."""
+
+        def product(weight: jax.Array, scale: jax.Array, rows: jax.Array, count: jax.Array) -> jax.Array:
+            quantized, row_scale = _quantize(rows)
+            total = jax.lax.ragged_dot(quantized, weight, count, preferred_element_type=jnp.int32)
+            columns = jnp.repeat(scale, count, axis=0, total_repeat_length=rows.shape[0])
+            return (total.astype(jnp.float32) * row_scale * columns).astype(x.dtype)
+
+        products = functools.partial(product, *gate_up), functools.partial(product, *down)
+        return experts(x, selected, weights, gate_up[0].shape[0], *products)
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
@@ -96,6 +152,14 @@ class PlainOps:
             return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
 
         return self.attention(query, gather(key_pages), gather(value_pages), start=start, lengths=lengths)
+
+
+def _quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the rows of x (..., C) in int8, and the scale (..., 1) of each."""
+    wide = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True, initial=0)
+    scale = jnp.where(largest == 0, 1.0, largest / 127)
+    return jnp.round(wide / scale).astype(jnp.int8), scale
 
 
 PLAIN = PlainOps()

@@ -4,6 +4,8 @@ from typing import Any, Protocol
 
 import jax
 
+from ..routing import Routing
+
 
 class Ops(Protocol):
     """The operations whose bits may depend on the batch; everything else in a layer is exact.
@@ -25,6 +27,18 @@ class Ops(Protocol):
     ) -> jax.Array:
         """Multiplies the rows of x (..., K) by w (K, N), or (N, K) with `transpose_w`."""
 
+    def quantized_matmul(
+        self,
+        x: jax.Array,
+        weight: jax.Array,
+        weight_scale: jax.Array,
+        *,
+        smooth_scale: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Quantises the rows of x (..., K) * smooth_scale (K,) to int8 and multiplies by weight (K, N), int8."""
+
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
 
@@ -36,6 +50,28 @@ class Ops(Protocol):
 
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
+
+    def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
+        """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
+
+    def experts(
+        self, x: jax.Array, selected: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array
+    ) -> jax.Array:
+        """Adds the results of each token's experts, times their weights.
+
+        With tokens x (T, C), experts and weights (T, topk), and for each expert e the kernels gate_up[e] (C, 2 * I)
+        and down[e] (I, C), around silu(gate) * up.
+        """
+
+    def quantized_experts(
+        self,
+        x: jax.Array,
+        selected: jax.Array,
+        weights: jax.Array,
+        gate_up: tuple[jax.Array, jax.Array],
+        down: tuple[jax.Array, jax.Array],
+    ) -> jax.Array:
+        """The same with kernels of int8 and the scales (E, N) of their columns; rows are quantised as they come."""
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""

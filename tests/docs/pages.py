@@ -7,7 +7,7 @@
 - in a block of `console`, lines that start with `$` are commands, and the others what they print.
 
 What is printed is compared as in a doctest: `...` stands for anything, and white space does not count. A comment
-`<!-- not run: REASON -->` in front of a block says why it is left out.
+`<!-- not run: REASON -->` in front of a block says why it is left out. Blocks with the reason `GPU` run with `--gpu`.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
+GPU = "needs an NVIDIA GPU"
+"""The reason of blocks that run where there is one, with `--gpu`."""
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 _DIRECTIVE = re.compile(r"\{code-block\} (\w+)")
 _OPTION = re.compile(r":(\w+): (.*)")
@@ -95,15 +97,15 @@ def commands(block: Block) -> list[tuple[str, str]]:
     return found
 
 
-def run(page: Path) -> None:
-    """Runs the blocks of a page in this process and folder.
+def run(page: Path, *, gpu: bool = False) -> None:
+    """Runs the blocks of a page in this process and folder: those for a GPU, or the others.
 
     Raises:
         AssertionError: If something else is printed than the page says.
     """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
-        if block.not_run:
+        if block.not_run != (GPU if gpu else ""):
             continue
         where = f"{page.name}:{block.line}"
         if block.caption:
@@ -151,4 +153,4 @@ def _compare(printed: str, expected: str | None, where: str) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]).resolve())
+    run(Path(sys.argv[1]).resolve(), gpu="--gpu" in sys.argv[2:])

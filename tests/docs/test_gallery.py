@@ -17,7 +17,7 @@ LIBRARIES = ("blackjax", "distrax", "e3nn_jax", "equinox", "haiku", "jraph", "nu
 
 
 def test_no_figure_shows_a_change() -> None:
-    assert FIGURES
+    assert len(FIGURES) >= 25
     assert [f["program"] for f in FIGURES if f["differing"]] == []
     # The same comparison finds what plain JAX changes.
     assert any(f["differing_plain"] for f in FIGURES)

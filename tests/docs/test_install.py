@@ -16,7 +16,8 @@ TIMEOUT_S = 1800
 
 def walk() -> list[Block]:
     """The blocks of the page that a machine without a GPU and without make can follow, in their order."""
-    return [b for b in blocks(PAGE) if "GPU" not in b.not_run and "environment of its own" not in b.not_run]
+    found = [b for b in blocks(PAGE) if b.language in ("python", "console")]
+    return [b for b in found if "GPU" not in b.not_run and "environment of its own" not in b.not_run]
 
 
 def script(found: list[Block]) -> str:

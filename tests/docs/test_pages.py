@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, Block, blocks, commands
+from tests.docs.pages import GPU, ROOT, Block, blocks, commands
 
 DOCS = ROOT / "docs"
-PAGES = sorted(p for p in DOCS.rglob("*.md") if "generated" not in p.parts)
+BUILT = ("generated", "modules", "notebooks")  # by `make docs`
+PAGES = sorted(p for p in DOCS.rglob("*.md") if p.relative_to(DOCS).parts[0] not in BUILT)
 GUIDES = [p for p in PAGES if p.parent.name in ("guide", "reference") or p.stem in ("index", "install", "gallery")]
 RUNNABLE = [p for p in PAGES if any(not b.not_run and b.language in ("python", "console") for b in blocks(p))]
+FOR_A_GPU = [p for p in PAGES if any(b.not_run == GPU for b in blocks(p))]
 LANGUAGES = {"python", "console", "text"}
 DIRECTIVES = {"{eval-rst}", "{include}", "{image}", "{toctree}", "{note}", "{public-members}", "{code-block}"}
 
@@ -23,13 +25,11 @@ def name(page: Path) -> str:
     return str(page.relative_to(DOCS))
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
-def test_blocks_run(page: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+def run_page(page: Path, folder: Path, *options: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.pages", str(page)],
-        cwd=tmp_path,
-        env=environment,
+        [sys.executable, "-m", "tests.docs.pages", str(page), *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -38,8 +38,20 @@ def test_blocks_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", RUNNABLE, ids=name)
+def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", FOR_A_GPU, ids=name)
+def test_blocks_for_a_gpu_run(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path, "--gpu")
+
+
 def test_the_guides_are_run() -> None:
     assert {"index.md", "install.md", "guide/model.md", "guide/audit.md"} <= {name(p) for p in RUNNABLE}
+    assert {"install.md", "guide/gpu.md"} <= {name(p) for p in FOR_A_GPU}
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from flax_layers.checkpoint import LlamaConfig
+from tests.layers import reference_experts
 
 
 def logits(weights: Mapping[str, np.ndarray], config: LlamaConfig, ids: list[int]) -> np.ndarray:
@@ -22,6 +23,9 @@ def logits(weights: Mapping[str, np.ndarray], config: LlamaConfig, ids: list[int
         query, key, value = (
             (y @ weight(f"self_attn.{name}_proj").T).reshape(len(ids), -1, config.head_dim) for name in "qkv"
         )
+        if config.qk_norm:
+            query = _rms_norm(query, weight("self_attn.q_norm"), config.rms_norm_eps)
+            key = _rms_norm(key, weight("self_attn.k_norm"), config.rms_norm_eps)
         query, key = _rotate(query, config.rope_theta), _rotate(key, config.rope_theta)
         key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
         scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(config.head_dim) + future
@@ -30,6 +34,9 @@ def logits(weights: Mapping[str, np.ndarray], config: LlamaConfig, ids: list[int
         y = np.einsum("hqk,khd->qhd", attention, value).reshape(len(ids), -1)
         x = x + y @ weight("self_attn.o_proj").T
         y = _rms_norm(x, weight("post_attention_layernorm"), config.rms_norm_eps)
+        if config.experts is not None:
+            x = x + reference_experts.experts(y, weights, f"model.layers.{layer}.mlp", config.experts)
+            continue
         gate = y @ weight("mlp.gate_proj").T
         x = x + (gate / (1 + np.exp(-gate)) * (y @ weight("mlp.up_proj").T)) @ weight("mlp.down_proj").T
     x = _rms_norm(x, weights["model.norm.weight"].astype(np.float64), config.rms_norm_eps)

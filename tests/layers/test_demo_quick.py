@@ -27,3 +27,24 @@ def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
     assert plain["total"]["tokens_differing"] > 0
     assert bijax["total"]["tokens_differing"] == bijax["total"]["texts_differing"] == 0
     assert bijax["total"]["tokens"] == plain["total"]["tokens"] > 0
+
+
+@pytest.mark.exhaustive
+def test_the_quantised_demo(tmp_path, capsys, monkeypatch):
+    """The same with int8 linear layers, whose perplexity on a passage stands beside the float model's."""
+    monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))
+    monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", (7,))
+    monkeypatch.setattr("bijax.demo.quality.PASSAGE", "the water comes first to the mill")
+    folder = files.write_folder(tmp_path / "model", {**files.hf_fields(), "max_position_embeddings": 512})
+    figures = tmp_path / "figures.json"
+    places = ["--picture", str(tmp_path / "picture.png"), "--json", str(figures), "--model", str(folder)]
+    code = cli.main(["demo", "--quick", "--tokens", "4", "--quantize", "int8", *places])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    found = json.loads(figures.read_text())
+    assert found["arguments"]["quantize"] == "int8"
+    assert found["sides"][1]["total"]["tokens"] > 0
+    before, after = (quality["perplexity"] for quality in found["quality"])
+    assert before != after
+    assert f"float32 {before:.3f}, int8 {after:.3f}" in printed
+    assert repr(found["quality"][1]["text"]) in printed

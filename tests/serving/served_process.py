@@ -10,13 +10,18 @@ from bijax.server.service import Service
 from tests.serving.fake_engine import LONGEST, VOCABULARY, ByteTokenizer, FakeEngine
 
 
-async def open_engine():
+async def open_engine() -> FakeEngine:
     return FakeEngine(step_s=float(sys.argv[1]))
 
 
-options = ServerOptions(port=0)
-listener = listen(options.host, options.port)
-set_up_logs("json")
-print(listener.getsockname()[1], flush=True)
-model = ServedModel("fake", "/models/fake", VOCABULARY, LONGEST, ByteTokenizer())
-sys.exit(serve(Service(model, options, open_engine), listener))
+def main() -> int:
+    options = ServerOptions(port=0)
+    listener = listen(options.host, options.port)
+    set_up_logs("json")
+    print(listener.getsockname()[1], flush=True)
+    model = ServedModel("fake", "/models/fake", VOCABULARY, LONGEST, ByteTokenizer())
+    return serve(Service(model, options, open_engine), listener)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

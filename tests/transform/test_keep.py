@@ -15,6 +15,7 @@ from jax import lax
 import bijax
 from bijax.transform._tables import (
     CHOOSING,
+    COMPLEX,
     EXPANDED,
     FENCED,
     KEEP,
@@ -27,6 +28,7 @@ from bijax.transform._tables import (
     Kind,
     verdict,
 )
+from bijax.transform.expansions import expansion_of
 
 ROWS = 40
 
@@ -87,6 +89,13 @@ def check_choices(program: Callable[[jax.Array], jax.Array], columns: int) -> No
 def test_no_primitive_is_in_two_tables() -> None:
     tables = [set(t) for t in (KEEP, CHOOSING, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, EXPANDED, RECURSE)]
     assert sum(map(len, tables)) == len(set.union(*tables))
+
+
+def test_what_is_written_out_has_an_expansion() -> None:
+    for names, dtype in ((EXPANDED, jnp.float32), (COMPLEX, jnp.complex64)):
+        assert all(callable(expansion_of(name, (jnp.dtype(dtype),))) for name in names)
+    assert expansion_of("dot_general", (jnp.dtype(jnp.int8), jnp.dtype(jnp.float32)))
+    assert expansion_of("dot_general", (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))) is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from bijax import cli
 from bijax.demo import run
 from bijax.demo.compare import Text
 from bijax.demo.prompts import BUILT_IN
+from bijax.demo.quality import Quality
 from flax_layers.checkpoint import CheckpointError
 from pallas_kernels.errors import UnsupportedError
 from tests.unit.demo_fakes import FakeModel, shift
@@ -45,7 +46,12 @@ def demo(monkeypatch, tmp_path, capsys):
         def open_models(checkpoint, *, max_new_tokens):
             return tuple(FakeModel(max_new_tokens, *([] if f is None else [f])) for f in (plain, bijax))
 
+        def open_quantized_models(checkpoint, prompt, *, max_new_tokens):
+            quality = Quality(np.array([65]), 10.5, 7), Quality(np.array([66]), 11.25, 7)
+            return open_models(checkpoint, max_new_tokens=max_new_tokens), quality
+
         monkeypatch.setattr(run, "open_models", open_models)
+        monkeypatch.setattr(run, "open_quantized_models", open_quantized_models)
         code = cli.main(["demo", *arguments])
         written = tmp_path / "figures.json"
         return code, capsys.readouterr(), json.loads(written.read_text()) if written.exists() else None
@@ -99,7 +105,7 @@ def test_a_text_that_differs_is_shown(demo):
 
 def test_json_holds_the_same_figures(demo):
     _, printed, found = demo("--tokens", "6", "--seed", "5", "--json", "figures.json", plain=move)
-    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False}
+    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False, "quantize": None}
     assert found["model"] == "fake.gguf"
     assert {"device", "jax", "date"} <= found.keys()
     assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN)
@@ -116,6 +122,15 @@ def test_json_holds_the_same_figures(demo):
     total = plain["total"]
     closing = f" plain JAX: {total['tokens_differing']} of {total['tokens']}."
     assert printed.out.splitlines()[-1].endswith(closing)
+
+
+def test_a_quantised_model_stands_beside_the_float_one(demo):
+    code, printed, found = demo("--quick", "--quantize", "int8", "--json", "figures.json")
+    assert code == 0
+    assert "perplexity of a passage of 7 tokens: float32 10.500, int8 11.250" in printed.out
+    assert found["arguments"]["quantize"] == "int8"
+    assert [quality["text"] for quality in found["quality"]] == ["65", "66"]
+    assert demo("--quick", "--json", "figures.json")[2]["quality"] is None
 
 
 def test_quick_gives_way_to_numbers(demo):

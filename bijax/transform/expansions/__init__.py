@@ -5,33 +5,30 @@ stands for, so all it holds is lowered as if the user's program had said it: it 
 its own, on any platform, and nothing in it sees more than its own matrix, row or number.
 """
 
+import importlib
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import jax.numpy as jnp
 
-from bijax.transform.expansions._complex import COMPLEX
-from bijax.transform.expansions._fft import fft
-from bijax.transform.expansions._jacobi import eigh, svd
-from bijax.transform.expansions._lu import lu
-from bijax.transform.expansions._mixed import FLOATS
-from bijax.transform.expansions._mixed import dot_general as mixed_dot_general
-from bijax.transform.expansions._qr import geqrf, householder_product, qr
-from bijax.transform.expansions._triangular import cholesky, triangular_solve
+from bijax.transform._tables import COMPLEX, EXPANDED
 
 Expansion = Callable[..., Any]
 
-_EXPANSIONS: Final[dict[str, Expansion]] = {
-    "cholesky": cholesky,
-    "eigh": eigh,
-    "fft": fft,
-    "geqrf": geqrf,
-    "householder_product": householder_product,
-    "lu": lu,
-    "qr": qr,
-    "svd": svd,
-    "triangular_solve": triangular_solve,
+_MODULES: Final = {
+    "cholesky": "_triangular",
+    "eigh": "_jacobi",
+    "fft": "_fft",
+    "geqrf": "_qr",
+    "householder_product": "_qr",
+    "lu": "_lu",
+    "qr": "_qr",
+    "svd": "_jacobi",
+    "triangular_solve": "_triangular",
 }
+"""The module that holds the expansion of an operation, under its name; imported when it is needed."""
+
+_FLOATS: Final = frozenset(("float32", "bfloat16", "float16", "float64"))
 
 
 def expansion_of(name: str, dtypes: Iterable[Any]) -> Expansion | None:
@@ -42,10 +39,16 @@ def expansion_of(name: str, dtypes: Iterable[Any]) -> Expansion | None:
         dtypes: Dtypes of its operands and results.
     """
     dtypes = tuple(dtypes)
-    if name in _EXPANSIONS:
-        return _EXPANSIONS[name]
-    if any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
-        return COMPLEX.get(name)
-    if name == "dot_general" and any(str(d) not in FLOATS for d in dtypes):
-        return mixed_dot_general
+    if name in EXPANDED:
+        return _function(_MODULES[name], name)
+    if name in COMPLEX and any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes):
+        return _function("_complex", name)
+    if name == "dot_general" and any(str(d) not in _FLOATS for d in dtypes):
+        return _function("_mixed", name)
     return None
+
+
+def _function(module: str, name: str) -> Expansion:
+    found = vars(importlib.import_module(f"{__name__}.{module}"))
+    function: Expansion = found["COMPLEX"][name] if module == "_complex" else found[name]
+    return function

@@ -4,6 +4,7 @@ XLA writes complex arithmetic out as products and sums of parts after the progra
 between them. Written out here, each of these is an operation of JAX, and is lowered as any other.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -69,13 +70,16 @@ def one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
 
 
 def divide(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
-    """The quotient by Smith's formula, whose intermediate values overflow no sooner than the parts.
+    """The quotient by Smith's formula, all parts halved where one is so large that a sum of two could overflow.
 
     Source: R. L. Smith, Algorithm 116: Complex division, Communications of the ACM 5 (1962).
     """
     (a, b), (c, d) = _parts(x), _parts(y)
     shape = jnp.broadcast_shapes(a.shape, c.shape)
     a, b, c, d = (jnp.broadcast_to(v, shape) for v in (a, b, c, d))
+    largest = functools.reduce(lax.max, map(jnp.abs, (a, b, c, d)))
+    half = jnp.where(largest > float(np.finfo(a.dtype).max) / 4, 0.5, 1).astype(a.dtype)
+    a, b, c, d = (v * half for v in (a, b, c, d))
     swap = jnp.abs(c) < jnp.abs(d)
     large, small = jnp.where(swap, d, c), jnp.where(swap, c, d)
     ratio = jnp.where(small == 0, small, small / large)

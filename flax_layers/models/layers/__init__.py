@@ -6,6 +6,10 @@ from .cache import LayerCache as LayerCache
 from .embed import Embed as Embed
 from .linear import Linear as Linear
 from .mlp import MLP as MLP
+from .moe import MoE as MoE
+from .quant_linear import QuantizedWeight as QuantizedWeight
+from .quant_linear import QuantLinear as QuantLinear
+from .quant_moe import QuantMoE as QuantMoE
 from .rms_norm import RMSNorm as RMSNorm
 from .rotary import RotaryEmbedding as RotaryEmbedding
 from .rotary import RotaryTable as RotaryTable

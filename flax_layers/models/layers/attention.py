@@ -11,6 +11,7 @@ from ...ops import INVARIANT, Ops
 from ._initializers import LECUN_NORMAL
 from .cache import LayerCache
 from .linear import Linear
+from .rms_norm import RMSNorm
 
 
 class Attention(nnx.Module):
@@ -24,6 +25,7 @@ class Attention(nnx.Module):
         dtype: Dtype of the computation; that of input and parameters together by default.
         param_dtype: Dtype of the parameters.
         kernel_init: Initializer of the kernels.
+        qk_norm: Epsilon of the norms of queries and keys, each head by itself, before they are turned; None for none.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
 
@@ -31,6 +33,8 @@ class Attention(nnx.Module):
         qkv: Linear layer to the query heads, the key heads and the value heads, in this order. One kernel, because one
             product is faster than three and its columns do not mind.
         out: Linear layer from the query heads back to `features`.
+        query_norm: Norm of a head of queries, or None.
+        key_norm: Norm of a head of keys, or None.
 
     Raises:
         ValueError: If `num_kv_heads` does not divide `num_heads`.
@@ -61,6 +65,7 @@ class Attention(nnx.Module):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         kernel_init: nnx.Initializer = LECUN_NORMAL,
+        qk_norm: float | None = None,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
@@ -81,6 +86,12 @@ class Attention(nnx.Module):
 
         self.qkv = linear(features, (num_heads + 2 * num_kv_heads) * head_dim)
         self.out = linear(num_heads * head_dim, features)
+        self.query_norm: Any = nnx.data(None)
+        self.key_norm: Any = nnx.data(None)
+        if qk_norm is not None:
+            options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
+            self.query_norm = RMSNorm(head_dim, epsilon=qk_norm, **options)
+            self.key_norm = RMSNorm(head_dim, epsilon=qk_norm, **options)
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -151,7 +162,11 @@ class Attention(nnx.Module):
             )
         heads = self.qkv(x).reshape(*x.shape[:2], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         turned = self.num_heads + self.num_kv_heads
-        query_key = self.ops.rotate(heads[:, :, :turned], *rotary)
+        query_key = heads[:, :, :turned]
+        if self.query_norm is not None:
+            query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
+            query_key = jnp.concatenate([self.query_norm(query), self.key_norm(key)], axis=2)
+        query_key = self.ops.rotate(query_key, *rotary)
         return query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :], heads[:, :, turned:]
 
     def _merge(self, heads: jax.Array) -> jax.Array:

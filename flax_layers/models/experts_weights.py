@@ -1,0 +1,74 @@
+"""Where the weights of a checkpoint go in a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ..ops import INVARIANT, Ops
+from .layers import MoE
+
+if TYPE_CHECKING:
+    from ..checkpoint.expert_block import ExpertBlock
+
+
+def experts_from_checkpoint(
+    block: ExpertBlock, *, dtype: Any = jnp.float32, param_dtype: Any = jnp.float32, ops: Ops = INVARIANT
+) -> MoE:
+    """Returns the layer of an expert block.
+
+    Args:
+        block: As `flax_layers.checkpoint.load_expert_block` returns it.
+        dtype: Dtype of the computation.
+        param_dtype: Dtype of the parameters.
+        ops: The operations to compute with.
+    """
+    config = block.config
+    moe: MoE = nnx.eval_shape(
+        lambda: MoE(
+            block.hidden_size,
+            config.intermediate_size,
+            routing=config.routing,
+            shared_features=config.shared_size,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            ops=ops,
+            rngs=nnx.Rngs(0),
+        )
+    )
+    load_experts(moe, block.weights, block.prefix)
+    return moe
+
+
+def load_experts(moe: MoE, weights: Mapping[str, np.ndarray], prefix: str) -> None:
+    """Sets all parameters of a mixture of experts.
+
+    Args:
+        moe: The layer; its parameters may be abstract (`nnx.eval_shape`).
+        weights: Weights under Hugging Face names, kernels as (out, in).
+        prefix: What the names start with, `model.layers.0.mlp`.
+
+    Raises:
+        KeyError: If a weight is missing.
+    """
+
+    def kernel(name: str, *parts: str) -> np.ndarray:
+        return np.concatenate([weights[f"{prefix}.{name}{part}_proj.weight"] for part in parts]).T
+
+    numbers = range(moe.routing.num_experts)
+    values: list[tuple[Any, np.ndarray]] = [
+        (moe.router, weights[f"{prefix}.gate.weight"].T),
+        (moe.gate_up, np.stack([kernel(f"experts.{i}.", "gate", "up") for i in numbers])),
+        (moe.down, np.stack([kernel(f"experts.{i}.", "down") for i in numbers])),
+    ]
+    if moe.router_bias is not None:
+        values.append((moe.router_bias, weights[f"{prefix}.gate.e_score_correction_bias"]))
+    if moe.shared is not None:
+        values.append((moe.shared.gate_up.kernel, kernel("shared_experts.", "gate", "up")))
+        values.append((moe.shared.down.kernel, kernel("shared_experts.", "down")))
+    for parameter, value in values:
+        parameter.set_value(jnp.asarray(value, parameter.dtype))

@@ -1,0 +1,112 @@
+"""A mixture of experts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ...ops import INVARIANT, Ops
+from ...routing import Routing
+from ._dtypes import promote
+from ._initializers import LECUN_NORMAL, ZEROS
+from .mlp import MLP
+
+_EXPERTS = nnx.initializers.lecun_normal(batch_axis=(0,))
+
+
+class MoE(nnx.Module):
+    """SwiGLU experts of which a router selects some for each token, and shared experts for all tokens.
+
+    Args:
+        features: Length of the last dimension of input and output.
+        hidden_features: Width inside an expert.
+        routing: How experts are selected.
+        shared_features: Width inside the shared experts, all of them together; 0 for none.
+        dtype: Dtype of the computation; that of input and parameters together by default. Scores and weights are
+            float32.
+        param_dtype: Dtype of the parameters.
+        ops: The operations to compute with.
+        rngs: Keys; `rngs.params()` is drawn from.
+
+    Attributes:
+        router: (features, num_experts) parameter.
+        router_bias: (num_experts,) float32 parameter that takes part in the selection alone, or None.
+        gate_up: (num_experts, features, 2 * hidden_features) parameter: columns of the gate, then of the other factor.
+        down: (num_experts, hidden_features, features) parameter.
+        shared: MLP of the shared experts, or None.
+
+    Guarantee: row-invariant with `INVARIANT`: a token's bits do not depend on which tokens its experts get, or on how
+    many. Of the gradients of experts see `bijax.group_matmul`.
+
+    Source: Fedus et al., "Switch Transformers", 2022; of the routing see `flax_layers.Routing`.
+
+    Example:
+        >>> layer = MoE(4, 8, routing=Routing(num_experts=3, topk=2), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 5, 4))).shape
+        (2, 5, 4)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden_features: int,
+        *,
+        routing: Routing,
+        shared_features: int = 0,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        ops: Ops = INVARIANT,
+        rngs: nnx.Rngs,
+    ) -> None:
+        number = routing.num_experts
+        self.router = nnx.Param(LECUN_NORMAL(rngs.params(), (features, number), param_dtype))
+        self.router_bias: Any = (
+            nnx.Param(ZEROS(rngs.params(), (number,), jnp.float32)) if routing.use_bias else nnx.data(None)
+        )
+        self.gate_up = nnx.Param(_EXPERTS(rngs.params(), (number, features, 2 * hidden_features), param_dtype))
+        self.down = nnx.Param(_EXPERTS(rngs.params(), (number, hidden_features, features), param_dtype))
+        self.shared: Any = (
+            MLP(features, shared_features, dtype=dtype, param_dtype=param_dtype, ops=ops, rngs=rngs)
+            if shared_features
+            else nnx.data(None)
+        )
+        self.features = features
+        self.routing = routing
+        self.dtype = dtype
+        self.ops = ops
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps x (..., features) to the same shape.
+
+        Raises:
+            TypeError: If a dtype is not supported.
+            ValueError: If the last dimension of x is not `features`.
+        """
+        rows = tokens("MoE", x, self.features)
+        rows, router, gate_up, down = promote(self.dtype, rows, self.router[...], self.gate_up[...], self.down[...])
+        selected, weights = route(self.ops, rows, router, self.router_bias, self.routing)
+        y = self.ops.experts(rows, selected, weights, gate_up, down)
+        return with_shared(y.reshape(x.shape), self.shared, x)
+
+
+def tokens(layer: str, x: jax.Array, features: int) -> jax.Array:
+    """Returns x (..., features) as (T, features).
+
+    Raises:
+        ValueError: If its last dimension is another one.
+    """
+    if x.shape[-1:] != (features,):
+        raise ValueError(f"{layer}: x must have the shape (..., {features}), got {x.shape}.")
+    return x.reshape(x.size // max(1, features), features)
+
+
+def route(ops: Ops, rows: jax.Array, router: jax.Array, bias: Any, routing: Routing) -> tuple[jax.Array, jax.Array]:
+    """Returns the experts (T, topk) of rows (T, C), and their weights."""
+    logits = ops.matmul(rows, router, preferred_element_type=jnp.float32)
+    return ops.route(logits, None if bias is None else bias[...].astype(jnp.float32), routing)
+
+
+def with_shared(y: jax.Array, shared: Any, x: jax.Array) -> jax.Array:
+    """Adds what the shared experts make of x."""
+    return y if shared is None else y + shared(x).astype(y.dtype)

@@ -1,0 +1,63 @@
+"""Log-probabilities of texts that are there."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._batch import as_arrays, bucket
+from ._layered import LayeredModel
+from .layers import Embed, Linear, RMSNorm
+from .llama import Llama, project
+
+
+def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Computes the log-probability of each token but the first, given the tokens before it.
+
+    Args:
+        model: The model.
+        sequences: At least one token id each; all are computed as one batch.
+
+    Returns:
+        For each sequence its log-probabilities (float32), one fewer than tokens. The exponential of their negative
+        mean is the perplexity.
+
+    Raises:
+        TypeError: If a token id is not an integer.
+        ValueError: If a sequence is empty or longer than `config.max_position_embeddings`, or a token id is out of
+            range.
+
+    Guarantee: row-invariant with `INVARIANT`: what a sequence gets does not depend on the others, and is what
+    `generate` gives for the same tokens.
+
+    Example:
+        >>> from flax import nnx
+        >>> from flax_layers import PLAIN
+        >>> from flax_layers.checkpoint import LlamaConfig
+        >>> config = LlamaConfig(
+        ...     vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
+        ...     head_dim=4, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ...     max_position_embeddings=64, bos_token_id=1, eos_token_ids=(2,))
+        >>> model = Llama(config, ops=PLAIN, rngs=nnx.Rngs(0))
+        >>> [logprobs.shape for logprobs in score(model, [[1, 5, 9], [1]])]
+        [(2,), (0,)]
+    """
+    arrays = as_arrays("score", model, sequences)
+    if not arrays:
+        return []
+    lengths = np.array([len(row) for row in arrays], np.int32)
+    length = bucket(int(lengths.max()))
+    tokens = np.zeros((len(arrays), length), np.int32)
+    for row, array in zip(tokens, arrays, strict=True):
+        row[: len(array)] = array
+    layers = LayeredModel(model, model.cache(batch=len(arrays), capacity=length))
+    x = layers.extend(tokens, np.zeros_like(lengths), lengths)
+    found = np.asarray(_score(model.norm, model.projection, x, jnp.asarray(np.roll(tokens, -1, axis=1))))
+    return [row[: n - 1].copy() for row, n in zip(found, lengths, strict=True)]
+
+
+@jax.jit
+def _score(norm: RMSNorm, projection: Embed | Linear, x: jax.Array, following: jax.Array) -> jax.Array:
+    logprobs = norm.ops.log_softmax(project(norm, projection, x))
+    return jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0]

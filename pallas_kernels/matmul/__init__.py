@@ -1,1 +1,0 @@
-"""Matmul with a fixed order over K."""

@@ -1,0 +1,165 @@
+"""Factorisations, transforms and functions of complex numbers against float64: errors with stated bounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import bijax
+from tests.exhaustive import rarely
+
+DTYPES = ["float32", rarely("float64"), rarely("complex64"), rarely("complex128")]
+
+
+def matrices(dtype: str, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((3, *shape))
+    return (x + 1j * rng.standard_normal(x.shape) if dtype.startswith("c") else x).astype(dtype)
+
+
+def run(function: Callable[..., Any], *args: np.ndarray) -> Any:
+    """Returns what a function returns under the transform, in 64 bits; dtypes and shapes are those of JAX."""
+    with jax.enable_x64(any(a.dtype.itemsize == 16 or a.dtype == np.float64 for a in args)):
+        found = jax.jit(bijax.invariant(function))(*args)
+        stock = jax.eval_shape(function, *args)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(stock), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    return jax.tree.map(lambda r: np.asarray(r).astype(np.result_type(np.asarray(r), np.float64)), found)
+
+
+def adjoint(a: np.ndarray) -> np.ndarray:
+    return a.conj().swapaxes(-1, -2)
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray, dtype: str, units: float) -> None:
+    """Asserts that the largest error is no more than so many units in the last place of the largest number."""
+    error = np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30)
+    assert error <= units * np.finfo(dtype).eps, error / np.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("n", [6, rarely(64), rarely(65), rarely(130)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_triangles(dtype: str, n: int) -> None:
+    x = matrices(dtype, n, n)
+    gram = x @ adjoint(x) + n * np.eye(n, dtype=dtype)
+
+    def program(gram: jax.Array, x: jax.Array) -> Any:
+        lower = jnp.linalg.cholesky(gram, symmetrize_input=False)
+        kinds = {"lower": True, "transpose_a": True, "conjugate_a": True}
+        return lower, lax.linalg.triangular_solve(lower, x[:, :2], **kinds), lax.linalg.lu(x)
+
+    lower, solved, (factors, pivots, order) = run(program, gram, x)
+    assert_close(lower @ adjoint(lower), gram, dtype, 4 * n)
+    assert_close(solved @ adjoint(lower), x[:, :2].astype(lower.dtype), dtype, 4 * n)
+    unit, upper = np.tril(factors, -1) + np.eye(n), np.triu(factors)
+    permuted = np.take_along_axis(x, order.astype(int)[..., None], axis=1)
+    assert_close(unit @ upper, permuted.astype(unit.dtype), dtype, 4 * n)
+    largest = np.abs(np.stack([unit.real, unit.imag])).max() if dtype.startswith("c") else np.abs(unit).max()
+    assert largest <= 1.0001 * (2**0.5 if dtype.startswith("c") else 1)
+    assert pivots.shape == (3, n)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), rarely((4, 6)), rarely((1, 1)), rarely((33, 20))])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_orthogonal_factors(dtype: str, shape: tuple[int, int]) -> None:
+    x = matrices(dtype, *shape)
+    x[2] = np.outer(x[2, :, 0], x[2, 0])  # of rank 1: the other vectors are orthonormal all the same
+    square = x @ adjoint(x)
+    n = max(shape)
+
+    def program(x: jax.Array, square: jax.Array) -> Any:
+        vectors, values = lax.linalg.eigh(square)
+        return jnp.linalg.qr(x), (vectors, values), jnp.linalg.svd(x, full_matrices=True)
+
+    (q, r), (vectors, values), (u, s, v) = run(program, x, square)
+    for orthogonal in (q, vectors, u, adjoint(v)):
+        assert_close(adjoint(orthogonal) @ orthogonal, np.eye(orthogonal.shape[-1]), dtype, 8 * n)
+    assert_close(q @ r, x.astype(q.dtype), dtype, 8 * n)
+    assert (np.tril(r, -1) == 0).all()
+    assert_close(vectors * values[:, None, :] @ adjoint(vectors), square.astype(q.dtype), dtype, 8 * n)
+    assert_close(values, np.linalg.eigvalsh(square.astype(q.dtype)), dtype, 8 * n)
+    k = min(shape)
+    assert_close(u[..., :k] * s[:, None, :] @ v[:, :k], x.astype(q.dtype), dtype, 8 * n)
+    assert_close(s, np.linalg.svd(x.astype(q.dtype), compute_uv=False), dtype, 8 * n)
+    assert (np.diff(s) <= 0).all()
+    assert (np.diff(values) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lengths"),
+    [("complex64", (60, 67)), rarely("complex64", (1, 2, 31, 61, 128, 1000)), rarely("complex128", (60, 134))],
+)
+def test_transforms(dtype: str, lengths: tuple[int, ...]) -> None:
+    z = matrices(dtype, max(lengths))
+    found = run(lambda z: [(jnp.fft.fft(z[:, :n]), jnp.fft.ifft(z[:, :n])) for n in lengths], z)
+    for n, (forth, back) in zip(lengths, found, strict=True):
+        wide = z[:, :n].astype(np.complex128)
+        assert_close(forth, np.fft.fft(wide), dtype, 8 + n**0.5)
+        assert_close(back, np.fft.ifft(wide), dtype, 8 + n**0.5)
+
+
+@pytest.mark.parametrize("n", [12, rarely(45)])
+def test_transforms_of_several_axes_and_of_real_signals(n: int) -> None:
+    x = matrices("float32", 4, n)
+    half = np.fft.rfft2(x.astype(np.float64)).astype(np.complex64)
+    there, back = run(lambda x, half: (jnp.fft.rfft2(x), jnp.fft.irfft2(half, s=(4, n))), x, half)
+    assert_close(there, np.fft.rfft2(x.astype(np.float64)), "float32", 16)
+    assert_close(back, x.astype(np.float64), "float32", 16)
+
+
+FUNCTIONS = [
+    *"exp exp2 expm1 log log2 log1p sqrt square sin cos tan sinh cosh tanh".split(),
+    *"abs conj angle reciprocal sign positive".split(),
+]
+
+
+@pytest.mark.parametrize("dtype", [rarely("complex64"), rarely("complex128")])
+def test_functions_of_complex_numbers(dtype: str) -> None:
+    z = (matrices(dtype, 400) * 2).ravel()
+    z[:6] = [0.001 + 0.0005j, 1 + 1e-4j, -2, 3j, -1e-3j, 30 - 0.5j]
+    found = run(lambda z: {name: getattr(jnp, name)(z) for name in FUNCTIONS}, z)
+    wide = z.astype(np.complex128)
+    for name, result in found.items():
+        wanted = wide / np.abs(wide) if name == "sign" else getattr(np, name)(wide)
+        scale = 30 if name in ("exp", "exp2", "expm1", "sinh", "cosh", "sin", "cos", "tan", "tanh") else 4
+        error = np.abs(result - wanted) / np.abs(wanted)
+        assert error.max() <= scale * np.finfo(dtype).eps, (name, error.max() / np.finfo(dtype).eps, z[error.argmax()])
+
+
+def test_arithmetic_of_complex_numbers_and_its_edges() -> None:
+    inf, big = np.inf, 3e38
+    z = np.array([1 + 2j, -3 + 0.5j, big + big * 1j, 0, complex(inf, 1), complex(-inf, 0), -4, 2j], np.complex64)
+    w = np.array([2 - 1j, 0.25 + 3j, big - big * 1j, 1, 1 + 1j, 2, -2, 1j], np.complex64)
+    found = run(lambda z, w: (z * w, z / w, jnp.abs(z / 4), jnp.exp(z), jnp.sqrt(z), w**3, w**-2), z[:], w)
+    product, quotient, size, power, root, cube, inverse = found
+    finite = np.isfinite(z)
+    plain = finite & (np.abs(z.real) < 1e3)
+    with np.errstate(invalid="ignore"):
+        wide, other = z.astype(complex), w.astype(complex)
+        np.testing.assert_allclose(product[plain], (wide * other)[plain], rtol=1e-6)
+        np.testing.assert_allclose(quotient[finite], (wide / other)[finite], rtol=1e-6)  # no overflow on the way
+        np.testing.assert_allclose(size, np.abs(wide / 4), rtol=1e-6)
+    np.testing.assert_allclose(power[plain], np.exp(wide[plain]), rtol=1e-6)
+    assert power[5] == 0
+    np.testing.assert_allclose(root[plain], np.sqrt(wide[plain]), rtol=1e-6)
+    np.testing.assert_allclose(cube[plain], (other**3)[plain], rtol=1e-6)
+    np.testing.assert_allclose(inverse[plain], (other**-2)[plain], rtol=1e-6)
+
+
+@pytest.mark.exhaustive
+def test_incomplete_beta_function() -> None:
+    x = np.linspace(0.01, 0.99, 50).astype(np.float32)
+    wide = x.astype(np.float64)
+    found = run(lambda x: jax.scipy.special.betainc(2.0, 3.0, x), x)
+    assert_close(found, 6 * wide**2 - 8 * wide**3 + 3 * wide**4, "float32", 40)
+
+
+def test_products_of_integers_and_floats() -> None:
+    weights = np.linspace(0.01, 0.99, 12).astype(np.float32)
+    numbers = (np.arange(-24, 24).reshape(4, 12) * 5).astype(np.int8)
+    found = run(lambda numbers, weights: lax.dot(numbers, weights), numbers, weights)
+    assert_close(found, numbers.astype(np.float64) @ weights.astype(np.float64), "float32", 16)

@@ -1,0 +1,76 @@
+"""Comparisons of forms are remembered between processes: for one machine and question, and only if asked for."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from pallas_kernels.parts import remembered as _remembered
+from pallas_kernels.parts.remembered import remembered
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """JAX's compilation cache in a folder of its own."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
+    try:
+        yield tmp_path / "jax" / "bijax"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def question(asked: list[int]) -> Callable[[int], bool]:
+    """A comparison as another process would define it, which notes each time that it is made."""
+
+    @remembered
+    def is_even(number: int) -> bool:
+        asked.append(number)
+        return number % 2 == 0
+
+    return is_even
+
+
+def test_the_next_process_does_not_compare_again(cache: Path) -> None:
+    asked: list[int] = []
+    assert [question(asked)(n) for n in (4, 5, 4, 5)] == [True, False, True, False]
+    assert asked == [4, 5]
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_another_machine_compares_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    question(asked)(4)
+    monkeypatch.setattr(_remembered, "_machine", lambda: "another processor")
+    question(asked)(4)
+    assert asked == [4, 4]
+
+
+def test_a_damaged_entry_is_compared_again(cache: Path) -> None:
+    asked: list[int] = []
+    question(asked)(4)
+    (entry,) = cache.iterdir()
+    for damaged in (b"", entry.read_bytes()[:-3], b"\xff", entry.read_bytes().replace(b"4", b"6", 1)):
+        entry.write_bytes(damaged)
+        assert question(asked)(4)
+    assert asked == [4] * 5
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text("a file in the place of the folder")
+    assert question([])(4)
+
+
+def test_nothing_is_kept_without_a_folder_or_a_known_processor(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _remembered._folder() == cache
+    monkeypatch.setattr(_remembered, "_PROCESSOR", cache / "nowhere")
+    _remembered._machine.cache_clear()
+    assert _remembered._folder() is None
+    monkeypatch.undo()
+    _remembered._machine.cache_clear()
+    assert _remembered._folder() == cache
+    for other in (None, "gs://a-bucket/jax"):
+        jax.config.update("jax_compilation_cache_dir", other)
+        assert _remembered._folder() is None
