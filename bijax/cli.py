@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from bijax.demo.arguments import Arguments, add_demo_parser
 from bijax.demo.errors import DemoError
+from bijax.determinism.command import DeterminismError, add_determinism_parser, run_determinism
 from bijax.server.command import add_serve_parser, run_serve
 from bijax.server.errors import ServeError
 from bijax.transform._audit_command import AuditError, add_audit_parser, run_audit
@@ -24,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the name of the program; None for those of the process.
 
     Returns:
-        The exit code: 0 for success, 1 if a demonstration or an engine failed or an audit found something, 2 if the
-        command could not run.
+        The exit code: 0 for success, 1 if a demonstration or an engine failed, an audit found something, or a test
+        of determinism found more than one answer, 2 if the command could not run.
 
     Raises:
         SystemExit: With code 2 if the arguments are wrong, with code 0 after `--help` and `--version`.
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         " kernels that compute them.",
     )
     add_serve_parser(commands)
+    add_determinism_parser(commands)
     parsed = parser.parse_args(argv)
     try:
         match parsed.command:
@@ -53,11 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return run_audit(parsed)
             case "kernels":
                 return _kernels()
+            case "test-deterministic":
+                return run_determinism(parsed)
             case "serve":
                 return run_serve(parsed)
             case _:
                 return _demo(parsed)
-    except (AuditError, DemoError, ServeError) as error:
+    except (AuditError, DemoError, DeterminismError, ServeError) as error:
         print(f"bijax {parsed.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

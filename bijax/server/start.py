@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from .service import Service
 
 log = logging.getLogger("bijax.server")
 
+_THREAD = "bijax-start"
 PROGRESS_S = 5.0  # between two lines about the warm-up
 
 
@@ -53,7 +55,12 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
     async def open_engine() -> AsyncEngine:
         return AsyncEngine(await _in_thread(lambda: _warm_engine(checkpoint, engine_options)))
 
-    return serve(Service(model, options, open_engine), listener)
+    code = serve(Service(model, options, open_engine), listener)
+    if any(thread.name == _THREAD for thread in threading.enumerate()):
+        # Stopped while it starts: XLA still compiles, and would crash as the interpreter is taken down around it.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def _served_model(checkpoint: Checkpoint, path: Path, name: str | None, options: EngineOptions) -> ServedModel:
@@ -106,5 +113,5 @@ async def _in_thread[T](function: Callable[[], T]) -> T:
         else:
             loop.call_soon_threadsafe(settle, lambda: future.set_result(result))
 
-    threading.Thread(target=run, name="bijax-start", daemon=True).start()
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
     return await future

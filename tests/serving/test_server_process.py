@@ -116,6 +116,9 @@ def test_the_same_bits_after_kill_9(tmp_path):
 @pytest.mark.exhaustive
 def test_sigterm_while_the_engine_starts(tmp_path):
     with started("bijax", "serve", "--model", str(checkpoint(tmp_path)), "--port", "0") as process:
-        assert "http://" in process.stderr.readline()
+        line = process.stderr.readline()
+        url = line[line.index("http://") :].strip()
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{url}/health", timeout=60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

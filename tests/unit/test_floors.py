@@ -28,6 +28,7 @@ FLOORS = (
     ("flax_layers", 4),
     ("bijax.serving", 5),
     ("bijax.server", 5),
+    ("bijax.determinism", 5),
     ("bijax.cli", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),
