@@ -10,6 +10,10 @@ from bijax.ops.attention_block_size import (
 from bijax.ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
 from bijax.ops.elementwise import elementwise as elementwise
 from bijax.ops.embed import embed as embed
+from bijax.ops.flash_attention import flash_attention as flash_attention
+from bijax.ops.flash_attention import flash_decoding as flash_decoding
+from bijax.ops.flash_paged import flash_attention_decode as flash_attention_decode
+from bijax.ops.flash_paged import flash_attention_prefill as flash_attention_prefill
 from bijax.ops.gated_matmul import gated_matmul as gated_matmul
 from bijax.ops.head_norm import head_rms_norm as head_rms_norm
 from bijax.ops.kv_cache import store_kv_cache as store_kv_cache

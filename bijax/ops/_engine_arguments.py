@@ -109,7 +109,7 @@ def check_known(op: str, name: str, numbers: Any, low: int, high: int, meaning: 
     if not is_known(numbers):
         return
     wrong = np.argwhere((numbers < low) | (numbers > high))
-    if wrong.size:
+    if len(wrong):
         at = tuple(int(i) for i in wrong[0])
         raise ValueError(
             f"{op}: {name} must be in [{low}, {high}] ({meaning}), got {numbers[at]} at {at} and {len(wrong)} such"

@@ -118,3 +118,16 @@ def gather(rows: Any, offset: Any, weights: Any, shared: int, first: int, per_ra
 def swiglu(x: Any) -> Array:
     gate, up = np.split(np.asarray(x).astype(np.float64), 2, axis=-1)
     return gate / (1 + np.exp(-gate)) * up
+
+
+def attend(q: Any, keys: Any, values: Any, first: int) -> Array:
+    """Returns the results of queries (T, N, D) at positions from `first` on, which see keys (S, K, D) up to theirs."""
+    q, keys, values = (np.asarray(x).astype(np.float64) for x in (q, keys, values))
+    keys, values = (x.repeat(q.shape[1] // x.shape[1], axis=1) for x in (keys, values))
+    out = np.zeros_like(q)
+    for t, row in enumerate(q):
+        seen = slice(0, first + t + 1)
+        scores = np.einsum("nd,snd->ns", row, keys[seen]) / np.sqrt(q.shape[2])
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[t] = np.einsum("ns,snd->nd", weights / weights.sum(axis=1, keepdims=True), values[seen])
+    return out

@@ -43,7 +43,9 @@ def test_the_quantised_demo(tmp_path, capsys, monkeypatch):
     assert code == 0, printed
     found = json.loads(figures.read_text())
     assert found["arguments"]["quantize"] == "int8"
-    assert found["sides"][1]["total"]["tokens"] > 0
+    plain, bijax = found["sides"]
+    assert plain["total"]["tokens_differing"] > 0  # the control
+    assert bijax["total"]["tokens"] > 0
     before, after = (quality["perplexity"] for quality in found["quality"])
     assert before != after
     assert f"float32 {before:.3f}, int8 {after:.3f}" in printed
