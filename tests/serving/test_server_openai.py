@@ -226,10 +226,12 @@ def test_an_error_inside_a_stream():
         with pytest.raises(openai.APIError, match="the engine has stopped: out of memory"):
             read()
         assert len("".join(received)) == 3
+        assert server.post("/generate", {"text": "a", "stream": True}).status == 503
+        assert server.post("/generate", {"text": "a"}).status == 503
+    with live({"fail_after": 3}) as server:
         reply = server.post("/generate", {"text": "a", "stream": True})
         assert reply.status == 200
         assert reply.events[-1]["error"]["message"] == "the engine has stopped: out of memory"
-        assert server.post("/generate", {"text": "a"}).status == 503
 
 
 def test_json_is_valid_for_any_logprob():
