@@ -183,7 +183,12 @@ def test_a_call_that_was_given_up_does_not_break_the_end(monkeypatch):
 
     async def main():
         inner = Engine(toy(0), options=EngineOptions(**OPTIONS))
-        monkeypatch.setattr(inner, "step", lambda: held.wait() and [])
+
+        def step():
+            held.wait()
+            return []
+
+        monkeypatch.setattr(inner, "step", step)
         engine = AsyncEngine(inner)
         await engine.resume()  # a step comes behind it
         waiting = asyncio.create_task(engine.flush_cache())
