@@ -33,4 +33,7 @@ def _is_ours(member: Any) -> bool:
     if not (inspect.isclass(member) or inspect.isroutine(member)):
         # A constant does not tell where it comes from, but annotations of another package do.
         return not type(member).__module__.startswith("typing")
-    return member.__module__.split(".")[0] in PACKAGES
+    # What wraps a function of another package bears its name, but has code of ours.
+    code = getattr(member, "__code__", None)
+    wraps = code is not None and any(Path(code.co_filename).is_relative_to(ROOT / package) for package in PACKAGES)
+    return wraps or member.__module__.split(".")[0] in PACKAGES
