@@ -1,5 +1,7 @@
 """Attention by the arguments of an engine: the numbers of the oracle, and one token's bits in prefill and decode."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -38,6 +40,12 @@ def caches(quantised: bool) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
     return arrays, rows
 
 
+@contextlib.contextmanager
+def strict() -> Iterator[None]:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
 @pytest.mark.parametrize("quantised", [False, True], ids=["bfloat16", "int8"])
 def test_prefill_and_decode(quantised: bool) -> None:
     arrays, (keys, values) = caches(quantised)
@@ -57,7 +65,8 @@ def test_prefill_and_decode(quantised: bool) -> None:
         here = np.flatnonzero(step < NEW)
         at = np.where(step < NEW, ends - NEW + step, 0)
         # All sequences at once; those that have ended look at their first token again.
-        found = one(q[at][:, None], np.where(step < NEW, PAST + step, PAST), IDS)[:, 0]
+        with strict():
+            found = one(q[at][:, None], np.where(step < NEW, PAST + step, PAST), IDS)[:, 0]
         assert_bits_equal(found[here], y[at[here]], err_msg=f"step {step}")
     # Traced numbers out of range.
     bad = whole(q, q_lens=NEW, kv_lens=np.array([5, 9, 9]), kv_ids=np.array([2, 0, 7]))
@@ -80,7 +89,8 @@ def test_whole_sequences_and_decoding() -> None:
     for b in range(2):
         expected = oracles.attend(q[b], k[b], v[b], 0)
         np.testing.assert_allclose(np.asarray(y[b], np.float64), expected, rtol=0.02, atol=0.02)
-    assert_bits_equal(jax.jit(lambda x: bijax.flash_attention(qkv=x, **lengths))(qkv), y)
+    with strict():
+        assert_bits_equal(jax.jit(lambda x: bijax.flash_attention(qkv=x, **lengths))(qkv), y)
     assert (np.asarray(bijax.flash_attention(q, k, v, is_causal=False)) != np.asarray(y)).any()
     caches = (jnp.pad(x, ((0, 1), (0, 0), (0, 0), (0, 0))).swapaxes(1, 2)[:, :, :8] for x in (k, v))
     decode = jax.jit(
@@ -88,8 +98,11 @@ def test_whole_sequences_and_decoding() -> None:
     )
     k_cache, v_cache = caches
     for past in (0, 3, 8):
-        assert_bits_equal(decode(k_cache, v_cache, qkv[:, past : past + 1], past)[:, 0], y[:, past])
-    assert np.isnan(np.asarray(decode(k_cache, v_cache, qkv[:, :1], 9), np.float32)).all()
+        with strict():
+            found = decode(k_cache, v_cache, qkv[:, past : past + 1], past)
+        assert_bits_equal(found[:, 0], y[:, past])
+    with strict():
+        assert np.isnan(np.asarray(decode(k_cache, v_cache, qkv[:, :1], 9), np.float32)).all()
 
 
 def test_plain_jax_differs() -> None:

@@ -94,6 +94,7 @@ NO_OPERATIONS = {
 # Operators of engines take several dtypes at once; their tests in tests/engine run them under both settings.
 OF_ENGINES = {
     *("add_rms_norm_dynamic_quant", "group_matmul", "moe_gather", "moe_gating_gemm", "moe_quant_group_gemm"),
+    *("flash_attention", "flash_attention_decode", "flash_attention_prefill", "flash_decoding"),
     *("moe_quant_matmul", "moe_scatter", "moe_scatter_dynamic_quant", "moe_softmax_topk", "moe_swiglu_dynamic_quant"),
     *("quant_matmul", "rotary_embedding", "scale_dynamic_quant", "store_kv_cache", "store_paged_kv_cache", "swiglu"),
 }

@@ -149,6 +149,7 @@ class QuantLinear(nnx.Module):
         )
 
 
+@jax.jit
 def quantize_columns(kernel: jax.Array, smooth_scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """Quantises the columns of a kernel (..., in, out) whose input is multiplied by `smooth_scale` (..., in) first.
 
