@@ -66,8 +66,8 @@ def test_damaged_generation_config_and_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt2"}, "expected one of the model types ['llama'], got 'gpt2'"),
-        ({"model_type": None}, "expected one of the model types ['llama'], got None"),
+        ({"model_type": "gpt2"}, "expected one of the model types ['llama', 'qwen3_moe'], got 'gpt2'"),
+        ({"model_type": None}, "expected one of the model types ['llama', 'qwen3_moe'], got None"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu' or 'swish' or absent, got 'gelu'"),
         ({"attention_bias": True}, "attention_bias must be False or None or absent, got True"),
         ({"mlp_bias": True}, "mlp_bias must be False"),
