@@ -16,7 +16,12 @@ class OpenEngine(Protocol):
     """Makes an engine."""
 
     def __call__(
-        self, *, num_pages: int | None = None, speculative_tokens: int | None = None, reload: bool = False
+        self,
+        *,
+        num_pages: int | None = None,
+        speculative_tokens: int | None = None,
+        prefix_cache: bool | None = None,
+        reload: bool = False,
     ) -> Engine:
         """Returns a new engine, with the options given; with `reload` the model is read again."""
 
@@ -126,9 +131,10 @@ def preempt(run: Run) -> list[Samples]:
     size, together = probe.options.page_size, min(4, probe.options.max_running)
     prompt = run.prompt(2 * size)
     pages = -(-(len(prompt) + run.params.max_new_tokens) // size)
-    engine, samples = run.open_engine(num_pages=max(pages, together * pages * 2 // 3)), Samples("prompt")
+    # Without a prefix cache, in which the pages that one lost would be found again.
+    engine = run.open_engine(num_pages=max(pages, together * pages * 2 // 3), prefix_cache=False)
+    samples = Samples("prompt")
     for trial, _ in run.rounds():
-        engine.flush_cache()
         number = 1 + trial % together
         _keep(engine.generate([prompt] * number, run.params), [samples] * number)
     return [samples]

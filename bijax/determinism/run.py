@@ -83,9 +83,17 @@ def run(parsed: argparse.Namespace) -> int:
         raise DeterminismError(str(error)) from error
 
     def open_engine(
-        *, num_pages: int | None = None, speculative_tokens: int | None = None, reload: bool = False
+        *,
+        num_pages: int | None = None,
+        speculative_tokens: int | None = None,
+        prefix_cache: bool | None = None,
+        reload: bool = False,
     ) -> Engine:
-        changes: dict[str, Any] = {"num_pages": num_pages, "speculative_tokens": speculative_tokens}
+        changes: dict[str, Any] = {
+            "num_pages": num_pages,
+            "speculative_tokens": speculative_tokens,
+            "prefix_cache": prefix_cache,
+        }
         changed = dataclasses.replace(options, **{n: v for n, v in changes.items() if v is not None})
         return Engine(source.read() if reload else model, tokenizer=source.tokenizer, options=changed)
 

@@ -226,8 +226,7 @@ def test_an_error_inside_a_stream():
         with pytest.raises(openai.APIError, match="the engine has stopped: out of memory"):
             read()
         assert len("".join(received)) == 3
-        assert server.post("/generate", {"text": "a", "stream": True}).status == 503
-        assert server.post("/generate", {"text": "a"}).status == 503
+        assert server.get("/health").status == 503
     with live({"fail_after": 3}) as server:
         reply = server.post("/generate", {"text": "a", "stream": True})
         assert reply.status == 200

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import OnlineRowContract, online_row_contract
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.softmax import hopper
 from pallas_kernels.schedule.hopper.softmax import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
 from tests.bitwise.softmax_kernel_cases import forms, hostile, schedules
@@ -53,12 +55,24 @@ def test_interpreted_kernels_agree_with_the_portable_form(name: str, reported_ra
     assert not reported_races()
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (2, 77), (0, 300), (2, 0)])
+@pytest.mark.parametrize("shape", [(2, 1), (2, 77), (0, 300)])
 def test_edge_sizes(shape: tuple[int, int]) -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.bfloat16)
     y, m, log_sum = hopper.log_softmax(x, contract=online_row_contract(shape[1]), interpret=interpreter())
     np.testing.assert_allclose(np.asarray(y, np.float32), jax.nn.log_softmax(x.astype(jnp.float32)), atol=2e-2)
     assert m.shape == log_sum.shape == (shape[0], 1)
+
+
+def test_rows_of_nothing_are_left_to_the_portable_form() -> None:
+    x = jnp.zeros((2, 0), jnp.bfloat16)
+    assert not hopper.log_softmax.serves(x)
+    with pytest.raises(
+        UnsupportedError, match=r"log_softmax: expected rows of at least one element, got bfloat16\[2, 0\]"
+    ):
+        hopper.log_softmax(x, contract=online_row_contract(0))
+    with bijax.lowering_for("sm_90"):
+        program = jax.jit(lambda x: bijax.log_softmax(x)).trace(x).lower(lowering_platforms=("cuda",))
+    assert "mosaic_gpu" not in program.as_text()
 
 
 @pytest.mark.sample(5)
