@@ -23,7 +23,7 @@ from harness import RESULTS, cell, device_name, record, write
 from jax import lax
 
 from pallas_kernels.contract import Tf32Contract, split_contract
-from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
+from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
 
 ROWS = (1, 8, 64, 512, 4096)
 WEIGHTS = ((4096, 4096), (4096, 1024), (4096, 14336), (2048, 2048), (576, 1536))
@@ -102,8 +102,8 @@ def compiled(precision: str, transpose_w: bool, m: int, k: int, n: int, ours: bo
             dimensions = (((1,), (1 if transpose_w else 0,)), ((), ()))
             return lax.dot_general(x, w, dimensions, precision="highest" if precision == "highest" else None)
         if precision == "highest":
-            return mosaic_gpu_highest.matmul(x, w, contract=split_contract(k), transpose_w=transpose_w)
-        return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), transpose_w=transpose_w)
+            return bf16x6.matmul(x, w, contract=split_contract(k), transpose_w=transpose_w)
+        return tf32.matmul(x, w, contract=Tf32Contract(), transpose_w=transpose_w)
 
     return jax.jit(function).lower(x, w).compile()
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/tune_matmul_gpu.py --candidates 6
 
-A shape enters `pallas_kernels/schedule/hopper_matmul.json` where its best candidate is at least 2 % faster than the one
+A shape enters `pallas_kernels/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster than the one
 that the rule would choose. Rows are powers of two; a table entry holds for all rows down to the power below.
 """
 
@@ -19,9 +19,9 @@ import jax
 from bench_matmul_gpu import WEIGHTS, activations, integers, pairs, time_us, weights
 from workers import Job, Program, Workers
 
-from pallas_kernels.schedule import hopper_matmul
+from pallas_kernels.schedule.hopper import matmul
 
-TABLE = Path(hopper_matmul.__file__).with_suffix(".json")
+TABLE = Path(matmul.__file__).with_suffix(".json")
 ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 TRANSPOSED = ((4096, 4096), (14336, 4096), (1536, 576))  # of the gradients of linear layers
 DTYPE = "bfloat16"
@@ -67,7 +67,7 @@ def main() -> None:
 def programs(workers: Workers, m: int, shape: Shape, count: int) -> dict[str, Future[Program]]:
     """Starts to compile the first candidates of a shape."""
     k, n, transpose_w = shape
-    found = hopper_matmul.candidates(m, k, n, transpose_w=transpose_w)
+    found = matmul.candidates(m, k, n, transpose_w=transpose_w)
     return {
         name: workers.ours(Job(m, k, n, DTYPE, schedule, transpose_w)) for name, schedule in list(found.items())[:count]
     }

@@ -1,7 +1,7 @@
 """Batch-invariant JAX: a row gets the same bits whatever else is in the batch."""
 
 from bijax import ops as ops
-from bijax.ops._architecture import lowering_for as lowering_for
+from bijax.core.architecture import lowering_for as lowering_for
 from bijax.ops.attention import dot_product_attention as dot_product_attention
 from bijax.ops.attention_block_size import AttentionBlockSize as AttentionBlockSize
 from bijax.ops.attention_block_size import (

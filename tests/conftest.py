@@ -1,12 +1,16 @@
-"""Which tests run: exhaustive ones if asked for, GPU tests where there is a GPU, which several processes share."""
+"""Which tests run: all of a sweep or a sample of it, and GPU tests where there is a GPU, which processes share."""
 
 import contextlib
 import os
+import random
 from collections.abc import Iterator
 
 import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Mosaic's interpreter runs a program for each warpgroup, which wait for each other: with fewer threads than programs,
+# as on a machine with two cores, they would wait for ever.
+os.environ.setdefault("NPROC", "16")
 
 import jax  # reads the environment
 
@@ -26,11 +30,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--exhaustive"):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
-        config.hook.pytest_deselected(items=left_out)
+        left_out = {item.nodeid for item in items if item.get_closest_marker("exhaustive")} | not_sampled(items)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
     if any(item.get_closest_marker("gpu") for item in items) and jax.default_backend() != "gpu":
         skip = pytest.mark.skip(reason=f"needs an NVIDIA GPU, this process runs on {jax.default_backend()}")
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+def not_sampled(items: list[pytest.Item]) -> set[str]:
+    """Returns the cases that a test with the marker `sample` leaves to `--exhaustive`: all but a fixed few."""
+    sweeps: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("exhaustive"):
+            sweeps.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    for name, cases in sweeps.items():
+        count = cases[0].get_closest_marker("sample").args[0]
+        kept = random.Random(name).sample(range(len(cases)), min(count, len(cases)))
+        left_out |= {case.nodeid for i, case in enumerate(cases) if i not in kept}
+    return left_out

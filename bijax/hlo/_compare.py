@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._inspect import inspect
-from ._report import Finding, Report
-from ._table import Rows
+from bijax.hlo._inspect import inspect
+from bijax.hlo._report import Finding, Report
+from bijax.hlo._table import Rows
 
 if TYPE_CHECKING:
     from rich.console import Group

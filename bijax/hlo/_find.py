@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from . import _gpu
-from ._flops import Flops, operand_shapes, terms_of
-from ._libraries import BENIGN, Verdict, library
-from ._module import Computation, Instruction, Module
-from ._opcodes import COLLECTIVES, ORDER_FREE, TRANSCENDENTAL
-from ._origin import Origin, is_tagged
-from ._report import Finding
-from ._shape import without_layout
-from ._tiles import split_k_of, tile_of
-from ._untagged import Class
+from bijax.hlo import _gpu
+from bijax.hlo._flops import Flops, operand_shapes, terms_of
+from bijax.hlo._libraries import BENIGN, Verdict, library
+from bijax.hlo._module import Computation, Instruction, Module
+from bijax.hlo._opcodes import COLLECTIVES, ORDER_FREE, TRANSCENDENTAL
+from bijax.hlo._origin import Origin, is_tagged
+from bijax.hlo._report import Finding
+from bijax.hlo._shape import without_layout
+from bijax.hlo._tiles import split_k_of, tile_of
+from bijax.hlo._untagged import Class
 
 _GROUPS: Final = re.compile(r"\{([\d,]+)\}|\[\d+,(\d+)\]<=")
 _CLASSES: Final[dict[str, Class]] = {

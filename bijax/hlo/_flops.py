@@ -5,9 +5,9 @@ import math
 import re
 from typing import Any, Final
 
-from ._module import Computation, Instruction, Module
-from ._opcodes import ARITHMETIC
-from ._shape import Shape
+from bijax.hlo._module import Computation, Instruction, Module
+from bijax.hlo._opcodes import ARITHMETIC
+from bijax.hlo._shape import Shape
 
 _WINDOW: Final = re.compile(r"\bsize=(\d+(?:x\d+)*)")
 

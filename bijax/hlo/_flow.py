@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from ._module import Computation, Instruction, Module
+from bijax.hlo._module import Computation, Instruction, Module
 
 # fmt: off
 _MOVES: Final = frozenset((

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 _LIBRARIES: Final = re.compile(
-    r"/bijax/(?:ops|hlo|transform|parallel|testing)/|/(?:pallas_kernels|flax_layers|(?:site|dist)-packages)/"
+    r"/bijax/(?:core|dispatch|lax|ops|hlo|transform|parallel|testing|sampling|serving)/|/(?:pallas_kernels|flax_layers|(?:site|dist)-packages)/"
 )
 _PARTS: Final = {
     "FileNames": r'(\d+) "((?:[^"\\]|\\.)*)"',

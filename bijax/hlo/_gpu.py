@@ -7,10 +7,10 @@ generator, contract it with a sum, or leave out its rounding.
 
 from typing import Final
 
-from ._flow import readers
-from ._libraries import Verdict
-from ._module import Computation, Instruction, Module
-from ._opcodes import TRANSCENDENTAL
+from bijax.hlo._flow import readers
+from bijax.hlo._libraries import Verdict
+from bijax.hlo._module import Computation, Instruction, Module
+from bijax.hlo._opcodes import TRANSCENDENTAL
 
 Found = tuple[str, Verdict, str, str]
 

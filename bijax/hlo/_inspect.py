@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from ._find import Finder, merged
-from ._flops import Flops
-from ._origin import Origin
-from ._read import Program, read, read_for, read_text
-from ._report import Finding, Report
-from .errors import HloInvarianceError
+from bijax.hlo._find import Finder, merged
+from bijax.hlo._flops import Flops
+from bijax.hlo._origin import Origin
+from bijax.hlo._read import Program, read, read_for, read_text
+from bijax.hlo._report import Finding, Report
+from bijax.hlo.errors import HloInvarianceError
 
 
 def inspect(program: Any, *args: Any, **kwargs: Any) -> Report:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ._frames import Frames
-from ._shape import Shape, shapes_in
+from bijax.hlo._frames import Frames
+from bijax.hlo._shape import Shape, shapes_in
 
 _STRING_ATTRIBUTE: Final = re.compile(r'([\w.\-]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s",{}]+))')
 _NAME: Final = re.compile(r"%?([\w.\-$]+)")

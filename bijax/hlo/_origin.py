@@ -4,11 +4,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bijax.ops._tag import KERNEL, TAG
-
-from ._module import Computation, Instruction, Module
-from ._opcodes import APPROXIMATED, REDUCING, TRANSCENDENTAL
-from ._untagged import Class
+from bijax.core.tag import KERNEL, TAG
+from bijax.hlo._module import Computation, Instruction, Module
+from bijax.hlo._opcodes import APPROXIMATED, REDUCING, TRANSCENDENTAL
+from bijax.hlo._untagged import Class
 
 _FAR: Final = 3
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from ._frames import read_frames
-from ._module import Computation, Instruction, Module
-from .errors import HloParseError
+from bijax.hlo._frames import read_frames
+from bijax.hlo._module import Computation, Instruction, Module
+from bijax.hlo.errors import HloParseError
 
 _TABLES: Final = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _COMMENT: Final = re.compile(r"/\*.*?\*/")

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from jax.stages import Compiled, Lowered
 
-from ._libraries import CPU_NAMES, GPU_NAMES
-from ._module import Module
-from ._parse import parse
-from ._trace import traced
-from ._untagged import Class, untagged_classes
+from bijax.hlo._libraries import CPU_NAMES, GPU_NAMES
+from bijax.hlo._module import Module
+from bijax.hlo._parse import parse
+from bijax.hlo._trace import traced
+from bijax.hlo._untagged import Class, untagged_classes
 
 GPU_PLATFORMS = ("cuda", "rocm", "gpu")
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from ._libraries import Verdict
-from ._table import Rows, percent
+from bijax.hlo._libraries import Verdict
+from bijax.hlo._table import Rows, percent
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ._module import Instruction, Module
+from bijax.hlo._module import Instruction, Module
 
 
 def tile_of(module: Module, instruction: Instruction) -> str:

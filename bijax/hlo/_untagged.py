@@ -7,10 +7,9 @@ everything of a class was tagged before, everything of that class is ours afterw
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from bijax.ops._tag import KERNEL, TAG
-
-from ._libraries import BENIGN
-from ._opcodes import APPROXIMATED, COLLECTIVES, EXACT, ORDER_FREE, REDUCING, TRANSCENDENTAL
+from bijax.core.tag import KERNEL, TAG
+from bijax.hlo._libraries import BENIGN
+from bijax.hlo._opcodes import APPROXIMATED, COLLECTIVES, EXACT, ORDER_FREE, REDUCING, TRANSCENDENTAL
 
 Class = Literal["reduction", "approximation", "product", "rounding"]
 """What an instruction is called variant for: its sums, its approximation, a product contracted with a sum, or a

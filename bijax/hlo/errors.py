@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._report import Report
+    from bijax.hlo._report import Report
 
 
 class HloParseError(ValueError):

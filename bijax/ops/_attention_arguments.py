@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import FLOATS, describe
+from bijax.core.checks import FLOATS, describe
 
 LAST_POSITION = (1 << 30) - 1
 """Largest position of a first query, so that sums of positions fit in int32."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, float_array
+from bijax.core.checks import describe, float_array
 
 
 def is_known(*arrays: Any) -> bool:

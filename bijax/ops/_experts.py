@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bijax.ops._checks import describe, integer
+from bijax.core.checks import describe, integer
+from bijax.core.exact_sort import sort_tuples
 from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
-from bijax.ops._exact_sort import sort_tuples
 from bijax.ops.elementwise import elementwise
 
 

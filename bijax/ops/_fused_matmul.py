@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._contracts import run
-from bijax.ops._matmul_backends import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
+from bijax.core.contracts import run
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.matmul import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
 from bijax.ops._matmul_derivatives import differentiable_matmul, matmul_gradients
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.contract import PTX_FUNCTIONS, XLA_FUNCTIONS
-from pallas_kernels.elementwise import tiled
-from pallas_kernels.matmul.activations import activate
+from pallas_kernels.ops.elementwise import portable
+from pallas_kernels.ops.matmul.activations import activate
 
 if TYPE_CHECKING:
-    from pallas_kernels.matmul import mosaic_gpu
+    from pallas_kernels.ops.matmul import hopper
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.matmul.mosaic_gpu")
+    hopper = on_first_use("pallas_kernels.ops.matmul.hopper.launch")
 
 Optional = jax.Array | None
 
@@ -37,7 +37,7 @@ class Fusion:
 
     Attributes:
         product: The product or both products; `out_dtype` is that of the result.
-        activation: A name that `pallas_kernels.matmul.activations.activate` takes, or None.
+        activation: A name that `pallas_kernels.ops.matmul.activations.activate` takes, or None.
         given: Which of `up`, `bias` and `residual` there are.
     """
 
@@ -131,7 +131,7 @@ def _compose(backend: Backend, x: jax.Array, w: jax.Array, *others: jax.Array, f
             y = y + rest[-1].astype(jnp.float32)
         return (y.astype(fusion.product.out_dtype),)
 
-    return run(tiled.elementwise, *products, *last, program=finish, functions=XLA_FUNCTIONS)
+    return run(portable.elementwise, *products, *last, program=finish, functions=XLA_FUNCTIONS)
 
 
 def _cuda(x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arrays:
@@ -151,8 +151,8 @@ def _cuda(x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arr
     if fusion.activation in ("gelu", "silu"):
         common["functions"] = PTX_FUNCTIONS
     if up is not None:
-        return (run(mosaic_gpu.gated_matmul, x, w, up, **common),)
-    return (run(mosaic_gpu.matmul, x, w, bias=bias, residual=residual, **common),)
+        return (run(hopper.gated_matmul, x, w, up, **common),)
+    return (run(hopper.matmul, x, w, bias=bias, residual=residual, **common),)
 
 
 def _like(x: jax.Array, w: jax.Array, *_: jax.Array, transpose_w: bool, out_dtype: Any, **__: Any) -> jax.Array:

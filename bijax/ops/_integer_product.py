@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._checks import describe
+from bijax.core.checks import describe
 from bijax.ops.elementwise import elementwise
 
 LONGEST_SUM: Final = (2**31 - 1) // (128 * 128)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._matmul_backends import Product
-from bijax.ops._matmul_kernels import (
+from bijax.core.primitive import Arrays
+from bijax.dispatch.matmul import Product
+from bijax.dispatch.matmul_kernels import (
     matmul_kernel,
     stacked_matmul_kernel,
     stacked_weight_gradient_kernel,
     weight_gradient_kernel,
 )
-from bijax.ops._primitive import Arrays
 from bijax.ops.sum_rows import sum_rows
 
 

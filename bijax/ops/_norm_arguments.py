@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import real
-from pallas_kernels._tiles import isolate
+from bijax.core.checks import real
+from pallas_kernels.parts.xla.tiles import isolate
 
 
 def check_eps(op: str, eps: float) -> float:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, integer
+from bijax.core.checks import describe, integer
 from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
 
 

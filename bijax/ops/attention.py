@@ -9,6 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from bijax.core.checks import describe, float_array, same_dtype
+from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.attention import ATTENTION, GRADIENTS, Given, attention_like, gradients_like
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
@@ -19,12 +22,9 @@ from bijax.ops._attention_arguments import (
     score_array,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, GRADIENTS, Given, attention_like, gradients_like
-from bijax.ops._checks import describe, float_array, same_dtype
-from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.attention import AttentionSpec
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.cpu import AttentionSpec
 
 _OP = "bijax.dot_product_attention"
 

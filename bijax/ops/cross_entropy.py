@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, float_array, integer, real
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays
-from bijax.ops._rows import Orders, define_row_kernel
+from bijax.core.checks import describe, float_array, integer, real
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays
+from bijax.dispatch.rows import Orders, define_row_kernel
 from pallas_kernels.contract import online_row_contract, row_contract
-from pallas_kernels.cross_entropy import tiled
+from pallas_kernels.ops.cross_entropy import portable
 
 if TYPE_CHECKING:
-    from pallas_kernels.cross_entropy import mosaic_gpu
+    from pallas_kernels.ops.cross_entropy import hopper
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.cross_entropy.mosaic_gpu")
+    hopper = on_first_use("pallas_kernels.ops.cross_entropy.hopper")
 
 _OP = "bijax.softmax_cross_entropy"
 
@@ -124,13 +124,13 @@ _loss.defvjp(_forward, _backward)
 
 _kernel = define_row_kernel(
     "cross_entropy",
-    tiled.cross_entropy,
-    lambda: mosaic_gpu.cross_entropy,
+    portable.cross_entropy,
+    lambda: hopper.cross_entropy,
     orders=Orders(lambda _: row_contract(), online_row_contract, functions=True),
 )
 _gradient_kernel = define_row_kernel(
     "cross_entropy_gradient",
-    tiled.cross_entropy_gradient,
-    lambda: mosaic_gpu.cross_entropy_gradient,
+    portable.cross_entropy_gradient,
+    lambda: hopper.cross_entropy_gradient,
     orders=Orders(functions=True),
 )

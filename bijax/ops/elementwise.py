@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.checks import FLOATS, describe
+from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, Kernel, define_kernel
 from bijax.ops._broadcast import sum_to_shape
-from bijax.ops._checks import FLOATS, describe
-from bijax.ops._contracts import run
-from bijax.ops._primitive import Arrays, Kernel, define_kernel
 from bijax.ops._straight_line import StraightLine, straight_line
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
-from pallas_kernels.elementwise import tiled
+from pallas_kernels.ops.elementwise import portable
 
 _OP = "bijax.elementwise"
 
@@ -174,4 +174,4 @@ def _backend(kernel: Callable[..., Arrays]) -> Kernel:
     return functools.partial(run, kernel, functions=XLA_FUNCTIONS)
 
 
-_kernel = define_kernel("elementwise", {"cpu": _backend(tiled.elementwise), "cuda": _backend(_fused)}, _fold)
+_kernel = define_kernel("elementwise", {"cpu": _backend(portable.elementwise), "cuda": _backend(_fused)}, _fold)

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import describe, float_array
-from bijax.ops._contracts import run
-from bijax.ops._primitive import Arrays, define_kernel
+from bijax.core.checks import describe, float_array
+from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, define_kernel
 from pallas_kernels.contract import ChunkContract, chunk_contract
-from pallas_kernels.embedding import tiled
+from pallas_kernels.ops.embedding import portable
 
 _OP = "bijax.embed"
 
@@ -80,7 +80,7 @@ _embed.defvjp(_forward, _backward)
 
 
 def _table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
-    return (run(tiled.table_gradient, tokens, g, total, contract=contract),)
+    return (run(portable.table_gradient, tokens, g, total, contract=contract),)
 
 
 _gradient = define_kernel("embed_gradient", {"cpu": _table_gradient, "cuda": _table_gradient})

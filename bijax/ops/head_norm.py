@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._checks import describe, float_array, integer
+from bijax.core.checks import describe, float_array, integer
 from bijax.ops._norm_arguments import add_offset, check_eps
 from bijax.ops.norm import norm_weight_gradient, rms_norm_gradient_kernel, rms_norm_kernel
 from bijax.ops.sum_rows import sum_rows
-from pallas_kernels._tiles import isolate
+from pallas_kernels.parts.xla.tiles import isolate
 
 _OP = "bijax.head_rms_norm"
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, float_array, float_dtype
+from bijax.core.checks import describe, float_array, float_dtype
 from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
 from bijax.ops._experts import Shared, combine, pick, rows_of_tokens, shared_experts
 from bijax.ops.elementwise import elementwise

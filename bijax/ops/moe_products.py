@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._checks import float_array, float_dtype, same_dtype
+from bijax.core.checks import float_array, float_dtype, same_dtype
+from bijax.core.forward_only import forward_only
+from bijax.core.primitive import Arrays, define_kernel
+from bijax.lax.ragged_dot import ragged_dot_general
 from bijax.ops._engine_arguments import check_shape, int8_array, scale_vector
 from bijax.ops._experts import rows_by_count
-from bijax.ops._forward_only import forward_only
 from bijax.ops._integer_product import check_terms, dequantize, integer_product
 from bijax.ops._matmul_arguments import precision_of
-from bijax.ops._primitive import Arrays, define_kernel
-from bijax.ops._ragged_dot import ragged_dot_general
 from bijax.ops.quant_matmul import quantized_product
-from pallas_kernels.ragged_dot.tiled import multiply_groups
+from pallas_kernels.ops.ragged_dot.portable import multiply_groups
 
 
 def moe_quant_matmul(

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._checks import describe, float_array, float_dtype, integer, same_dtype
-from bijax.ops._exact_sort import sort_tuples
+from bijax.core.checks import describe, float_array, float_dtype, integer, same_dtype
+from bijax.core.exact_sort import sort_tuples
 from bijax.ops.elementwise import elementwise
 from bijax.ops.matmul import matmul
 from bijax.ops.softmax import softmax
-from pallas_kernels._total_order import to_ordered
+from pallas_kernels.parts.xla.total_order import to_ordered
 
 
 def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: Any = None) -> jax.Array:

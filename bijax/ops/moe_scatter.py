@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.ops._checks import describe, float_array, integer
+from bijax.core.checks import describe, float_array, integer
+from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import integer_array, scale_vector
 from bijax.ops._experts import (
     Rows,
@@ -21,7 +22,6 @@ from bijax.ops._experts import (
     sort_by_expert,
     spread,
 )
-from bijax.ops._forward_only import forward_only
 from bijax.ops._quantize import quantize_rows
 
 

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
-from bijax.ops._checks import describe, float_array, row_vector, same_dtype
+from bijax.core.checks import describe, float_array, row_vector, same_dtype
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import define_kernel
+from bijax.dispatch.rows import Orders, as_rows, define_row_kernel, row_backends
 from bijax.ops._norm_arguments import add_offset, check_eps
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import define_kernel
-from bijax.ops._rows import Orders, as_rows, define_row_kernel, row_backends
 from bijax.ops.sum_rows import sum_rows
 from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.norm import tiled
+from pallas_kernels.ops.norm import portable
 
 if TYPE_CHECKING:
-    from pallas_kernels.norm import mosaic_gpu
+    from pallas_kernels.ops.norm import hopper
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.norm.mosaic_gpu")
+    hopper = on_first_use("pallas_kernels.ops.norm.hopper")
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0) -> Any:
@@ -166,15 +166,15 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
 
 _ORDERS: Final = Orders(lambda _: row_contract())
 
-rms_norm_kernel = define_row_kernel("rms_norm", tiled.rms_norm, lambda: mosaic_gpu.rms_norm, orders=_ORDERS)
+rms_norm_kernel = define_row_kernel("rms_norm", portable.rms_norm, lambda: hopper.rms_norm, orders=_ORDERS)
 rms_norm_gradient_kernel = define_row_kernel(
-    "rms_norm_gradient", tiled.rms_norm_gradient, lambda: mosaic_gpu.rms_norm_gradient, orders=_ORDERS
+    "rms_norm_gradient", portable.rms_norm_gradient, lambda: hopper.rms_norm_gradient, orders=_ORDERS
 )
-_layer_norm_kernel = define_row_kernel("layer_norm", tiled.layer_norm, lambda: mosaic_gpu.layer_norm, orders=_ORDERS)
+_layer_norm_kernel = define_row_kernel("layer_norm", portable.layer_norm, lambda: hopper.layer_norm, orders=_ORDERS)
 _layer_norm_gradient_kernel = define_row_kernel(
-    "layer_norm_gradient", tiled.layer_norm_gradient, lambda: mosaic_gpu.layer_norm_gradient, orders=_ORDERS
+    "layer_norm_gradient", portable.layer_norm_gradient, lambda: hopper.layer_norm_gradient, orders=_ORDERS
 )
 _weight_gradient_kernel = define_kernel(
     "norm_weight_gradient",
-    row_backends(tiled.weight_gradient, lambda: mosaic_gpu.weight_gradient, Orders(lambda _: chunk_contract())),
+    row_backends(portable.weight_gradient, lambda: hopper.weight_gradient, Orders(lambda _: chunk_contract())),
 )

@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.checks import describe, float_array, same_dtype
+from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.attention import ATTENTION, Given, attention_like
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
@@ -18,12 +21,9 @@ from bijax.ops._attention_arguments import (
     valid_pages,
     window_sizes,
 )
-from bijax.ops._attention_backends import ATTENTION, Given, attention_like
-from bijax.ops._checks import describe, float_array, same_dtype
-from bijax.ops._primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.attention import AttentionSpec
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.cpu import AttentionSpec
 
 _OP = "bijax.paged_attention"
 

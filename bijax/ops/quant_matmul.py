@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import float_dtype
+from bijax.core.checks import float_dtype
+from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import check_shape, int8_array, scale_vector
-from bijax.ops._forward_only import forward_only
 from bijax.ops._integer_product import check_terms, dequantize, integer_product
 
 

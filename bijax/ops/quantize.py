@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import describe, float_array, row_vector, same_dtype
-from bijax.ops._forward_only import forward_only
+from bijax.core.checks import describe, float_array, row_vector, same_dtype
+from bijax.core.forward_only import forward_only
 from bijax.ops._norm_arguments import check_eps
 from bijax.ops._quantize import quantize_rows
 from bijax.ops.elementwise import elementwise

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import axis_indices, float_array
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._rows import Orders, define_row_kernel
-from pallas_kernels._lanes import divide
-from pallas_kernels._tiles import isolate
+from bijax.core.checks import axis_indices, float_array
+from bijax.core.on_first_use import on_first_use
+from bijax.dispatch.rows import Orders, define_row_kernel
 from pallas_kernels.contract import row_contract
-from pallas_kernels.rows import tiled
+from pallas_kernels.ops.rows import portable
+from pallas_kernels.parts.xla.lanes import divide
+from pallas_kernels.parts.xla.tiles import isolate
 
 if TYPE_CHECKING:
-    from pallas_kernels.rows import mosaic_gpu
+    from pallas_kernels.ops.rows import hopper
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.rows.mosaic_gpu")
+    hopper = on_first_use("pallas_kernels.ops.rows.hopper")
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
@@ -135,5 +135,5 @@ _reduce.defvjp(_reduce_forward, _reduce_backward)
 _spread.defvjp(_spread_forward, _spread_backward)
 
 _kernel = define_row_kernel(
-    "sum_axis", tiled.sum_axis, lambda: mosaic_gpu.sum_axis, orders=Orders(lambda _: row_contract())
+    "sum_axis", portable.sum_axis, lambda: hopper.sum_axis, orders=Orders(lambda _: row_contract())
 )

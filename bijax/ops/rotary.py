@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._checks import describe, float_array, integer
+from bijax.core.checks import describe, float_array, integer
 from bijax.ops._engine_arguments import check_known, check_shape, integer_array, narrowed
 from bijax.ops._sequences import locate_tokens
 from bijax.ops.elementwise import elementwise

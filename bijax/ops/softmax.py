@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import axis_indices, float_array
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays
-from bijax.ops._rows import Orders, as_rows, define_row_kernel
+from bijax.core.checks import axis_indices, float_array
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays
+from bijax.dispatch.rows import Orders, as_rows, define_row_kernel
 from pallas_kernels.contract import online_row_contract, row_contract
-from pallas_kernels.softmax import tiled
+from pallas_kernels.ops.softmax import portable
 
 if TYPE_CHECKING:
-    from pallas_kernels.softmax import mosaic_gpu
+    from pallas_kernels.ops.softmax import hopper
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.softmax.mosaic_gpu")
+    hopper = on_first_use("pallas_kernels.ops.softmax.hopper")
 
 
 def softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
@@ -157,23 +157,23 @@ _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 _STATISTICS: Final = Orders(lambda _: row_contract(), online_row_contract, functions=True)
 _FUNCTIONS: Final = Orders(functions=True)
 
-_softmax_kernel = define_row_kernel("softmax", tiled.softmax, lambda: mosaic_gpu.softmax, orders=_STATISTICS)
+_softmax_kernel = define_row_kernel("softmax", portable.softmax, lambda: hopper.softmax, orders=_STATISTICS)
 _softmax_gradient_kernel = define_row_kernel(
     "softmax_gradient",
-    tiled.softmax_gradient,
-    lambda: mosaic_gpu.softmax_gradient,
+    portable.softmax_gradient,
+    lambda: hopper.softmax_gradient,
     orders=Orders(lambda _: row_contract()),
 )
 _log_softmax_kernel = define_row_kernel(
-    "log_softmax", tiled.log_softmax, lambda: mosaic_gpu.log_softmax, orders=_STATISTICS
+    "log_softmax", portable.log_softmax, lambda: hopper.log_softmax, orders=_STATISTICS
 )
 _log_softmax_gradient_kernel = define_row_kernel(
     "log_softmax_gradient",
-    tiled.log_softmax_gradient,
-    lambda: mosaic_gpu.log_softmax_gradient,
-    orders=Orders(lambda _: row_contract(), functions=True, serves=lambda a: mosaic_gpu.serves(a["x"], a["g"])),
+    portable.log_softmax_gradient,
+    lambda: hopper.log_softmax_gradient,
+    orders=Orders(lambda _: row_contract(), functions=True),
 )
-_logsumexp_kernel = define_row_kernel("logsumexp", tiled.logsumexp, lambda: mosaic_gpu.logsumexp, orders=_STATISTICS)
+_logsumexp_kernel = define_row_kernel("logsumexp", portable.logsumexp, lambda: hopper.logsumexp, orders=_STATISTICS)
 _logsumexp_gradient_kernel = define_row_kernel(
-    "logsumexp_gradient", tiled.logsumexp_gradient, lambda: mosaic_gpu.logsumexp_gradient, orders=_FUNCTIONS
+    "logsumexp_gradient", portable.logsumexp_gradient, lambda: hopper.logsumexp_gradient, orders=_FUNCTIONS
 )

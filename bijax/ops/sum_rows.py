@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import define_kernel
-from bijax.ops._rows import Orders, row_backends
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import define_kernel
+from bijax.dispatch.rows import Orders, row_backends
 from pallas_kernels.contract import chunk_contract
-from pallas_kernels.rows import tiled
+from pallas_kernels.ops.rows import portable
 
 if TYPE_CHECKING:
-    from pallas_kernels.rows import mosaic_gpu
+    from pallas_kernels.ops.rows import hopper
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.rows.mosaic_gpu")
+    hopper = on_first_use("pallas_kernels.ops.rows.hopper")
 
 
 @jax.custom_vjp
@@ -38,5 +38,5 @@ sum_rows.defvjp(_forward, _backward)
 
 
 _kernel = define_kernel(
-    "sum_rows", row_backends(tiled.sum_rows, lambda: mosaic_gpu.sum_rows, Orders(lambda _: chunk_contract()))
+    "sum_rows", row_backends(portable.sum_rows, lambda: hopper.sum_rows, Orders(lambda _: chunk_contract()))
 )

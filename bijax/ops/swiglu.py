@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import describe, float_array
+from bijax.core.checks import describe, float_array
+from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import check_shape
 from bijax.ops._experts import Rows, rows_by_count, shared_experts
-from bijax.ops._forward_only import forward_only
 from bijax.ops.elementwise import elementwise
 from bijax.ops.moe_scatter import quantize_used, smooth_vectors
 

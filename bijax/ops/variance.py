@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops._checks import axis_indices, float_array, integer
-from bijax.ops._on_first_use import on_first_use
-from bijax.ops._primitive import Arrays
-from bijax.ops._rows import Orders, define_row_kernel
+from bijax.core.checks import axis_indices, float_array, integer
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays
+from bijax.dispatch.rows import Orders, define_row_kernel
 from bijax.ops.reductions import arrange
-from pallas_kernels._tiles import isolate
 from pallas_kernels.contract import row_contract
-from pallas_kernels.rows import tiled
+from pallas_kernels.ops.rows import portable
+from pallas_kernels.parts.xla.tiles import isolate
 
 if TYPE_CHECKING:
-    from pallas_kernels.rows import mosaic_gpu
+    from pallas_kernels.ops.rows import hopper
 else:
-    mosaic_gpu = on_first_use("pallas_kernels.rows.mosaic_gpu")
+    hopper = on_first_use("pallas_kernels.ops.rows.hopper")
 
 
 def var(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
@@ -133,6 +133,6 @@ def _root_backward(ddof: int, saved: Arrays, g: jax.Array) -> Arrays:
 _standard_deviation.defvjp(_root_forward, _root_backward)
 
 _kernel = define_row_kernel(
-    "variance", tiled.variance, lambda: mosaic_gpu.variance, orders=Orders(lambda _: row_contract())
+    "variance", portable.variance, lambda: hopper.variance, orders=Orders(lambda _: row_contract())
 )
-_gradient_kernel = define_row_kernel("variance_gradient", tiled.variance_gradient, orders=Orders(functions=True))
+_gradient_kernel = define_row_kernel("variance_gradient", portable.variance_gradient, orders=Orders(functions=True))

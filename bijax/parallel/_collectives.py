@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._reduce import reduce_sum
+from bijax.lax.reduce import reduce_sum
 
 Groups = Sequence[Sequence[int]] | None
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._bits import is_float
-from ._data import neighbour_rows
+from bijax.testing._bits import is_float
+from bijax.testing._data import neighbour_rows
 
 _Rows = tuple[tuple[str, np.ndarray], ...]
 

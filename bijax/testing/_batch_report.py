@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ._compare import ElementDifference, describe_largest
+from bijax.testing._compare import ElementDifference, describe_largest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ._data import NEIGHBOUR_KINDS
+from bijax.testing._data import NEIGHBOUR_KINDS
 
 BATCH_SIZES = (1, 2, 3, 5, 8, 17, 33, 64)
 """The batch sizes tried by default."""

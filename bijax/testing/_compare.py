@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._bits import NAN_DISTANCE, bits, is_float, to_numpy, ulp_distance, unequal_bits
+from bijax.testing._bits import NAN_DISTANCE, bits, is_float, to_numpy, ulp_distance, unequal_bits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jax.typing import DTypeLike
 
-from ._bits import FLOAT_NAMES, MANTISSA_BITS, bits, is_float
+from bijax.testing._bits import FLOAT_NAMES, MANTISSA_BITS, bits, is_float
 
 _Fill = Callable[[np.random.Generator, tuple[int, ...], np.dtype], np.ndarray]
 

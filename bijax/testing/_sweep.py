@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._batch import BatchedCall, output_rows
-from ._batch_report import BatchDifference, BatchInvarianceError, BatchVarianceReport
-from ._bits import unequal_bits
-from ._cases import BATCH_SIZES, MODES, NEIGHBOURS, Case, cases, check_choices
-from ._compare import ArrayDifference, ElementDifference, compare_bits
+from bijax.testing._batch import BatchedCall, output_rows
+from bijax.testing._batch_report import BatchDifference, BatchInvarianceError, BatchVarianceReport
+from bijax.testing._bits import unequal_bits
+from bijax.testing._cases import BATCH_SIZES, MODES, NEIGHBOURS, Case, cases, check_choices
+from bijax.testing._compare import ArrayDifference, ElementDifference, compare_bits
 
 
 def assert_batch_invariant(

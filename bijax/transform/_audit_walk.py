@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from bijax.core.tag import TAG
 from bijax.hlo._frames import user_line
-from bijax.ops._tag import TAG
 from bijax.transform._tables import IN_REGIONS, RECURSE, TAKEN_OUT, table_name
 
 _MACHINERY = re.compile(r"/jax/|/bijax/")

@@ -16,8 +16,8 @@ from jax.interpreters.mlir import ir
 from jax.stages import Compiled
 
 from bijax import hlo
+from bijax.core.tag import TAG, in_kernel_code
 from bijax.hlo._frames import user_line
-from bijax.ops._tag import TAG, in_kernel_code
 from bijax.transform._state import BEFORE_CALLS, INVARIANT, Request, current, requested
 from bijax.transform.errors import NotInvariantError
 

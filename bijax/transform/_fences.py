@@ -1,8 +1,8 @@
 """Stopping XLA:CPU's rewrites of element-wise code, in the lowered program.
 
 XLA and LLVM see through everything but a value that they cannot know, so a zero is made of such a value
-(pallas_kernels._opaque says why a constant behind a barrier is not enough). It costs an integer operation on each
-element and no pass over memory, since the fused loop stays one loop.
+(`pallas_kernels.parts.xla.opaque` says why a constant behind a barrier is not enough). It costs an integer operation
+on each element and no pass over memory, since the fused loop stays one loop.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from pallas_kernels._opaque import emit_opaque_zero
+from pallas_kernels.parts.xla.opaque import emit_opaque_zero
 
 Value = Any
 

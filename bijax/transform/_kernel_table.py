@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax import ops
+from bijax.core.architecture import lowering_for
 from bijax.hlo._table import Rows
-from bijax.ops._architecture import lowering_for
 from bijax.transform._audit_walk import equations
 from bijax.transform._uses import kernels_of
 from bijax.transform.invariant import invariant
@@ -221,4 +221,6 @@ def table() -> Rows:
 
 
 def _short(kernel: str) -> str:
-    return kernel.removeprefix("pallas_kernels.").removeprefix("bijax.ops.")
+    for folder in ("pallas_kernels.ops.", "bijax.lax.", "bijax.ops."):
+        kernel = kernel.removeprefix(folder)
+    return kernel.replace(".launch.", ".")

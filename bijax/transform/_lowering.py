@@ -17,10 +17,10 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
+from bijax.core.primitive import BEFORE_LOWERING
+from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
-from bijax.ops._flat import on_vectors
-from bijax.ops._primitive import BEFORE_LOWERING
-from bijax.ops._tag import KERNEL, TAG, kernel_code
+from bijax.lax.flat import on_vectors
 from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.interpreters.mlir import ir
 
-from bijax.ops._dot_general import storage_may_change
+from bijax.lax.dot_general import storage_may_change
 
 Context = Any
 Dot = tuple[Context, list[Any], dict[str, Any]]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 from jax import lax
 
-from bijax.ops._tag import kernel_code
+from bijax.core.tag import kernel_code
 from bijax.transform._state import Request, tagged
 from bijax.transform._tables import IN_REGIONS
 

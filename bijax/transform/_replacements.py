@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from bijax.ops._conv import conv_general_dilated
-from bijax.ops._cumulative import cumlogsumexp, cumprod, cumsum
-from bijax.ops._dot_general import dot_general
-from bijax.ops._extremes import clamp, cummax, cummin, maximum, minimum
-from bijax.ops._ragged_dot import ragged_dot_general
-from bijax.ops._reduce import reduce_max, reduce_min, reduce_prod, reduce_sum
-from bijax.ops._reduce_program import reduce, reduce_window
-from bijax.ops._scatter import scatter_add, scatter_mul, scatter_sub
-from bijax.ops._scatter_apply import scatter_apply
-from bijax.ops._scatter_chosen import scatter, scatter_max, scatter_min
-from bijax.ops._windows import (
+from bijax.lax.conv import conv_general_dilated
+from bijax.lax.cumulative import cumlogsumexp, cumprod, cumsum
+from bijax.lax.dot_general import dot_general
+from bijax.lax.extremes import clamp, cummax, cummin, maximum, minimum
+from bijax.lax.ragged_dot import ragged_dot_general
+from bijax.lax.reduce import reduce_max, reduce_min, reduce_prod, reduce_sum
+from bijax.lax.reduce_program import reduce, reduce_window
+from bijax.lax.scatter import scatter_add, scatter_mul, scatter_sub
+from bijax.lax.scatter_apply import scatter_apply
+from bijax.lax.scatter_chosen import scatter, scatter_max, scatter_min
+from bijax.lax.windows import (
     reduce_window_max,
     reduce_window_min,
     reduce_window_sum,

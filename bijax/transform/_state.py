@@ -16,7 +16,7 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.stages import Compiled
 
-from bijax.ops._tag import KERNEL, TAG
+from bijax.core.tag import KERNEL, TAG
 from bijax.transform._watch import Watch
 
 INVARIANT: Final = "invariant"

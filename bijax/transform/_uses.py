@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import jax
 
-from bijax.ops._contracts import Use, recording
-from bijax.ops._primitive import KERNELS
-from bijax.ops._tag import KERNEL, TAG, kernel_code
+from bijax.core.contracts import Use, recording
+from bijax.core.primitive import KERNELS
+from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._replacements import REPLACEMENTS
 from bijax.transform._state import Request, of_equation, tagged

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.ops._tag import own_promotion
+from bijax.core.tag import own_promotion
 from bijax.transform.invariant import invariant
 
 PyTree = Any

@@ -9,9 +9,9 @@ from typing import Any, Final
 import jax
 
 from bijax import hlo
+from bijax.core.architecture import lowering_for
+from bijax.core.tag import KERNEL, TAG
 from bijax.hlo._trace import traced
-from bijax.ops._architecture import lowering_for
-from bijax.ops._tag import KERNEL, TAG
 from bijax.transform._audit_flops import flops
 from bijax.transform._audit_report import Audit, Decision, Operation
 from bijax.transform._audit_walk import Equation, equations

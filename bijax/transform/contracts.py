@@ -8,7 +8,7 @@ import platform as machine
 from collections.abc import Callable
 from typing import Any
 
-from bijax.ops._architecture import cuda_architecture, lowering_for
+from bijax.core.architecture import cuda_architecture, lowering_for
 from bijax.transform.audit import looked_at, platform_of
 from pallas_kernels.contract import XLA_FUNCTIONS
 

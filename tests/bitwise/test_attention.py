@@ -14,10 +14,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, bits, hostile_rows
-from pallas_kernels.attention import cpu
-from pallas_kernels.attention._tiling import ProgramShape
 from pallas_kernels.contract import attention_contract
-from pallas_kernels.schedule.attention import REFERENCE, Tile, attention_tiles
+from pallas_kernels.ops.attention.cpu import launch as cpu
+from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
+from pallas_kernels.schedule.cpu.attention import REFERENCE, Tile, attention_tiles
 from tests.exhaustive import rarely, sampled
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -87,6 +87,7 @@ def chunk(x: np.ndarray, start: int, used: int, given: int, garbage: float) -> n
     return queries
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", sampled(DTYPES, few=("float32", "bfloat16")))
 def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
     q, k, v = sequences(dtype)
@@ -105,6 +106,7 @@ CUTS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("dtype", "window", "sizes"),
     [
@@ -134,6 +136,7 @@ def test_every_way_to_cut_a_sequence(dtype: str, window: tuple[int, int] | None,
             assert (lse[:, used:] == -np.inf).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("page", [5, 16, 48, 256])
 def test_pages_hold_the_same_sequences(page: int) -> None:
     """Pages of any size and order, with garbage around the sequences and in the unused part of the table."""
@@ -164,6 +167,7 @@ def test_a_chunk_from_pages() -> None:
     assert_bits_equal(out, whole("float32")[0][:, 137:144])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_tokens_that_come_later_leave_no_trace(bad: float) -> None:
     q, k, v = (x[sorted(hostile_rows(0, (1,), "float32")).index("normal")][None] for x in sequences("float32"))
@@ -232,6 +236,7 @@ def test_transformations_keep_the_bits() -> None:
     assert_bits_equal(bijax.dot_product_attention(q[3], k[3], v[3]), y[3])
 
 
+@pytest.mark.exhaustive
 def test_pages_under_vmap() -> None:
     q, k, v = (x[:, :8] for x in sequences("float32"))
     q, pages = q[:, :1], [x.reshape(18, 4, *x.shape[2:]) for x in (k, v)]
@@ -247,6 +252,7 @@ def test_pages_under_vmap() -> None:
 
 
 # Heads, query heads to a key head, width.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "tiles"),
     [((3, 3, 64), [Tile(1, 64), Tile(1, 16, 64)]), ((1, 1, 80), [Tile(3, 4)])],

@@ -43,6 +43,7 @@ def run(options: dict[str, Any], *arrays: Any, **more: Any) -> tuple[jax.Array, 
     return (out, lse, *pull(ct))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_float64(name: str) -> None:
     found = run(CASES[name], *ARRAYS)
@@ -63,6 +64,7 @@ def test_float64(name: str) -> None:
         assert np.abs(np.asarray(ours) - np.asarray(right)).max() <= 3e-6 * np.abs(right).max()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sequence_alone_has_the_bits_of_the_batch(name: str) -> None:
     whole = run(CASES[name], *ARRAYS)
@@ -97,6 +99,7 @@ def test_vmap() -> None:
         assert_bits_equal(found, attend(q, k, v, options))
 
 
+@pytest.mark.exhaustive
 def test_a_mask_of_nothing_seen_and_of_everything() -> None:
     q, k, v, ct = ARRAYS
     out, lse, *gradients = run({"mask": np.zeros((1, 1), bool)}, q, k, v, ct)
@@ -121,6 +124,7 @@ def test_what_is_masked_leaves_no_trace() -> None:
     assert_bits_equal(found[:3], expected[:3])
 
 
+@pytest.mark.exhaustive
 def test_causal_masks_mean_the_same() -> None:
     """The interval of a causal query and a mask of the same keys; the reference of other tests agrees."""
     q, k, v, _ = (x[:1, :QUERIES] for x in ARRAYS)

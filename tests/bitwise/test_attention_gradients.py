@@ -13,10 +13,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, bits, hostile_rows
-from pallas_kernels.attention import cpu
-from pallas_kernels.attention._tiling import ProgramShape
 from pallas_kernels.contract import attention_contract
-from pallas_kernels.schedule.attention import GRADIENT_REFERENCE, Tile, gradient_tiles
+from pallas_kernels.ops.attention.cpu import launch as cpu
+from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
+from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, Tile, gradient_tiles
 from tests.exhaustive import sampled
 
 HEADS, KEY_HEADS, SIZE, LENGTH = 4, 2, 32, 150
@@ -63,6 +63,7 @@ def whole(dtype: str) -> Arrays:
     return tuple(np.asarray(x) for x in gradients(*sequences(dtype), zero, zero + LENGTH))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", sampled(("float32", "bfloat16", "float16"), few=("float32", "bfloat16")))
 def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
     arrays = sequences(dtype)
@@ -79,6 +80,7 @@ def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("garbage", [0.0, np.nan, -np.inf])
 def test_padding_leaves_no_trace(garbage: float) -> None:
     arrays = sequences("float32")
@@ -98,6 +100,7 @@ def test_padding_leaves_no_trace(garbage: float) -> None:
         assert not x[:, LENGTH:].any()
 
 
+@pytest.mark.exhaustive
 def test_queries_of_a_chunk_keep_their_bits() -> None:
     q, ct, k, v = sequences("float32")
     for start in (0, 5, 100, 137):
@@ -143,6 +146,7 @@ def test_a_nan_reaches_only_what_has_seen_it() -> None:
             assert np.isnan(dv[:, :at]).all()
 
 
+@pytest.mark.exhaustive
 def test_transformations_keep_the_bits() -> None:
     q, ct, k, v = (x[:4] for x in sequences("float32"))
     expected = [x[:4] for x in whole("float32")[1:]]

@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.ops._conv import conv_general_dilated
-from bijax.ops._dot_general import dot_general
+from bijax.lax.conv import conv_general_dilated
+from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, lowers_for_cuda, normal, substitute
@@ -60,6 +60,7 @@ def everything(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sampled(CASES, few=CASES.keys() - {"batch last", "volume", "vmap of both"}))
 def test_results_are_those_of_lax(name: str) -> None:
     function, *shapes = CASES[name]
@@ -85,6 +86,7 @@ def test_narrow_results_are_rounded_once(dtype: str) -> None:
         assert_bits_equal(ours, wide.astype(out or dtype))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     sampled(["strides", "features first", "depthwise", "many features"], few=["strides", "depthwise", "many features"]),
@@ -123,6 +125,7 @@ def test_stock_examples_do_not() -> None:
     assert report.differing_elements or differing
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["strides", "features first", "groups", "depthwise"])
 def test_gradients_of_kernels_do_not_see_examples_of_zeros(name: str) -> None:
     function, shape, kernel = CASES[name]
@@ -147,6 +150,7 @@ def test_places_and_features_keep_their_bits(name: str) -> None:
         assert_bits_equal(run(x, w[..., 2:4]), run(x, w)[..., 2:4])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sampled(["strides", "depthwise"], few=["depthwise"]))
 def test_vmap_keeps_the_bits(name: str) -> None:
     function, shape, kernel = CASES[name]
@@ -180,7 +184,7 @@ def test_tiles_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> No
     run = substitute(function, RULES)
     whole = jax.jit(lambda x, w: run(x, w))(x, w)
     for elements in (18 * 9 * 3, 18 * 4):
-        monkeypatch.setattr("pallas_kernels.conv.tiled._TILE_ELEMENTS", elements)
+        monkeypatch.setattr("pallas_kernels.ops.conv.portable._TILE_ELEMENTS", elements)
         assert_bits_equal(jax.jit(lambda x, w: run(x, w))(x, w), whole, err_msg=str(elements))
 
 

@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bijax.ops import _cumulative
+from bijax.lax import cumulative
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from tests.bitwise.primitive_cases import FLOATS, lowers_for_cuda, normal, substitute
 
 NAMES = ("cumsum", "cumprod", "cumlogsumexp")
-RULES = {name: getattr(_cumulative, name) for name in NAMES}
+RULES = {name: getattr(cumulative, name) for name in NAMES}
 
 
 def every(x: jax.Array, axis: int, reverse: bool = False) -> dict[str, jax.Array]:
     return {name: rule(x, axis=axis, reverse=reverse) for name, rule in RULES.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("columns", "dtype"), [(150, "float32"), (150, "bfloat16")])
 def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
@@ -30,6 +31,7 @@ def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_length_of_the_axis_does_not_matter() -> None:
     run = jax.jit(lambda x: every(x, 1))
     for name, data in hostile_rows(1, (2, 17000), "float32").items():
@@ -55,6 +57,7 @@ def test_a_triangular_product_does() -> None:
     assert (here != there).any()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_results_are_those_of_lax(dtype: str, reverse: bool) -> None:
@@ -97,7 +100,7 @@ def test_sums_are_the_stated_additions() -> None:
         return blocks.ravel()[: len(x)]
 
     x = np.asarray(hostile_rows(5, (20000,), "float32")["normal"])
-    assert_bits_equal(_cumulative.cumsum(jnp.asarray(x), axis=0, reverse=False), emulated(x))
+    assert_bits_equal(cumulative.cumsum(jnp.asarray(x), axis=0, reverse=False), emulated(x))
 
 
 def test_gradients_and_vmap() -> None:
@@ -113,8 +116,8 @@ def test_gradients_and_vmap() -> None:
 
 
 def test_zeros_infinities_and_other_platforms() -> None:
-    zeros = _cumulative.cumsum(jnp.array([-0.0, -0.0]), axis=0, reverse=False)
+    zeros = cumulative.cumsum(jnp.array([-0.0, -0.0]), axis=0, reverse=False)
     assert_bits_equal(zeros, jnp.zeros(2))
-    far = _cumulative.cumlogsumexp(jnp.array([-jnp.inf, -jnp.inf, 0.0, jnp.inf, 1.0]), axis=0, reverse=False)
+    far = cumulative.cumlogsumexp(jnp.array([-jnp.inf, -jnp.inf, 0.0, jnp.inf, 1.0]), axis=0, reverse=False)
     assert np.asarray(far).tolist() == [-np.inf, -np.inf, 0.0, np.inf, np.inf]
     assert lowers_for_cuda(lambda x: every(x, 0), jnp.ones((300, 3), jnp.bfloat16))

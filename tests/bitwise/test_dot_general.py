@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bijax.ops._dot_general import dot_general
+from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul import stacked
-from pallas_kernels.matmul.stacked import Storage
-from pallas_kernels.schedule.cpu import StackStep, stack_entries
+from pallas_kernels.ops.matmul.cpu import stacked
+from pallas_kernels.ops.matmul.cpu.stacked import Storage
+from pallas_kernels.schedule.cpu.matmul import StackStep, stack_entries
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -122,11 +122,13 @@ def check(spec: str, arrays: tuple[np.ndarray, np.ndarray], *, stock: bool = Fal
     return differing
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_an_element_does_not_know_how_many_others_there_are(name: str) -> None:
     check(SPECS[name], data(SPECS[name]))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", SPECS)
 def test_neighbours_do_not_matter(name: str) -> None:
     spec = SPECS[name]
@@ -156,6 +158,7 @@ def test_control_plain_jax_differs() -> None:
     assert sum(differing) > 0
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("left", "right"), [("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("spec", ["bik,bkj->bij", "bik,bjk->bij", "ki,kj->ij"])
 def test_narrow_types_are_summed_in_float32(spec: str, left: str, right: str) -> None:
@@ -168,6 +171,7 @@ def test_narrow_types_are_summed_in_float32(spec: str, left: str, right: str) ->
     assert_bits_equal(product(spec, preferred="float32")(x, w), wide)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("single", "axes", "shapes"),
     [
@@ -206,6 +210,7 @@ def emulate(x: np.ndarray, w: np.ndarray, contract: MatmulContract) -> np.ndarra
     return total
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("spec", "shapes", "contract"),
     [
@@ -258,6 +263,7 @@ def test_dimensions_of_length_zero(spec: str, letter: str) -> None:
         assert_bits_equal(product(spec)(*arrays), expected)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("name", SPECS)
 def test_values_against_float64(name: str) -> None:
     spec = SPECS[name]
@@ -287,6 +293,7 @@ def test_float64(spec: str) -> None:
         )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("storage", [Storage(), Storage(transpose_w=True), Storage(transpose_x=True)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_stack_without_a_program_keeps_its_bits(

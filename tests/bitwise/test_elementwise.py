@@ -91,6 +91,7 @@ def batch(columns: int, dtype: str, *, hostile: bool) -> tuple[jax.Array, ...]:
     return jnp.asarray(x), jnp.asarray(y[::-1].copy()), jnp.asarray(g), jnp.asarray(w)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_functions_keep_their_bits(dtype: str) -> None:
     assert_batch_invariant(
@@ -107,6 +108,7 @@ def test_functions_keep_their_bits(dtype: str) -> None:
 SEEDS = (22, 27)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [5, 300])
 def test_random_programs_keep_their_bits(columns: int) -> None:
     assert_batch_invariant(

@@ -12,8 +12,8 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import MatmulContract, matmul_contract
-from pallas_kernels.matmul import cpu
-from pallas_kernels.schedule.cpu import Step, matmul_ladder, steps_by_preference
+from pallas_kernels.ops.matmul import cpu
+from pallas_kernels.schedule.cpu.matmul import Step, matmul_ladder, steps_by_preference
 
 DTYPES = ("float32", "bfloat16", "float16")
 KS_AND_NS = [(1, 1), (7, 5), (64, 128), (333, 77), (576, 192), (1100, 40)]
@@ -24,6 +24,7 @@ def weights(k: int, n: int, dtype: str, *, transpose: bool = False) -> jax.Array
     return jnp.asarray(np.ascontiguousarray(w.T) if transpose else w)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("k", "n"), KS_AND_NS)
 def test_rows_keep_their_bits(k: int, n: int, dtype: str) -> None:
@@ -35,6 +36,7 @@ def test_rows_keep_their_bits(k: int, n: int, dtype: str) -> None:
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
     w = weights(333, 77, "float32", transpose=transpose)
@@ -104,6 +106,7 @@ def emulate(x: np.ndarray, w: np.ndarray, contract: MatmulContract) -> np.ndarra
     return total
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [5, 333, 576, 1100])
 def test_the_contract_is_what_is_computed(k: int, transpose: bool) -> None:
@@ -114,6 +117,7 @@ def test_the_contract_is_what_is_computed(k: int, transpose: bool) -> None:
     assert_bits_equal(y, emulate(x, w, contract))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [333, 576, 1100])
 def test_schedules_agree_or_are_not_used(k: int, transpose: bool) -> None:

@@ -52,6 +52,7 @@ def test_gradients(axes: tuple[int | None, ...]) -> None:
         assert_bits_equal(jax.vmap(weight_gradient, axes[:2])(x, g), singles(weight_gradient, axes[:2], x, g))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("inner", [(0, None), (None, 0), (0, 0)])
 @pytest.mark.parametrize("outer", [(0, None), (None, 0), (1, 2)])
 @pytest.mark.parametrize("transpose", [False, True])

@@ -14,11 +14,12 @@ from jax import lax
 import bijax
 from bijax import hlo
 from bijax.testing import bits
-from pallas_kernels._tiles import isolate, isolated_dot
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.matmul import cpu, stacked
-from pallas_kernels.matmul._verify import trials
-from pallas_kernels.schedule.cpu import StackStep, Step
+from pallas_kernels.ops.matmul import cpu
+from pallas_kernels.ops.matmul.cpu import stacked
+from pallas_kernels.ops.matmul.cpu.verify import trials
+from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
+from pallas_kernels.schedule.cpu.matmul import StackStep, Step
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's")
 

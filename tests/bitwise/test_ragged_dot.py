@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bijax.ops._dot_general import dot_general
-from bijax.ops._ragged_dot import ragged_dot_general
+from bijax.lax.dot_general import dot_general
+from bijax.lax.ragged_dot import ragged_dot_general
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, lowers_for_cuda, normal, substitute
@@ -74,6 +74,7 @@ SUM_OUTER = lax.RaggedDotDimensionNumbers((((1, 2), (0, 1)), ((), ())), (2,), ()
 SUM_INNER = lax.RaggedDotDimensionNumbers((((2, 1), (1, 0)), ((), ())), (1,), ())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("numbers", "lhs", "rhs"),

@@ -11,14 +11,15 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import row_contract
-from pallas_kernels.cross_entropy import tiled as cross_entropy
-from pallas_kernels.norm import tiled as norm
-from pallas_kernels.softmax import tiled as softmax
+from pallas_kernels.ops.cross_entropy import portable as cross_entropy
+from pallas_kernels.ops.norm import portable as norm
+from pallas_kernels.ops.softmax import portable as softmax
 from tests.bitwise.row_cases import OURS, PLAIN, all_ops, hostile_batch, labels_of, with_gradient
 
 
 # One column, less than a block of lanes, some blocks and a tail, more blocks than are unrolled and a tail. XLA compiles
 # programs of few and of many elements differently; for plain JAX the watershed lies within these sizes.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [(1, "float32"), (77, "float32"), (4200, "float32"), (333, "bfloat16"), (333, "float16")],
@@ -86,6 +87,7 @@ def test_transformations_keep_the_bits() -> None:
         assert_bits_equal(bijax.rms_norm(x, w), y["rms_norm"][0], err_msg="disable_jit")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (2, 1)])
 def test_axes_are_rows(axis: Any) -> None:
     """Whichever axes a row lies along, its bits are those of the row laid out flat."""
@@ -126,7 +128,7 @@ def test_tiles_and_their_tails(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     run = jax.jit(lambda names: {name: calls[name]() for name in calls}, static_argnums=0)
     whole = run("one tile")
-    monkeypatch.setattr("pallas_kernels._lanes.rows_at_once", lambda left, columns: min(left, 5))
+    monkeypatch.setattr("pallas_kernels.parts.xla.lanes.rows_at_once", lambda left, columns: min(left, 5))
     assert_bits_equal(run("tiles of 5 rows and a tail of 1"), whole)
 
 

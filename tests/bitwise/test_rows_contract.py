@@ -19,6 +19,7 @@ from tests.bitwise.row_cases import OURS, all_ops
 KINDS = ("normal", "linspace", "wide", "cancelling")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [*((c, "float32") for c in (1, 77, 1023, 4200)), (200, "bfloat16"), (200, "float16")],
@@ -99,6 +100,7 @@ def test_golden_contract() -> None:
     assert row_contract().id == "rows/v2/f32-lanes128to8192-tree"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OURS)
 def test_golden_bits(name: str, digests: dict[str, str]) -> None:
     """The bits of the contract on the CPU; they change by decision only (raise the contract's version)."""

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bijax.ops import _scatter
+from bijax.lax import scatter
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import FLOATS, equations, lowers_for_cuda, normal, substitute
 
 RULES = {
-    "scatter-add": _scatter.scatter_add,
-    "scatter_add": _scatter.scatter_add,
-    "scatter-sub": _scatter.scatter_sub,
-    "scatter_sub": _scatter.scatter_sub,
-    "scatter-mul": _scatter.scatter_mul,
-    "scatter_mul": _scatter.scatter_mul,
+    "scatter-add": scatter.scatter_add,
+    "scatter_add": scatter.scatter_add,
+    "scatter-sub": scatter.scatter_sub,
+    "scatter_sub": scatter.scatter_sub,
+    "scatter-mul": scatter.scatter_mul,
+    "scatter_mul": scatter.scatter_mul,
 }
 
 WINDOWS = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
@@ -133,7 +133,7 @@ def test_narrow_and_wide_indices() -> None:
             i = jnp.array([1, 127, 1, 5], dtype)[:, None]
             numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
             for mode in ("clip", "drop"):
-                y = _scatter.scatter_add(x, i, u, dimension_numbers=numbers, mode=mode)
+                y = scatter.scatter_add(x, i, u, dimension_numbers=numbers, mode=mode)
                 assert np.flatnonzero(y).tolist() == [1, 5, 127]
                 assert y[1] == 2
 
@@ -142,7 +142,7 @@ def test_errors_and_other_platforms() -> None:
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
     z = jnp.zeros(3, jnp.complex64)
     with pytest.raises(UnsupportedError, match="scatter_add: a batch-invariant order is defined for"):
-        _scatter.scatter_add(z, jnp.zeros((1, 1), jnp.int32), z[:1], dimension_numbers=numbers, mode="drop")
+        scatter.scatter_add(z, jnp.zeros((1, 1), jnp.int32), z[:1], dimension_numbers=numbers, mode="drop")
     for dtype in FLOATS[:2]:
         case = CASES["vmap of all"]
         assert lowers_for_cuda(substitute(case[0], RULES), *operands(case, dtype))

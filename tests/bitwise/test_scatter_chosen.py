@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.ops import _scatter_chosen
+from bijax.lax import scatter_chosen
 from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, substitute
@@ -18,11 +18,11 @@ from tests.bitwise.primitive_cases import equations, substitute
 pytestmark = pytest.mark.usefixtures("hopper")
 
 RULES = {
-    "scatter": _scatter_chosen.scatter,
-    "scatter-max": _scatter_chosen.scatter_max,
-    "scatter_max": _scatter_chosen.scatter_max,
-    "scatter-min": _scatter_chosen.scatter_min,
-    "scatter_min": _scatter_chosen.scatter_min,
+    "scatter": scatter_chosen.scatter,
+    "scatter-max": scatter_chosen.scatter_max,
+    "scatter_max": scatter_chosen.scatter_max,
+    "scatter-min": scatter_chosen.scatter_min,
+    "scatter_min": scatter_chosen.scatter_min,
 }
 HOW = {"set": lax.scatter, "max": lax.scatter_max, "min": lax.scatter_min}
 
@@ -97,6 +97,7 @@ def bits(y: jax.Array, how: str) -> np.ndarray:
     return numbers.view(f"u{numbers.dtype.itemsize}")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_one_update_after_the_other(name: str) -> None:
     check_bits(name, lambda f: substitute(f, RULES))
@@ -204,11 +205,11 @@ def test_errors() -> None:
     shapes = [jax.ShapeDtypeStruct(s, d) for s, d in (((9, 2**16), "float32"), ((2**16, 1), "int32"))]
     updates = jax.ShapeDtypeStruct((2**16, 2**15), jnp.float32)
     with pytest.raises(UnsupportedError, match="expected windows of at most 2147483647 elements"):
-        jax.eval_shape(lambda *a: _scatter_chosen.scatter(*a, dimension_numbers=PARTS, mode="drop"), *shapes, updates)
+        jax.eval_shape(lambda *a: scatter_chosen.scatter(*a, dimension_numbers=PARTS, mode="drop"), *shapes, updates)
     x = jnp.zeros(3, jnp.float8_e5m2fnuz)
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
     with pytest.raises(UnsupportedError, match="maximum or minimum"):
-        _scatter_chosen.scatter_max(x, jnp.zeros((1, 1), jnp.int32), x[:1], dimension_numbers=numbers, mode="drop")
+        scatter_chosen.scatter_max(x, jnp.zeros((1, 1), jnp.int32), x[:1], dimension_numbers=numbers, mode="drop")
 
 
 def _cuda(function: Callable[..., Any], *args: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bijax.ops import _windows
+from bijax.lax import windows
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import FLOATS, compared, equations, lowers_for_cuda, normal, substitute
@@ -20,7 +20,7 @@ NAMES = (
     "select_and_scatter_add",
     "select_and_gather_add",
 )
-RULES = {name: getattr(_windows, name) for name in NAMES}
+RULES = {name: getattr(windows, name) for name in NAMES}
 
 WINDOWS: list[dict[str, Any]] = [
     {"window_dimensions": (1, 2, 2, 1), "window_strides": (1, 2, 2, 1), "padding": "VALID"},
@@ -51,6 +51,7 @@ def everything(x: jax.Array, window: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_examples_keep_their_bits(dtype: str) -> None:
     data = hostile_rows(0, (3, 8 * 7 * 3), dtype)
@@ -65,6 +66,7 @@ def test_examples_keep_their_bits(dtype: str) -> None:
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("window", "dtype"),
     [*((i, "float32") for i in range(len(WINDOWS) + len(DILATED))), (1, "bfloat16"), (5, "float16")],
@@ -96,7 +98,7 @@ def test_sums_are_the_stated_additions() -> None:
     x = np.asarray(hostile_rows(2, (5, 40), "float32")["normal"])
     one = (1, 1)
     parameters: Any = {"window_strides": one, "padding": ((0, 0), (0, 0)), "base_dilation": one, "window_dilation": one}
-    ours = _windows.reduce_window_sum(jnp.asarray(x), window_dimensions=(3, 20), **parameters)
+    ours = windows.reduce_window_sum(jnp.asarray(x), window_dimensions=(3, 20), **parameters)
     rows = (x[0:3] + x[1:4]) + x[2:5]
     total = rows[:, 0:21]
     for k in range(1, 20):
@@ -110,7 +112,7 @@ def test_narrow_sums_are_rounded_once() -> None:
     exact = np.asarray(x, np.float64).reshape(4, 4, 16).sum(-1)
     one = {"window_dimensions": (1, 16), "window_strides": (1, 16), "padding": "VALID"}
     (equation,) = equations(lambda x: pool(x, "sum", **one), x, name="reduce_window_sum")
-    ours = _windows.reduce_window_sum(x, **equation.params)
+    ours = windows.reduce_window_sum(x, **equation.params)
     errors = [np.abs(np.asarray(y, np.float64) - exact) for y in (ours, pool(x, "sum", **one))]
     assert (errors[0] <= 2.0**-8 * np.abs(exact) + 1e-5).all()
     assert (errors[1] > 2.0**-8 * np.abs(exact) + 1e-5).any()
@@ -142,7 +144,7 @@ def test_eight_bits_without_infinities() -> None:
         assert found.dtype == x.dtype
         assert_bits_equal(found.astype(jnp.float32), pool(x.astype(jnp.float32), kind, **window))
     with pytest.raises(UnsupportedError, match="whose dtype has infinities"):
-        _windows.select_and_gather_add(x, x, select_prim=lax.ge_p, **parameters)
+        windows.select_and_gather_add(x, x, select_prim=lax.ge_p, **parameters)
 
 
 @pytest.mark.parametrize("kind", ["max", "min"])

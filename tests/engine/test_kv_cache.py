@@ -42,6 +42,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(("dtype", "paged"), [("bfloat16", False), ("int8", True)])
 def test_what_the_oracle_writes(case: dict[str, Any], dtype: str, paged: bool) -> None:

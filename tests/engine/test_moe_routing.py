@@ -17,6 +17,7 @@ def normal(seed: int, *shape: int, dtype: Any = "float32") -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("shape", "topk"), [((5, 64), 8), ((1, 3), 3), ((0, 4), 2), ((2, 3, 7), 1), ((2, 4), 0)])
 def test_the_experts_of_the_oracle(dtype: str, shape: tuple[int, ...], topk: int) -> None:

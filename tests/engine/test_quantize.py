@@ -24,6 +24,7 @@ def int8(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-128, 128, shape, np.int8)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("dtype", "smooth", "shape"),
     [
@@ -43,6 +44,7 @@ def test_the_quantised_rows_of_the_oracle(dtype: str, smooth: str | None, shape:
     assert_bits_equal(found, bijax.scale_dynamic_quant(x, s), err_msg="without jit")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", sorted(hostile_rows(0, (1, 1), "float32")))
 def test_hostile_rows(kind: str) -> None:
     x = jnp.asarray(hostile_rows(3, (40, 33), "float32")[kind])

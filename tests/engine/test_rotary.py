@@ -26,6 +26,7 @@ def tables(dtype: str = "bfloat16") -> tuple[jax.Array, jax.Array]:
     return normal(1, POSITIONS, DIM, dtype=dtype), normal(2, POSITIONS, DIM, dtype=dtype)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("dtype", "interleaved", "offset"), [("bfloat16", False, 0), ("bfloat16", True, 4), ("float32", False, 3)]
 )

@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 
 import bijax
+from bijax.core.architecture import HOPPER, cuda_architecture
 from bijax.ops import weight_gradient
-from bijax.ops._architecture import HOPPER, cuda_architecture
 from pallas_kernels.contract import SplitAttentionContract, WgmmaChunkContract, WgmmaContract
 from tests.transform.test_vectors import FUNCTIONS
 

@@ -11,12 +11,12 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, add_as_tree
-from pallas_kernels.matmul.mosaic_gpu import gated_matmul, matmul
-from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue
-from pallas_kernels.matmul.mosaic_gpu_finish import finish
-from pallas_kernels.schedule.hopper import SHARED_BYTES, MatmulSchedule
-from pallas_kernels.schedule.hopper_fused import ShardSchedule, for_residual, shard_schedules
-from pallas_kernels.schedule.hopper_matmul import candidates
+from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue
+from pallas_kernels.ops.matmul.hopper.finish import finish
+from pallas_kernels.ops.matmul.hopper.launch import gated_matmul, matmul
+from pallas_kernels.schedule.hopper.fused_matmul import ShardSchedule, for_residual, shard_schedules
+from pallas_kernels.schedule.hopper.matmul import candidates
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 
 pytestmark = pytest.mark.gpu
 
@@ -36,18 +36,15 @@ SHAPES = {
 SCHEDULES = {
     "rows": REFERENCE,
     "two warpgroups": MatmulSchedule(False, 64, 128, 64, 3, 2),
-    "by columns": MatmulSchedule(False, 64, 64, 64, 3, 2, split="columns"),
     "wide": MatmulSchedule(False, 64, 256, 64, 2, 2),
-    "walks all tiles": MatmulSchedule(False, 64, 128, 64, 3, clusters=1),
-    "tiles in turn": MatmulSchedule(False, 64, 64, 64, 3, 2, split="tiles", clusters=3),
+    "walks all tiles": MatmulSchedule(False, 64, 128, 64, 3, blocks=1),
+    "tiles in turn": MatmulSchedule(False, 64, 64, 64, 3, 2, split="tiles", blocks=3),
     "few columns": MatmulSchedule(False, 64, 32, 128, 3),
-    "cluster": MatmulSchedule(False, 64, 64, 64, 3, cluster_rows=2),
     "weights": MatmulSchedule(True, 64, 16, 128, 3),
     "weights, wide": MatmulSchedule(True, 64, 64, 64, 3, 2),
 }
 PAIRS = {
     **{name: SCHEDULES[name] for name in ("rows", "two warpgroups", "walks all tiles", "tiles in turn", "wide")},
-    "by columns": MatmulSchedule(False, 64, 128, 64, 3, 2, split="columns"),
     "weights": MatmulSchedule(True, 128, 16, 128, 3),
     "weights, wide": MatmulSchedule(True, 128, 64, 64, 3),
     "weights, two warpgroups": MatmulSchedule(True, 128, 64, 64, 3, 2),

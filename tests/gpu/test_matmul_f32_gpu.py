@@ -13,10 +13,10 @@ import pytest
 
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import Tf32Contract, split_contract
-from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_split import SplitSchedule, split_candidates
-from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_candidates
+from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
+from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule, split_candidates
+from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_candidates
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.gpu
 
@@ -62,11 +62,11 @@ def schedules(precision: str, m: int, k: int, n: int, transpose_w: bool) -> list
         tiles = MatmulSchedule(True, 64, 64, 64, 2)
         shards = split_contract(k).shards(k)
         return [
-            [SplitSchedule(tiles), SplitSchedule(dataclasses.replace(tiles, clusters=1, warpgroups=2, group=1))],
+            [SplitSchedule(tiles), SplitSchedule(dataclasses.replace(tiles, blocks=1, warpgroups=2, group=1))],
             [s for rows in (8, 64, m, 512) for s in split_candidates(rows, k, n, shards)],
         ]
     tiles = MatmulSchedule(False, 64, 64, 32, 3)
-    changes: list[dict[str, Any]] = [{}, {"clusters": 1}, {"cluster_rows": 2}]
+    changes: list[dict[str, Any]] = [{}, {"blocks": 1}]
     found = [s for rows in (8, 64, m, 512) for s in tf32_candidates(rows, k, n, transpose_w=transpose_w)]
     return [
         [Tf32Schedule(dataclasses.replace(tiles, **change)) for change in changes],
@@ -185,8 +185,8 @@ def compiled(
 @functools.partial(jax.jit, static_argnames=("precision", "transpose_w", "schedule"))
 def multiply(precision: str, x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
     if precision == "highest":
-        return mosaic_gpu_highest.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
-    return mosaic_gpu_tf32.matmul(x, w, contract=Tf32Contract(), **options)
+        return bf16x6.matmul(x, w, contract=split_contract(x.shape[-1]), **options)
+    return tf32.matmul(x, w, contract=Tf32Contract(), **options)
 
 
 def operands(kind: str, m: int, k: int, n: int, transpose_w: bool) -> tuple[jax.Array, jax.Array]:

@@ -10,9 +10,9 @@ import pytest
 
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaContract
-from pallas_kernels.matmul.mosaic_gpu import matmul
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_matmul import candidates
+from pallas_kernels.ops.matmul.hopper.launch import matmul
+from pallas_kernels.schedule.hopper.matmul import candidates
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.gpu
 
@@ -35,19 +35,16 @@ SHAPES = {
 }
 
 
-# What the candidates of few shapes hold: every split, clusters, tiles of odd widths, walks over all tiles.
+# What the candidates of few shapes hold: every split, tiles of odd widths, walks over all tiles.
 OTHERS = {
-    "cluster along rows": MatmulSchedule(False, 64, 64, 64, 3, cluster_rows=2),
-    "cluster along columns": MatmulSchedule(False, 64, 64, 64, 3, 2, cluster_columns=2, clusters=3, group=2),
     "split along columns": MatmulSchedule(False, 128, 64, 64, 3, 2, "columns"),
     "three warpgroups": MatmulSchedule(False, 64, 64, 64, 3, 3),
     "16 columns": MatmulSchedule(False, 64, 16, 64, 3),
     "160 columns": MatmulSchedule(False, 128, 160, 64, 3, 2, out_buffers=1),
-    "walks all tiles": MatmulSchedule(False, 64, 64, 64, 3, clusters=1),
-    "takes tiles in turn": MatmulSchedule(False, 64, 128, 64, 4, 2, "tiles", clusters=2),
-    "weights, cluster": MatmulSchedule(True, 64, 16, 128, 3, cluster_rows=2),
+    "walks all tiles": MatmulSchedule(False, 64, 64, 64, 3, blocks=1),
+    "takes tiles in turn": MatmulSchedule(False, 64, 128, 64, 4, 2, "tiles", blocks=2),
     "weights, 152 columns": MatmulSchedule(True, 64, 152, 64, 3, 2, out_buffers=1),
-    "weights, take tiles in turn": MatmulSchedule(True, 128, 88, 64, 4, 2, "tiles", clusters=3),
+    "weights, take tiles in turn": MatmulSchedule(True, 128, 88, 64, 4, 2, "tiles", blocks=3),
     "weights, K step of 192": MatmulSchedule(True, 64, 8, 192, 4, 2),
 }
 
@@ -103,7 +100,6 @@ OUTSIDE = {
     "one row, in turn": ((1, 512, 640), "bfloat16", OTHERS["takes tiles in turn"]),
     "one row, weights, 152 columns": ((1, 512, 640), "float32", OTHERS["weights, 152 columns"]),
     "8 rows, split along columns": ((8, 512, 640), "float32", MatmulSchedule(True, 64, 8, 64, 4, 2, "columns")),
-    "8 rows, cluster": ((8, 512, 640), "bfloat16", MatmulSchedule(True, 64, 8, 64, 4, cluster_columns=2)),
     "64 columns": ((8, 512, 64), "bfloat16", MatmulSchedule(True, 64, 8, 64, 4, 2)),
     "32 columns": ((256, 512, 32), "float32", MatmulSchedule(False, 64, 64, 64, 4)),
     "32 columns, chosen": ((4096, 4096, 32), "float32", None),

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops import _matmul_backends, weight_gradient
+from bijax.dispatch import matmul
+from bijax.ops import weight_gradient
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
-from pallas_kernels.matmul import mosaic_gpu
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_matmul import candidates
+from pallas_kernels.ops.matmul import hopper
+from pallas_kernels.schedule.hopper.matmul import candidates
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.gpu import golden
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +26,7 @@ REFERENCE = MatmulSchedule(False, 64, 64, 64, 4)
 
 
 def kernel(x: jax.Array, w: jax.Array, **options: object) -> jax.Array:
-    return mosaic_gpu.matmul(x, w, contract=WgmmaContract(), **options)
+    return hopper.matmul(x, w, contract=WgmmaContract(), **options)
 
 
 @pytest.mark.parametrize("transpose_w", [False, True])
@@ -129,12 +130,11 @@ def test_every_schedule_of_the_gradient_gives_the_reference_bits(name: str, cont
         for key, s in candidates(rows, m, n, transpose_w=False, out_itemsize=4).items()
         if not s.swap
     }
-    found["walks all tiles"] = MatmulSchedule(False, 64, 64, 64, 3, clusters=1)
-    found["cluster"] = MatmulSchedule(False, 64, 64, 64, 3, 2, cluster_rows=2)
+    found["walks all tiles"] = MatmulSchedule(False, 64, 64, 64, 3, blocks=1)
 
     def program(schedule: MatmulSchedule) -> Callable[..., jax.Array]:
         def gradient(x: jax.Array, g: jax.Array, total: jax.Array | None) -> jax.Array:
-            return mosaic_gpu.weight_gradient(x, g, contract=CHUNKS, accumulate=total, schedule=schedule)
+            return hopper.weight_gradient(x, g, contract=CHUNKS, accumulate=total, schedule=schedule)
 
         return jax.jit(gradient).lower(*sets[0], total).compile()
 
@@ -159,7 +159,7 @@ def test_the_gradient_is_the_product_of_the_transposed_rows(kind: str) -> None:
 def test_the_gradient_of_some_columns_is_part_of_the_gradient_of_all(out: str, n: int) -> None:
     """Also where these columns are one swizzled row and a tile is wider: what lies outside of the result is dropped."""
     x, g = columns("normal", 520, 96, 256)
-    whole, part = (mosaic_gpu.weight_gradient(x, a, contract=CHUNKS, out_dtype=out) for a in (g, g[:, :n]))
+    whole, part = (hopper.weight_gradient(x, a, contract=CHUNKS, out_dtype=out) for a in (g, g[:, :n]))
     assert_bits_equal(part, whole[:, :n])
 
 
@@ -201,7 +201,7 @@ def test_accuracy_against_float64(dtype: str) -> None:
 
 
 def test_an_older_gpu_gets_a_correct_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_matmul_backends, "cuda_architecture", lambda: "sm_80")
+    monkeypatch.setattr(matmul, "cuda_architecture", lambda: "sm_80")
     x, w = data("normal", 11, 250, "bfloat16"), weights(250, 30, "bfloat16")
     close(bijax.matmul(x, w, preferred_element_type="float32"), wide(x), wide(w))
 

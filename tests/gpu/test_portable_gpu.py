@@ -13,7 +13,7 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import ChunkContract, MatmulContract
 from pallas_kernels.ops.matmul import triton
-from pallas_kernels.schedule.triton_matmul import FEW_ROWS, MANY_ROWS
+from pallas_kernels.schedule.triton.matmul import FEW_ROWS, MANY_ROWS
 from tests.bitwise.test_matmul import emulate
 
 pytestmark = pytest.mark.gpu

@@ -12,11 +12,11 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
-from pallas_kernels import _mosaic_chunks
 from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.norm import mosaic_gpu as norm
-from pallas_kernels.rows import mosaic_gpu as rows
-from pallas_kernels.schedule.hopper_chunks import ChunkSchedule
+from pallas_kernels.ops.norm import hopper as norm
+from pallas_kernels.ops.rows import hopper as rows
+from pallas_kernels.parts.hopper import batch_sum
+from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
 from tests.bitwise.row_kernel_cases import Case, cases
 
 pytestmark = pytest.mark.gpu
@@ -59,9 +59,7 @@ def test_every_cut_of_a_sum_over_rows(m: int, columns: int) -> None:
     def sums(schedule: ChunkSchedule) -> jax.Array:
         step: Callable[..., jax.Array] = lambda x, g, factor: x + g  # noqa: E731
         program = jax.jit(
-            lambda *rows: _mosaic_chunks.sum_chunks(
-                step, rows, start, given=[factor], interpret=False, schedule=schedule
-            )
+            lambda *rows: batch_sum.sum_chunks(step, rows, start, given=[factor], interpret=False, schedule=schedule)
         )
         return program(x, g)
 

@@ -109,6 +109,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_meaning_is_that_of_jax_nn(options: dict[str, Any]) -> None:
     q, k, v, _ = arrays(40, 150, "float32")

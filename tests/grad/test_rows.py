@@ -84,6 +84,7 @@ CASES: dict[str, tuple[Function, Function, tuple[tuple[int, ...], ...]]] = {
 BOUNDS = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
 def test_float64(name: str, dtype: str) -> None:
@@ -156,6 +157,7 @@ def test_the_second_derivative_of_what_has_one() -> None:
     np.testing.assert_allclose(third, jax.grad(jax.grad(jax.grad(jax.nn.gelu)))(0.3), rtol=1e-4)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_forward_mode_says_that_it_is_not_supported(name: str) -> None:
     ours, _, shapes = CASES[name]

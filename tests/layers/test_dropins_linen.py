@@ -88,6 +88,7 @@ def function(layer: Any, variables: Any) -> Callable[[jax.Array], Any]:
 FEW = [case for i, case in enumerate(NUMBERS) if case[0] not in {c[0] for c in NUMBERS[i + 1 :]} or not i]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", sampled(NUMBERS, few=FEW), ids=names)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_parameters_and_numbers_are_those_of_the_original(case: Any) -> None:
@@ -130,6 +131,7 @@ BITS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", BITS, ids=names)
 def test_rows_do_not_depend_on_their_batch(case: Any) -> None:
     name, arguments, shape = case
@@ -209,6 +211,7 @@ def test_automatic_names_and_initial_values() -> None:
     drop_ins.assert_same_bits(found, expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lift", [nn.jit, nn.remat, stacked], ids=["jit", "remat", "scan of remat"])
 def test_lifted(lift: Callable[..., Any]) -> None:
     ours, theirs = (lift(p) if lift is stacked else lift(block(p))() for p in (linen, nn))

@@ -69,6 +69,7 @@ def functional(module: flax_nnx.Module, call: Callable[[Any, jax.Array], Any]) -
     return lambda x: call(flax_nnx.merge(graph, state, copy=True), x)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", NUMBERS, ids=names)
 def test_parameters_and_numbers_are_those_of_the_original(case: Case) -> None:
     name, args, kwargs, shape = case
@@ -96,6 +97,7 @@ BITS: list[Case] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", BITS, ids=names)
 def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
     name, args, kwargs, shape = case

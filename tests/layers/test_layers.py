@@ -47,6 +47,7 @@ def rows(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [linear, rms_norm, mlp, attend])
 def test_rows_do_not_mind_their_batch(make: Callable[[Ops], Callable[[jax.Array], jax.Array]]) -> None:
     assert_batch_invariant(make(INVARIANT), rows(8, FEATURES), batch_sizes=SIZES, neighbours=KINDS)

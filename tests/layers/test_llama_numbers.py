@@ -55,6 +55,7 @@ def test_untied_output_projection() -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "bound"), [(jnp.bfloat16, 0.15), (jnp.float16, 0.02)])
 def test_narrow_dtypes(dtype: jnp.dtype, bound: float) -> None:
     """Log-probabilities are float32 whatever is inside, and near those of a float32 model."""

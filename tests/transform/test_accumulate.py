@@ -58,6 +58,7 @@ def assert_same(a: Any, b: Any) -> None:
     jax.tree.map(assert_bits_equal, a, b)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("loss_fn", "options"),
     [(tied, {}), (recurrent, {}), (summed, {"reduction": "sum", "has_aux": True})],

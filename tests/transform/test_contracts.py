@@ -13,14 +13,14 @@ import pytest
 
 import bijax
 from bijax.cli import main
-from bijax.ops._contracts import recording
-from bijax.ops._primitive import KERNELS
+from bijax.core.contracts import recording
+from bijax.core.primitive import KERNELS
 from bijax.transform import _kernel_table
 from bijax.transform._kernel_table import Row
 from bijax.transform._tables import CHOOSING, ORDERED, RACING
 from pallas_kernels import contract
-from pallas_kernels.cumulative.tiled import scan_axis
-from pallas_kernels.softmax import tiled as softmax
+from pallas_kernels.ops.cumulative.portable import scan_axis
+from pallas_kernels.ops.softmax import portable as softmax
 
 W1, W2 = jnp.ones((512, 1024)), jnp.ones((1024, 300))
 
@@ -139,7 +139,7 @@ def test_every_kernel_takes_its_contract_and_reads_it(table: list[Row]) -> None:
     assert len(found) > 40
     by_spec = 0
     for name, function in found.items():
-        if name == "pallas_kernels._contract_shards.add_as_tree":
+        if name == "pallas_kernels.contract.split_k.add_as_tree":
             continue  # the order itself
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
         given = [p for p in inspect.signature(function).parameters if p in ("contract", "functions", "spec")]
@@ -156,11 +156,11 @@ def test_a_kernel_refuses_a_contract_that_it_does_not_follow() -> None:
         softmax.softmax(x, contract=contract.row_contract(), functions=contract.PTX_FUNCTIONS)
     with pytest.raises(bijax.UnsupportedError, match="elementwise"):
         scan_axis(x[None], scan="sum", contract=contract.ScanContract(), functions=contract.PTX_FUNCTIONS)
-    from pallas_kernels.softmax import mosaic_gpu
+    from pallas_kernels.ops.softmax import hopper
 
     for wrong in (contract.row_contract(), contract.OnlineRowContract(segment=4096)):
         with pytest.raises(bijax.UnsupportedError, match="online-rows/v1/f32-lanes128-chunk8-segment1024-tree"):
-            mosaic_gpu.softmax(x, contract=wrong)  # type: ignore[arg-type]
+            hopper.softmax(x, contract=wrong)  # type: ignore[arg-type]
 
 
 def test_the_softmax_family_on_hopper_has_contracts_of_its_own(table: list[Row]) -> None:
@@ -187,5 +187,5 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str], monkey
     assert main(["kernels"]) == 0
     printed = capsys.readouterr().out
     assert "elementwise/v1/f32-ptx, matmul/v1/f32-wgmma16-chain" in printed
-    assert "matmul.mosaic_gpu.gated_matmul" in printed
+    assert "matmul.hopper.gated_matmul" in printed
     assert "sm_80" in printed

@@ -41,6 +41,7 @@ COMPOSITIONS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)
@@ -51,6 +52,7 @@ def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["jit", "dw inside", "jitted before"])
 def test_under_the_mode(name: str) -> None:
     composition = COMPOSITIONS[name]

@@ -44,6 +44,7 @@ COMPOSITIONS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import linen as nn
 
 import bijax
@@ -51,10 +52,12 @@ def live(variables: Any, x: jax.Array) -> jax.Array:
     return ResNet(live=True).apply(variables, x, mutable=["batch_stats"])[0]
 
 
+@pytest.mark.exhaustive
 def test_frozen_statistics() -> None:
     check_model(frozen, variables(), X)
 
 
+@pytest.mark.exhaustive
 def test_control_frozen_statistics() -> None:
     check_control(frozen, variables(), X)
 

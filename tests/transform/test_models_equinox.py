@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
@@ -38,14 +39,17 @@ def forward(arrays: Any, x: jax.Array) -> jax.Array:
     return jax.vmap(eqx.combine(arrays, STATIC))(x)
 
 
+@pytest.mark.exhaustive
 def test_block() -> None:
     check_model(forward, ARRAYS, X)
 
 
+@pytest.mark.exhaustive
 def test_control_block() -> None:
     check_control(forward, ARRAYS, X)
 
 
+@pytest.mark.exhaustive
 def test_filtered_transforms() -> None:
     model = eqx.combine(ARRAYS, STATIC)
 

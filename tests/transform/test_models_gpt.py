@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import bijax
@@ -61,6 +62,7 @@ def test_control_gpt() -> None:
     check_control(gpt, PARAMS, SHIFT, TOKENS)
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_examples() -> None:
     """A gradient for each example, by vmap of grad, is that of the example alone."""
     one = bijax.invariant(jax.grad(lambda p, s, t: loss(p, s[None], t[None])[0]))
@@ -69,6 +71,7 @@ def test_gradients_of_examples() -> None:
     jax.tree.map(lambda a, b: assert_bits_equal(a[1], b), several, alone)
 
 
+@pytest.mark.exhaustive
 def test_gradients_by_accumulation() -> None:
     gradient = bijax.accumulate_gradients(lambda p, s, t: loss(p, s, t).mean(), unit=4)
     whole = jax.jit(gradient)(PARAMS, SHIFT, TOKENS)

@@ -98,6 +98,7 @@ class Training:
 training = functools.cache(Training)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", [linen_model, nnx_model])
 def test_accumulated_training(model: Callable[[], tuple[Loss, Any]]) -> None:
     run = training(model)

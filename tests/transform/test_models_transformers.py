@@ -86,6 +86,7 @@ def test_control_linen() -> None:
     check_control(linen, linen_params(), X)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_dropout(kind: str) -> None:
     """The same key gives the same bits; a row at its place keeps them, whatever stands behind it.

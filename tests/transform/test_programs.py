@@ -8,6 +8,7 @@ from tests.fuzz.programs import Fuzz, differences
 SIZES = (1, 8)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", [False, True], ids=["alone", "kernels"])
 @pytest.mark.parametrize("seed", sampled((0, 1, 9, 16), few=(0, 1, 16)))
 def test_random_programs_are_invariant(seed: int, kernels: bool) -> None:

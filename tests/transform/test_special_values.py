@@ -78,6 +78,7 @@ def invariant(programs: Programs) -> Programs:
     return {name: bijax.invariant(program) for name, program in programs.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shapes", [SHAPES, rarely(MORE_SHAPES)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_elements(dtype: str, shapes: Shapes) -> None:

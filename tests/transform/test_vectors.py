@@ -60,6 +60,7 @@ def test_every_such_primitive_is_here() -> None:
     assert set(FUNCTIONS) | WITHOUT_TEST == set(VECTORS)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("columns", "dtype", "names", "batches"),
     [

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops import _attention_backends
+from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import AttentionGradientContract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention_gradients
 from pallas_kernels.ops.attention.hopper.gradients import Body
-from pallas_kernels.schedule.hopper_attention import GradientSchedule
+from pallas_kernels.schedule.hopper.attention import GradientSchedule
 from tests.unit.test_attention_mosaic import Races, interpreter, lowered
 from tests.unit.test_attention_mosaic import races as races
 
@@ -166,6 +166,7 @@ def exactly(case: Case, given: Arrays) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
     case, given = CASES[name], arrays(name)
@@ -240,6 +241,7 @@ def lower_gradients(*shapes: Any, **options: Any) -> str:
     return lowered(jax.grad(loss, (0, 1, 2)), *shapes)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
@@ -268,7 +270,7 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
 def test_everything_else_gets_the_portable_program(
     size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_attention_backends, "cuda_architecture", lambda: architecture)
+    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
     assert "mosaic_gpu" not in lower_gradients(x, x, x, scale=scale)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.ops import _attention_backends
+from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import (
     SPLIT_HEAD_SIZES,
@@ -23,7 +23,7 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention
-from pallas_kernels.schedule.hopper_attention import DecodeSchedule, PrefillSchedule
+from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -135,6 +135,7 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     return seen
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     case = CASES[name]
@@ -158,6 +159,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "at"), [("prefill", 50), ("one warpgroup, window", 20), ("decode, window, pages", 31)]
 )
@@ -212,6 +214,7 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
@@ -242,7 +245,7 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
 def test_everything_else_gets_the_portable_program(
     size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_attention_backends, "cuda_architecture", lambda: architecture)
+    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
     assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 

@@ -30,6 +30,7 @@ BIAS = random(4, 1, HEADS, 20, KEYS)
 MASK = random(5, 2, 1, 1, KEYS) > -1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", ["window", "bias and mask"])
 def test_results_and_gradients(case: str) -> None:
     arrays = {} if case == "window" else {"bias": BIAS, "mask": MASK}

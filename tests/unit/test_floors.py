@@ -13,17 +13,16 @@ FLOOR_0_IMPORTS = {"numpy", "pallas_kernels"}
 # The first prefix that fits gives the floor of a module.
 FLOORS = (
     ("pallas_kernels.contract", 0),
-    ("pallas_kernels._contract_attention", 0),
-    ("pallas_kernels._contract_matmul", 0),
-    ("pallas_kernels._contract_order", 0),
-    ("pallas_kernels._contract_rows", 0),
-    ("pallas_kernels._contract_shards", 0),
-    ("pallas_kernels.schedule", 0),
     ("pallas_kernels.errors", 0),
+    ("pallas_kernels.schedule", 0.25),
+    ("pallas_kernels.parts", 0.5),
     ("pallas_kernels", 1),
-    ("bijax.ops", 2),
+    ("bijax.core", 2),
     ("bijax.testing", 2),
-    ("bijax.hlo", 2),
+    ("bijax.dispatch", 2.25),
+    ("bijax.lax", 2.5),
+    ("bijax.ops", 2.75),
+    ("bijax.hlo", 2.75),
     ("bijax.transform", 3),
     ("bijax.parallel", 3),
     ("flax_layers", 4),
@@ -33,6 +32,7 @@ FLOORS = (
     ("bijax.__main__", 5),
     ("bijax", 3),
 )
+BACKENDS = {"portable", "cpu", "hopper", "triton"}
 
 
 def floor(module: str) -> int:
@@ -65,11 +65,12 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def operation(module: list[str]) -> str | None:
-    """The operation whose kernels a module of pallas_kernels holds; None for what operations share."""
-    parts = module[2:] if module[1:2] == ["ops"] else module[1:]
-    is_folder = len(parts) > 0 and (ROOT.joinpath(*module[: len(module) - len(parts) + 1])).is_dir()
-    return parts[0] if is_folder and module[1:2] != ["parts"] else None
+def place(module: str) -> tuple[str | None, str | None]:
+    """The operation and the backend whose kernels a module holds; None for what several share."""
+    parts = [*module.split("."), None, None, None]
+    if parts[:2] != ["pallas_kernels", "ops"]:
+        return None, None
+    return parts[2], parts[3] if parts[3] in BACKENDS else None
 
 
 def violations(module: str, source: str, is_package: bool = False) -> list[str]:
@@ -77,18 +78,20 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
     here = floor(module)
     for name in imports(source, module, is_package):
         top = name.split(".")[0]
-        if here == 0 and top not in FLOOR_0_IMPORTS and top not in __import__("sys").stdlib_module_names:
-            found.append(f"{module} (floor 0) imports {name}; contracts and schedules know numpy and themselves only")
+        if here < 0.5 and top not in FLOOR_0_IMPORTS and top not in __import__("sys").stdlib_module_names:
+            found.append(f"{module} imports {name}; contracts and schedules know numpy and themselves only")
         if top == "flax" and here < 4:
-            found.append(f"{module} (floor {here}) imports flax")
+            found.append(f"{module} (floor {here:g}) imports flax")
         if top not in PACKAGES:
             continue
         if floor(name) > here:
-            found.append(f"{module} (floor {here}) imports {name} (floor {floor(name)})")
+            found.append(f"{module} (floor {here:g}) imports {name} (floor {floor(name):g})")
         if here == 1 and floor(name) == 1:
-            ours, theirs = module.split("."), name.split(".")
-            if operation(theirs) not in (None, operation(ours)):
+            (op, backend), (other_op, other_backend) = place(module), place(name)
+            if other_op not in (None, op):
                 found.append(f"{module} imports another operation's kernels: {name}")
+            elif backend and other_backend not in (None, backend):
+                found.append(f"{module} imports another backend's kernels: {name}")
     return found
 
 
@@ -107,16 +110,19 @@ def test_every_package_is_read() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("pallas_kernels.contract", "import jax"),
-        ("pallas_kernels.contract", "from pallas_kernels.matmul import cpu"),
-        ("pallas_kernels.schedule.cpu", "from jax import numpy"),
-        ("pallas_kernels.matmul.cpu", "from bijax.ops import matmul"),
-        ("pallas_kernels.matmul.cpu", "def f():\n    from pallas_kernels.rows.tiled import sum_rows"),
-        ("pallas_kernels.matmul.cpu", "from ..rows import tiled"),
-        ("pallas_kernels.matmul.cpu", "from pallas_kernels.ops.attention import hopper"),
-        ("pallas_kernels.ops.attention.hopper.launch", "from pallas_kernels.matmul import cpu"),
+        ("pallas_kernels.contract.rows", "import jax"),
+        ("pallas_kernels.contract.rows", "from pallas_kernels.schedule.cpu import rows"),
+        ("pallas_kernels.schedule.cpu.matmul", "from jax import numpy"),
+        ("pallas_kernels.schedule.cpu.matmul", "from pallas_kernels.parts.xla import tiles"),
         ("pallas_kernels.parts.hopper.tile", "from pallas_kernels.ops.attention import hopper"),
+        ("pallas_kernels.ops.matmul.cpu.launch", "from bijax.ops import matmul"),
+        ("pallas_kernels.ops.matmul.cpu.launch", "def f():\n    from pallas_kernels.ops.rows.portable import sum_rows"),
+        ("pallas_kernels.ops.matmul.cpu.launch", "from ...rows import portable"),
+        ("pallas_kernels.ops.matmul.cpu.launch", "from pallas_kernels.ops.matmul.hopper import operands"),
+        ("pallas_kernels.ops.norm.hopper", "from pallas_kernels.ops.norm import portable"),
         ("bijax.ops.matmul", "import flax.nnx"),
+        ("bijax.core.primitive", "from bijax.dispatch import matmul"),
+        ("bijax.lax.conv", "from bijax.ops import matmul"),
         ("bijax.testing._bits", "import flax_layers"),
         ("flax_layers.models.llama", "from bijax.cli import main"),
     ],
@@ -128,10 +134,11 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("pallas_kernels.contract", "import numpy, dataclasses"),
-        ("pallas_kernels.matmul.cpu", "from pallas_kernels._tiles import isolate\nimport jax"),
-        ("pallas_kernels.ops.attention.hopper.launch", "from pallas_kernels.parts.hopper import tile"),
-        ("bijax.ops.matmul", "from pallas_kernels.matmul import cpu, stacked"),
+        ("pallas_kernels.contract.rows", "import numpy, dataclasses"),
+        ("pallas_kernels.schedule.hopper.rows", "from pallas_kernels.contract import LANES"),
+        ("pallas_kernels.ops.matmul.cpu.launch", "from pallas_kernels.parts.xla.tiles import isolate\nimport jax"),
+        ("pallas_kernels.ops.matmul.hopper.launch", "from pallas_kernels.ops.matmul.activations import activate"),
+        ("bijax.ops.matmul", "from pallas_kernels.ops.matmul.cpu import stacked"),
         ("flax_layers.models.llama", "import bijax\nfrom bijax.ops import matmul\nimport flax.nnx"),
         ("bijax.cli", "import flax_layers"),
     ],
@@ -142,7 +149,7 @@ def test_a_right_import_is_not(module: str, source: str) -> None:
 
 def test_the_bits_are_chosen_without_the_batch() -> None:
     """No function that chooses a contract takes a parameter that could tell the size of the batch."""
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "pallas_kernels").glob("_contract_*.py")]
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "pallas_kernels" / "contract").glob("*.py")]
     functions = [f for tree in trees for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
     choosers = [f for f in functions if f.name.endswith("_contract") or f.name == "split_shards"]
     assert len(choosers) >= 7

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import bijax
-from pallas_kernels.schedule.hopper_online import online_schedule
-from pallas_kernels.schedule.hopper_rows import row_schedule
+from pallas_kernels.schedule.hopper.rows import row_schedule
+from pallas_kernels.schedule.hopper.softmax import online_schedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

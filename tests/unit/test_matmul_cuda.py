@@ -11,7 +11,8 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.ops import _matmul_backends, weight_gradient
+from bijax.dispatch import matmul
+from bijax.ops import weight_gradient
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -63,6 +64,7 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_program_for_hopper_holds_the_kernel_and_no_dot(name: str) -> None:
     function, args, launches = PROGRAMS[name]
@@ -90,12 +92,12 @@ def test_float64_runs_the_triton_kernel() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "kernel"),
-    [(None, "tf32"), ("high", "tf32"), ("highest", "highest"), (lax.DotAlgorithmPreset.BF16_BF16_F32_X6, "highest")],
+    [(None, "tf32"), ("high", "tf32"), ("highest", "bf16x6"), (lax.DotAlgorithmPreset.BF16_BF16_F32_X6, "bf16x6")],
 )
 def test_precision_chooses_the_kernel_of_float32(precision: Any, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    for name in ("tf32", "highest"):
-        module = getattr(_matmul_backends, f"mosaic_gpu_{name}")
+    for name in ("tf32", "bf16x6"):
+        module = getattr(matmul, name)
 
         def spy(*args: Any, name: str = name, kernel: Any = module.matmul, **options: Any) -> jax.Array:
             called.append(name)

@@ -12,10 +12,10 @@ import pytest
 import bijax
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_shards
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu import gated_matmul, matmul
-from pallas_kernels.matmul.mosaic_gpu_epilogue import Epilogue, make_store
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_fused import ShardSchedule
+from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue, make_store
+from pallas_kernels.ops.matmul.hopper.launch import gated_matmul, matmul
+from pallas_kernels.schedule.hopper.fused_matmul import ShardSchedule
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.unit.test_matmul_mosaic import interpreter, operands, reported_races  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -27,14 +27,14 @@ DTYPE = "bfloat16"
 
 # (M, K, N), weights stored as (N, K), result, schedule.
 RESIDUALS = {
-    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, clusters=2)),
-    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", clusters=2)),
+    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, blocks=2)),
+    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", blocks=2)),
     "narrow ragged": ((13, 136, 72), True, "float32", NARROW),
     "padded": ((9, 77, 21), False, "bfloat16", None),
 }
 PAIRS = {
-    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, tile_columns=128, clusters=2)),
-    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", clusters=2)),
+    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, tile_columns=128, blocks=2)),
+    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", blocks=2)),
     "narrow ragged": ((13, 136, 72), True, "float32", MatmulSchedule(True, 128, 16, 64, 3)),
 }
 SPLITS = {
@@ -168,11 +168,8 @@ def test_shards_follow_the_weights(k: int, n: int, shards: int) -> None:
     ("m", "n", "dtype", "schedule", "plain"),
     [
         (1, 1280, "float32", MatmulSchedule(True, 128, 88, 64, 4, 2, "tiles"), True),  # 11 blocks of 8 rows
-        (8, 128, "bfloat16", dataclasses.replace(NARROW, warpgroups=2, split="columns"), True),
-        (8, 128, "float32", dataclasses.replace(NARROW, cluster_columns=2), True),
         (64, 32, "float32", MatmulSchedule(False, 64, 64, 64, 3), True),  # two blocks of 32 columns
         (8, 64, "bfloat16", dataclasses.replace(NARROW, warpgroups=2), True),
-        (64, 64, "bfloat16", MatmulSchedule(False, 64, 64, 64, 3, cluster_columns=2), True),
         # One block, many tiles in a block or in the result: every index is kept, or always 0.
         (1, 1280, "float32", NARROW, False),
         (8, 1280, "bfloat16", MatmulSchedule(True, 128, 64, 64, 4, 2, "tiles"), False),

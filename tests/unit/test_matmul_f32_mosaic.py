@@ -16,16 +16,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import SplitContract, Tf32Contract, WgmmaContract, split_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul import mosaic_gpu_highest, mosaic_gpu_tf32
-from pallas_kernels.schedule.hopper import MatmulSchedule
-from pallas_kernels.schedule.hopper_split import SplitSchedule
-from pallas_kernels.schedule.hopper_tf32 import Tf32Schedule, tf32_schedule
+from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
+from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
+from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
 MATMULS: dict[str, Callable[..., jax.Array]] = {
-    "tf32": functools.partial(mosaic_gpu_tf32.matmul, contract=Tf32Contract()),
-    "highest": functools.partial(mosaic_gpu_highest.matmul, contract=SplitContract(128)),
+    "tf32": functools.partial(tf32.matmul, contract=Tf32Contract()),
+    "highest": functools.partial(bf16x6.matmul, contract=SplitContract(128)),
 }
 RING = MatmulSchedule(False, 64, 64, 32, 3)
 TILES = MatmulSchedule(True, 64, 16, 64, 3)
@@ -41,7 +41,7 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         "tf32",
         (70, 264, 64),
         False,
-        Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, clusters=2), 2),
+        Tf32Schedule(MatmulSchedule(False, 64, 32, 64, 4, blocks=2), 2),
     ),
     "tf32 turned, result in parts": (
         "tf32",
@@ -55,9 +55,9 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
         False,
         Tf32Schedule(dataclasses.replace(TILES, warpgroups=2), from_registers=True),
     ),
-    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, clusters=3), 1)),
+    "tf32 turned stack": ("tf32", (2, 20, 64, 40), False, Tf32Schedule(dataclasses.replace(TILES, blocks=3), 1)),
     "highest": ("highest", (5, 200, 96), True, SplitSchedule(dataclasses.replace(TILES, tile_columns=8))),
-    "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, clusters=2), True)),
+    "highest in parts": ("highest", (13, 320, 64), False, SplitSchedule(dataclasses.replace(TILES, blocks=2), True)),
     "highest two warpgroups": (
         "highest",
         (70, 256, 128),
@@ -74,6 +74,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_kernel_multiplies(name: str, reported_races: Callable[[], int]) -> None:
     which, (*lead, m, k, n), transpose_w, schedule = INTERPRETED[name]
@@ -92,7 +93,7 @@ def test_interpreted_kernel_multiplies(name: str, reported_races: Callable[[], i
 @pytest.mark.parametrize("kind", ["normal", "wide", "huge", "linspace"])
 def test_three_parts_hold_a_float32(kind: str) -> None:
     x = hostile_rows(3, (16, 64), "float32")[kind]
-    parts = np.asarray(jax.jit(mosaic_gpu_highest._parts)(x), np.float64).reshape(16, 3, 64)
+    parts = np.asarray(jax.jit(bf16x6._parts)(x), np.float64).reshape(16, 3, 64)
     np.testing.assert_array_equal(parts.sum(1), x)
     assert (np.abs(parts[:, 1]) <= 2.0**-7 * np.abs(parts[:, 0])).all()
     assert (np.abs(parts[:, 2]) <= 2.0**-15 * np.abs(parts[:, 0])).all()
@@ -106,8 +107,7 @@ def test_six_products_have_float32_accuracy(kind: str) -> None:
     if kind == "positive":
         x, w = np.abs(x), np.abs(w)
     left, right = (
-        np.asarray(mosaic_gpu_highest._parts(jnp.asarray(a)), np.float64).reshape(8, 4, 3, 64).swapaxes(0, 2)
-        for a in (x, w)
+        np.asarray(bf16x6._parts(jnp.asarray(a)), np.float64).reshape(8, 4, 3, 64).swapaxes(0, 2) for a in (x, w)
     )
     kept = sum(left[i] * right[j] for i in range(3) for j in range(3) if i + j < 3)
     exact = left.sum(0) * right.sum(0)
@@ -217,7 +217,6 @@ def test_weights_are_turned_as_was_fastest(shape: tuple[int, int, int], turners:
         (MatmulSchedule(True, 64, 64, 32, 4, 2), {"turners": 2}, "1 or 2 turners"),
         (MatmulSchedule(True, 64, 64, 32, 3), {"turners": 2}, "multiple of the turning warpgroups"),
         (MatmulSchedule(False, 64, 32, 32, 4), {"turners": 1}, "whole squares"),
-        (MatmulSchedule(True, 64, 64, 32, 4, cluster_rows=2), {"turners": 1}, "without clusters"),
         (MatmulSchedule(False, 64, 64, 32, 4), {"from_registers": True}, "must have swap"),
     ],
 )

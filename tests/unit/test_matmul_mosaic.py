@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu import matmul
-from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.ops.matmul.hopper.launch import matmul
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.exhaustive import rarely
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -31,13 +31,10 @@ INTERPRETED = {
     "narrow two warpgroups": ((16, 128, 128), True, "bfloat16", dataclasses.replace(NARROW, warpgroups=2)),
     "narrow stack": ((3, 13, 136, 80), False, "float32", NARROW),
     "few rows": ((13, 256, 64), False, "float32", MatmulSchedule(False, 64, 32, 128, 3)),
-    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, clusters=2, group=1)),
-    "wide persistent stack": ((2, 70, 64, 72), True, "bfloat16", dataclasses.replace(WIDE, warpgroups=1, clusters=3)),
-    "wide by columns": ((70, 128, 128), False, "bfloat16", dataclasses.replace(WIDE, split="columns")),
-    "cluster along rows": ((130, 128, 64), False, "float32", dataclasses.replace(WIDE, warpgroups=1, cluster_rows=2)),
-    "cluster along columns": ((64, 192, 128), True, "float32", dataclasses.replace(WIDE, cluster_columns=2)),
-    "in turn": ((130, 128, 136), True, "bfloat16", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", clusters=2)),
-    "narrow, in turn": ((13, 128, 320), False, "float32", MatmulSchedule(True, 64, 8, 64, 3, 2, "tiles", clusters=2)),
+    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, blocks=2, group=1)),
+    "wide persistent stack": ((2, 70, 64, 72), True, "bfloat16", dataclasses.replace(WIDE, warpgroups=1, blocks=3)),
+    "in turn": ((130, 128, 136), True, "bfloat16", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", blocks=2)),
+    "narrow, in turn": ((13, 128, 320), False, "float32", MatmulSchedule(True, 64, 8, 64, 3, 2, "tiles", blocks=2)),
     "result in pieces": ((88, 64, 128), True, "float32", MatmulSchedule(True, 128, 88, 64, 2, out_buffers=1)),
     "padded": ((9, 77, 21), False, "float32", None),
     "padded, transposed": ((9, 77, 21), True, "float32", None),
@@ -50,6 +47,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "with_bias"),
     [
@@ -91,7 +89,7 @@ def test_the_interpreter_finds_a_missing_wait(
     only_at_the_end = lambda n, wait_read_only=False: None if wait_read_only else wait(n)  # noqa: E731
     monkeypatch.setattr(plgpu, "wait_smem_to_gmem", only_at_the_end)
     x, w = operands((64, 64), 256, False, "bfloat16")
-    schedule = MatmulSchedule(False, 64, 64, 64, 2, clusters=1)
+    schedule = MatmulSchedule(False, 64, 64, 64, 2, blocks=1)
     matmul(x, w, contract=CONTRACT, schedule=schedule, interpret=interpreter())
     assert reported_races()
 
@@ -118,6 +116,7 @@ def test_empty_operands_give_zeros(lead: tuple[int, ...], m: int, k: int, n: int
     assert not y.any()
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", [(1, 8192, 1280), (13, 576, 49152), (300, 4096, 4096), (4097, 1000, 496)])

@@ -10,8 +10,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.contract import ChunkContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.matmul.mosaic_gpu import matmul, weight_gradient
-from pallas_kernels.schedule.hopper import MatmulSchedule
+from pallas_kernels.ops.matmul.hopper.launch import matmul, weight_gradient
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 CONTRACT = WgmmaChunkContract()
 SMALL = MatmulSchedule(False, 64, 64, 64, 3)
@@ -19,11 +19,10 @@ SMALL = MatmulSchedule(False, 64, 64, 64, 3)
 # (..., M, K) and (..., M, N), result, schedule.
 INTERPRETED = {
     "whole tiles": ((128, 64), (128, 128), "float32", SMALL),
-    "persistent": ((72, 192), (72, 96), "bfloat16", dataclasses.replace(SMALL, warpgroups=2, clusters=2, group=1)),
-    "cluster": ((64, 128), (64, 64), "float32", dataclasses.replace(SMALL, cluster_rows=2)),
+    "persistent": ((72, 192), (72, 96), "bfloat16", dataclasses.replace(SMALL, warpgroups=2, blocks=2, group=1)),
     "narrow": ((40, 48), (40, 32), "float32", MatmulSchedule(False, 64, 32, 128, 3)),
     "padded": ((77, 33), (77, 50), "float32", None),
-    "in turn": ((2, 72, 192), (2, 72, 96), "float32", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", clusters=2)),
+    "in turn": ((2, 72, 192), (2, 72, 96), "float32", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", blocks=2)),
     "stack": ((2, 24, 64), (2, 24, 80), "float32", SMALL),
     "one x": ((24, 64), (2, 24, 64), "float32", SMALL),
     "one g": ((2, 24, 64), (24, 64), "bfloat16", SMALL),
@@ -36,6 +35,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("continued", [False, True])
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, reported_races: Callable[[], int]) -> None:

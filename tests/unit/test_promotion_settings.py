@@ -165,6 +165,7 @@ def test_every_operation_and_every_replaced_primitive_is_here() -> None:
     assert set(PRIMITIVES) == replaced - test_vectors.WITHOUT_TEST
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations(name: str, dtype: str) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from pallas_kernels import _remembered
-from pallas_kernels._remembered import remembered
+from pallas_kernels.parts.xla import remembered as _remembered
+from pallas_kernels.parts.xla.remembered import remembered
 
 
 @pytest.fixture

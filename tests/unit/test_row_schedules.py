@@ -10,9 +10,9 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bijax.testing import assert_bits_equal, hostile_rows
-from pallas_kernels._mosaic_rows import run_rows
 from pallas_kernels.contract import row_contract
-from pallas_kernels.schedule.hopper_rows import RowSchedule, row_schedule, row_vector
+from pallas_kernels.parts.hopper.row_engine import run_rows
+from pallas_kernels.schedule.hopper.rows import RowSchedule, row_schedule, row_vector
 from tests.bitwise import row_emulation as emulation
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -58,6 +58,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_bits_of_the_contract(name: str, reported_races: Callable[[], int]) -> None:
     x = hostile_rows(0, (3, COLUMNS), "bfloat16")["normal"]

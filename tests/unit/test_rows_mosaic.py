@@ -7,8 +7,8 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bijax.testing import assert_bits_equal
-from pallas_kernels import _mosaic_chunks
-from pallas_kernels.schedule.hopper_chunks import ChunkSchedule
+from pallas_kernels.parts.hopper import batch_sum
+from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
 from tests.bitwise.row_kernel_cases import Case, cases
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -30,6 +30,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("case", "schedule"), INTERPRETED, ids=lambda value: getattr(value, "name", ""))
 def test_interpreted_kernels_give_the_portable_bits(
     case: Case,
@@ -38,7 +39,7 @@ def test_interpreted_kernels_give_the_portable_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if schedule is not None:
-        monkeypatch.setattr(_mosaic_chunks, "chunk_schedule", lambda *_: schedule)
+        monkeypatch.setattr(batch_sum, "chunk_schedule", lambda *_: schedule)
     found = case.found(interpret=plgpu.InterpretGPUParams(detect_races=True))
     assert_bits_equal(found, case.expected(), err_msg=case.name)
     assert not reported_races()
@@ -50,6 +51,7 @@ def test_programs_for_a_gpu_lower_with_a_kernel(case: Case) -> None:
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "names"),
     [

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pallas_kernels.schedule import hopper_matmul
-from pallas_kernels.schedule.hopper import SHARED_BYTES, SMS, MatmulSchedule
-from pallas_kernels.schedule.hopper_matmul import candidates, matmul_schedule
+from pallas_kernels.schedule.hopper import matmul
+from pallas_kernels.schedule.hopper.matmul import candidates, matmul_schedule
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 SHAPES = [
     (m, k, n)
@@ -29,13 +29,13 @@ def test_candidates_fit(m: int, k: int, n: int, out_itemsize: int) -> None:
 def test_a_tuned_shape_gets_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     name, slowest = list(candidates(512, 4096, 4096).items())[-1]
     assert matmul_schedule(512, 4096, 4096) != slowest
-    monkeypatch.setattr(hopper_matmul, "_table", lambda: {(4096, 4096, False): {512: name}})
+    monkeypatch.setattr(matmul, "_table", lambda: {(4096, 4096, False): {512: name}})
     assert matmul_schedule(512, 4096, 4096) == matmul_schedule(300, 4096, 4096) == slowest
     assert matmul_schedule(1024, 4096, 4096) != slowest
 
 
 def test_the_table_names_candidates() -> None:
-    for entry in json.loads(Path(hopper_matmul.__file__).with_suffix(".json").read_text())["shapes"]:
+    for entry in json.loads(Path(matmul.__file__).with_suffix(".json").read_text())["shapes"]:
         for rows, name in entry["rows"].items():
             assert name in candidates(int(rows), entry["k"], entry["n"], transpose_w=entry["transpose_w"])
 
@@ -63,7 +63,7 @@ def test_the_fastest_is_among_the_first_six(shape: tuple[int, int, int]) -> None
 
 
 def test_more_tiles_than_multiprocessors_make_a_persistent_grid() -> None:
-    assert matmul_schedule(8192, 8192, 8192).clusters == SMS
+    assert matmul_schedule(8192, 8192, 8192).blocks == SMS
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,8 @@ def test_more_tiles_than_multiprocessors_make_a_persistent_grid() -> None:
         {"stages": 1},
         {"warpgroups": 4},
         {"split": "k"},
-        {"cluster_rows": 3},
-        {"cluster_rows": 2, "cluster_columns": 2},
-        {"clusters": -1},
+        {"split": "columns"},
+        {"blocks": -1},
         {"group": 0},
         {"out_buffers": 0},
     ],

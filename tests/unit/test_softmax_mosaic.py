@@ -11,8 +11,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import OnlineRowContract, online_row_contract
-from pallas_kernels.schedule.hopper_online import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
-from pallas_kernels.softmax import mosaic_gpu
+from pallas_kernels.ops.softmax import hopper
+from pallas_kernels.schedule.hopper.softmax import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
 from tests.bitwise.softmax_kernel_cases import forms, hostile, schedules
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -42,6 +42,7 @@ def test_every_schedule_gives_the_same_bits(columns: int, reported_races: Callab
     assert not reported_races()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_interpreted_kernels_agree_with_the_portable_form(name: str, reported_races: Callable[[], int]) -> None:
     """In value, and in what is nan or infinite: the sums are taken in another order."""
@@ -55,11 +56,12 @@ def test_interpreted_kernels_agree_with_the_portable_form(name: str, reported_ra
 @pytest.mark.parametrize("shape", [(2, 1), (2, 77), (0, 300), (2, 0)])
 def test_edge_sizes(shape: tuple[int, int]) -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.bfloat16)
-    y, m, log_sum = mosaic_gpu.log_softmax(x, contract=online_row_contract(shape[1]), interpret=interpreter())
+    y, m, log_sum = hopper.log_softmax(x, contract=online_row_contract(shape[1]), interpret=interpreter())
     np.testing.assert_allclose(np.asarray(y, np.float32), jax.nn.log_softmax(x.astype(jnp.float32)), atol=2e-2)
     assert m.shape == log_sum.shape == (shape[0], 1)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("columns", "dtype"), [(576, "bfloat16"), (321, "float32")])
 def test_programs_for_a_gpu_lower_with_a_kernel(name: str, columns: int, dtype: str) -> None:
@@ -70,7 +72,7 @@ def test_programs_for_a_gpu_lower_with_a_kernel(name: str, columns: int, dtype: 
 
 def test_long_rows_lower_for_a_gpu() -> None:
     x = jnp.zeros((200, 32000), jnp.float32)
-    program = jax.jit(lambda x: mosaic_gpu.logsumexp(x, contract=online_row_contract(32000))).trace(x)
+    program = jax.jit(lambda x: hopper.logsumexp(x, contract=online_row_contract(32000))).trace(x)
     assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -80,7 +82,7 @@ def lowered(kernel: Callable[[], Any]) -> str:
 
 def log_softmax(x: jax.Array, schedule: OnlineSchedule) -> Any:
     contract = online_row_contract(x.shape[1])
-    return mosaic_gpu.log_softmax(x, contract=contract, interpret=interpreter(), schedule=schedule)
+    return hopper.log_softmax(x, contract=contract, interpret=interpreter(), schedule=schedule)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])

@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.contract import ChunkContract, MatmulContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.triton.launch import launch
-from pallas_kernels.schedule.triton_matmul import TritonTile, triton_tile
+from pallas_kernels.schedule.triton.matmul import TritonTile, triton_tile
 
 _OP: Final = "pallas_kernels.ops.matmul.triton.matmul"
 _GRADIENT_OP: Final = "pallas_kernels.ops.matmul.triton.weight_gradient"

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels.contract import AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._delta import delta
@@ -17,7 +16,8 @@ from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.gradients import GradientCall, Operands, gradients
 from pallas_kernels.ops.attention.hopper.launch import padded, supports_scale
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
-from pallas_kernels.schedule.hopper_attention import GradientSchedule, gradient_schedule
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.schedule.hopper.attention import GradientSchedule, gradient_schedule
 
 
 @in_32_bits

@@ -23,7 +23,7 @@ from pallas_kernels.ops.attention.hopper._walk import Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge
 from pallas_kernels.ops.attention.hopper.prefill import Call, Lengths
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup, tiled
-from pallas_kernels.schedule.hopper_attention import DecodeSchedule
+from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
 

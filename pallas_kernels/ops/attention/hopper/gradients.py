@@ -20,7 +20,7 @@ from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, accumulator, tiled
-from pallas_kernels.schedule.hopper_attention import GradientSchedule
+from pallas_kernels.schedule.hopper.attention import GradientSchedule
 
 PARTS: Final = 2
 """Warpgroups that compute; each has 64 keys of a block."""

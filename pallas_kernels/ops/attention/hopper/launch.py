@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._in_32_bits import in_32_bits
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
@@ -13,7 +12,8 @@ from pallas_kernels.ops.attention.hopper._online import score_factor
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.decode import decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Lengths, prefill
-from pallas_kernels.schedule.hopper_attention import (
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.schedule.hopper.attention import (
     DECODE_QUERIES,
     DecodeSchedule,
     PrefillSchedule,

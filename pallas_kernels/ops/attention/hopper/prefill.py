@@ -21,7 +21,7 @@ from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.ops.attention.hopper._walk import Walk
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, tiled
-from pallas_kernels.schedule.hopper_attention import WIDEST_PARKED, PrefillSchedule
+from pallas_kernels.schedule.hopper.attention import WIDEST_PARKED, PrefillSchedule
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._in_32_bits import in_32_bits
-from pallas_kernels.attention._backward import row_products
-from pallas_kernels.attention._sight import Sight, sight
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.programs import row_products
+from pallas_kernels.ops.attention.sight import Sight, sight
 from pallas_kernels.ops.attention.triton._tile import Call, Refs
 from pallas_kernels.ops.attention.triton.backward import key_kernel, query_kernel
 from pallas_kernels.ops.attention.triton.forward import forward_kernel
+from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.triton.launch import launch
-from pallas_kernels.schedule.triton_attention import AttentionTile, attention_tile
+from pallas_kernels.schedule.triton.attention import AttentionTile, attention_tile
 
 _WIDTH: Final = 16  # the narrowest piece of a head
 _WIDEST: Final = 512  # for more, neither the shared memory nor the registers of a block suffice

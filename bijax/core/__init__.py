@@ -1,0 +1,1 @@
+"""What every operation is made of: primitives, contracts that are run, targets, tags, checks."""

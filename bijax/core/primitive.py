@@ -1,0 +1,164 @@
+"""Kernels as JAX primitives.
+
+A kernel loops over tiles of fixed shape. If that loop were visible to `vmap`, the mapped axis would be merged into
+the tile and its shape would follow the batch again. As a primitive the kernel stays whole until it is lowered: `vmap`
+folds the mapped axis into the rows (or repeats the kernel for each of its entries), and the backend is chosen for the
+platform that is lowered for.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from bijax.core.contracts import without_recording
+from bijax.core.tag import kernel_code, own_promotion
+from pallas_kernels.errors import UnsupportedError
+
+Arrays = tuple[jax.Array, ...]
+Kernel = Callable[..., Arrays]
+FoldRule = Callable[[int, Arrays, Sequence[int | None], dict[str, Any]], Arrays | None]
+
+
+def define_kernel(
+    name: str, backends: dict[str, Kernel], fold: FoldRule | None = None, shapes: Kernel | None = None
+) -> Callable[..., Arrays]:
+    """Makes a primitive of a kernel.
+
+    Args:
+        name: Name of the primitive; it gets the prefix `bijax_`.
+        backends: The kernel for each platform of JAX ("cpu", "cuda", ...). A kernel maps arrays and hashable keyword
+            parameters to a tuple of arrays; all backends return the same shapes and dtypes.
+        fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
+            in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
+            repeated for every entry of the axis.
+        shapes: A function of the same arguments that is cheap to trace, from which the shapes and dtypes of the results
+            are taken; the last backend by default.
+
+    Returns:
+        A function of arrays and keyword parameters that returns a tuple of arrays.
+    """
+    primitive = Primitive(f"bijax_{name}")
+    primitive.multiple_results = True
+
+    def call(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        return tuple(primitive.bind(*arrays, **parameters))
+
+    @functools.cache
+    def compiled(parameters: tuple[tuple[str, Hashable], ...]) -> Kernel:
+        return jax.jit(functools.partial(call, **dict(parameters)))
+
+    def evaluate(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        # A kernel is compiled under jax.disable_jit too: its bits are those of the compiled program.
+        with jax.disable_jit(False):
+            return compiled(tuple(sorted(parameters.items())))(*arrays)
+
+    # Not the first, which is the CPU's: tracing it would compile and compare schedules for a mere shape.
+    cheapest = shapes or list(backends.values())[-1]
+
+    @functools.cache
+    def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
+        with own_promotion(), without_recording():
+            return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
+
+    def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
+        arguments = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+        return [jax.core.ShapedArray(s.shape, s.dtype) for s in results(arguments, tuple(sorted(parameters.items())))]
+
+    def batch(arrays: Arrays, axes: Sequence[int | None], **parameters: Hashable) -> tuple[Arrays, tuple[int, ...]]:
+        size = next(a.shape[d] for a, d in zip(arrays, axes, strict=True) if d is not None)
+        if size == 0:
+            one = abstract(*(_entry(a, d) for a, d in zip(arrays, axes, strict=True)), **parameters)
+            return tuple(jnp.zeros((0, *r.shape), r.dtype) for r in one), (0,) * len(one)
+        results = fold(size, arrays, axes, parameters) if fold else None
+        if results is None:
+            results = _repeat(functools.partial(call, **parameters), arrays, axes)
+        return results, (0,) * len(results)
+
+    def no_derivative(*_: Any, **__: Any) -> None:
+        raise UnsupportedError(
+            f"The kernel {primitive.name} has no derivative of its own: expected reverse-mode differentiation of a"
+            " bijax operation, once. Forward mode (jax.jvp, jax.linearize, jax.jacfwd) and differentiating twice"
+            " through this operation are not supported; use jax.grad, jax.vjp or jax.jacrev."
+        )
+
+    primitive.def_impl(evaluate)
+    primitive.def_abstract_eval(abstract)
+    batching.primitive_batchers[primitive] = batch
+    ad.primitive_jvps[primitive] = no_derivative
+    for platform, kernel in backends.items():
+        mlir.register_lowering(primitive, _rule(kernel), platform=platform)
+    KERNELS[primitive.name] = backends
+    return call
+
+
+KERNELS: Final[dict[str, dict[str, Kernel]]] = {}
+"""The backends of every kernel, by the name of its primitive and the platform."""
+
+
+BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
+"""Called before a kernel is lowered for CUDA: what makes sure that its element-wise code is lowered with fences."""
+
+
+def _rule(kernel: Kernel) -> Callable[..., Any]:
+    lower = mlir.lower_fun(_tagged(kernel), multiple_results=True)
+
+    def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
+        if "cuda" in (ctx.platforms or ctx.module_context.platforms):
+            for prepare in BEFORE_LOWERING:
+                prepare()
+        return lower(ctx, *operands, **parameters)
+
+    return rule
+
+
+def _tagged(kernel: Kernel) -> Kernel:
+    """Returns the kernel with its equations tagged, so that `bijax.invariant` leaves them as they are."""
+
+    @functools.wraps(kernel)
+    def tagged(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        with kernel_code():
+            return kernel(*arrays, **parameters)
+
+    return tagged
+
+
+def fold_rows(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
+    """Returns the arrays with the mapped axis merged into their rows: (size * M, ...) each.
+
+    Args:
+        size: Length of the mapped axis.
+        arrays: Arrays with M rows in front when the mapped axis is left out.
+        axes: Position of the mapped axis in each, None where an array does not carry it.
+    """
+    moved = (
+        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+        for a, d in zip(arrays, axes, strict=True)
+    )
+    return tuple(a.reshape(size * a.shape[1], *a.shape[2:]) for a in moved)
+
+
+def unfold_rows(size: int, arrays: Arrays) -> Arrays:
+    """Returns arrays of (size * M, ...) as (size, M, ...)."""
+    return tuple(a.reshape(size, a.shape[0] // size, *a.shape[1:]) for a in arrays)
+
+
+def _entry(array: jax.Array, axis: int | None) -> jax.ShapeDtypeStruct:
+    """Returns the shape of one entry of the mapped axis."""
+    return jax.ShapeDtypeStruct(tuple(n for a, n in enumerate(array.shape) if a != axis), array.dtype)
+
+
+def _repeat(call: Kernel, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
+    """Calls the kernel once for every entry of the mapped axis."""
+    mapped = [jnp.moveaxis(a, d, 0) for a, d in zip(arrays, axes, strict=True) if d is not None]
+
+    def one(entries: list[jax.Array]) -> Arrays:
+        left = iter(entries)
+        return call(*(a if d is None else next(left) for a, d in zip(arrays, axes, strict=True)))
+
+    return tuple(lax.map(one, mapped))

@@ -1,0 +1,1 @@
+"""Invariant forms of JAX's own primitives, with their operands and parameters."""

@@ -1,0 +1,79 @@
+"""Element-wise primitives on whole vectors."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bijax.core.contracts import run
+from pallas_kernels.contract import XLA_FUNCTIONS
+from pallas_kernels.ops.elementwise import portable
+from pallas_kernels.parts.xla.tiles import isolate
+
+Function = Callable[..., jax.Array]
+
+
+def on_vectors(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
+    """Applies an element-wise primitive so that every element is computed by the same vector instructions.
+
+    Args:
+        primitive: The primitive; it has one result.
+        *operands: Its operands, of one shape or of shapes that broadcast to it.
+        **parameters: Its parameters.
+    """
+    shape = jnp.broadcast_shapes(*(x.shape for x in operands))
+    operands = tuple(jnp.broadcast_to(x, shape) for x in operands)
+    # Two of XLA:CPU's code generators round halfway through a function in 16 bits, each in its own way.
+    dtype = jnp.result_type(*(x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)))
+    # The exponent of a power may be an integer, and stays one.
+    wide = isolate(*(_widened(x) for x in operands))
+    if primitive.name in _COMPOSED:
+        result = _COMPOSED[primitive.name](*wide)
+    else:
+        result = _each(lambda *vectors: primitive.bind(*vectors, **parameters), *wide)
+    return isolate(result)[0].astype(dtype)
+
+
+def _widened(x: jax.Array) -> jax.Array:
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if is_float else x
+
+
+def _each(function: Function, *arrays: jax.Array) -> jax.Array:
+    def program(*vectors: jax.Array) -> tuple[jax.Array]:
+        return (function(*vectors),)
+
+    return run(portable.elementwise, *arrays, program=program, functions=XLA_FUNCTIONS)[0]
+
+
+def _over(x: jax.Array, constant: float) -> jax.Array:
+    """Divides by a constant that XLA does not see."""
+    return x / isolate(jnp.full(x.shape, constant, x.dtype))[0]
+
+
+def _arctan(x: jax.Array) -> jax.Array:
+    return _each(lax.atan2, x, isolate(jnp.ones_like(x))[0])
+
+
+def _tan(x: jax.Array) -> jax.Array:
+    return _each(lax.sin, x) / _each(lax.cos, x)
+
+
+def _log2(x: jax.Array) -> jax.Array:
+    return _over(_each(lax.log, x), float(np.log(2)))
+
+
+def _cbrt(x: jax.Array) -> jax.Array:
+    size = jnp.abs(x)
+    root = _each(lax.exp, _over(_each(lax.log, size), 3))
+    (square,) = isolate(root * root)
+    root = root - _over(root - size / square, 3)  # a step of Newton's method
+    ordinary = (size > 0) & (size < jnp.inf)
+    return jnp.where(ordinary, lax.sign(x) * root, x)
+
+
+# XLA:CPU computes these one way where they stand alone and another way where it fuses them or calls them from a loop.
+_COMPOSED: Final[dict[str, Function]] = {"atan": _arctan, "cbrt": _cbrt, "log2": _log2, "tan": _tan}

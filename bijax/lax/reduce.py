@@ -1,0 +1,115 @@
+"""Reductions over any axes, with the operands and parameters of JAX's own primitives."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from bijax.core.contracts import run
+from pallas_kernels.contract import row_contract
+from pallas_kernels.ops.rows.fold import Choice, Fold, choose_axis, fold_axis
+
+
+def reduce_sum(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = None) -> jax.Array:
+    """Adds along axes, in float32 (float64 for float64), in the order of `pallas_kernels.contract.RowContract`.
+
+    Args:
+        operand: Array of any shape, float32, bfloat16, float16 or float64.
+        axes: Axes to add along, in any order; the order does not matter.
+        out_sharding: Not used.
+
+    Returns:
+        An array of the dtype of `operand` without the axes, rounded once; the bits of `bijax.sum`.
+
+    Raises:
+        UnsupportedError: If the dtype is none of the four.
+
+    Guarantee: row-invariant. (Rows are the elements of one result.)
+
+    Example:
+        >>> reduce_sum(jax.numpy.ones((2, 300)), axes=(1,)).tolist()
+        [300.0, 300.0]
+    """
+    del out_sharding
+    return _fold(operand, axes, "sum")
+
+
+def reduce_prod(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = None) -> jax.Array:
+    """Multiplies along axes, as `reduce_sum` adds.
+
+    Guarantee: row-invariant. (Rows are the elements of one result.)
+
+    Example:
+        >>> reduce_prod(jax.numpy.full((2, 3), 2.0), axes=(1,)).tolist()
+        [8.0, 8.0]
+    """
+    del out_sharding
+    return _fold(operand, axes, "prod")
+
+
+def reduce_max(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = None) -> jax.Array:
+    """Returns the maxima along axes: nan where the elements hold a nan, +0 rather than -0.
+
+    Args:
+        operand: Array of any shape and of any floating dtype.
+        axes: Axes along which to choose.
+        out_sharding: Not used.
+
+    Returns:
+        An array of the dtype of `operand` without the axes.
+
+    Guarantee: row-invariant. (Rows are the elements of one result.)
+
+    Example:
+        >>> reduce_max(jax.numpy.arange(6.0).reshape(2, 3), axes=(1,)).tolist()
+        [2.0, 5.0]
+    """
+    del out_sharding
+    return _choose(operand, axes, "max")
+
+
+def reduce_min(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = None) -> jax.Array:
+    """Returns the minima along axes: nan where the elements hold a nan, -0 rather than +0; see `reduce_max`.
+
+    Guarantee: row-invariant. (Rows are the elements of one result.)
+
+    Example:
+        >>> reduce_min(jax.numpy.arange(6.0).reshape(2, 3), axes=(0,)).tolist()
+        [0.0, 1.0, 2.0]
+    """
+    del out_sharding
+    return _choose(operand, axes, "min")
+
+
+def _fold(operand: jax.Array, axes: Sequence[int], fold: Fold) -> jax.Array:
+    if not axes:
+        return operand
+    arranged, shape = _arrange(operand, axes)
+    return run(fold_axis, arranged, fold=fold, contract=row_contract()).reshape(shape).astype(operand.dtype)
+
+
+def _choose(operand: jax.Array, axes: Sequence[int], choice: Choice) -> jax.Array:
+    if not axes:
+        return operand
+    # The order is free, so axes that do not stand together need no transposed copy.
+    for axis in sorted(axes, reverse=True):
+        if axis + 1 not in axes:
+            run = [a for a in range(axis + 1) if all(b in axes for b in range(a, axis + 1))]
+            arranged, shape = _arrange(operand, run)
+            operand = choose_axis(arranged, choice=choice, contract=row_contract()).reshape(shape)
+    return operand
+
+
+def _arrange(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, tuple[int, ...]]:
+    """Returns `x` as (A, R, B), R being the elements along the axes in row-major order, and the result's shape."""
+    axes = sorted(axes)
+    kept = [a for a in range(x.ndim) if a not in axes]
+    shape = tuple(x.shape[a] for a in kept)
+    if axes[-1] - axes[0] >= len(axes):
+        x = x.transpose((*kept, *axes))
+        axes = range(len(kept), x.ndim)
+    edges = (0, axes[0], axes[-1] + 1, x.ndim)
+    before, length, after = (math.prod(x.shape[i:j]) for i, j in itertools.pairwise(edges))
+    return x.reshape(before, length, after), shape

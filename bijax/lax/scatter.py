@@ -1,0 +1,139 @@
+"""Scatters that combine, with the operands and parameters of JAX's own primitives."""
+
+from typing import Any
+
+import jax
+from jax import lax
+
+from bijax.core.contracts import run
+from bijax.lax.scatter_windows import as_windows, window_starts
+from pallas_kernels.contract import FoldContract
+from pallas_kernels.ops.scatter.portable import scatter_windows
+from pallas_kernels.parts.xla.accumulator import accumulator
+from pallas_kernels.parts.xla.lanes import Combine
+from pallas_kernels.parts.xla.tiles import isolate
+
+_Numbers = lax.ScatterDimensionNumbers
+
+
+def scatter_add(
+    operand: jax.Array,
+    indices: jax.Array,
+    updates: jax.Array,
+    *,
+    dimension_numbers: _Numbers,
+    mode: Any,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    update_jaxpr: Any = None,
+    update_consts: Any = (),
+) -> jax.Array:
+    """Adds windows of updates to an array, in float32 (float64 for float64), in the order of their indices.
+
+    Args:
+        operand: Array of any shape, float32, bfloat16, float16 or float64: where each sum starts.
+        indices: Integers; the last axis holds the start of one window.
+        updates: Windows of the dtype of `operand`.
+        dimension_numbers: As in `jax.lax.scatter_add`.
+        mode: As in `jax.lax.scatter_add`. A window that is not inside is left out, or moved inside by "clip".
+        unique_indices: A promise that no windows meet; there is no order to keep then.
+        indices_are_sorted: Not used.
+        update_jaxpr: Not used.
+        update_consts: Not used.
+
+    Returns:
+        An array of the shape and dtype of `operand`, each element rounded once.
+
+    Raises:
+        UnsupportedError: If the dtype is none of the four.
+
+    Guarantee: an element depends on its start and on the updates that meet it alone, and on their order. To go on
+    adding to a previous float32 result gives the bits of adding all updates at once, at whatever index they are cut.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+        >>> scatter_add(jnp.zeros(3), jnp.array([[2], [0], [2]]), jnp.array([1.0, 2.0, 4.0]),
+        ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
+        [2.0, 0.0, 5.0]
+    """
+    del indices_are_sorted, update_jaxpr, update_consts
+    return _scatter("scatter_add", lax.add, operand, indices, updates, dimension_numbers, mode, unique_indices)
+
+
+def scatter_sub(
+    operand: jax.Array,
+    indices: jax.Array,
+    updates: jax.Array,
+    *,
+    dimension_numbers: _Numbers,
+    mode: Any,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    update_jaxpr: Any = None,
+    update_consts: Any = (),
+) -> jax.Array:
+    """Subtracts windows of updates from an array, as `scatter_add` adds them.
+
+    Guarantee: an element depends on its start and on the updates that meet it alone, and on their order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+        >>> scatter_sub(jnp.zeros(2), jnp.array([[1]]), jnp.ones(1),
+        ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
+        [0.0, -1.0]
+    """
+    del indices_are_sorted, update_jaxpr, update_consts
+    return _scatter("scatter_sub", lax.sub, operand, indices, updates, dimension_numbers, mode, unique_indices)
+
+
+def scatter_mul(
+    operand: jax.Array,
+    indices: jax.Array,
+    updates: jax.Array,
+    *,
+    dimension_numbers: _Numbers,
+    mode: Any,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    update_jaxpr: Any = None,
+    update_consts: Any = (),
+) -> jax.Array:
+    """Multiplies an array by windows of updates, as `scatter_add` adds them.
+
+    Guarantee: an element depends on its start and on the updates that meet it alone, and on their order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+        >>> scatter_mul(jnp.ones(2), jnp.array([[1], [1]]), jnp.full(2, 3.0),
+        ...             dimension_numbers=numbers, mode=lax.GatherScatterMode.FILL_OR_DROP).tolist()
+        [1.0, 9.0]
+    """
+    del indices_are_sorted, update_jaxpr, update_consts
+    return _scatter("scatter_mul", lax.mul, operand, indices, updates, dimension_numbers, mode, unique_indices)
+
+
+def _scatter(
+    op: str,
+    combine: Combine,
+    operand: jax.Array,
+    indices: jax.Array,
+    updates: jax.Array,
+    numbers: _Numbers,
+    mode: Any,
+    unique_indices: bool,
+) -> jax.Array:
+    dtype = accumulator(op, operand.dtype)
+    mode = lax.GatherScatterMode.from_any(mode)
+    x, updates = operand.astype(dtype), updates.astype(dtype)
+    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may meet
+        x, updates = isolate(x, updates)
+        stock = getattr(lax, op)
+        result = isolate(stock(x, indices, updates, numbers, unique_indices=True, mode=mode))[0]
+    else:
+        updates = as_windows(updates, operand.ndim, numbers)
+        starts, inside = window_starts(indices, operand.shape, updates.shape[1:], numbers, mode)
+        result = run(scatter_windows, x, starts, inside, updates, combine=combine, contract=FoldContract("scatter"))
+    return result.astype(operand.dtype)

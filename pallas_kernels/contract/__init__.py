@@ -1,0 +1,50 @@
+"""Contracts: everything that can move a bit of a result, stated as data.
+
+A contract is chosen from what belongs to the weights and the operation (row length, number of columns, storage order)
+and never from what belongs to the batch: the functions below do not receive the number of rows, sequences or queries,
+so no choice of theirs can depend on it. Whatever else makes a program fast is a schedule (`pallas_kernels.schedule`).
+
+Source: "contract and schedule" in the project's design.
+"""
+
+from pallas_kernels.contract.attention import KEY_BLOCK as KEY_BLOCK
+from pallas_kernels.contract.attention import LEAST as LEAST
+from pallas_kernels.contract.attention import QUERY_BLOCK as QUERY_BLOCK
+from pallas_kernels.contract.attention import SPLIT_HEAD_SIZES as SPLIT_HEAD_SIZES
+from pallas_kernels.contract.attention import AttentionContract as AttentionContract
+from pallas_kernels.contract.attention import AttentionGradientContract as AttentionGradientContract
+from pallas_kernels.contract.attention import MmaAttentionContract as MmaAttentionContract
+from pallas_kernels.contract.attention import SplitAttentionContract as SplitAttentionContract
+from pallas_kernels.contract.attention import attention_contract as attention_contract
+from pallas_kernels.contract.attention import attention_gradient_contract as attention_gradient_contract
+from pallas_kernels.contract.attention import mma_attention_contract as mma_attention_contract
+from pallas_kernels.contract.attention import split_attention_contract as split_attention_contract
+from pallas_kernels.contract.batch_sum import ROW_CHUNK as ROW_CHUNK
+from pallas_kernels.contract.batch_sum import ChunkContract as ChunkContract
+from pallas_kernels.contract.batch_sum import chunk_contract as chunk_contract
+from pallas_kernels.contract.conv import ConvContract as ConvContract
+from pallas_kernels.contract.elementwise import PTX_FUNCTIONS as PTX_FUNCTIONS
+from pallas_kernels.contract.elementwise import XLA_FUNCTIONS as XLA_FUNCTIONS
+from pallas_kernels.contract.elementwise import ElementwiseContract as ElementwiseContract
+from pallas_kernels.contract.fold import FoldContract as FoldContract
+from pallas_kernels.contract.honour import honour as honour
+from pallas_kernels.contract.matmul import MatmulContract as MatmulContract
+from pallas_kernels.contract.matmul import Tf32Contract as Tf32Contract
+from pallas_kernels.contract.matmul import WgmmaChunkContract as WgmmaChunkContract
+from pallas_kernels.contract.matmul import WgmmaContract as WgmmaContract
+from pallas_kernels.contract.matmul import matmul_contract as matmul_contract
+from pallas_kernels.contract.pairs import PairContract as PairContract
+from pallas_kernels.contract.rows import LANES as LANES
+from pallas_kernels.contract.rows import RowContract as RowContract
+from pallas_kernels.contract.rows import row_contract as row_contract
+from pallas_kernels.contract.scan import ScanContract as ScanContract
+from pallas_kernels.contract.softmax import OnlineRowContract as OnlineRowContract
+from pallas_kernels.contract.softmax import online_row_contract as online_row_contract
+from pallas_kernels.contract.split_k import ShardContract as ShardContract
+from pallas_kernels.contract.split_k import SplitChunkContract as SplitChunkContract
+from pallas_kernels.contract.split_k import SplitContract as SplitContract
+from pallas_kernels.contract.split_k import SplitWgmmaContract as SplitWgmmaContract
+from pallas_kernels.contract.split_k import add_as_tree as add_as_tree
+from pallas_kernels.contract.split_k import shard_length as shard_length
+from pallas_kernels.contract.split_k import split_contract as split_contract
+from pallas_kernels.contract.split_k import split_shards as split_shards

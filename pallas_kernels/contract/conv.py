@@ -1,0 +1,37 @@
+"""The order in which the terms of a convolution are added."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ConvContract:
+    """How one element of a convolution is summed.
+
+    The kernel's positions, in row-major order, are taken in groups of nearly one size with at most `terms` terms
+    (positions times input features), one position at least. A group is a product under a contract of matmul, and the
+    groups are added upwards in float32. With one input feature the products are rounded and added upwards, position by
+    position. A sum over examples (a gradient of weights) takes groups of examples of at most `rows` terms each, every
+    group a product, and adds the groups upwards.
+
+    Attributes:
+        terms: Most terms of one group of positions.
+        rows: Most terms of one group of examples.
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> ConvContract().id
+        'conv/v1/f32-terms512-rows128-fold'
+    """
+
+    terms: int = 512
+    rows: int = 128
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.terms < 1 or self.rows < 1:
+            raise ValueError(f"terms and rows must be at least 1, got {self.terms} and {self.rows}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"conv/v{self.version}/f32-terms{self.terms}-rows{self.rows}-fold"

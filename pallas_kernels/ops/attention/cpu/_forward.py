@@ -1,0 +1,226 @@
+"""The forward pass: tiles of queries walk the blocks of keys that they see."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.ops.attention.cpu._keys import FetchBlock
+from pallas_kernels.ops.attention.cpu._score_arrays import NOTHING, ScoreArrays
+from pallas_kernels.ops.attention.programs import dot, lane_tree, larger, seen_product
+from pallas_kernels.ops.attention.sight import Sight
+from pallas_kernels.parts.xla.lanes import log, run_flat
+from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.schedule.cpu.attention import Tile
+
+_FEWEST_ROWS = 2  # a dot with a single row is another operation to XLA
+
+
+class State(NamedTuple):
+    """The online softmax of R rows: one row for each query and each query head of a group.
+
+    Attributes:
+        maximum: (b, K, R) largest score so far, -inf at the start.
+        total: (b, K, R) sum of exp(score - maximum).
+        values: (b, K, R, H) values weighted by the same exponentials.
+    """
+
+    maximum: jax.Array
+    total: jax.Array
+    values: jax.Array
+
+
+def initial_state(sequences: int, heads: int, rows: int, size: int) -> State:
+    """Returns the state before any key."""
+    shape = (sequences, heads, rows)
+    return State(
+        jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, size), jnp.float32)
+    )
+
+
+def tile_rows(queries: int, group: int) -> int:
+    """Returns the rows of a program for so many queries with `group` query heads to a key head."""
+    return max(_FEWEST_ROWS, queries * group)
+
+
+def to_rows(x: jax.Array, heads: int) -> jax.Array:
+    """Brings queries (b, t, N, ...) into the rows (b, K, R, ...) of their key heads, query by query."""
+    b, t, n = x.shape[:3]
+    rows = jnp.moveaxis(x.reshape(b, t, heads, n // heads, *x.shape[3:]), 2, 1)
+    rows = rows.reshape(b, heads, t * (n // heads), *x.shape[3:])
+    missing = tile_rows(t, n // heads) - rows.shape[2]
+    if missing:
+        rows = jnp.pad(rows, [(0, 0), (0, 0), (0, missing)] + [(0, 0)] * (rows.ndim - 3))
+    return rows
+
+
+def from_rows(x: jax.Array, queries: int, group: int) -> jax.Array:
+    """Undoes `to_rows`."""
+    b, heads = x.shape[:2]
+    x = x[:, :, : queries * group].reshape(b, heads, queries, group, *x.shape[3:])
+    return jnp.moveaxis(x, 1, 2).reshape(b, queries, heads * group, *x.shape[4:])
+
+
+def rows_sight(queries: Sight, group: int) -> Sight:
+    """Returns the intervals (b, R) of the rows of queries (b, t)."""
+    missing = tile_rows(queries.first.shape[1], group) - queries.first.shape[1] * group
+    first, last = (jnp.pad(jnp.repeat(x, group, axis=1), [(0, 0), (0, missing)]) for x in queries)
+    return Sight(first, last)
+
+
+def seen_keys(rows: Sight, start: jax.Array, keys: int, mask: jax.Array | None) -> jax.Array:
+    """Returns (b, 1, R, keys) bool, or (b, K, R, keys) with a mask: which keys of a block each row sees."""
+    position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys), 3)
+    first, last = (x[:, None, :, None] for x in rows)
+    seen = (position >= first) & (position < last)
+    return seen if mask is None else seen & mask
+
+
+def masked_scores(
+    query: jax.Array, keys: jax.Array, seen: jax.Array, scale: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    """Returns the scaled and biased scores (b, K, R, keys), -inf where a key is not seen."""
+    raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))))
+    if bias is None:
+        return isolate(jnp.where(seen, raw * scale, -jnp.inf))[0]
+    # Behind a barrier the product is rounded before the sum.
+    (scaled,) = isolate(raw * scale)
+    return isolate(jnp.where(seen, scaled + bias.astype(jnp.float32), -jnp.inf))[0]
+
+
+def block_step(
+    state: State,
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    rows: Sight,
+    start: jax.Array,
+    scale: jax.Array,
+    arrays: ScoreArrays,
+) -> State:
+    """Takes one block of keys into the state. This is the program whose bits the contract states.
+
+    Args:
+        state: Of R rows.
+        query: (b, K, R, H) float32.
+        keys: (b, n, K, H) float32, the first n keys of a block.
+        values: (b, n, K, H) float32.
+        rows: (b, R), what each row sees.
+        start: Absolute position of the block, int32.
+        scale: Factor of the scores, float32.
+        arrays: Bias and mask (b, K, R, n).
+    """
+    query, keys, values, start, scale = isolate(query, keys, values, start, scale)
+    seen = seen_keys(rows, start, keys.shape[1], arrays.mask)
+    scores = masked_scores(query, keys, seen, scale, arrays.bias)
+    # A nan among the scores may get lost here; it comes back with its own weight.
+    maximum = larger(state.maximum, lane_tree(scores, larger))
+    # A row whose scores are all -inf so far has no largest one to subtract.
+    (shift,) = isolate(jnp.where(maximum == -jnp.inf, jnp.float32(0), maximum))
+    (weights,) = isolate(jnp.where(seen, jnp.exp(scores - shift[..., None]), jnp.float32(0)))
+    (decay,) = run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)
+    block_total = lane_tree(weights, lax.add)
+    seen = jnp.broadcast_to(seen, weights.shape)
+    block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))))
+    # Behind a barrier the product is rounded before the sum, wherever the element stands in a vector.
+    total, kept = isolate(state.total * decay, state.values * decay[..., None])
+    changed = rows.in_block(start, keys.shape[1])[:, None, :]
+    new = State(maximum, total + block_total, kept + block_values)
+    return State(*isolate(*(_where_rows(changed, n, o) for n, o in zip(new, state, strict=True))))
+
+
+def _where_rows(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    return jnp.where(condition.reshape(*condition.shape, *[1] * (new.ndim - 3)), new, old)
+
+
+def finish(state: State, rows: Sight, *, masked: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns the outputs (b, K, R, H) and the log-sum-exp (b, K, R) of the scores.
+
+    A row that sees no key gives zeros and -inf; so does, with a bias or a mask, one without a weight above 0.
+    """
+    # XLA turns a division by a broadcast into a product with the reciprocal where it sees one.
+    (total,) = isolate(jnp.broadcast_to(state.total[..., None], state.values.shape))
+    some = (rows.last > rows.first)[:, None, :]
+    if masked:
+        some = some & (state.total != 0)
+    out = jnp.where(some[..., None], state.values / total, jnp.float32(0))
+    lse = jnp.where(some, state.maximum + log(state.total), -jnp.inf)
+    return one_nan(out), one_nan(lse)
+
+
+def one_nan(x: jax.Array) -> jax.Array:
+    """Returns `x` with one bit pattern for nan: which operand's nan goes on is left to the compiler."""
+    return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x)
+
+
+def attend(
+    query: jax.Array,
+    fetch_keys: FetchBlock,
+    fetch_values: FetchBlock,
+    what: Sight,
+    arrays: ScoreArrays = NOTHING,
+    *,
+    heads: int,
+    tile: Tile,
+    key_block: int,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs the program over tiles of sequences and queries.
+
+    Args:
+        query: (B, T, N, H), B and T at least those of the tile.
+        fetch_keys: Reads a block of keys.
+        fetch_values: Reads a block of values.
+        what: (B, T), what each query sees.
+        arrays: Bias and mask, their queries and keys padded as those of the tiles are.
+        heads: Number K of key heads.
+        tile: Sequences and queries of a program.
+        key_block: Keys of a block.
+        scale: Factor of the scores.
+
+    Returns:
+        (B, T, N, H) of the query's dtype and (B, T, N) float32.
+    """
+    batch, length, query_heads, size = query.shape
+    group = query_heads // heads
+    # The last tile of a kind overlaps the one before it; it computes the same bits again.
+    steps = (-(-batch // tile.sequences), -(-length // tile.queries))
+    (factor,) = isolate(jnp.float32(scale))
+
+    def run(first: jax.Array, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def part(x: jax.Array) -> jax.Array:
+            x = lax.dynamic_slice_in_dim(x, first, tile.sequences, axis=0)
+            return lax.dynamic_slice_in_dim(x, begin, tile.queries, axis=1)
+
+        q = to_rows(part(query).astype(jnp.float32), heads)
+        queries = Sight(part(what.first), part(what.last))
+        rows = Sight(*isolate(*rows_sight(queries, group)))
+
+        def body(block: jax.Array, state: State) -> State:
+            k, v = fetch_keys(first, block), fetch_values(first, block)
+            start = block * key_block
+            given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
+            return block_step(state, q, k, v, rows, start, factor, given)
+
+        state = initial_state(tile.sequences, heads, q.shape[2], size)
+        out, lse = finish(lax.fori_loop(*queries.blocks(key_block), body, state), rows, masked=arrays.given)
+        out, lse = isolate(out.astype(query.dtype), lse)
+        return from_rows(out, tile.queries, group), from_rows(lse, tile.queries, group)
+
+    zero = jnp.int32(0)
+    if steps == (1, 1):
+        return run(zero, zero)
+
+    def body(i: jax.Array, results: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        first = jnp.minimum(i // steps[1] * tile.sequences, batch - tile.sequences)
+        begin = jnp.minimum(i % steps[1] * tile.queries, length - tile.queries)
+        out, lse = run(first, begin)
+        return (
+            lax.dynamic_update_slice(results[0], out, (first, begin, zero, zero)),
+            lax.dynamic_update_slice(results[1], lse, (first, begin, zero)),
+        )
+
+    zeros = (jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:3], jnp.float32))
+    results: tuple[jax.Array, jax.Array] = lax.fori_loop(zero, jnp.int32(steps[0] * steps[1]), body, zeros)
+    return results

@@ -1,0 +1,68 @@
+"""Reading one block of keys or values at an absolute position, from a contiguous or a paged cache."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.schedule.cpu.attention import Tile
+
+FetchBlock = Callable[[jax.Array, jax.Array], jax.Array]
+"""Maps the first sequence of a tile and the index of a block to (sequences, keys, K, H) float32."""
+
+
+def contiguous_blocks(cache: jax.Array, tile: Tile, key_block: int) -> FetchBlock:
+    """Returns the reader of a cache (B, S, K, H); positions beyond S read as zeros.
+
+    Nothing else of the cache is copied than the block.
+
+    Args:
+        cache: The keys or the values of all sequences.
+        tile: Of at most B sequences.
+        key_block: Keys of a block.
+    """
+    _, capacity, heads, size = cache.shape
+    held = min(capacity, tile.keys)
+
+    def fetch(first: jax.Array, block: jax.Array) -> jax.Array:
+        start = block * key_block
+        # XLA moves a slice that reaches over the end back, so it is taken early and its content pushed forward.
+        early = jnp.minimum(start, capacity - held)
+        zero = jnp.int32(0)
+        read = lax.dynamic_slice(cache, (first, early, zero, zero), (tile.sequences, held, heads, size))
+        if capacity % tile.keys:
+            read = lax.pad(read, jnp.zeros((), read.dtype), [(0, 0, 0), (0, tile.keys, 0), (0, 0, 0), (0, 0, 0)])
+            read = lax.dynamic_slice_in_dim(read, start - early, tile.keys, axis=1)
+        return isolate(read.astype(jnp.float32))[0]
+
+    return fetch
+
+
+def paged_blocks(pages: jax.Array, page_table: jax.Array, tile: Tile, key_block: int) -> FetchBlock:
+    """Returns the reader of a paged cache.
+
+    Args:
+        pages: (P, page, K, H), the keys or the values of all pages.
+        page_table: (B, n) int32, the pages of each sequence in order. What entries outside of [0, P) read is
+            arbitrary; the caller sees to it that no query sees their keys.
+        tile: Of at most B sequences.
+        key_block: Keys of a block.
+    """
+    number, page, heads, size = pages.shape
+    # The largest piece that never lies across the edge of a page or of a block.
+    piece = math.gcd(page, key_block)
+    pieces = pages.reshape(number * (page // piece), piece, heads, size)
+
+    def fetch(first: jax.Array, block: jax.Array) -> jax.Array:
+        table = lax.dynamic_slice_in_dim(page_table, first, tile.sequences, axis=0)
+        start = block * key_block + jnp.arange(0, tile.keys, piece, dtype=jnp.int32)
+        # The last block may reach over the end of the table; no query sees what is read there.
+        entry = jnp.take(table, start // page, axis=1, mode="clip")
+        index = entry * (page // piece) + (start % page) // piece
+        read = jnp.take(pieces, index, axis=0, mode="clip")
+        return isolate(read.reshape(tile.sequences, tile.keys, heads, size).astype(jnp.float32))[0]
+
+    return fetch

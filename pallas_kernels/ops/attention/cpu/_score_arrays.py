@@ -1,0 +1,70 @@
+"""What is given for every pair of a query and a key: a bias of the scores, and a mask."""
+
+from typing import Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.schedule.cpu.attention import Tile
+
+
+class ScoreArrays(NamedTuple):
+    """Arrays (B or 1, N or 1, T or 1, S or 1), or None.
+
+    Attributes:
+        bias: Added to the scaled scores.
+        mask: bool, false where a query does not see a key.
+    """
+
+    bias: jax.Array | None = None
+    mask: jax.Array | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        return self.bias is not None or self.mask is not None
+
+    def padded(self, front: int, back: int, keys: int) -> "ScoreArrays":
+        """Returns the arrays with further queries before and behind, and whole blocks of keys."""
+
+        def pad(x: jax.Array) -> jax.Array:
+            queries = (front, back) if x.shape[2] > 1 else (0, 0)
+            return jnp.pad(x, [(0, 0), (0, 0), queries, (0, -x.shape[3] % keys if x.shape[3] > 1 else 0)])
+
+        return ScoreArrays(*(None if x is None else pad(x) for x in self))
+
+    def block(self, first: jax.Array, begin: jax.Array, start: jax.Array, tile: Tile) -> "ScoreArrays":
+        """Returns what belongs to a tile of padded queries and its keys.
+
+        Args:
+            first: The tile's first sequence.
+            begin: Its first query.
+            start: Position of its first key.
+            tile: How many there are of each.
+        """
+
+        def part(x: jax.Array) -> jax.Array:
+            for axis, (place, size) in enumerate(
+                ((first, tile.sequences), (None, 0), (begin, tile.queries), (start, tile.keys))
+            ):
+                if place is not None and x.shape[axis] > 1:
+                    x = lax.dynamic_slice_in_dim(x, place, size, axis)
+            return x
+
+        return ScoreArrays(*(None if x is None else part(x) for x in self))
+
+    def by_rows(self, heads: int, tile: Tile, query_heads: int, rows: int) -> "ScoreArrays":
+        """Returns the arrays of a tile as (b, K, R, keys), each head of a query in the row that it has elsewhere."""
+
+        def arrange(x: jax.Array) -> jax.Array:
+            group = query_heads // heads
+            x = jnp.broadcast_to(x, (tile.sequences, query_heads, tile.queries, tile.keys))
+            x = x.reshape(tile.sequences, heads, group, tile.queries, tile.keys).swapaxes(2, 3)
+            x = x.reshape(tile.sequences, heads, tile.queries * group, tile.keys)
+            return jnp.pad(x, [(0, 0), (0, 0), (0, rows - x.shape[2]), (0, 0)])
+
+        return ScoreArrays(*(None if x is None else arrange(x) for x in self))
+
+
+NOTHING: Final = ScoreArrays()

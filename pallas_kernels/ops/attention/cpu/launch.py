@@ -1,0 +1,209 @@
+"""Attention on the CPU: tiles of several shapes that give the bits of one reference tile.
+
+The number of sequences and queries of a tile changes XLA's dot and its vector loops, which mostly keep the order of
+the sums and sometimes do not. So a tile is used only after its program gave the reference's bits on this machine.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from pallas_kernels.contract import attention_contract
+from pallas_kernels.ops.attention.cpu import _backward, _tiling
+from pallas_kernels.ops.attention.cpu._forward import attend
+from pallas_kernels.ops.attention.cpu._keys import contiguous_blocks
+from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
+from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
+from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
+from pallas_kernels.ops.attention.sight import Sight
+from pallas_kernels.parts.xla.remembered import remembered
+from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, REFERENCE, Tile, attention_tiles, gradient_tiles
+
+_SCALE = 0.125
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    page_table: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    spec: AttentionSpec,
+) -> tuple[jax.Array, jax.Array]:
+    """Attends to keys in a contiguous or a paged cache.
+
+    Args:
+        query: (B, T, N, H) float32, bfloat16 or float16.
+        key: (B, S, K, H) of the same dtype, K a divisor of N; or (P, page, K, H) with a page table.
+        value: Of the shape and dtype of `key`.
+        offsets: (B,) int32, absolute position of the first query of each sequence.
+        query_lengths: (B,) int32; later queries see nothing.
+        key_lengths: (B,) int32; what the cache holds beyond is never seen.
+        page_table: (B, n) int32, the pages of each sequence in order; entries for keys below the length must be
+            in [0, P).
+        bias: (B or 1, N or 1, T or 1, S or 1), added to the scaled scores.
+        mask: bool of such a shape; false where a query does not see a key.
+        spec: Order of the sums, scale and mask.
+
+    Returns:
+        The outputs (B, T, N, H) of the query's dtype and the log-sum-exp (B, T, N) of the scores, float32. A query
+        that sees no key gives zeros and -inf.
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> from jax import numpy as jnp
+        >>> from pallas_kernels.contract import attention_contract
+        >>> q, k = jnp.ones((1, 1, 2, 4)), jnp.ones((1, 3, 1, 4))
+        >>> n = jnp.ones(1, jnp.int32)
+        >>> attention(q, k, k, 0 * n, n, 3 * n, spec=AttentionSpec(attention_contract(), 1.0))[0].tolist()
+        [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
+    """
+    caches = (query, key, value, offsets, query_lengths, key_lengths, page_table)
+    return _tiling.run(*caches, ScoreArrays(bias, mask), spec=spec, choose=_verified)
+
+
+def gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    cotangent: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    spec: AttentionSpec,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Runs the backward pass of `attention` over a contiguous cache.
+
+    Args:
+        query: (B, T, N, H).
+        key: (B, S, K, H).
+        value: (B, S, K, H).
+        out: (B, T, N, H), the result of the forward pass.
+        lse: (B, T, N) float32, its log-sum-exp.
+        cotangent: (B, T, N, H), the gradient of `out`.
+        offsets: (B,) int32.
+        query_lengths: (B,) int32.
+        key_lengths: (B,) int32.
+        bias: As in `attention`.
+        mask: As in `attention`.
+        spec: Order of the sums, scale and mask, as in the forward pass.
+
+    Returns:
+        The gradients of `query`, `key` and `value`, of their shapes and dtypes.
+
+    Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
+    """
+    shape = ProgramShape(key.shape[2], query.shape[2] // max(1, key.shape[2]), key.shape[3])
+    tile = next(t for t in gradient_tiles(query.shape[1]) if 0 in key.shape or honours_gradients(t, shape))
+    arrays = (query, key, value, out, lse, cotangent, offsets, query_lengths, key_lengths)
+    return _backward.gradients(*arrays, ScoreArrays(bias, mask), spec=spec, tile=tile)
+
+
+def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> Tile:
+    """Returns the first tile of the schedule that honours the contract."""
+    return next(t for t in attention_tiles(batch, queries, capacity) if honours_contract(t, shape))
+
+
+@functools.cache
+@remembered
+def honours_contract(tile: Tile, shape: ProgramShape) -> bool:
+    """Returns whether a tile gives the reference's bits on this machine, at every position in it.
+
+    The comparison runs once per process and shape, on normal and on widely spread values, over two blocks of keys
+    that some rows see in full, some in part and some not at all. Its result depends on the machine and the jaxlib
+    version, never on time or on the batch.
+
+    Args:
+        tile: The tile to try.
+        shape: The rest of the program's shape.
+    """
+    if tile == REFERENCE:
+        return True
+    sequences, queries = np.arange(tile.sequences) % _SEQUENCES, np.arange(tile.queries) % _QUERIES
+    at = np.ix_(sequences, queries)
+    keys = tile.keys if tile.keys < REFERENCE.keys else 2 * REFERENCE.keys
+    query, key, value, first, last = _probe(shape, keys)
+    actual = _run_probe(tile, query[at], key[sequences], value[sequences], first[at], last[at])
+    expected = _reference_of_probe(shape, keys)
+    return all((a.view(np.uint32) == e[at].view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))
+
+
+# Different sequences and queries of the probe; a tile repeats them.
+_SEQUENCES = 2
+_QUERIES = 3
+
+
+def _probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
+    """Returns queries, keys, values and what is seen of them."""
+    rng = np.random.default_rng([*shape, keys])
+    query = rng.standard_normal((_SEQUENCES, _QUERIES, shape.heads * shape.group, shape.size))
+    query[:, 1] *= 2.0 ** rng.integers(-20, 3, query[:, 1].shape)
+    query[:, 2] = np.linspace(-3, 3, shape.size)
+    key, value = rng.standard_normal((2, _SEQUENCES, keys, shape.heads, shape.size))
+    value[1] *= 2.0 ** rng.integers(-60, 60, value[1].shape)
+    first = np.array([[0, 0, 0], [0, 3, keys // 2 + 9]])
+    last = np.array([[keys, keys // 2, 0], [keys // 2 - 1, keys - 28, keys]])
+    return (*(a.astype(np.float32) for a in (query, key, value)), first.astype(np.int32), last.astype(np.int32))
+
+
+@functools.cache
+def _reference_of_probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
+    return _run_probe(REFERENCE, *_probe(shape, keys))
+
+
+def _run_probe(tile: Tile, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    def program(
+        query: jax.Array, key: jax.Array, value: jax.Array, first: jax.Array, last: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        block = REFERENCE.keys
+        readers = contiguous_blocks(key, tile, block), contiguous_blocks(value, tile, block)
+        what = Sight(first, last)
+        return attend(query, *readers, what, heads=key.shape[2], tile=tile, key_block=block, scale=_SCALE)
+
+    return _compile_and_run(program, *arrays)
+
+
+@functools.cache
+def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
+    """Returns whether a tile of the backward pass gives the reference's bits on this machine.
+
+    Args:
+        tile: The tile to try.
+        shape: The rest of the program's shape.
+    """
+    if tile == GRADIENT_REFERENCE:
+        return True
+    rng = np.random.default_rng([*shape])
+    keys, length = REFERENCE.keys + 40, 2 * tile.queries
+    query, out, cotangent = rng.standard_normal((3, 1, length, shape.heads * shape.group, shape.size))
+    cotangent *= 2.0 ** rng.integers(-30, 30, cotangent.shape)
+    key, value = rng.standard_normal((2, 1, keys, shape.heads, shape.size))
+    lse = np.full(query.shape[:3], 3 + np.log(keys))
+    floats = [x.astype(np.float32) for x in (query, key, value, out, lse, cotangent)]
+    lengths = [np.array([n], np.int32) for n in (keys - length + 5, length - 7, keys)]
+    spec = AttentionSpec(attention_contract(), _SCALE, causal=True)
+    actual, expected = (
+        _compile_and_run(functools.partial(_backward.gradients, spec=spec, tile=t), *floats, *lengths)
+        for t in (tile, GRADIENT_REFERENCE)
+    )
+    return all((a.view(np.uint32) == e.view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))
+
+
+def _compile_and_run(program: Callable[..., tuple[jax.Array, ...]], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    # Compiled ahead of its call: a jitted call in here would become a part of the program that is being traced.
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        compiled = jax.jit(program).lower(*arrays).compile()
+        return tuple(np.asarray(x) for x in compiled(*arrays))

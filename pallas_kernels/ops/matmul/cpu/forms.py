@@ -1,0 +1,113 @@
+"""Forms of a product over blocks of K, for stacks of products.
+
+XLA:CPU hands a dot to one of several libraries by its shape and its operands' layout. A form says what XLA is given;
+which forms keep a contract's order for a shape is found out by comparison (`pallas_kernels.ops.matmul.cpu.verify`).
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
+
+_UNROLLED = 16
+_LARGE = 1 << 20
+_TRANSPOSED_ROWS = 128
+
+Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
+
+
+def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpose_x: bool = False) -> jax.Array:
+    """Adds the products over the blocks of K, upwards.
+
+    Args:
+        stack: `stack_rows` or `stack_columns`.
+        x: (G, M, K) float32, or (G, K, M) with `transpose_x`.
+        w: (G, K, N).
+        k_block: Elements of K in one block; the last one may be shorter.
+        transpose_x: Whether `x` is stored as (G, K, M).
+
+    Returns:
+        (G, M, N).
+    """
+    g, k, n = w.shape
+    m = x.shape[2 if transpose_x else 1]
+    whole = k // k_block
+    cut = whole * k_block
+    total = None
+    if whole:
+        # (K, N) weights are a stack of blocks without being copied.
+        if transpose_x:
+            left = x[:, :cut].reshape(g * whole, k_block, m)
+        else:
+            left = x[:, :, :cut].reshape(g, m, whole, k_block).transpose(0, 2, 1, 3).reshape(g * whole, m, k_block)
+        # Apart from the barrier XLA would take the slice anew in every block.
+        right = w if cut == k else isolate(w[:, :cut])[0]
+        partials = stack(left, right.reshape(g * whole, k_block, n), transpose_x)
+        total = fold(isolate(partials.reshape(g, whole, m, n))[0])
+    if cut < k:
+        left, right = isolate(x[:, cut:] if transpose_x else x[:, :, cut:], w[:, cut:])
+        (tail,) = isolate(stack(left, right, transpose_x))
+        total = tail if total is None else total + tail
+    return jnp.zeros((g, m, n), w.dtype) if total is None else total
+
+
+def fold(partials: jax.Array) -> jax.Array:
+    """(G, blocks, M, N): adds the blocks upwards."""
+
+    def add(total: jax.Array, some: jax.Array) -> jax.Array:
+        return functools.reduce(jnp.add, (some[:, i] for i in range(some.shape[1])), total)
+
+    def body(i: jax.Array, total: jax.Array) -> jax.Array:
+        return add(total, lax.dynamic_slice_in_dim(partials, 1 + i * _UNROLLED, _UNROLLED, 1))
+
+    total = partials[:, 0]
+    loops = (partials.shape[1] - 1) // _UNROLLED
+    if loops > 1:
+        total = lax.fori_loop(jnp.int32(0), jnp.int32(loops), body, total)
+    else:
+        loops = 0
+    return add(total, partials[:, 1 + loops * _UNROLLED :])
+
+
+def crossed(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
+    """(M, K) x (N, K), K whole blocks: every block of a row times every block of the weights, most of it for nothing.
+
+    The weights are read as they are stored. For a few rows that costs less than a copy with each block together.
+    """
+    (m, k), n = x.shape, w.shape[0]
+    blocks = k // k_block
+    y = isolated_dot(x.reshape(m * blocks, k_block), w.reshape(n * blocks, k_block), (((1,), (1,)), ((), ())))
+    y = y.reshape(m, blocks, n, blocks)
+    return functools.reduce(jnp.add, (y[:, i, :, i] for i in range(blocks)))
+
+
+def transposed(w: jax.Array) -> jax.Array:
+    """(N, K) to (K, N) in memory, some rows at a time, so that what is read stays in the cache until it is used."""
+    n, k = w.shape
+    if n * k < _LARGE:
+        return isolate(w.T)[0]
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        some = lax.dynamic_slice_in_dim(w, i * _TRANSPOSED_ROWS, _TRANSPOSED_ROWS)
+        return lax.dynamic_update_slice_in_dim(out, isolate(some.T)[0], i * _TRANSPOSED_ROWS, 1)
+
+    loops = n // _TRANSPOSED_ROWS
+    out = lax.fori_loop(jnp.int32(0), jnp.int32(loops), body, jnp.zeros((k, n), w.dtype))
+    out = lax.dynamic_update_slice_in_dim(out, w[loops * _TRANSPOSED_ROWS :].T, loops * _TRANSPOSED_ROWS, 1)
+    return isolate(out)[0]
+
+
+def stack_rows(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
+    """(S, M, b) x (S, b, N): every block a product of row-major operands."""
+    (x,) = isolate(x.transpose(0, 2, 1) if transpose_x else x)
+    return isolated_dot(x, w, (((2,), (1,)), ((0,), (0,))))
+
+
+def stack_columns(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
+    """The same with the rows stored as columns, which XLA hands to another library, faster for few rows."""
+    (x,) = isolate(x if transpose_x else x.transpose(0, 2, 1))
+    return isolated_dot(x, w, (((1,), (1,)), ((0,), (0,))))

@@ -1,0 +1,83 @@
+"""Activations inside of a Hopper kernel, one PTX instruction after the other, so that every kernel computes the same.
+
+A compiler may contract a product and a sum to one fused multiply-add, and does so or not as the code around them is.
+An instruction that names its rounding is left as it is. Silu, and gelu in its tanh form, are z / (1 + exp(v)): with
+v = -z, and with v = -2 sqrt(2 / pi) (z + 0.044715 z**3), as (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)). The quotient is a
+product by the reciprocal of at most 1 ULP; exp is 2**(v log2(e)), whose relative error grows as |v| 2**-24.
+"""
+
+import math
+import struct
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import vector
+
+from pallas_kernels.ops.matmul.activations import CUBIC, SLOPE, activate
+
+
+def _hex(value: float) -> str:
+    """Returns a float32 number as PTX writes it."""
+    return f"0f{struct.pack('>f', value).hex().upper()}"
+
+
+# $0 is the result, $1 is z, t becomes v log2(e) and then 1 + exp(v).
+_DIVIDE: Final = f"""
+    ex2.approx.ftz.f32 t, t;
+    add.rn.f32 t, t, {_hex(1.0)};
+    rcp.approx.ftz.f32 t, t;
+    mul.rn.f32 $0, $1, t;
+}}"""
+_PTX: Final = {
+    "silu": f"""{{
+    .reg .f32 t;
+    mul.rn.f32 t, $1, {_hex(-math.log2(math.e))};{_DIVIDE}""",
+    "gelu": f"""{{
+    .reg .f32 t;
+    mul.rn.f32 t, $1, $1;
+    fma.rn.f32 t, t, {_hex(-2 * SLOPE * CUBIC * math.log2(math.e))}, {_hex(-2 * SLOPE * math.log2(math.e))};
+    mul.rn.f32 t, t, $1;{_DIVIDE}""",
+}
+
+
+def activate_tile(z: jax.Array, activation: str | None, layout: Any, interpret: Any) -> jax.Array:
+    """Applies an activation by name to what a warpgroup holds in registers; None leaves it as it is.
+
+    Args:
+        z: float32 of any shape.
+        activation: "gelu" (tanh form), "silu", "relu" or None.
+        layout: Layout of `z`.
+        interpret: Whether the interpreter runs the kernel: it computes the portable form.
+
+    Returns:
+        Of the shape and the layout of `z`. nan and infinities become what they become in the portable form.
+    """
+    if interpret or activation not in _PTX:
+        return activate(z, activation)
+    ptx = _PTX[activation]
+
+    def apply(_: Any, z: Any) -> Any:
+        registers = z.registers.copy()
+        for at in range(registers.size):
+            registers.flat[at] = _each_element(ptx, registers.flat[at])
+        return mgpu.FragmentedArray(_registers=registers, _layout=z.layout, _is_signed=None)
+
+    kind = plgpu.ShapeDtypeStruct(z.shape, z.dtype, layout=layout)
+    result: jax.Array = plgpu.inline_mgpu(arg_types=(layout,), return_type=kind)(apply)(z)
+    return result
+
+
+def _each_element(ptx: str, register: Any) -> Any:
+    """Runs instructions on a register that holds one number, or a vector of them."""
+    f32 = ir.F32Type.get()
+    if not isinstance(register.type, ir.VectorType):
+        return mgpu.utils.inline_ptx(ptx, register, result_types=f32)
+    for i in range(ir.VectorType(register.type).shape[0]):
+        at = ir.DenseI64ArrayAttr.get([i])
+        element = vector.extract(register, dynamic_position=[], static_position=at)
+        element = mgpu.utils.inline_ptx(ptx, element, result_types=f32)
+        register = vector.insert(element, register, dynamic_position=[], static_position=at)
+    return register

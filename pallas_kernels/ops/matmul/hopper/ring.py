@@ -1,0 +1,377 @@
+"""The kernel of the Hopper matmul: one producer warpgroup, one or more computing ones, a ring of stages between them.
+
+The producer copies tiles of both operands into shared memory (TMA), the computing warpgroups multiply them (wgmma)
+into float32 accumulators and write the result. Every accumulator is one chain over K upwards in steps of 16, whatever
+the schedule: tiles and stages decide who computes an element and when, never in which order it is summed.
+What happens to a finished accumulator is `hopper.epilogue`.
+
+wgmma multiplies rows by columns. With `schedule.swap` the weights are the rows and the activations the columns, so
+that a small batch fills 8 columns instead of 64 rows; without it the activations are the rows.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.contract import add_as_tree
+from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, add_tiles, make_store
+from pallas_kernels.parts.hopper.operand import ROWS, SWIZZLE_BYTES, Operand, in_stack
+from pallas_kernels.parts.hopper.pipeline import COMPUTE_REGISTERS, PRODUCER_REGISTERS, Place, Ring, Walk, here, launch
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+
+
+@dataclass(frozen=True)
+class Shards:
+    """K cut into chains of their own (`pallas_kernels.contract.SplitWgmmaContract`).
+
+    Attributes:
+        count: Number of shards, at least 2.
+        length: Elements of K in one, a multiple of the schedule's `k_step`.
+        across: Whether a block sums one shard and leaves the tree to others, or all of them and their tree.
+    """
+
+    count: int
+    length: int
+    across: bool
+
+
+@in_32_bits
+def ring_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    epilogue: Epilogue,
+    *,
+    total: jax.Array | None = None,
+    schedule: MatmulSchedule,
+    transpose_w: bool,
+    transpose_x: bool = False,
+    out_dtype: Any,
+    interpret: Any,
+    shards: Shards | None = None,
+) -> jax.Array:
+    """Runs the kernel on operands that the copy engine can address.
+
+    Args:
+        x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1. (K, M) with `transpose_x`, where M is a
+            multiple of 16. A matrix beside a stack of `w` belongs to every entry.
+        w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry.
+        epilogue: What is done to the float32 sums before they are rounded.
+        total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
+            block computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
+        schedule: Tiles and stages.
+        transpose_w: Whether `w` is stored as (N, K).
+        transpose_x: Whether `x` is stored as (K, M).
+        out_dtype: Dtype of the result; rounded from the float32 accumulator once.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+        shards: The cut of K, for matrices; by default there is one chain.
+
+    Returns:
+        (M, N) or (B, M, N) of `out_dtype`; with shards across blocks (count, M, N), the shards' own sums.
+    """
+    stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
+    m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
+    across, length, chains = False, k, 1
+    if shards is not None:
+        across, length = shards.across, shards.length
+        stack, chains = ((shards.count,), 1) if across else ((), shards.count)
+    x_side, w_side = _operands(m, k, n, x.dtype, epilogue, s, transpose_x, transpose_w)
+    rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
+    walk = Walk(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
+    chain_steps = -(-length // s.k_step)
+    shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)  # of an accumulator
+    call = _Call(
+        epilogue,
+        make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue),
+        s,
+        rows,
+        columns,
+        walk,
+        Ring.of(walk, chains * chain_steps, s.stages),
+        shape,
+        chains,
+        chain_steps,
+        length if across else None,
+        total is not None,
+        interpret,
+    )
+    run = launch(
+        call.kernel,
+        ((*stack, m, n), out_dtype),
+        call.scratch(x.dtype, out_dtype),
+        blocks=walk.blocks,
+        warpgroups=s.warpgroups + 1,
+        interpret=interpret,
+    )
+    return run(x, w, *([] if total is None else [total]), *epilogue.inputs)
+
+
+def _operands(
+    m: int, k: int, n: int, dtype: Any, epilogue: Epilogue, s: MatmulSchedule, transpose_x: bool, transpose_w: bool
+) -> tuple[Operand, Operand]:
+    """Returns the activations and the weights as they pass through shared memory."""
+    sources = 2 if epilogue.gated else 1
+    swizzle, w_tile = SWIZZLE_BYTES // dtype.itemsize, s.block_n // sources
+    if not transpose_w:
+        swizzle = math.gcd(swizzle, n, w_tile)
+    if transpose_x:
+        swizzle = math.gcd(swizzle, m, s.block_m)
+    loaded = s.block_m if transpose_x or m > s.block_m else min(s.block_m, -(-m // ROWS) * ROWS)
+    return (
+        Operand(m, k, not transpose_x, s.block_m, loaded, swizzle, s.k_step),
+        Operand(n, k, transpose_w, w_tile, w_tile, swizzle, s.k_step, sources),
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is fixed about a launch.
+
+    Attributes:
+        epilogue: What is done to the sums.
+        store: How a tile leaves.
+        schedule: Tiles and stages.
+        rows: wgmma's rows.
+        columns: wgmma's columns.
+        walk: How blocks walk the tiles.
+        ring: The stages.
+        shape: Rows and columns of an accumulator.
+        chains: Chains over K in a tile, which are added as a tree.
+        chain_steps: Steps of one chain.
+        shard: Elements of K in the shard that an entry of the stack stands for; None where the stack is one of results.
+        continued: Whether the sums start with what is given.
+        interpret: Whether the interpreter runs the kernel.
+    """
+
+    epilogue: Epilogue
+    store: Store
+    schedule: MatmulSchedule
+    rows: Operand
+    columns: Operand
+    walk: Walk
+    ring: Ring
+    shape: tuple[int, int]
+    chains: int
+    chain_steps: int
+    shard: int | None
+    continued: bool
+    interpret: Any
+
+    @property
+    def alias(self) -> list[bool]:
+        """Which of rows, columns and store need their shared memory as plain rows too."""
+        return [not self.interpret and one.ragged for one in (self.rows, self.columns, self.store)]
+
+    @property
+    def takers(self) -> int:
+        """Warpgroups that take tiles in turn."""
+        return self.schedule.warpgroups if self.schedule.split == "tiles" else 1
+
+    @property
+    def pieces(self) -> int:
+        """Products of a step, for each source."""
+        return max(self.rows.pieces, self.columns.pieces)
+
+    @property
+    def sources(self) -> int:
+        """Accumulators of a tile."""
+        return max(self.rows.sources, self.columns.sources)
+
+    def scratch(self, dtype: Any, out_dtype: Any) -> list[Any]:
+        """Returns the shared memory and the barriers of a block."""
+        s, ring, (rows_alias, columns_alias, store_alias) = self.schedule, self.ring, self.alias
+        return [
+            self.rows.scratch(ring.stages, dtype, rows_alias),
+            self.columns.scratch(ring.stages, dtype, columns_alias),
+            self.store.scratch(s.warpgroups, out_dtype, store_alias),
+            plgpu.Barrier(
+                num_arrivals=self.rows.arrivals + self.columns.arrivals, num_barriers=ring.stages * self.takers
+            ),
+            plgpu.Barrier(num_arrivals=s.warpgroups // self.takers, num_barriers=ring.stages),
+            *([] if self.epilogue.residual is None else [self.store.barrier(s.warpgroups, store_alias)]),
+        ]
+
+    def kernel(self, x: Any, w: Any, *refs: Any) -> None:
+        """The body of a block."""
+        total, refs = (refs[0], refs[1:]) if self.continued else (None, refs)
+        up, bias, residual, (out, *scratch) = self.epilogue.take(refs)
+        rows, columns, buffers = (
+            ref if aliased else (ref, None) for ref, aliased in zip(scratch, self.alias, strict=False)
+        )
+        full, empty, *fetched = scratch[3:]
+        weights = [w] if up is None else [w, up]
+        warpgroup, block = here()
+        body = _Body(
+            call=self,
+            row_sources=weights if self.schedule.swap else [x],
+            column_sources=[x] if self.schedule.swap else weights,
+            rows=rows,
+            columns=columns,
+            buffers=buffers,
+            out=out,
+            total=total,
+            bias=bias,
+            residual=residual,
+            full=full,
+            empty=empty,
+            fetched=fetched[0] if fetched else None,
+            warpgroup=warpgroup,
+            block=block,
+            count=self.walk.count(block),
+        )
+        pl.when(warpgroup == self.schedule.warpgroups)(body.produce)
+        pl.when(warpgroup < self.schedule.warpgroups)(body.consume)
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A block: what is fixed, and its references.
+
+    Attributes:
+        call: What is fixed.
+        row_sources: wgmma's rows in memory.
+        column_sources: wgmma's columns in memory.
+        rows: Their stages in shared memory, and the same as plain rows or None.
+        columns: The same of the columns.
+        buffers: The same of the store.
+        out: The result.
+        total: The sums to continue, or None.
+        bias: The bias, or None.
+        residual: The residual, or None.
+        full: Barriers of the stages that have arrived.
+        empty: Barriers of the stages that have been read.
+        fetched: Barriers of the residual, or None.
+        warpgroup: This warpgroup.
+        block: This block.
+        count: Tiles of this block.
+    """
+
+    call: _Call
+    row_sources: list[Any]
+    column_sources: list[Any]
+    rows: tuple[Any, Any]
+    columns: tuple[Any, Any]
+    buffers: tuple[Any, Any]
+    out: Any
+    total: Any
+    bias: Any
+    residual: Any
+    full: Any
+    empty: Any
+    fetched: Any
+    warpgroup: Any
+    block: Any
+    count: Any
+
+    def arrival(self, tile: Any, slot: Any) -> Any:
+        """The barrier of a stage: one for each taker, because a barrier must see all who wait wait each time."""
+        takers = self.call.takers
+        return slot if takers == 1 else lax.rem(tile, takers) * self.call.ring.stages + slot
+
+    def produce(self) -> None:
+        """Copies both operands of all tiles of the block."""
+        call, s = self.call, self.call.schedule
+        if s.warpgroups > 1:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+
+        def begin(tile: Any) -> tuple[Place, Any]:
+            place = call.walk.place(self.block, tile)
+            return place, 0 if call.shard is None else place.entry * call.shard
+
+        def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
+            place, start = begun
+            for operand, sources, (tiled, plain), first in (
+                (call.rows, self.row_sources, self.rows, place.row),
+                (call.columns, self.column_sources, self.columns, place.column),
+            ):
+                k, full = start + step * s.k_step, self.full.at[self.arrival(tile, slot)]
+                entries = [in_stack(source, place.entry) for source in sources]
+                operand.copy(entries, tiled if plain is None else plain, first, k, slot, full)
+
+        call.ring.produce(self.count, self.empty, begin, copy)
+
+    def consume(self) -> None:
+        """Multiplies and stores this warpgroup's part of the tiles of the block."""
+        call, s, takers = self.call, self.call.schedule, self.call.takers
+        if s.warpgroups > 1:
+            plgpu.set_max_registers(COMPUTE_REGISTERS[s.warpgroups], action="increase")
+        row_offset = self.warpgroup * call.shape[0] if s.split == "rows" else 0
+        tiled, plain = self.buffers
+        ending = Ending(
+            call.epilogue,
+            call.store,
+            s.swap,
+            self.out,
+            tiled.at[self.warpgroup],
+            None if plain is None else plain.at[self.warpgroup],
+            self.bias,
+            self.residual,
+            None if self.fetched is None else self.fetched.at[self.warpgroup],
+            call.interpret,
+        )
+        part = pl.ds(row_offset, call.shape[0]) if call.rows.tile > call.shape[0] else slice(None)
+
+        @pl.loop(0, self.count if takers == 1 else lax.div(self.count - self.warpgroup + takers - 1, takers))
+        def _(turn: Any) -> None:
+            tile = turn if takers == 1 else turn * takers + self.warpgroup
+            _, entry, row, column = call.walk.place(self.block, tile)
+            row = row + row_offset
+            ending.begin(entry, row, column, call.shape)
+            sums = add_as_tree(lambda i: self.chain(i, tile, entry, row, column, part), call.chains, add_tiles)
+            ending.finish(sums, entry, row, column)
+
+        plgpu.wait_smem_to_gmem(0)
+
+    def chain(self, index: int, tile: Any, entry: Any, row: Any, column: Any, part: Any) -> Any:
+        """Sums the steps of one chain."""
+        call = self.call
+        first, last = index * call.chain_steps, (index + 1) * call.chain_steps
+
+        def previous() -> Any:
+            """Returns this warpgroup's part of the sums to continue."""
+            at = pl.ds(row, call.shape[0]), pl.ds(column, call.shape[1])
+            return plgpu.load(in_stack(self.total, entry).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
+
+        def accumulate(*accumulators: Any) -> Any:
+            if self.total is not None and not call.interpret:
+                accumulators[0][...] = previous()
+            self.multiply(accumulators, tile, first, part)
+
+            @pl.loop(first + 1, last)
+            def _(step: Any) -> None:
+                self.multiply(accumulators, tile, step, part)
+                # The products of the step before are done, this one's go on.
+                plgpu.wgmma_wait(call.pieces * call.sources)
+                self.release(tile, step - 1)
+
+            plgpu.wgmma_wait(0)
+            self.release(tile, last - 1)
+            results = tuple(accumulator[...] for accumulator in accumulators)
+            if self.total is not None and call.interpret:
+                # The interpreter cannot store to an accumulator: another order.
+                return (results[0] + previous(),)
+            return results
+
+        return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(call.shape, jnp.float32)] * call.sources)
+
+    def multiply(self, accumulators: Any, tile: Any, step: Any, part: Any) -> None:
+        """Waits for a stage and starts its products; `part` of the rows is this warpgroup's."""
+        call = self.call
+        slot = call.ring.slot(tile, step)
+        plgpu.barrier_wait(self.full.at[self.arrival(tile, slot)])
+        for piece in range(call.pieces):
+            for source, accumulator in enumerate(accumulators):
+                left = call.rows.read(self.rows[0], slot, source, piece, call.pieces, part)
+                right = call.columns.read(self.columns[0], slot, source, piece, call.pieces, slice(None))
+                plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+
+    def release(self, tile: Any, step: Any) -> None:
+        """Gives a stage back."""
+        plgpu.barrier_arrive(self.empty.at[self.call.ring.slot(tile, step)])

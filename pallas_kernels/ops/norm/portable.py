@@ -1,0 +1,240 @@
+"""Norms of rows and their gradients, on any platform.
+
+Every step is a correctly rounded operation and no product is contracted with a sum (`parts.xla.lanes`), so the bits
+are those of the formulas in the docstrings, with sums in the order of `RowContract`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.contract import ChunkContract, RowContract
+from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, add_rows, divide, map_rows
+from pallas_kernels.parts.xla.tiles import fold_row_chunks, isolate
+
+
+def rms_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    *,
+    eps: float,
+    contract: RowContract,
+) -> Arrays:
+    """Divides rows by their root mean square: h * (1 / sqrt(sum(h * h) / C + eps)) * weight, h = x + residual.
+
+    Args:
+        x: (M, C) of any floating dtype.
+        weight: (C,) of any floating dtype.
+        residual: (M, C) of the dtype of `x`; the sum is rounded to that dtype before the norm is taken.
+        eps: Added to the mean square.
+        contract: Order of the sum.
+
+    Returns:
+        The result (M, C) in the dtype of `x`, the factor of each row (M, 1) in float32, and, if a residual is given,
+        the sum h (M, C).
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> from pallas_kernels.contract import row_contract
+        >>> y, factor = rms_norm(jnp.array([[3.0, 3.0]]), eps=0.0, contract=row_contract())
+        >>> y.tolist(), factor.shape
+        ([[1.0, 1.0]], (1, 1))
+    """
+    c = x.shape[1]
+    row = jax.ShapeDtypeStruct((c,), x.dtype)
+    out = [row, STATISTIC] if residual is None else [row, STATISTIC, row]
+    scale = _scale(weight)
+
+    def program(x: jax.Array, *residual: jax.Array) -> Arrays:
+        h = x.astype(jnp.float32)
+        if residual:
+            (total,) = isolate((h + residual[0].astype(jnp.float32)).astype(x.dtype))
+            h = total.astype(jnp.float32)
+        (square,) = isolate(h * h)
+        factor = _reciprocal_root(add_lanes(square, contract), c, eps)
+        y = h * factor if scale is None else h * factor * scale
+        return (y.astype(x.dtype), factor, total) if residual else (y.astype(x.dtype), factor)
+
+    rows = [x] if residual is None else [x, residual]
+    return map_rows(program, rows, out)
+
+
+def rms_norm_gradient(
+    h: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    weight: jax.Array | None = None,
+    g_sum: jax.Array | None = None,
+    *,
+    contract: RowContract,
+) -> Arrays:
+    """Returns the gradient of `rms_norm`: factor * (gw - n * (sum(gw * n) / C)) + g_sum.
+
+    Here n = h * factor and gw = g * weight.
+
+    Args:
+        h: (M, C), the rows whose norm was taken.
+        factor: (M, 1) float32, from `rms_norm`.
+        g: (M, C), cotangent of the result.
+        weight: (C,) of any floating dtype.
+        g_sum: (M, C), cotangent of the sum with the residual.
+        contract: Order of the sums.
+
+    Returns:
+        The gradient (M, C) of `h` in its dtype.
+
+    Guarantee: row-invariant.
+    """
+    c = h.shape[1]
+    out = [jax.ShapeDtypeStruct((c,), h.dtype)]
+    scale = _scale(weight)
+
+    def program(h: jax.Array, factor: jax.Array, g: jax.Array, *g_sum: jax.Array) -> Arrays:
+        g = g.astype(jnp.float32)
+        normal = h.astype(jnp.float32) * factor
+        (gw,) = isolate(g if scale is None else g * scale)
+        (product,) = isolate(gw * normal)
+        (shift,) = isolate(normal * _mean(product, contract))
+        dh = factor * (gw - shift)
+        if g_sum:
+            dh = isolate(dh)[0] + g_sum[0].astype(jnp.float32)
+        return (dh.astype(h.dtype),)
+
+    rows = [h, factor, g] if g_sum is None else [h, factor, g, g_sum]
+    return map_rows(program, rows, out)
+
+
+def layer_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    eps: float,
+    contract: RowContract,
+) -> Arrays:
+    """Normalises rows: d * (1 / sqrt(sum(d * d) / C + eps)) * weight + bias, d = x - sum(x) / C.
+
+    Args:
+        x: (M, C) of any floating dtype.
+        weight: (C,) of any floating dtype.
+        bias: (C,) of any floating dtype.
+        eps: Added to the variance.
+        contract: Order of the sums.
+
+    Returns:
+        The result (M, C) in the dtype of `x`, and the mean and the factor of each row, (M, 1) float32.
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> from pallas_kernels.contract import row_contract
+        >>> y, mean, factor = layer_norm(jnp.array([[1.0, 3.0]]), eps=0.0, contract=row_contract())
+        >>> y.tolist(), mean.tolist(), factor.tolist()
+        ([[-1.0, 1.0]], [[2.0]], [[1.0]])
+    """
+    c = x.shape[1]
+    out = [jax.ShapeDtypeStruct((c,), x.dtype), STATISTIC, STATISTIC]
+    scale, shift = _scale(weight), _scale(bias)
+
+    def program(x: jax.Array) -> Arrays:
+        mean = _mean(x, contract)
+        d = x.astype(jnp.float32) - mean
+        (square,) = isolate(d * d)
+        factor = _reciprocal_root(add_lanes(square, contract), c, eps)
+        y = d * factor if scale is None else d * factor * scale
+        if shift is not None:
+            y = isolate(y)[0] + shift
+        return y.astype(x.dtype), mean, factor
+
+    return map_rows(program, [x], out)
+
+
+def layer_norm_gradient(
+    x: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    contract: RowContract,
+) -> Arrays:
+    """Returns the gradient of `layer_norm`: factor * (gw - sum(gw) / C - n * (sum(gw * n) / C)).
+
+    Here n = (x - mean) * factor and gw = g * weight.
+
+    Args:
+        x: (M, C), the rows that were normalised.
+        mean: (M, 1) float32, from `layer_norm`.
+        factor: (M, 1) float32, from `layer_norm`.
+        g: (M, C), cotangent of the result.
+        weight: (C,) of any floating dtype.
+        contract: Order of the sums.
+
+    Returns:
+        The gradient (M, C) of `x` in its dtype.
+
+    Guarantee: row-invariant.
+    """
+    c = x.shape[1]
+    out = [jax.ShapeDtypeStruct((c,), x.dtype)]
+    scale = _scale(weight)
+
+    def program(x: jax.Array, mean: jax.Array, factor: jax.Array, g: jax.Array) -> Arrays:
+        g = g.astype(jnp.float32)
+        normal = (x.astype(jnp.float32) - mean) * factor
+        (gw,) = isolate(g if scale is None else g * scale)
+        (product,) = isolate(gw * normal)
+        (shift,) = isolate(normal * _mean(product, contract))
+        return ((factor * (gw - _mean(gw, contract) - shift)).astype(x.dtype),)
+
+    return map_rows(program, [x, mean, factor, g], out)
+
+
+def weight_gradient(
+    h: jax.Array, factor: jax.Array, g: jax.Array, mean: jax.Array | None = None, *, contract: ChunkContract
+) -> jax.Array:
+    """Returns the gradient of the weight of a norm: g * ((h - mean) * factor), added over the rows.
+
+    Args:
+        h: (M, C), the rows whose norm was taken.
+        factor: (M, 1) float32, from `rms_norm` or `layer_norm`.
+        g: (M, C), cotangent of the result.
+        mean: (M, 1) float32, from `layer_norm`.
+        contract: Order of the sum over the rows, those of a chunk by a halving tree.
+
+    Returns:
+        (C,) float32.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
+
+    Example:
+        >>> from pallas_kernels.contract import chunk_contract
+        >>> h, factor = jnp.ones((3, 2)), jnp.full((3, 1), 2.0)
+        >>> weight_gradient(h, factor, h, contract=chunk_contract()).tolist()
+        [6.0, 6.0]
+    """
+
+    def chunk_sum(h: jax.Array, factor: jax.Array, g: jax.Array, *mean: jax.Array) -> jax.Array:
+        d = h.astype(jnp.float32)
+        if mean:
+            d = d - mean[0]
+        (normal,) = isolate(d * factor)
+        return add_rows(isolate(g.astype(jnp.float32) * normal)[0])
+
+    rows = isolate(h, factor, g) if mean is None else isolate(h, factor, g, mean)
+    return fold_row_chunks(chunk_sum, rows, contract.rows, jnp.zeros(h.shape[1:], jnp.float32))
+
+
+def _mean(x: jax.Array, contract: RowContract) -> jax.Array:
+    return isolate(divide(add_lanes(x, contract), x.shape[1]))[0]
+
+
+def _reciprocal_root(total: jax.Array, columns: int, eps: float) -> jax.Array:
+    # The root stands apart, or it would become an rsqrt, which is not rounded correctly.
+    (root,) = isolate(jnp.sqrt(divide(total, columns) + jnp.float32(eps)))
+    return isolate(1 / root)[0]
+
+
+def _scale(weight: jax.Array | None) -> jax.Array | None:
+    return None if weight is None else isolate(weight)[0].astype(jnp.float32)

@@ -1,0 +1,218 @@
+"""Sums over the rows of a batch on a Hopper GPU, in the order of `ChunkContract`.
+
+A block takes a chunk of 128 rows and a strip of columns, of which every thread owns some, and adds what a step makes of
+each row by the halving tree: its warpgroups share out the eight sums of 16 rows that the last three steps of the tree
+add. A second kernel adds the chunk sums upwards. No atomics: the order is the contract's.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.contract import ROW_CHUNK, ChunkContract
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.strip import Strip
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.schedule.hopper.batch_sum import FEW_ROWS, PARTS, ChunkSchedule, chunk_schedule
+
+_AT_ONCE: Final = 32  # chunk sums that are loaded together
+
+Step = Callable[..., jax.Array]
+
+
+def supports(columns: int, contract: ChunkContract) -> bool:
+    """Whether the kernels take rows of this length and this contract."""
+    return columns >= WARPGROUP and contract.rows == ROW_CHUNK
+
+
+@in_32_bits
+def sum_chunks(
+    step: Step,
+    rows: Sequence[jax.Array],
+    total: jax.Array | None = None,
+    *,
+    given: Sequence[jax.Array] = (),
+    interpret: Any,
+    schedule: ChunkSchedule | None = None,
+) -> jax.Array:
+    """Adds what a step makes of every row.
+
+    Args:
+        step: Maps float32 columns of each array and the row's numbers to float32 columns, each column on its own.
+        rows: (M, C) arrays; C at least 128.
+        total: (C,) float32, where the sum starts; at zeros by default.
+        given: (M, 1) float32 arrays, numbers for each row.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+        schedule: How the work is cut; chosen from the shape by default. No schedule moves a bit.
+
+    Returns:
+        (C,) float32.
+    """
+    m, c = rows[0].shape
+    if m == 0:
+        return jnp.zeros(c, jnp.float32) if total is None else total
+    if schedule is None:
+        schedule = chunk_schedule(m, c, max(x.dtype.itemsize for x in rows))
+    if total is None and interpret:
+        total = jnp.zeros(c, jnp.float32)  # a zero that XLA can see it would leave out, and -0 stay -0
+    start = [] if total is None else [total]
+    if m <= ROW_CHUNK:
+        return _chunk_sums(step, rows, given, start, interpret, schedule).reshape(c)
+    return _add_upwards(_chunk_sums(step, rows, given, [], interpret, schedule), start, interpret)
+
+
+def _chunk_sums(
+    step: Step,
+    rows: Sequence[jax.Array],
+    given: Sequence[jax.Array],
+    start: Sequence[jax.Array],
+    interpret: Any,
+    schedule: ChunkSchedule,
+) -> jax.Array:
+    """(chunks, C) float32; of a single chunk, added to `start` or a zero."""
+    m, c = rows[0].shape
+    width, warpgroups = WARPGROUP * schedule.neighbours, schedule.warpgroups
+    few, masked = m <= FEW_ROWS, m % ROW_CHUNK != 0
+    if PARTS % warpgroups or width > c or c % schedule.neighbours:
+        raise ValueError(
+            f"expected 1, 2, 4 or {PARTS} warpgroups, neighbours that divide {c} columns, and strips within them; "
+            f"got {schedule}."
+        )
+
+    def kernel(*refs: Any) -> None:
+        sources, numbers = refs[: len(rows)], refs[len(rows) : len(rows) + len(given)]
+        begin, (out, scratch, *meeting) = refs[len(rows) + len(given) : -_trailing], refs[-_trailing:]
+        chunk, warpgroup = lax.axis_index("chunk"), lax.axis_index("warpgroup")
+
+        def leaf(strip: Strip, row: Any) -> jax.Array:
+            index = chunk * ROW_CHUNK + row
+            inside = jnp.minimum(index, m - 1) if masked else index
+            columns = [strip.load(s, inside, interpret).astype(jnp.float32) for s in sources]
+            value = step(*columns, *(n[inside, 0] for n in numbers))
+            return jnp.where(jnp.broadcast_to(index, (width,)) < m, value, jnp.float32(0)) if masked else value
+
+        def add(column: Any, parts: Any) -> None:
+            at = pl.ds(column, width)
+            strip = Strip(column, 0, c, width, schedule.neighbours, whole=True)
+
+            def finish(total: jax.Array) -> None:
+                if begin:
+                    total = plgpu.load(begin[0].at[at], layout=strided(width)) + total
+                elif m <= ROW_CHUNK:
+                    total = total + jnp.float32(0)
+                out[chunk, at] = total
+
+            if few:
+                # The rows that are missing count as zeros, which need not be loaded.
+                whole = functools.partial(_tree, lambda row: leaf(strip, row) if row < m else None, ROW_CHUNK)
+                pl.when(warpgroup == 0)(lambda: finish(whole()))
+                return
+
+            @pl.loop(0, PARTS // warpgroups)
+            def _(turn: Any) -> None:
+                part = turn * warpgroups + warpgroup
+                parts[part, :] = _tree(lambda k: leaf(strip, part + PARTS * k), ROW_CHUNK // PARTS)
+
+            def finish_parts() -> None:
+                finish(_tree(lambda part: plgpu.load(parts.at[part], layout=strided(width)), PARTS))
+
+            if not meeting:
+                finish_parts()  # a thread reads what it wrote itself
+                return
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(meeting[0])
+            plgpu.barrier_wait(meeting[0])
+            pl.when(warpgroup == 0)(finish_parts)
+
+        # A block that handles a second strip has memory of its own for it: a warpgroup may still read the first parts.
+        strip = lax.axis_index("strip")
+        add(strip * width, scratch.at[0])
+        if c % width:
+            pl.when(strip == c // width - 1)(lambda: add(c - width, scratch.at[1]))
+
+    scratch: list[Any] = [plgpu.SMEM((2 if c % width else 1, PARTS, width), jnp.float32)]
+    if warpgroups > 1:
+        scratch.append(plgpu.Barrier(num_arrivals=warpgroups))
+    _trailing = 1 + len(scratch)
+    launch = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), jnp.float32),
+        grid=(c // width, -(-m // ROW_CHUNK)),
+        grid_names=("strip", "chunk"),
+        num_threads=warpgroups,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        compiler_params=_parameters(),
+        interpret=interpret,
+    )
+    sums: jax.Array = launch(*rows, *given, *start)
+    return sums
+
+
+def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) -> jax.Array:
+    """(chunks, C) to (C,): added to `start` or a zero."""
+    chunks, c = sums.shape
+
+    def kernel(sums: Any, *refs: Any) -> None:
+        *begin, out = refs
+
+        def add_strip(column: Any) -> None:
+            at = pl.ds(column, WARPGROUP)
+
+            def add(first: Any, count: int, total: jax.Array) -> jax.Array:
+                columns = [plgpu.load(sums.at[first + i, at], layout=strided(WARPGROUP)) for i in range(count)]
+                for column in columns:
+                    total = total + column
+                return total
+
+            first = 0 if begin else 1
+            total = plgpu.load((begin[0] if begin else sums.at[0]).at[at], layout=strided(WARPGROUP))
+            if not begin:
+                total = total + jnp.float32(0)
+            groups, left = divmod(chunks - first, _AT_ONCE)
+            if groups:
+                total = lax.fori_loop(0, groups, lambda i, total: add(first + i * _AT_ONCE, _AT_ONCE, total), total)
+            out[at] = add(first + groups * _AT_ONCE, left, total)
+
+        strip = lax.axis_index("strip")
+        add_strip(strip * WARPGROUP)
+        if c % WARPGROUP:
+            # The last strip ends where the row ends; what it shares with the one before is written twice.
+            pl.when(strip == c // WARPGROUP - 1)(lambda: add_strip(c - WARPGROUP))
+
+    launch = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((c,), jnp.float32),
+        grid=(c // WARPGROUP,),
+        grid_names=("strip",),
+        compiler_params=_parameters(),
+        interpret=interpret,
+    )
+    result: jax.Array = launch(sums, *start)
+    return result
+
+
+def _tree(leaf: Callable[[Any], Any], count: int) -> Any:
+    """Adds leaves 0 .. count - 1 by halves: leaf i plus leaf i + count / 2, and so on. A leaf of None is a zero."""
+
+    def node(at: int, stride: int) -> Any:
+        if stride == count:
+            return leaf(at)
+        low, high = node(at, 2 * stride), node(at + stride, 2 * stride)
+        if low is not None and high is not None:
+            return low + high
+        present = high if low is None else low
+        # Adding a zero is not nothing: it makes +0 of -0.
+        return None if present is None else present + jnp.float32(0)
+
+    return node(0, 1)
+
+
+def _parameters() -> plgpu.CompilerParams:
+    return plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)

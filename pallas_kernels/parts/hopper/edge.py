@@ -1,0 +1,79 @@
+"""Blocks of 128 columns of which only the first few exist, read from memory and written to it by a warpgroup."""
+
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref, scf, vector
+
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+
+
+def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
+    """Returns the columns from `column` on as (128,) float32, -inf from the `valid`-th on, which is not read.
+
+    Args:
+        row: Reference to a row in memory, (C,).
+        column: First column of the block; at least `valid` follow.
+        valid: How many columns there are.
+        interpret: Whether the interpreter runs the kernel.
+    """
+    if interpret:
+        block = row[pl.ds(column, valid)].astype(jnp.float32)
+        return lax.pad(block, jnp.float32(-jnp.inf), [(0, WARPGROUP - valid, 0)])
+
+    columns = plgpu.ShapeDtypeStruct((WARPGROUP,), jnp.dtype(jnp.float32), layout=strided(WARPGROUP))
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())), return_type=columns)
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, row: Any, column: Any) -> Any:
+        f32, thread = ir.F32Type.get(), _thread()
+        exists = arith.cmpi(arith.CmpIPredicate.ult, thread, mgpu.c(valid, thread.type))
+        # Threads without a column read the block's first one.
+        at = arith.addi(column.registers.item(), arith.select(exists, thread, mgpu.c(0, thread.type)))
+        value = memref.load(row, [arith.index_cast(ir.IndexType.get(), at)])
+        if value.type != f32:
+            value = arith.extf(f32, value)
+        value = arith.select(exists, value, mgpu.c(float("-inf"), f32))
+        registers = mgpu.FragmentedArray.splat(value, (WARPGROUP,)).registers.copy().reshape(1)
+        registers[0] = vector.broadcast(ir.VectorType.get((1,), f32), value)
+        return mgpu.FragmentedArray(
+            _registers=registers, _layout=mgpu.WGStridedFragLayout((WARPGROUP,), 1), _is_signed=None
+        )
+
+    result: jax.Array = load(row, jnp.int32(column))
+    return result
+
+
+def store_edge(row: Any, column: Any, valid: int, block: jax.Array, interpret: Any) -> None:
+    """Writes the first `valid` columns of a (128,) block to a row in memory, from `column` on."""
+    if interpret:
+        row[pl.ds(column, valid)] = block[:valid]
+        return
+
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), strided(WARPGROUP)))
+
+    @inline  # type: ignore[untyped-decorator]
+    def store(_: Any, row: Any, column: Any, block: Any) -> None:
+        thread = _thread()
+        exists = arith.cmpi(arith.CmpIPredicate.ult, thread, mgpu.c(valid, thread.type))
+        branch: Any = scf.IfOp(exists)  # type: ignore[call-arg]
+        with ir.InsertionPoint(branch.then_block):
+            at = arith.index_cast(ir.IndexType.get(), arith.addi(column.registers.item(), thread))
+            value = vector.extract(
+                block.registers.item(), dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0])
+            )
+            memref.store(value, row, [at])
+            scf.yield_([])
+
+    store(row, jnp.int32(column), block)
+
+
+def _thread() -> Any:
+    """Number of the thread in its warpgroup."""
+    return arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, ir.IntegerType.get_signless(32)))

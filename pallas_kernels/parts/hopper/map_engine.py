@@ -1,0 +1,109 @@
+"""Element-wise kernels on rows with a few numbers for each row, on a Hopper GPU.
+
+A block of one warpgroup takes some thousand columns of one row.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.edge import load_edge, store_edge
+from pallas_kernels.parts.hopper.softmax_engine import OnlineRow
+from pallas_kernels.parts.in_32_bits import in_32_bits
+
+_PART: Final = 4096  # columns of a block
+_VECTOR_BYTES: Final = 16
+
+Numbers = tuple[jax.Array, ...]
+
+
+@in_32_bits
+def run_map(
+    begin: Callable[[OnlineRow], Numbers],
+    step: Callable[..., jax.Array],
+    x: jax.Array,
+    given: Sequence[jax.Array],
+    *,
+    change: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
+    interpret: Any,
+) -> jax.Array:
+    """Maps every element of rows.
+
+    Args:
+        begin: Maps a row to its numbers.
+        step: Maps the row, float32 columns of it and its numbers to columns of the result.
+        x: (M, C).
+        given: (M, 1) arrays, numbers for each row.
+        change: Maps the row and its numbers to a column and the value that the result has there instead.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        (M, C) in the dtype of `x`.
+    """
+    m, c = x.shape
+    if 0 in (m, c):
+        return x
+    parts = -(-c // _PART)
+    vector = _VECTOR_BYTES // x.dtype.itemsize
+    if c % vector:
+        vector = 1
+
+    def kernel(source: Any, *refs: Any) -> None:
+        *known, result = refs
+        index, part = lax.axis_index("row"), lax.axis_index("part")
+        row = OnlineRow(index, source, known, [], False, interpret)
+        numbers = begin(row)
+        first = part * _PART
+
+        def body(columns: int) -> None:
+            # All loads first: the compiler moves none of them across a store.
+            width, start, blocks = WARPGROUP * vector, 0, []
+            while width >= WARPGROUP:
+                while columns - start >= width:
+                    at = pl.ds(first + start, width)
+                    blocks.append((at, plgpu.load(source.at[index, at], layout=strided(width)).astype(jnp.float32)))
+                    start += width
+                width //= 2
+            valid = columns - start
+            edge = load_edge(source.at[index], first + start, valid, interpret) if valid else None
+            for at, block in blocks:
+                result[index, at] = step(row, block, *numbers).astype(x.dtype)
+            if edge is not None:
+                value = step(row, edge, *numbers).astype(x.dtype)
+                store_edge(result.at[index], first + start, valid, value, interpret)
+
+        last = c - (parts - 1) * _PART
+        if parts == 1 or last == _PART:
+            body(last)
+        else:
+            pl.when(part < parts - 1)(functools.partial(body, _PART))
+            pl.when(part == parts - 1)(functools.partial(body, last))
+        if change is None:
+            return
+        column, value = change(row, *numbers)
+
+        @pl.when((column >= first) & (column < first + _PART))
+        def _() -> None:
+            plgpu.commit_smem()  # every thread has written its columns
+            result[index, column] = value.astype(x.dtype)
+
+    result: jax.Array = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((m, c), x.dtype),
+        # The last axis of the grid is the long one: the others end at 65535.
+        grid=(parts, m),
+        grid_names=("part", "row"),
+        # Every array has its layout from its load; the other semantics would infer them, ten times as long.
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+        ),
+        interpret=interpret,
+    )(x, *given)
+    return result

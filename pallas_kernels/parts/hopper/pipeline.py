@@ -1,0 +1,196 @@
+"""The pipeline of a product on a Hopper GPU: blocks that walk tiles, and in each block a ring of stages.
+
+One warpgroup copies tiles of the operands into the stages (TMA) and waits for a stage to be empty before it fills it
+again; other warpgroups wait for a stage to be full, multiply what is there (wgmma) and give it back.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+PRODUCER_REGISTERS: Final = 40
+"""Registers of a thread that copies."""
+
+COMPUTE_REGISTERS: Final = {2: 232, 3: 152}
+"""Registers of a thread that multiplies, by the number of warpgroups that do; a single one keeps what it has."""
+
+
+class Place(NamedTuple):
+    """Where a tile stands.
+
+    Attributes:
+        part: Which of several results; None where there is one.
+        entry: Entry of the stack; None without one.
+        row: First row.
+        column: First column.
+    """
+
+    part: Any
+    entry: Any
+    row: Any
+    column: Any
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How the blocks of a launch walk the tiles of a result: block i takes tiles i, i + blocks, i + 2 blocks, ...
+
+    Attributes:
+        stack: Axes in front of the rows and columns of the result.
+        row_tiles: Tiles along the rows.
+        column_tiles: Tiles along the columns.
+        tile_rows: Rows of a tile.
+        tile_columns: Columns of a tile.
+        group: Tiles along the rows that are walked before the next column.
+        most_blocks: Blocks that are launched at most; 0 for one for each tile.
+        parts: Results of this kind one after the other, such as shards of K; None where there is one.
+    """
+
+    stack: tuple[int, ...]
+    row_tiles: int
+    column_tiles: int
+    tile_rows: int
+    tile_columns: int
+    group: int
+    most_blocks: int
+    parts: int | None = None
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of all results."""
+        return math.prod(self.stack) * (self.parts or 1) * self.row_tiles * self.column_tiles
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that are launched."""
+        return min(self.tiles, self.most_blocks) if self.most_blocks else self.tiles
+
+    @property
+    def most_turns(self) -> int:
+        """Tiles of the block that has most."""
+        return -(-self.tiles // self.blocks)
+
+    def count(self, block: Any) -> Any:
+        """Returns how many tiles a block has."""
+        return lax.div(self.tiles - block + self.blocks - 1, self.blocks)
+
+    def place(self, block: Any, tile: Any) -> Place:
+        """Returns where a block's tile of that number stands."""
+        index, part, entry, area = block + tile * self.blocks, None, None, self.row_tiles * self.column_tiles
+        if self.parts is not None:
+            part, index = lax.div(index, self.tiles // self.parts), lax.rem(index, self.tiles // self.parts)
+        if self.stack:
+            entry = lax.div(index, area)
+        if self.stack or self.parts is not None:
+            index = lax.rem(index, area)
+        # Bands of `group` rows, so that blocks that run together share operands in the L2 cache.
+        band = lax.div(index, self.group * self.column_tiles)
+        inside = lax.rem(index, self.group * self.column_tiles)
+        height = jnp.minimum(self.row_tiles - band * self.group, self.group)
+        row, column = band * self.group + lax.rem(inside, height), lax.div(inside, height)
+        return Place(part, entry, row * self.tile_rows, column * self.tile_columns)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The stages of a block, which are filled and emptied in turn.
+
+    Attributes:
+        stages: Number of stages.
+        steps: Stages that a tile takes, one after the other.
+    """
+
+    stages: int
+    steps: int
+
+    @classmethod
+    def of(cls, walk: Walk, steps: int, most_stages: int, multiple: int = 1) -> "Ring":
+        """Returns the ring for tiles of so many steps; it has no stage that no block would use."""
+        used = -(-steps * walk.most_turns // multiple) * multiple
+        return cls(min(most_stages, used), steps)
+
+    def slot(self, tile: Any, step: Any) -> Any:
+        """Returns the stage of a step of a tile."""
+        return lax.rem(tile * self.steps + step, self.stages)
+
+    def produce(
+        self,
+        count: Any,
+        empty: Any,
+        begin: Callable[[Any], Any],
+        copy: Callable[[Any, Any, Any, Any], None],
+    ) -> None:
+        """Fills the stages for a block's tiles.
+
+        Args:
+            count: Tiles.
+            empty: Barriers at which the stages are given back.
+            begin: Returns what is known of a tile.
+            copy: Gets that, the tile, the step and the stage; starts the copies into it.
+        """
+
+        @pl.loop(0, count)
+        def _(tile: Any) -> None:
+            place = begin(tile)
+
+            @pl.loop(0, self.steps)
+            def _(step: Any) -> None:
+                position = tile * self.steps + step
+                slot = lax.rem(position, self.stages)
+
+                @pl.when(position >= self.stages)
+                def _() -> None:
+                    plgpu.barrier_wait(empty.at[slot])
+
+                copy(place, tile, step, slot)
+
+        total = count * self.steps
+
+        @pl.loop(0, jnp.minimum(total, self.stages))
+        def _(i: Any) -> None:  # every signal is awaited
+            plgpu.barrier_wait(empty.at[lax.rem(jnp.maximum(total - self.stages, 0) + i, self.stages)])
+
+
+def launch(
+    kernel: Callable[..., None],
+    result: tuple[tuple[int, ...], Any],
+    scratch: list[Any],
+    *,
+    blocks: int,
+    warpgroups: int,
+    interpret: Any,
+) -> Callable[..., jax.Array]:
+    """Returns the launch of a kernel.
+
+    Args:
+        kernel: The body of a block; its axes are "block" and "warpgroup".
+        result: Shape and dtype of the result.
+        scratch: Shared memory and barriers.
+        blocks: Blocks that are launched.
+        warpgroups: Warpgroups of a block, those that copy included.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+    """
+    launched: Callable[..., jax.Array] = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(*result),
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=warpgroups,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=interpret,
+    )
+    return launched
+
+
+def here() -> tuple[Any, Any]:
+    """Returns the warpgroup and the block that run."""
+    return lax.axis_index("warpgroup"), lax.axis_index("block")

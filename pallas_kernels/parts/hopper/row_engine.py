@@ -1,0 +1,561 @@
+"""The engine of the row kernels on a Hopper GPU.
+
+A row program reads its row in passes: a fold combines what a step makes of every column, in the order of `RowContract`;
+`emit` writes results that are as wide as the row. The engine feeds the passes. One to eight warpgroups (a team) share
+a row; each has its own lanes, and each of its threads 4 or 8 neighbouring ones. The rows of a block come one after the
+other, from a ring of stages in shared memory into which they are copied ahead, or straight from memory. A row that
+fits into the ring or into the team's registers is read from memory once, a longer one once per pass.
+
+How to write a kernel on it (`pallas_kernels/ops/norm/hopper.py` holds more):
+
+    def program(row):
+        square = row.fold(lambda x: row.product(x, x))
+        factor = row.quotient(1, row.square_root(row.quotient(square, columns) + eps))
+        row.put(0, factor)                                    # one number for the row
+        row.emit(lambda x, w: (row.product(row.product(x, factor), w),))     # rounded to the dtype of the result
+
+    y, factor = run_rows(program, [x], [weight], [x.dtype], numbers=1, interpret=False)
+
+Steps get float32 columns, some multiple of 128; the arrays first, then the vectors. They must treat every column on
+its own. Columns of more than a row's length are masked by the engine. A product that a sum or difference may follow
+goes through `row.product`, a division or root of numbers through `row.quotient` and `row.square_root`: then every step
+is rounded correctly, on the GPU and under the interpreter.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.contract import row_contract
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, product, quotient, square_root
+from pallas_kernels.parts.hopper.strip import Strip
+from pallas_kernels.parts.hopper.team import Team, combine_team
+from pallas_kernels.parts.hopper.tree import Combine
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.schedule.hopper.rows import COPY_BYTES, RowSchedule, row_schedule, row_vector
+
+Arrays = tuple[jax.Array, ...]
+Program = Callable[[Any], None]
+
+_ALIGN: Final = 16  # bytes to which the copy engine aligns rows
+_BATCH: Final = 8  # strips on their way from memory while results are written
+
+
+def supports(columns: int, *dtypes: Any) -> bool:
+    """Whether the engine takes rows (and vectors) of `columns` columns of these dtypes."""
+    return columns >= WARPGROUP and all(columns * jnp.dtype(d).itemsize % _ALIGN == 0 for d in dtypes)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """A row cut into pieces: `count` - 1 of `size` columns and one of `last`."""
+
+    count: int
+    size: int
+    last: int
+
+    @classmethod
+    def of(cls, columns: int, size: int) -> "_Pieces":
+        count = max(1, -(-columns // size))
+        return cls(count, size, columns - (count - 1) * size)
+
+    @property
+    def capacity(self) -> int:
+        return self.last if self.count == 1 else self.size
+
+
+class _Counter:
+    """Stands in for a row while the passes of a program are counted."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.folds = 0
+        self.exchanges = 0
+
+    def fold(self, *_: Any, combine: Any = "add", **__: Any) -> Any:
+        self.passes += 1
+        self.folds += 1
+        self.exchanges += 1 if isinstance(combine, str) else len(combine)
+        return jnp.float32(1) if isinstance(combine, str) else (jnp.float32(1),) * len(combine)
+
+    def emit(self, _: Any) -> None:
+        self.passes += 1
+
+    def put(self, *_: Any) -> None:
+        pass
+
+    def given(self, _: int) -> jax.Array:
+        return jnp.float32(1)
+
+    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        return a * b
+
+    quotient = product
+
+    def square_root(self, a: jax.Array) -> jax.Array:
+        return a
+
+
+class Row:
+    """The row that a program works on."""
+
+    def __init__(self, launch: "_Launch", index: Any, number: Any) -> None:
+        self._launch = launch
+        self._index = index
+        self._number = number
+        self._passes = 0
+        self._exchanges = 0
+        self._held: dict[Any, list[jax.Array]] = {}
+
+    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Multiplies columns, numbers, or columns and a number; rounded, never part of a fused multiply-add."""
+        return product(jnp.asarray(a), jnp.asarray(b), self._launch.team.interpret)
+
+    def quotient(self, a: float | jax.Array, b: float | jax.Array) -> jax.Array:
+        """Divides two numbers, correctly rounded."""
+        return quotient(jnp.float32(a), jnp.float32(b), self._launch.team.interpret)
+
+    def square_root(self, a: jax.Array) -> jax.Array:
+        """Takes the root of a number, correctly rounded."""
+        return square_root(a, self._launch.team.interpret)
+
+    def given(self, number: int) -> jax.Array:
+        """Returns one of the row's numbers that the kernel was given."""
+        value: jax.Array = self._launch.given[number][self._index, 0]
+        return value
+
+    def put(self, number: int, value: jax.Array) -> None:
+        """Writes one of the row's numbers."""
+
+        @self._launch.once
+        def _() -> None:
+            self._launch.numbers[number][self._index, 0] = value
+
+    def fold(
+        self,
+        step: Callable[..., Any],
+        *,
+        combine: Combine | Sequence[Combine] = "add",
+        unit: float = 0.0,
+        vectors: Sequence[int] = (),
+    ) -> Any:
+        """Combines what a step makes of every column.
+
+        Args:
+            step: Maps float32 arrays of one width, one for each array and each named vector, to such an array, or to a
+                tuple of them if several are combined in one pass.
+            combine: "add" or "max" (the larger; any number or nan where there is a nan); one for each of a tuple.
+            unit: What stands for the columns that the last block lacks.
+            vectors: Which of the vectors the step is given.
+
+        Returns:
+            A float32 number, or a tuple of them.
+        """
+        launch = self._launch
+        kinds: tuple[Combine, ...] = (combine,) if isinstance(combine, str) else tuple(combine)
+
+        def take(totals: Any, places: Sequence[_Place]) -> Any:
+            for place in places:
+                found = []
+                for i, strip in enumerate(launch.strips(place)):
+                    values = step(*self._load(place, i, strip, vectors))
+                    values = (values,) if isinstance(combine, str) else tuple(values)
+                    values = tuple(strip.mask(v, unit, launch.team.interpret) for v in values)
+                    if totals is not None:
+                        values = tuple(_join(kind, t, v) for kind, t, v in zip(kinds, totals[i], values, strict=True))
+                    found.append(values)
+                totals = tuple(found)
+            return totals
+
+        totals: Any = self._walk(take, None)
+        by_kind = [[strip[i] for strip in totals] for i in range(len(kinds))]
+        places = [self._place(i) for i in range(len(kinds))]
+        self._exchanges += len(kinds)
+        if self._last:
+            launch.team.release()
+        numbers = combine_team(kinds, by_kind, launch.lane, launch.team, places)
+        self._leave(met=True)
+        return numbers[0] if isinstance(combine, str) else numbers
+
+    def emit(self, step: Callable[..., Sequence[jax.Array]]) -> None:
+        """Writes the results that are as wide as the row.
+
+        Args:
+            step: Maps float32 arrays of one width, one for each array and each vector, to one for each result.
+        """
+        launch = self._launch
+
+        def write(carry: None, places: Sequence[_Place]) -> None:
+            strips = [(place, i, strip) for place in places for i, strip in enumerate(launch.strips(place))]
+            for batch in itertools.batched(strips, _BATCH):
+                # The compiler moves no load across a store, so loads come first, to be on their way together.
+                loaded = [self._load(place, i, strip, range(len(launch.vectors))) for place, i, strip in batch]
+                for (place, _, strip), columns in zip(batch, loaded, strict=True):
+                    shifted = replace(strip, block=place.column(launch), columns=launch.columns)
+                    for result, value in zip(launch.results, step(*columns), strict=True):
+                        shifted.store(result, self._index, value.astype(result.dtype), launch.team.interpret)
+
+        self._walk(write, None)
+        self._leave(met=False)
+
+    def _place(self, exchange: int) -> Any:
+        # A row with one exchange takes turns with the next row; with more, one waits for the other anyway.
+        if self._launch.folds > 1:
+            return self._exchanges + exchange
+        return self._exchanges + exchange + lax.rem(self._number, 2) * self._launch.exchanges
+
+    def _load(self, place: "_Place", number: int, strip: Strip, vectors: Sequence[int]) -> list[jax.Array]:
+        """Returns a strip of every array and of some vectors."""
+        launch = self._launch
+        key = (place.piece, place.block, number) if launch.schedule.hold else None
+        if key is None or key not in self._held:
+            arrays = launch.ring if launch.ring else launch.sources
+            row = place.slot if launch.ring else self._index
+            columns = [strip.load(array, row, launch.team.interpret) for array in arrays]
+            if key is not None:
+                self._held[key] = columns
+        else:
+            columns = self._held[key]
+        return [
+            x.astype(jnp.float32) for x in [*columns, *(launch.load_vector(v, place, number, strip) for v in vectors)]
+        ]
+
+    def _walk(self, visit: Callable[[Any, Sequence["_Place"]], Any], carry: Any) -> Any:
+        """Visits the blocks of the row, upwards."""
+        launch, pieces = self._launch, self._launch.pieces
+        self._passes += 1
+        if launch.schedule.hold:
+            if self._passes == 1 and not launch.ring:
+                # All of the row is on its way before the first column is worked on.
+                for block in range(0, launch.columns, launch.lanes):
+                    place = _Place(0, block, None, launch.columns, block + launch.lanes <= launch.columns)
+                    for i, strip in enumerate(launch.strips(place)):
+                        self._load(place, i, strip, ())
+            for piece in range(pieces.count):
+                carry = self._walk_piece(visit, carry, piece, pieces.last if piece == pieces.count - 1 else pieces.size)
+            return carry
+        if pieces.count > 1:
+            carry = self._walk_piece(visit, carry, 0, pieces.size)
+            if pieces.count > 2:
+                carry = lax.fori_loop(
+                    1, pieces.count - 1, lambda i, carry: self._walk_piece(visit, carry, i, pieces.size), carry
+                )
+        return self._walk_piece(visit, carry, pieces.count - 1, pieces.last)
+
+    def _walk_piece(self, visit: Callable[[Any, Sequence["_Place"]], Any], carry: Any, piece: Any, columns: int) -> Any:
+        launch, lanes = self._launch, self._launch.lanes
+        place = functools.partial(_Place, piece, slot=self._open(piece), columns=columns)
+        whole, unroll = columns // lanes, launch.schedule.unroll
+        if launch.schedule.hold:
+            unroll = whole + 1
+        groups = whole // unroll if whole > unroll else 0
+
+        def group(i: Any, carry: Any) -> Any:
+            return visit(carry, [place(block=(i * unroll + j) * lanes, whole=True) for j in range(unroll)])
+
+        begun = 0
+        if groups and carry is None:
+            carry, begun = group(0, None), 1
+        if begun < groups:
+            carry = lax.fori_loop(begun, groups, group, carry)
+        left = [place(block=j * lanes, whole=True) for j in range(groups * unroll, whole)]
+        if columns % lanes:
+            left.append(place(block=whole * lanes, whole=False))
+        if left:
+            carry = visit(carry, left)
+        if launch.ring and not launch.kept:
+            launch.team.release()
+            launch.team.meet()
+            launch.fetch(self._at(piece) + launch.schedule.stages)
+        return carry
+
+    def _at(self, piece: Any) -> Any:
+        """Returns the position of a piece in the sequence of this block's fetches."""
+        before = 0 if self._launch.kept else (self._passes - 1) * self._launch.pieces.count
+        return self._number * self._launch.fetches + before + piece
+
+    def _open(self, piece: Any) -> Any:
+        launch = self._launch
+        if not launch.ring:
+            return None
+        slot = lax.rem(self._at(piece), launch.schedule.stages)
+        if self._passes == 1 or not launch.kept:
+            plgpu.barrier_wait(launch.barriers.at[slot])
+        return slot
+
+    @property
+    def _last(self) -> bool:
+        """Whether this pass is the last one to read a row that lies in the ring as a whole."""
+        launch = self._launch
+        return bool(launch.ring) and launch.kept and self._passes == (1 if launch.schedule.hold else launch.passes)
+
+    def _leave(self, met: bool) -> None:
+        """Fetches a later row into the place of this one, if no pass will read it there any more."""
+        launch = self._launch
+        if self._last:
+            if not met:
+                launch.team.release()
+                launch.team.meet()
+            first = self._at(0) + launch.schedule.stages
+            pl.loop(0, launch.pieces.count)(lambda i: launch.fetch(first + i))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A block of lanes: in which piece of the row, at which column of the piece, and where the piece lies.
+
+    Attributes:
+        piece: Number of the piece.
+        block: Column of the piece.
+        slot: Stage of the ring, if there is one.
+        columns: Columns of the piece.
+        whole: Whether the piece has all columns of the block.
+    """
+
+    piece: Any
+    block: Any
+    slot: Any
+    columns: int
+    whole: bool
+
+    def column(self, launch: "_Launch") -> Any:
+        """Returns the column of the row."""
+        return self.piece * launch.pieces.size + self.block
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What one launch consists of: references, and how to move through them."""
+
+    sources: Sequence[Any]
+    vectors: Sequence[Any]
+    given: Sequence[Any]
+    results: Sequence[Any]
+    numbers: Sequence[Any]
+    team: Team
+    barriers: Any
+    ring: Sequence[Any]
+    pieces: _Pieces
+    columns: int
+    vector: int
+    passes: int
+    folds: int
+    exchanges: int
+    member: Any
+    first_row: Any
+    rows: Any
+    schedule: RowSchedule
+    preloaded: dict[Any, jax.Array] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        return self.team.lanes
+
+    @property
+    def share(self) -> int:
+        """Lanes of one warpgroup."""
+        return self.lanes // self.schedule.members
+
+    @property
+    def lane(self) -> Any:
+        """First lane of this warpgroup."""
+        return self.member * self.share
+
+    @property
+    def kept(self) -> bool:
+        """Whether a whole row stays in the ring until its last pass."""
+        return self.pieces.count <= self.schedule.stages
+
+    @property
+    def fetches(self) -> int:
+        """Pieces that are fetched for one row."""
+        return self.pieces.count * (1 if self.kept else self.passes)
+
+    def strips(self, place: _Place) -> Iterator[Strip]:
+        """Returns this warpgroup's part of a block."""
+        width = WARPGROUP * self.vector
+        for first in range(0, self.share, width):
+            yield Strip(place.block, self.lane + first, place.columns, self.lanes, self.vector, place.whole)
+
+    def once(self, action: Callable[[], None]) -> None:
+        """Does something in one warpgroup of the team."""
+        if self.schedule.members == 1:
+            action()
+        else:
+            pl.when(self.member == 0)(action)
+
+    def load_vector(self, number: int, place: _Place, part: int, strip: Strip) -> jax.Array:
+        """Returns a strip of one of the vectors."""
+        key = (number, place.column(self), part) if self.schedule.preload else None
+        if key is not None and key in self.preloaded:
+            return self.preloaded[key]
+        shifted = replace(strip, block=place.column(self), columns=self.columns)
+        return shifted.load(self.vectors[number], None, self.team.interpret)
+
+    def preload(self) -> None:
+        """Reads the vectors into registers, once for all rows."""
+        pieces = self.pieces
+        for piece in range(pieces.count):
+            columns = pieces.last if piece == pieces.count - 1 else pieces.size
+            for block in range(0, columns, self.lanes):
+                place = _Place(piece, block, None, columns, block + self.lanes <= columns)
+                for i, strip in enumerate(self.strips(place)):
+                    for number in range(len(self.vectors)):
+                        self.preloaded[number, place.column(self), i] = self.load_vector(number, place, i, strip)
+
+    def fetch(self, position: Any) -> None:
+        """Starts the copies of the piece that comes at a position of this block's sequence, if there is one."""
+        pieces = self.pieces
+        row = self.first_row + lax.div(position, self.fetches) * self.schedule.blocks
+        piece = lax.rem(lax.rem(position, self.fetches), pieces.count)
+        slot = lax.rem(position, self.schedule.stages)
+
+        def copy(columns: int) -> None:
+            for source, ring in zip(self.sources, self.ring, strict=True):
+                window, place = source.at[row, pl.ds(piece * pieces.size, columns)], ring.at[slot, pl.ds(0, columns)]
+                # In bounds, a contiguous piece is one instruction without a descriptor, of any length.
+                plgpu.copy_gmem_to_smem(
+                    window, place, self.barriers.at[slot], oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS
+                )
+
+        wanted = position < self.rows * self.fetches
+        if self.schedule.team > 1:
+            wanted &= self.member == 0
+        if pieces.count > 1 and pieces.last != pieces.size:
+            pl.when(wanted & (piece < pieces.count - 1))(functools.partial(copy, pieces.size))
+            pl.when(wanted & (piece == pieces.count - 1))(functools.partial(copy, pieces.last))
+        else:
+            pl.when(wanted)(functools.partial(copy, pieces.last))
+
+
+@in_32_bits
+def run_rows(
+    program: Program,
+    rows: Sequence[jax.Array],
+    vectors: Sequence[jax.Array] = (),
+    results: Sequence[Any] = (),
+    *,
+    given: Sequence[jax.Array] = (),
+    numbers: int = 0,
+    interpret: Any,
+    schedule: RowSchedule | None = None,
+) -> Arrays:
+    """Runs a row program.
+
+    Args:
+        program: Is called with a `Row`.
+        rows: (M, C) arrays that `supports` allows.
+        vectors: (C,) arrays that `supports` allows, shared by all rows.
+        results: Dtypes of the (M, C) results of `emit`.
+        given: (M, 1) arrays, numbers for each row.
+        numbers: How many (M, 1) float32 results the program puts.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+        schedule: How to feed the rows; chosen from the shape by default. No schedule moves a bit.
+
+    Returns:
+        The results, then the numbers.
+    """
+    m, c = rows[0].shape
+    out = [jax.ShapeDtypeStruct((m, c), d) for d in results] + [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
+    if m == 0:
+        return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
+    counter = _Counter()
+    jax.eval_shape(lambda: program(counter))
+    lanes = row_contract().lanes(c)
+    sizes = tuple(x.dtype.itemsize for x in rows)
+    if schedule is None:
+        wide_sizes = tuple(jnp.dtype(d).itemsize for d in results)
+        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes)
+    vector = row_vector(lanes, (*sizes, *(jnp.dtype(d).itemsize for d in results)))
+    schedule = replace(schedule, blocks=min(schedule.blocks, m))
+    direct = schedule.stages == 0
+    if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
+        raise ValueError(f"rows of {c} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}.")
+    if not direct and any(c * size % COPY_BYTES for size in sizes):
+        raise ValueError(f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {c} columns of {sizes} bytes.")
+    pieces = _Pieces.of(c, c if direct else schedule.stage)
+    blocks, stages, team, cluster = schedule.blocks, schedule.stages, schedule.team, schedule.cluster
+    exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
+    emulated = bool(interpret) and cluster > 1
+    if emulated:
+        out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
+
+    def kernel(*refs: Any) -> None:
+        left = iter(refs)
+        sources, shared, known, wide, put = (
+            list(itertools.islice(left, len(group))) for group in (rows, vectors, given, results, range(numbers))
+        )
+        first_row = lax.axis_index("block")
+        scratch = next(left).at[first_row] if emulated else next(left)
+        member = lax.axis_index("member") if team > 1 else 0
+        if cluster > 1:
+            member += lax.axis_index("part") * team
+        launch = _Launch(
+            sources=sources,
+            vectors=shared,
+            given=known,
+            results=wide,
+            numbers=put,
+            team=Team(lanes, cluster, scratch, next(left) if interpret else None, interpret),
+            barriers=None if direct else next(left),
+            ring=list(left),
+            pieces=pieces,
+            columns=c,
+            vector=vector,
+            passes=counter.passes,
+            folds=counter.folds,
+            exchanges=counter.exchanges,
+            member=member,
+            first_row=first_row,
+            rows=lax.div(m - first_row + blocks - 1, blocks),
+            schedule=schedule,
+        )
+        if not direct:
+            pl.loop(0, stages)(launch.fetch)
+        if schedule.preload:
+            launch.preload()
+        if blocks == m:
+            program(Row(launch, first_row, 0))
+            return
+
+        @pl.loop(0, launch.rows)
+        def _(i: Any) -> None:
+            program(Row(launch, first_row + i * blocks, i))
+
+    scratch_types: list[Any] = [] if emulated else [plgpu.SMEM(exchange, jnp.float32)]
+    if emulated:
+        scratch_types.append(plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=team))
+    elif interpret:
+        scratch_types.append(plgpu.Barrier(num_arrivals=team))
+    if not direct:
+        scratch_types.append(plgpu.Barrier(num_arrivals=len(rows), num_barriers=stages))
+        scratch_types += [plgpu.SMEM((stages, pieces.capacity), x.dtype) for x in rows]
+    mesh: dict[str, Any] = {"grid": (blocks,), "grid_names": ("block",)}
+    if cluster > 1:
+        mesh |= {"cluster": (cluster,), "cluster_names": ("part",)}
+    if team > 1:
+        mesh |= {"num_threads": team, "thread_name": "member"}
+    launch = plgpu.kernel(
+        kernel,
+        out_type=out,
+        scratch_types=scratch_types,
+        # Every array has its layout from its load; the other semantics would infer them, ten times as long.
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+        ),
+        interpret=interpret,
+        **mesh,
+    )
+    return tuple(launch(*rows, *vectors, *given))[: len(results) + numbers]
+
+
+def _join(kind: Combine, total: jax.Array, value: jax.Array) -> jax.Array:
+    return total + value if kind == "add" else jnp.where(total > value, total, value)

@@ -1,0 +1,173 @@
+"""How the threads of a warpgroup read and write strips of a row, on a Hopper GPU and under Mosaic's interpreter.
+
+A strip is 128 times `vector` neighbouring columns; thread i holds the i-th group of `vector` neighbours and moves it
+by one instruction of up to 16 bytes. Where a row ends inside a strip, the threads behind its end read the row's last
+columns again, and write nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import vector as vectors
+
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+
+_WIDEST: Final = 16  # bytes of one access
+_GLOBAL: Final = 1  # LLVM's address space
+_NUMBER: Final = plgpu.Layout.WG_SPLAT(())
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Which columns a warpgroup works on.
+
+    Attributes:
+        block: Where the block of lanes begins that holds the strip; a plain number if the row ends in it.
+        lane: The strip's first lane.
+        columns: Where the row (or the piece of it that is at hand) ends.
+        lanes: Lanes of a block.
+        vector: Neighbouring columns that a thread holds.
+        whole: Whether the row does not end in the block.
+    """
+
+    block: Any
+    lane: Any
+    columns: int
+    lanes: int
+    vector: int
+    whole: bool
+
+    @property
+    def width(self) -> int:
+        """Columns of the strip."""
+        return WARPGROUP * self.vector
+
+    def load(self, source: Any, row: Any, interpret: Any) -> jax.Array:
+        """Reads the strip from a row of a 2D reference, or from a 1D reference if there is no row.
+
+        Columns behind the row's end hold other numbers of the row.
+        """
+        if interpret:
+            if self.whole:
+                window: jax.Array = _window(source, row, pl.ds(self.block + self.lane, self.width))[...]
+                return window
+            tail = _window(source, row, pl.ds(self.block, self.columns - self.block))[...]
+            tail = jnp.pad(tail, (0, self.lanes - tail.shape[0]), mode="edge")
+            return lax.dynamic_slice_in_dim(tail, self.lane, self.width)
+        layout = strided(self.width)
+
+        inline: Any = plgpu.inline_mgpu(
+            arg_types=(plgpu.RefType(), _NUMBER, _NUMBER),
+            return_type=plgpu.ShapeDtypeStruct((self.width,), source.dtype, layout=layout),
+        )
+
+        @inline  # type: ignore[untyped-decorator]
+        def load(_: Any, source: Any, row: Any, start: Any) -> Any:
+            column = self._column(start)
+            if not self.whole:
+                column = arith.minsi(column, _i32(self.columns - self.vector))
+            address, kind, align = self._address(source, row, column)
+            registers = np.array([None], dtype=object)
+            # Nobody writes to the arrays that a row program reads from memory.
+            registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
+            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=None)
+
+        result: jax.Array = load(source, *self._place(row))
+        return result
+
+    def store(self, target: Any, row: Any, value: jax.Array, interpret: Any) -> None:
+        """Writes the strip's columns that the row has to a row of a 2D reference."""
+        if interpret:
+            if self.whole:
+                target[row, pl.ds(self.block + self.lane, self.width)] = value
+                return
+            for lane in range(0, self.columns - self.block, self.width):
+
+                @pl.when(self.lane == lane)
+                def _(lane: int = lane) -> None:
+                    size = min(self.width, self.columns - self.block - lane)
+                    target[row, pl.ds(self.block + lane, size)] = value[:size]
+
+            return
+
+        inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _NUMBER, _NUMBER, strided(self.width)))
+
+        @inline  # type: ignore[untyped-decorator]
+        def store(_: Any, target: Any, row: Any, start: Any, value: Any) -> None:
+            column = self._column(start)
+            address, _, align = self._address(target, row, column)
+            if self.whole:
+                llvm.store(value.registers.item(), address, alignment=align)
+                return
+            with mgpu.when(self._inside(column)):
+                llvm.store(value.registers.item(), address, alignment=align)
+
+        store(target, *self._place(row), value)
+
+    def mask(self, value: jax.Array, unit: float, interpret: Any) -> jax.Array:
+        """Puts a number in the place of float32 columns that the row does not have."""
+        if self.whole:
+            return value
+        if interpret:
+            column = self.block + self.lane + lax.iota(jnp.int32, self.width)
+            return jnp.where(column < self.columns, value, jnp.float32(unit))
+        layout = strided(self.width)
+
+        inline: Any = plgpu.inline_mgpu(
+            arg_types=(_NUMBER, layout),
+            return_type=plgpu.ShapeDtypeStruct((self.width,), jnp.dtype(jnp.float32), layout=layout),
+        )
+
+        @inline  # type: ignore[untyped-decorator]
+        def mask(_: Any, start: Any, value: Any) -> Any:
+            registers = value.registers.copy()
+            kind = registers.item().type
+            units = vectors.broadcast(kind, mgpu.c(unit, ir.F32Type.get()))
+            registers[0] = arith.select(self._inside(self._column(start)), registers.item(), units)
+            return mgpu.FragmentedArray(_registers=registers, _layout=value.layout, _is_signed=None)
+
+        result: jax.Array = mask(self._place(None)[1], value)
+        return result
+
+    def _place(self, row: Any) -> tuple[jax.Array, jax.Array]:
+        return jnp.asarray(0 if row is None else row, jnp.int32), jnp.asarray(self.block + self.lane, jnp.int32)
+
+    def _column(self, start: Any) -> Any:
+        """Returns the first column of the thread."""
+        thread = arith.remui(mgpu.utils.thread_idx(), _i32(WARPGROUP))
+        return arith.addi(start.registers.item(), arith.muli(thread, _i32(self.vector)))
+
+    def _inside(self, column: Any) -> Any:
+        # Rows end at a multiple of the vector, so that a thread has all of its columns or none.
+        return arith.cmpi(arith.CmpIPredicate.slt, column, _i32(self.columns))
+
+    def _address(self, ref: Any, row: Any, column: Any) -> tuple[Any, Any, int]:
+        """Returns where the thread's columns lie, their type, and the bytes to which they are aligned."""
+        i64, kind = ir.IntegerType.get_signless(64), ir.MemRefType(ref.type)
+        offset = arith.extsi(i64, column)
+        if len(kind.shape) > 1:
+            wide = arith.extsi(i64, row.registers.item())
+            offset = arith.addi(offset, arith.muli(wide, mgpu.c(kind.shape[-1], i64)))
+        base = mgpu.utils.memref_ptr(ref)
+        if not mgpu.utils.is_smem_ref(ref):
+            base = llvm.addrspacecast(llvm.PointerType.get(_GLOBAL), base)
+        address = mgpu.utils.getelementptr(base, [offset], kind.element_type)
+        size = self.vector * mgpu.utils.bitwidth(kind.element_type) // 8
+        return address, ir.VectorType.get((self.vector,), kind.element_type), min(size, _WIDEST)
+
+
+def _window(source: Any, row: Any, columns: Any) -> Any:
+    return source.at[columns] if row is None else source.at[row, columns]
+
+
+def _i32(value: int) -> Any:
+    return mgpu.c(value, ir.IntegerType.get_signless(32))

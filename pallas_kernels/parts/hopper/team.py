@@ -1,0 +1,245 @@
+"""How the warpgroups that share a row combine their lanes, on a Hopper GPU and under Mosaic's interpreter.
+
+Each thread holds some neighbouring lanes of `RowContract`, and each group of 128 lanes lies in one warp or half of one
+(or, where a thread holds one lane, is all there is). The tree of a group is one of shuffles; the groups then meet in
+shared memory, behind one barrier of the block or cluster, and every warp adds them up for itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, gpu, llvm, memref
+from jaxlib.mlir.dialects import vector as vectors
+
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.tree import Combine
+
+_WARP: Final = 32
+
+
+@dataclass(frozen=True)
+class Team:
+    """The warpgroups that share a row.
+
+    Attributes:
+        lanes: Lanes of the row, over all of them.
+        cluster: Blocks over which they are spread.
+        scratch: Shared memory for their exchange, (exchanges, 128 or more) float32; under the interpreter, which knows
+            no other block's shared memory, device memory of the cluster.
+        barrier: Where they meet under the interpreter; the GPU has one of its own.
+        interpret: Whether the interpreter runs the kernel.
+    """
+
+    lanes: int
+    cluster: int
+    scratch: Any
+    barrier: Any
+    interpret: Any
+
+    @property
+    def groups(self) -> int:
+        """Groups of 128 lanes."""
+        return self.lanes // WARPGROUP
+
+    def meet(self) -> None:
+        """Waits until every thread of the team has come here."""
+        if self.interpret:
+            plgpu.barrier_arrive(self.barrier)
+            plgpu.barrier_wait(self.barrier)
+            return
+
+        plgpu.inline_mgpu()(lambda _: _meet_threads(self.cluster))()
+
+    def release(self) -> None:
+        """Lets the copy engine overwrite what this thread has read of shared memory, once the team has met."""
+        if self.interpret:
+            plgpu.commit_smem()
+            return
+
+        inline: Any = plgpu.inline_mgpu()
+
+        @inline  # type: ignore[untyped-decorator]
+        def fence(_: Any) -> None:
+            mgpu.utils.inline_ptx("fence.proxy.async.shared::cta;", has_side_effects=True)
+
+        fence()
+
+
+def combine_team(
+    kinds: Sequence[Combine], strips: Sequence[Sequence[jax.Array]], lane: Any, team: Team, places: Sequence[Any]
+) -> tuple[jax.Array, ...]:
+    """Combines the lanes of a row by the trees of `RowContract`, once for each kind.
+
+    Args:
+        kinds: "add", or "max" (the larger, the second if neither is larger).
+        strips: For each kind this warpgroup's lanes, neighbouring strips of float32, `team.lanes` over the whole team.
+        lane: First of this warpgroup's lanes.
+        team: Who takes part.
+        places: For each kind a row of `team.scratch`, which may serve again only after another call has ended.
+
+    Returns:
+        Float32 numbers that every thread of the team holds.
+    """
+    vector = strips[0][0].shape[0] // WARPGROUP
+    if team.interpret:
+        for kind, own, place in zip(kinds, strips, places, strict=True):
+            lanes = jnp.concatenate(own)
+            size = min(WARPGROUP, lanes.shape[0])
+            groups = _halve(kind, lanes.reshape(-1, size))[:, 0]
+            team.scratch[place, pl.ds(lax.div(jnp.int32(lane), WARPGROUP), groups.shape[0])] = groups
+        team.meet()
+        return tuple(
+            _halve(kind, team.scratch[place, pl.ds(0, team.groups)])[0]
+            for kind, place in zip(kinds, places, strict=True)
+        )
+    number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0][0].shape[0])
+    arrays = tuple(x for own in strips for x in own)
+    each = len(strips[0])
+
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), number, (number,) * len(kinds), (layout,) * len(arrays)),
+        return_type=(plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=number),) * len(kinds),
+    )
+
+    @inline  # type: ignore[untyped-decorator]
+    def trees(_: Any, scratch: Any, lane: Any, places: Any, arrays: Any) -> Any:
+        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+        thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
+
+        def at(place: Any, position: Any) -> list[Any]:
+            return [arith.index_cast(index, p) for p in (place.registers.item(), position)]
+
+        if vector == 1:
+            # One group, whose lanes are spread over the four warps.
+            for place, own in zip(places, arrays, strict=True):
+                memref.store(_element(own.registers.item(), 0), scratch, at(place, thread))
+        else:
+            first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
+            first = arith.addi(first, arith.divui(thread, mgpu.c(WARPGROUP // vector, i32)))
+            for i, own in enumerate(arrays):
+                kind, place = kinds[i // each], places[i // each]
+                values = [_element(own.registers.item(), j) for j in range(vector)]
+                group = arith.addi(first, mgpu.c(i % each * vector, i32))
+                total = _group_tree(kind, values, thread)
+                if team.cluster == 1:
+                    memref.store(total, scratch, at(place, group))
+                else:
+                    _store_everywhere(total, scratch, place.registers.item(), group, thread, vector, team.cluster)
+        _meet_threads(team.cluster)
+        size = WARPGROUP if vector == 1 else team.groups
+        near = arith.remui(thread, mgpu.c(min(size, _WARP), i32))
+        totals = []
+        for kind, place in zip(kinds, places, strict=True):
+            held = [memref.load(scratch, at(place, arith.addi(near, mgpu.c(i, i32)))) for i in range(0, size, _WARP)]
+            while len(held) > 1:
+                half = len(held) // 2
+                held = [_join(kind, a, b) for a, b in zip(held[:half], held[half:], strict=True)]
+            distance = min(size, _WARP) // 2
+            while distance:
+                held = [_meet(kind, held[0], distance, thread)]
+                distance //= 2
+            totals.append(mgpu.FragmentedArray.splat(held[0], ()))
+        return tuple(totals)
+
+    results: tuple[jax.Array, ...] = trees(
+        team.scratch, jnp.asarray(lane, jnp.int32), tuple(jnp.asarray(p, jnp.int32) for p in places), arrays
+    )
+    return results
+
+
+def _meet_threads(cluster: int) -> None:
+    """Waits for all threads of the block or of the cluster; what they wrote to shared memory is seen by all."""
+    if cluster == 1:
+        gpu.barrier()
+        return
+    for ptx in ("barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;"):
+        mgpu.utils.inline_ptx(ptx, has_side_effects=True)
+
+
+def _store_everywhere(total: Any, scratch: Any, place: Any, group: Any, thread: Any, vector: int, cluster: int) -> None:
+    """Writes a group's number to the shared memory of every block: one block each for the group's first threads."""
+    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    block = arith.remui(thread, mgpu.c(WARPGROUP // vector, i32))
+    width = ir.MemRefType(scratch.type).shape[-1]
+    offset = arith.extui(i64, arith.addi(arith.muli(place, mgpu.c(width, i32)), group))
+    address = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(scratch), [offset], total.type)
+    with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, block, mgpu.c(cluster, i32))):
+        mgpu.utils.inline_ptx(
+            """
+            {
+            .reg .b32 there;
+            mapa.shared::cluster.u32 there, $0, $1;
+            st.shared::cluster.f32 [there], $2;
+            }
+            """,
+            llvm.ptrtoint(i32, address),
+            block,
+            total,
+            has_side_effects=True,
+        )
+
+
+def _group_tree(kind: Combine, values: list[Any], thread: Any) -> Any:
+    """Combines 128 lanes, several neighbours in each thread, by the halving tree."""
+    i32 = ir.IntegerType.get_signless(32)
+    distance, split = WARPGROUP // len(values) // 2, []
+    while distance:
+        if len(values) > 1:
+            # Each of two threads goes on with one half of its neighbours.
+            half, upper = len(values) // 2, _upper(thread, distance)
+            kept = [arith.select(upper, b, a) for a, b in zip(values[:half], values[half:], strict=True)]
+            sent = [arith.select(upper, a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+            values = [
+                _ordered(kind, a, mgpu.utils.shfl_bfly(b, mgpu.c(distance, i32)), upper)
+                for a, b in zip(kept, sent, strict=True)
+            ]
+            split.append(distance)
+        else:
+            values = [_meet(kind, values[0], distance, thread)]
+        distance //= 2
+    for distance in split:
+        values = [_meet(kind, values[0], distance, thread)]
+    return values[0]
+
+
+def _meet(kind: Combine, own: Any, distance: int, thread: Any) -> Any:
+    return _ordered(kind, own, mgpu.utils.shfl_bfly(own, distance), _upper(thread, distance))
+
+
+def _upper(thread: Any, distance: int) -> Any:
+    """Whether a thread is the upper one of two that many threads apart."""
+    i32 = ir.IntegerType.get_signless(32)
+    bit = arith.andi(thread, mgpu.c(distance, i32))
+    return arith.cmpi(arith.CmpIPredicate.ne, bit, mgpu.c(0, i32))
+
+
+def _ordered(kind: Combine, own: Any, other: Any, upper: Any) -> Any:
+    if kind == "add":
+        return arith.addf(own, other)
+    # The larger of +0 and -0 is the second one: the same for both threads.
+    return _join(kind, arith.select(upper, other, own), arith.select(upper, own, other))
+
+
+def _join(kind: Combine, a: Any, b: Any) -> Any:
+    if kind == "add":
+        return arith.addf(a, b)
+    return arith.select(arith.cmpf(arith.CmpFPredicate.OGT, a, b), a, b)
+
+
+def _halve(kind: Combine, x: jax.Array) -> jax.Array:
+    while x.shape[-1] > 1:
+        low, high = jnp.split(x, 2, axis=-1)
+        x = low + high if kind == "add" else jnp.where(low > high, low, high)
+    return x
+
+
+def _element(x: Any, i: int) -> Any:
+    return vectors.extract(x, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))

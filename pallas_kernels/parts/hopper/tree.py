@@ -1,0 +1,66 @@
+"""The tree that combines the 128 lanes of a warpgroup, on a Hopper GPU and under Mosaic's interpreter.
+
+Lanes 64 and 32 apart meet in shared memory, the nearer ones by shuffles.
+"""
+
+from typing import Any, Final, Literal
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref, vector
+
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+
+Combine = Literal["add", "max"]
+
+_WARP: Final = 32
+
+
+def combine_lanes(lanes: jax.Array, scratch: Any, combine: Combine, interpret: Any) -> jax.Array:
+    """Combines 128 lanes by the halving tree.
+
+    Args:
+        lanes: (128,) float32.
+        scratch: Shared memory, (128,) float32. The same may serve again only after another one has served between.
+        combine: "add", or "max" (the larger, a if neither is larger).
+        interpret: Whether the interpreter runs the kernel.
+
+    Returns:
+        A float32 number that every thread holds.
+    """
+    if interpret:
+        while lanes.shape[0] > 1:
+            half = lanes.shape[0] // 2
+            low, high = lanes[:half], lanes[half:]
+            lanes = low + high if combine == "add" else jnp.where(low > high, low, high)
+        return lanes[0]
+    number = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=plgpu.Layout.WG_SPLAT(()))
+    inline: Any = plgpu.inline_mgpu(arg_types=(strided(WARPGROUP), plgpu.RefType()), return_type=number)
+
+    @inline  # type: ignore[untyped-decorator]
+    def tree(_: Any, lanes: Any, scratch: Any) -> Any:
+        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+        thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
+        own = vector.extract(lanes.registers.item(), dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
+        memref.store(own, scratch, [arith.index_cast(index, thread)])
+        mgpu.warpgroup_barrier()
+        near = arith.remui(thread, mgpu.c(_WARP, i32))
+        at = [arith.index_cast(index, arith.addi(near, mgpu.c(i * _WARP, i32))) for i in range(4)]
+        quarter = [memref.load(scratch, [i]) for i in at]
+        total = join(join(quarter[0], quarter[2]), join(quarter[1], quarter[3]))
+        distance = _WARP // 2
+        while distance:
+            total = join(total, mgpu.utils.shfl_bfly(total, distance))
+            distance //= 2
+        return mgpu.FragmentedArray.splat(total, ())
+
+    def join(a: Any, b: Any) -> Any:
+        if combine == "add":
+            return arith.addf(a, b)
+        return arith.select(arith.cmpf(arith.CmpFPredicate.OGT, a, b), a, b)
+
+    total: jax.Array = tree(lanes, scratch)
+    return total

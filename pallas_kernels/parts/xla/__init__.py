@@ -1,0 +1,1 @@
+"""What portable programs and those for CPUs are built from."""

@@ -1,0 +1,177 @@
+"""What keeps the bits of a row apart from the number of rows: reductions in a fixed order, aligned element-wise code.
+
+XLA:CPU's own reductions follow the shape, so rows are reduced by explicit additions. An addition, multiplication,
+division, square root or maximum is rounded correctly and has the same bits however it is compiled, as long as no
+product meets a sum in one fusion (they would be contracted to a fused multiply-add); callers put `isolate` between
+them. Everything else (exp, log, tanh, ...) is compiled to vector code and a scalar remainder that differ, so it runs
+on whole vectors alone: arrays whose last dimension is 128. XLA's threads share out the dimensions before it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from pallas_kernels.contract import LANES, RowContract
+from pallas_kernels.parts.xla.tiles import Program, isolate, map_row_tiles, next_power_of_two
+from pallas_kernels.schedule.cpu.rows import rows_at_once, vector_rows
+
+Arrays = tuple[jax.Array, ...]
+
+VECTOR: Final = 128
+"""Last dimension of element-wise programs: a multiple of every processor's vector, unrolled or not."""
+
+STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
+"""Shape of one row's part of a (M, 1) result, for `map_rows`."""
+
+_UNROLL: Final = 16
+_VECTOR_LANES: Final = 8
+
+Combine = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def map_rows(program: Program, rows: Sequence[jax.Array], out: Sequence[jax.ShapeDtypeStruct]) -> Arrays:
+    """Runs a program over rows, as many at once as the schedule says.
+
+    Args:
+        program: Maps arrays of T rows to one array of T rows for each element of `out`, with bits that do not depend
+            on T. It is not called where `rows[0]` is empty.
+        rows: Arrays with the same leading dimension M; (M, C) the first one.
+        out: Shapes (without the row dimension) and dtypes of the results.
+    """
+    m, c = rows[0].shape
+    if 0 in (m, c):
+        return tuple(jnp.zeros((m, *o.shape), o.dtype) for o in out)
+    return map_row_tiles(lambda _: program, lambda left: rows_at_once(left, c), rows, out)
+
+
+def run_flat(program: Program, *arrays: jax.Array) -> Arrays:
+    """Runs an element-wise program on whole vectors.
+
+    Args:
+        program: Maps arrays of one shape to results of that shape, each element on its own.
+        *arrays: Arrays of one shape; at least one element.
+    """
+    shape = arrays[0].shape
+    size = math.prod(shape)
+    steps = len(jax.make_jaxpr(program)(*(jax.ShapeDtypeStruct((1, VECTOR), a.dtype) for a in arrays)).eqns)
+    rows = vector_rows(-(-size // VECTOR), len(arrays), steps)
+
+    def flat(x: jax.Array) -> jax.Array:
+        padded = lax.pad(x.reshape(size), jnp.zeros((), x.dtype), [(0, rows * VECTOR - size, 0)])
+        return padded.reshape(rows, VECTOR)
+
+    results = isolate(*program(*isolate(*(flat(x) for x in arrays))))
+    return tuple(r.reshape(rows * VECTOR)[:size].reshape(shape) for r in results)
+
+
+def divide(total: jax.Array, count: int) -> jax.Array:
+    """Returns the float32 `total` divided by a count, rounded correctly."""
+    # XLA would turn a division by a visible constant, or by a broadcast value, into a product with the reciprocal.
+    total, divisor = isolate(total, jnp.full(total.shape, count, jnp.float32))
+    return total / divisor
+
+
+def exp_minus(x: jax.Array, *shifts: jax.Array) -> jax.Array:
+    """Returns exp(x - shift - ...) in float32 for x (T, C) and each shift (T, 1), subtracted in turn."""
+    z = x.astype(jnp.float32)
+    if z.shape[1] % VECTOR:
+        for shift in shifts:
+            z = z - shift
+        return run_flat(lambda z: (jnp.exp(z),), z)[0]
+    z = z.reshape(z.shape[0], -1, VECTOR)
+    for shift in shifts:
+        z = z - shift[:, None]
+    return isolate(jnp.exp(z))[0].reshape(x.shape)
+
+
+def log(x: jax.Array) -> jax.Array:
+    """Returns the natural logarithm of a float32 array of any shape."""
+    return run_flat(lambda z: (jnp.log(z),), x)[0]
+
+
+def add_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
+    """Adds along axis 1 in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B), in float32."""
+    return fold_lanes(lax.add, x, 0, contract)
+
+
+def add_rows(chunk: jax.Array) -> jax.Array:
+    """Adds the rows of (T, ...) float32 by a halving tree (row i plus row i + T/2, and so on); T is a power of two."""
+    while chunk.shape[0] > 1:
+        half = chunk.shape[0] // 2
+        (chunk,) = isolate(chunk[:half] + chunk[half:])
+    return chunk[0]
+
+
+def max_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
+    """Returns the maximum along axis 1, (T, C) to (T, 1) in float32; any number or nan if the row holds a nan."""
+    # lax.max would carry nans along, at three times the instructions; the users of a maximum meet the nan anyway.
+    return fold_lanes(lambda a, b: lax.select(a > b, a, b), x, -jnp.inf, contract)
+
+
+def fold_lanes(
+    combine: Combine, x: jax.Array, pad: float, contract: RowContract, dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+    """Combines along axis 1 in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B).
+
+    Args:
+        combine: Combines two arrays of one shape, element by element, by one correctly rounded or exact operation.
+        x: Array with at least one column.
+        pad: What fills up the last block; combining a value with it gives the value back.
+        contract: Order of the combinations.
+        dtype: In which to combine.
+    """
+    columns = x.shape[1]
+    # In a row shorter than one block the lanes that hold nothing but padding may be left out.
+    lanes = min(contract.lanes(columns), next_power_of_two(columns))
+    whole = columns // lanes
+
+    def block(i: jax.Array | int) -> jax.Array:
+        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=1).astype(dtype)
+
+    def chain(total: jax.Array, start: jax.Array | int, blocks: int) -> jax.Array:
+        for i in range(blocks):
+            total = combine(total, block(start + i))
+        return total
+
+    if whole:
+        total = chain(block(0), 1, min(whole, _UNROLL) - 1)
+        groups = whole // _UNROLL
+        if groups > 1:
+            total = lax.fori_loop(
+                jnp.int32(1), jnp.int32(groups), lambda i, total: isolate(chain(total, i * _UNROLL, _UNROLL))[0], total
+            )
+        if groups:
+            total = chain(total, groups * _UNROLL, whole % _UNROLL)
+    if columns > whole * lanes:
+        width = [(0, 0, 0)] * x.ndim
+        width[1] = (0, (whole + 1) * lanes - columns, 0)
+        tail = lax.slice_in_dim(x, whole * lanes, columns, axis=1).astype(dtype)
+        tail = lax.pad(tail, jnp.asarray(pad, dtype), width)
+        total = combine(total, tail) if whole else tail
+    (total,) = isolate(total)
+    if lanes <= LANES:
+        return isolate(_halve(combine, total, 1, 1))[0]
+    groups, rest = lanes // LANES, x.shape[2:]
+    # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
+    (total,) = isolate(_halve(combine, total.reshape(x.shape[0], groups, LANES, *rest), 2, _VECTOR_LANES))
+    (total,) = isolate(_halve(combine, total, 2, 1))
+    total = total.reshape(x.shape[0], groups, *rest)
+    while groups > 1:
+        groups = max(1, groups // _UNROLL)
+        (total,) = isolate(_halve(combine, total, 1, groups))
+    return total
+
+
+def _halve(combine: Combine, x: jax.Array, axis: int, length: int) -> jax.Array:
+    """Combines the upper half of an axis with the lower one until `length` elements are left."""
+    half = x.shape[axis]
+    while half > length:
+        half //= 2
+        low, high = (lax.slice_in_dim(x, i * half, (i + 1) * half, axis=axis) for i in (0, 1))
+        x = combine(low, high)
+    return x

@@ -1,0 +1,63 @@
+"""Schedules of attention: how many sequences, queries and keys a program takes at once, as data.
+
+All tiles mean the same contract. `ops.attention.cpu.launch` compares each one with `REFERENCE`, bit for bit,
+before it is used on a machine.
+"""
+
+from typing import Final, NamedTuple
+
+from pallas_kernels.contract import KEY_BLOCK, QUERY_BLOCK
+
+
+class Tile(NamedTuple):
+    """The shape of one program.
+
+    Attributes:
+        sequences: Sequences that it takes at once.
+        queries: Queries of each sequence.
+        keys: Keys that it reads of each block; fewer than a whole block where the sequences hold no more.
+    """
+
+    sequences: int
+    queries: int
+    keys: int = KEY_BLOCK
+
+
+REFERENCE: Final = Tile(1, 1)
+
+FIXED: Final = Tile(1, QUERY_BLOCK)
+"""The one tile of platforms on which tiles are not compared with each other."""
+
+GRADIENT_REFERENCE: Final = Tile(1, QUERY_BLOCK)
+
+_GRADIENT_WIDE: Final = Tile(1, 4 * QUERY_BLOCK)
+
+# The most sequences that are taken at once, by number of queries: a longer program costs more than it saves.
+_SEQUENCES: Final = {1: 8, 4: 8, 16: 4, 64: 1}
+
+_NARROW_KEYS: Final = KEY_BLOCK // 2
+
+
+def attention_tiles(batch: int, queries: int, capacity: int) -> tuple[Tile, ...]:
+    """Returns the tiles in the order in which to try them.
+
+    Args:
+        batch: Number of sequences, at least 1.
+        queries: Queries of each sequence, at least 1.
+        capacity: Keys for which the cache has room in a sequence.
+    """
+    ladder = sorted(_SEQUENCES)
+    first = next((i for i, q in enumerate(ladder) if q >= queries), len(ladder) - 1)
+    fitting = [Tile(min(batch, _SEQUENCES[q]), q) for q in reversed(ladder[: first + 1])]
+    narrow = [t._replace(keys=_NARROW_KEYS) for t in fitting] if capacity <= _NARROW_KEYS else []
+    single = [t._replace(sequences=1) for t in fitting]
+    return tuple(dict.fromkeys([*narrow, *fitting, *single, REFERENCE]))
+
+
+def gradient_tiles(queries: int) -> tuple[Tile, ...]:
+    """Returns the tiles of the backward pass in the order in which to try them.
+
+    Args:
+        queries: Queries of each sequence.
+    """
+    return (_GRADIENT_WIDE, GRADIENT_REFERENCE) if queries > QUERY_BLOCK else (GRADIENT_REFERENCE,)

@@ -1,0 +1,119 @@
+"""Schedules of the row kernels on a Hopper GPU: how rows are fed to the warpgroups. None of them moves a bit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pallas_kernels.schedule.hopper.tiles import SMS
+
+GROUP: Final = 128
+MOST_TEAM: Final = 8
+COPY_BYTES: Final = 128
+"""Of these a copy into the ring is a multiple: every thread of a warpgroup announces its share."""
+
+_WARPGROUPS: Final = 16  # of a multiprocessor
+_TEAMS: Final = (1, 2, 4)  # of eight warpgroups no thread has more than 64 registers, too few to hold much of a row
+_HELD_COLUMNS: Final = 64  # of all arrays, that a thread may hold
+_HELD: Final = 32  # registers of a thread that hold its columns, where more warpgroups are to be had
+_HELD_FEW: Final = 16  # where every row has a multiprocessor
+_HELD_CLUSTER: Final = 128  # where a few rows have the GPU for themselves
+_HELD_PRELOADED: Final = 48  # registers of a thread that hold its columns and those of the vectors
+_RING_ROWS: Final = 2
+_CLUSTER_TEAM: Final = 4
+_FEW_CLUSTERS: Final = 32
+_FEW_ROWS: Final = 8
+
+
+@dataclass(frozen=True)
+class RowSchedule:
+    """How rows are fed to a row program.
+
+    Attributes:
+        team: Warpgroups of a block, which share a row: 1, 2, 4 or 8.
+        blocks: Blocks of one team (clusters of such blocks, if a cluster shares a row) on the whole GPU.
+        stage: Columns of one stage of the ring: all of the row, or a multiple of the row's lanes.
+        stages: Stages of the ring; 0 to read straight from memory (and its caches).
+        hold: Keep the row in registers from the first pass to the last.
+        preload: Keep the vectors in registers, for all rows of a block.
+        unroll: Blocks of lanes that one step of a loop handles.
+        cluster: Blocks that share a row; more than one only without a ring.
+    """
+
+    team: int
+    blocks: int
+    stage: int = 0
+    stages: int = 0
+    hold: bool = False
+    preload: bool = False
+    unroll: int = 2
+    cluster: int = 1
+
+    @property
+    def members(self) -> int:
+        """Warpgroups that share a row."""
+        return self.team * self.cluster
+
+
+def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
+    """Returns how many neighbouring columns a thread holds: 16 bytes of the widest array, one in short rows.
+
+    Example:
+        >>> row_vector(4096, (2, 2)), row_vector(4096, (2, 4)), row_vector(128, (2, 2))
+        (8, 4, 1)
+    """
+    return 1 if lanes == GROUP else 4 if max(itemsizes) > 2 else 8
+
+
+def row_schedule(
+    rows: int,
+    columns: int,
+    lanes: int,
+    itemsizes: Sequence[int],
+    result_sizes: Sequence[int] = (),
+    vectors: int = 0,
+    passes: int = 2,
+) -> RowSchedule:
+    """Returns the schedule for `rows` rows of `columns` columns.
+
+    Args:
+        rows: Number of rows, at least 1.
+        columns: Columns of a row.
+        lanes: Lanes of the row's contract.
+        itemsizes: Bytes of an element of each array that is read row by row.
+        result_sizes: Bytes of an element of each result that is as wide as the row.
+        vectors: How many vectors the rows share.
+        passes: How often the program walks through a row.
+
+    Example:
+        >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
+        RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1)
+    """
+    wide = sum(itemsizes)
+    members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
+    held = columns * len(itemsizes) / GROUP  # columns of one thread, were it alone
+    registers = columns * wide / (4 * GROUP)  # and what holds them
+    preloaded = registers + vectors * columns / (2 * GROUP)
+    if rows <= SMS:
+        # Every row has a multiprocessor. A warpgroup fewer is an exchange that is cheaper.
+        for team in _TEAMS:
+            if team <= members and registers / team <= _HELD_FEW:
+                return RowSchedule(team, rows, hold=True, preload=preloaded / team <= _HELD_PRELOADED)
+        most = min(MOST_TEAM, members)
+        if members <= _CLUSTER_TEAM or (held / most <= _HELD and not (members > most and rows <= _FEW_CLUSTERS)):
+            return RowSchedule(most, rows, hold=True)
+        cluster = max(2, members // (_CLUSTER_TEAM if rows > _FEW_ROWS and passes > 1 else _CLUSTER_TEAM // 2))
+        hold = registers / members <= (_HELD if rows > _FEW_CLUSTERS and passes > 1 else _HELD_CLUSTER)
+        return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
+    teams = [t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS]
+    team = next((t for t in teams if registers / t <= _HELD), teams[0] if teams else 0)
+    if not team:
+        # Spread over the shared memory and caches of several multiprocessors, which later passes find there.
+        cluster = max(1, members // _CLUSTER_TEAM)
+        hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
+        return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
+    copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
+    if lanes > GROUP or rows <= SMS * _WARPGROUPS or not copied:
+        # A block for each row: multiprocessors start the next one while others wait for memory.
+        return RowSchedule(team, rows, hold=True)
+    each = _WARPGROUPS // 2 if result_sizes else _WARPGROUPS
+    return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)

@@ -1,0 +1,163 @@
+"""What is hashed: one call of every operation, in each of its kinds, on fixed data.
+
+The data of a case never change. To cover more, add cases.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import bijax
+from tests.transform.test_vectors import FUNCTIONS
+
+SIXTEEN: Final = ("bfloat16", "float16")
+FLOATS: Final = ("float32", *SIXTEEN)
+
+
+class Case(NamedTuple):
+    """A function of arrays, all of whose results are hashed."""
+
+    function: Callable[..., Any]
+    arrays: tuple[np.ndarray, ...]
+
+
+def array(seed: int, shape: tuple[int, ...], dtype: Any = "bfloat16") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
+
+
+def with_gradients(function: Callable[..., Any], *, among: int) -> Callable[..., Any]:
+    """Returns the results and the gradients of the first arrays for a cotangent, which is the array behind them."""
+
+    def call(*arrays: Any) -> Any:
+        y, pull = jax.vjp(lambda *own: function(*own, *arrays[among + 1 :]), *arrays[:among])
+        return y, pull(arrays[among].astype(y.dtype))
+
+    return call
+
+
+def cases() -> dict[str, Case]:
+    """Returns all cases by their names."""
+    found: dict[str, Case] = {}
+    for part in (products, fused_products, rows, attentions, primitives, engine, functions):
+        for name, case in part():
+            if name in found:
+                raise ValueError(f"two golden cases have the name {name!r}")
+            found[name] = case
+    return found
+
+
+def products() -> Iterator[tuple[str, Case]]:
+    wide = functools.partial(bijax.matmul, preferred_element_type="float32")
+    for dtype in FLOATS:
+        x, w, g, bias = (array(i, s, dtype) for i, s in enumerate(((77, 1000), (1000, 144), (77, 144), (144,))))
+        yield f"matmul {dtype}", Case(wide, (x, w))
+        yield f"matmul {dtype} (N, K)", Case(functools.partial(bijax.matmul, transpose_w=True), (x, w.T.copy()))
+        yield f"matmul {dtype} bias", Case(lambda x, w, b: bijax.matmul(x, w, bias=b), (x, w, bias))
+        yield f"matmul {dtype} stack", Case(wide, (array(4, (3, 40, 264), dtype), array(5, (3, 264, 80), dtype)))
+        yield f"matmul {dtype} gradients", Case(with_gradients(bijax.matmul, among=2), (x, w, g))
+    x, w, g = (array(i, s, "float32") for i, s in enumerate(((77, 1000), (1000, 144), (77, 144))))
+    for precision in ("high", "highest"):
+        product = functools.partial(bijax.matmul, precision=precision)
+        yield f"matmul float32 {precision}", Case(product, (x, w))
+        yield f"matmul float32 {precision} gradients", Case(with_gradients(product, among=2), (x, w, g))
+
+
+def fused_products() -> Iterator[tuple[str, Case]]:
+    for dtype in FLOATS:
+        x, w, g, up = (array(20 + i, s, dtype) for i, s in enumerate(((40, 1024), (1024, 96), (40, 96), (1024, 96))))
+        for activation in ("relu", "gelu", "silu"):
+            act = functools.partial(bijax.matmul, activation=activation)
+            yield f"matmul {dtype} {activation}", Case(act, (x, w))
+        yield f"matmul {dtype} silu gradients", Case(with_gradients(act, among=2), (x, w, g))
+        yield f"matmul {dtype} residual", Case(lambda x, w, r: bijax.matmul(x, w, residual=r), (x, w, g))
+        yield f"gated_matmul {dtype} gradients", Case(with_gradients(bijax.gated_matmul, among=3), (x, w, up, g))
+        for shards in (2, 4):
+            split = functools.partial(bijax.matmul, split_k=shards)
+            yield f"matmul {dtype} split_k={shards}", Case(split, (x, w))
+        yield f"matmul {dtype} split_k=4 gradients", Case(with_gradients(split, among=2), (x, w, g))
+
+
+def rows() -> Iterator[tuple[str, Case]]:
+    for dtype in FLOATS:
+        for columns in (576, 2500, 5120):
+            x, g = (array(seed, (5, columns), dtype) for seed in (7, 8))
+            w = g[0]
+            kind = f"{dtype} {columns}"
+            for op in (bijax.sum, bijax.mean, bijax.var, bijax.logsumexp):
+                yield f"{op.__name__} {kind} gradients", Case(with_gradients(op, among=1), (x, g[:, 0]))
+            for op in (bijax.softmax, bijax.log_softmax):
+                yield f"{op.__name__} {kind} gradients", Case(with_gradients(op, among=1), (x, g))
+            yield f"rms_norm {kind} gradients", Case(with_gradients(bijax.rms_norm, among=2), (x, w, g))
+            yield f"layer_norm {kind} gradients", Case(with_gradients(bijax.layer_norm, among=3), (x, w, g[1], g))
+            labels = np.array([3, 0, columns - 1, -1, 17], np.int32)
+            loss = with_gradients(bijax.softmax_cross_entropy, among=1)
+            yield f"softmax_cross_entropy {kind} gradients", Case(loss, (x, g[:, 0], labels))
+
+
+def attentions() -> Iterator[tuple[str, Case]]:
+    causal = functools.partial(bijax.dot_product_attention, is_causal=True)
+    for dtype in FLOATS:
+        for size in (64, 96, 128, 192, 256):
+            q, k, v, g = (array(8 + i, (1, 1100, n, size), dtype) for i, n in enumerate((4, 2, 2, 4)))
+            if dtype == "float32":
+                q, k, v, g = (a[:, :200] for a in (q, k, v, g))
+            residual = functools.partial(causal, return_residual=True)
+            yield f"attention {dtype} {size}", Case(residual, (q, k, v))
+            if size in (64, 128):
+                yield f"attention {dtype} {size} gradients", Case(with_gradients(causal, among=3), (q, k, v, g))
+        window = functools.partial(causal, local_window_size=(300, 0))
+        q, k, v = (array(8 + i, (1, 700, n, 64), dtype) for i, n in enumerate((4, 2, 2)))
+        yield f"attention {dtype} window", Case(window, (q, k, v))
+        token, pages = array(30, (2, 1, 4, 64), dtype), [array(31 + i, (40, 16, 2, 64), dtype) for i in range(2)]
+        table = np.random.default_rng(33).permutation(40).reshape(2, 20).astype(np.int32)
+        lengths = np.array([317, 5], np.int32)
+        yield f"paged_attention {dtype}", Case(bijax.paged_attention, (token, *pages, table, lengths))
+
+
+def primitives() -> Iterator[tuple[str, Case]]:
+    image, kernel = array(40, (2, 9, 9, 8), "float32"), array(41, (3, 3, 8, 12), "float32")
+    x, ids = array(42, (9, 300), "float32"), np.array([3, 1, 3, 0, 7, 3, 2, 2, 1], np.int32)
+    sizes = np.array([4, 0, 5], np.int32)
+
+    def conv(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def pool(x: jax.Array) -> jax.Array:
+        return lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+
+    yield "conv gradients", inside(with_gradients(conv, among=2), image, kernel, array(43, (2, 9, 9, 12), "float32"))
+    yield "reduce_window", inside(pool, image)
+    yield "cumsum", inside(lambda x: jnp.cumsum(x, axis=1), x)
+    yield "prod", inside(lambda x: jnp.prod(x, axis=1), x)
+    yield "scatter-add", inside(lambda x, i, u: x.at[i].add(u), x, ids, x[::-1].copy())
+    yield "ragged_dot", inside(lax.ragged_dot, x[:, :64].copy(), array(44, (3, 64, 48), "float32"), sizes)
+    yield "embed gradients", Case(with_gradients(lambda w: bijax.embed(w, ids), among=1), (x, x[::-1].copy()))
+
+
+def engine() -> Iterator[tuple[str, Case]]:
+    for dtype in SIXTEEN:
+        x, w = array(50, (6, 256), dtype), array(51, (256,), dtype)
+        yield f"add_rms_norm_dynamic_quant {dtype}", Case(quantised_norm, (x, w, x[::-1].copy()))
+        yield f"swiglu {dtype}", Case(bijax.swiglu, (x,))
+
+
+def quantised_norm(x: jax.Array, w: jax.Array, residual: jax.Array) -> Any:
+    return bijax.add_rms_norm_dynamic_quant(x, w, jnp.ones(x.shape[1], jnp.float32), residual=residual)
+
+
+def functions() -> Iterator[tuple[str, Case]]:
+    """The element-wise functions, whose bits are those of a version of XLA."""
+    x, y = (array(seed, (64, 100), "float32") * np.float32(3) for seed in (8, 9))
+    every = {**FUNCTIONS, "div": lax.div, "sqrt": lambda x, y: lax.sqrt(jnp.abs(x)), "rem": lax.rem}
+    for name, function in every.items():
+        for dtype in ("float32", "bfloat16"):
+            yield f"{name} {dtype}", inside(function, x.astype(jnp.dtype(dtype)), y.astype(jnp.dtype(dtype)))
+
+
+def inside(function: Callable[..., Any], *arrays: np.ndarray) -> Case:
+    return Case(bijax.invariant(function), arrays)
