@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from pallas_kernels.parts import remembered as _remembered
-from pallas_kernels.parts.remembered import remembered
+from pallas_kernels.parts.xla import remembered as _remembered
+from pallas_kernels.parts.xla.remembered import remembered
 
 
 @pytest.fixture

@@ -66,9 +66,7 @@ def test_edge_sizes(shape: tuple[int, int]) -> None:
 def test_rows_of_nothing_are_left_to_the_portable_form() -> None:
     x = jnp.zeros((2, 0), jnp.bfloat16)
     assert not hopper.log_softmax.serves(x)
-    with pytest.raises(
-        UnsupportedError, match=r"log_softmax: expected rows of at least one element, got bfloat16\[2, 0\]"
-    ):
+    with pytest.raises(UnsupportedError, match=r"expected rows of at least one element, got bfloat16\[2, 0\]"):
         hopper.log_softmax(x, contract=online_row_contract(0))
     with bijax.lowering_for("sm_90"):
         program = jax.jit(lambda x: bijax.log_softmax(x)).trace(x).lower(lowering_platforms=("cuda",))

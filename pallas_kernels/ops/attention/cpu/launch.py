@@ -18,7 +18,7 @@ from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.ops.attention.sight import Sight
-from pallas_kernels.parts.remembered import remembered
+from pallas_kernels.parts.xla.remembered import remembered
 from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, REFERENCE, Tile, attention_tiles, gradient_tiles
 
 _SCALE = 0.125

@@ -72,7 +72,7 @@ def _machine() -> str:
     processor = [line for line in lines if line.partition("\t")[0].partition(":")[0].strip() not in _PER_CORE]
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     source = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         source.update(path.read_bytes())
     facts = (
         processor,
