@@ -57,6 +57,7 @@ def test_control_plain_jax_differs() -> None:
     assert sum(map(bool, differing.values())) >= 2, differing
 
 
+@pytest.mark.exhaustive
 def test_transformations_keep_the_bits() -> None:
     x, g, w = (a[:12] if a.ndim > 1 else a for a in hostile_batch(80, "float32"))
     f, y = all_ops, all_ops(x, g, w)
@@ -132,6 +133,7 @@ def test_tiles_and_their_tails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_bits_equal(run("tiles of 5 rows and a tail of 1"), whole)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["rms_norm", "head_rms_norm", "layer_norm", "elementwise"])
 def test_aligned_micro_batches_add_up_to_the_whole(name: str) -> None:
     """The gradients of weights, with rows cut at multiples of 128 and with rows of zeros appended."""

@@ -98,6 +98,7 @@ def test_the_number_of_ranks_and_rows_changes_no_bit(tokens: jax.Array, ranks: i
     assert_bits_equal(several, one)
 
 
+@pytest.mark.exhaustive
 def test_tokens_keep_their_bits_among_others(tokens: jax.Array) -> None:
     assert_batch_invariant(layer, tokens, batch_sizes=(1, 12), neighbours=("nan",), modes=("jit",))
     y = jax.jit(layer)(tokens)
@@ -144,6 +145,7 @@ def plain(x: jax.Array, g: jax.Array) -> Any:
     return y, *pull(g)
 
 
+@pytest.mark.exhaustive
 def test_the_16_bit_path_and_its_gradient() -> None:
     x, g = normal(10, 12, C), normal(11, 12, C)
     options: dict[str, Any] = {"batch_sizes": (1, 12), "neighbours": ("given",), "modes": ("jit",)}

@@ -144,6 +144,7 @@ def test_swiglu() -> None:
     assert bijax.swiglu(jnp.ones((0, 4))).shape == (0, 2)
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_the_16_bit_path() -> None:
     """The layer's gradients in float32 are those of plain JAX within rounding."""
     x, selected = normal(0, 6, C), routed(1, 6)

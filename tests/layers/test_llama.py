@@ -38,6 +38,7 @@ def test_eager() -> None:
     assert_bits_equal(small.trimmed(np.asarray(scores), rows), alone())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("chunk", "make"),
     [(1, small.contiguous), (7, small.contiguous), (160, small.contiguous), (1, small.paged), (64, small.paged)],
@@ -115,6 +116,7 @@ def test_switching_operations_shares_the_parameters() -> None:
     assert plain.embed.embedding[...] is model.embed.embedding[...]
 
 
+@pytest.mark.exhaustive
 def test_gradients_take_micro_batches() -> None:
     """Micro-batches of 128 tokens, added in order, give the parameter gradients of the whole batch bit for bit.
 

@@ -62,6 +62,7 @@ def filled(make: Callable[[], Any]) -> Any:
     return layer
 
 
+@pytest.mark.sample(1)
 def test_bits_of_a_layer() -> None:
     """A token alone and among others, which load the experts, in float and in int8; plain JAX is the control."""
     routing = Routing(num_experts=4, topk=2, scoring="sigmoid", use_bias=True)

@@ -44,6 +44,7 @@ def outputs() -> list[Any]:
     return engine(num_pages=40).generate(*zip(*requests(), strict=True))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("index", sampled(range(len(WITH_LOGPROBS)), [4, 5, 6, 7]))
 def test_tokens_are_sampled_from_the_models_logits(index: int) -> None:
     (prompt, params), output = requests()[index], outputs()[index]

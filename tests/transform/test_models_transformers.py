@@ -74,6 +74,7 @@ def nnx_dropout(state: Any, x: jax.Array) -> jax.Array:
     return nnx.merge(nnx_block(False)[0], state)(x)
 
 
+@pytest.mark.exhaustive
 def test_linen() -> None:
     check_model(linen, linen_params(), X)
 
@@ -86,7 +87,7 @@ def test_control_linen() -> None:
     check_control(linen, linen_params(), X)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_dropout(kind: str) -> None:
     """The same key gives the same bits; a row at its place keeps them, whatever stands behind it.

@@ -85,6 +85,7 @@ def test_elements(dtype: str, shapes: Shapes) -> None:
     assert not differing_elements(invariant(ELEMENTWISE), dtype, shapes)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batches", [BATCHES, rarely(MORE_BATCHES)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows(dtype: str, batches: Batches) -> None:

@@ -196,6 +196,7 @@ def test_gradients_of_a_query_alone_and_of_few() -> None:
     assert_bits_equal(differentiate(shorter, cut)[0][0], plain("window, offsets")[0][0, few])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("which", "at"), [("key", 40), ("query", 100)])
 def test_what_is_not_finite_reaches_those_who_see_it(which: str, at: int, races: Races) -> None:
     name = "causal"

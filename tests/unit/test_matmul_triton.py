@@ -19,6 +19,7 @@ def integers(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize(
     ("m", "k", "n", "block"), [(1, 64, 64, 512), (17, 333, 5, 192), (70, 200, 130, 67), (3, 9, 1, 4)]
