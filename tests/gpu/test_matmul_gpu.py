@@ -37,7 +37,6 @@ SHAPES = {
 
 # What the candidates of few shapes hold: every split, tiles of odd widths, walks over all tiles.
 OTHERS = {
-    "split along columns": MatmulSchedule(False, 128, 64, 64, 3, 2, "columns"),
     "three warpgroups": MatmulSchedule(False, 64, 64, 64, 3, 3),
     "16 columns": MatmulSchedule(False, 64, 16, 64, 3),
     "160 columns": MatmulSchedule(False, 128, 160, 64, 3, 2, out_buffers=1),
@@ -99,7 +98,6 @@ OUTSIDE = {
     "13 rows, in turn": ((13, 576, 1536), "float32", OTHERS["takes tiles in turn"]),
     "one row, in turn": ((1, 512, 640), "bfloat16", OTHERS["takes tiles in turn"]),
     "one row, weights, 152 columns": ((1, 512, 640), "float32", OTHERS["weights, 152 columns"]),
-    "8 rows, split along columns": ((8, 512, 640), "float32", MatmulSchedule(True, 64, 8, 64, 4, 2, "columns")),
     "64 columns": ((8, 512, 64), "bfloat16", MatmulSchedule(True, 64, 8, 64, 4, 2)),
     "32 columns": ((256, 512, 32), "float32", MatmulSchedule(False, 64, 64, 64, 4)),
     "32 columns, chosen": ((4096, 4096, 32), "float32", None),
