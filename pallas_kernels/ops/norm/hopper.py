@@ -1,7 +1,7 @@
 """Norms of rows and their gradients on a Hopper GPU: the formulas and the bits of `portable`."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,16 @@ import jax.numpy as jnp
 from pallas_kernels.contract import ChunkContract, RowContract, honour, row_contract
 from pallas_kernels.parts.hopper import batch_sum
 from pallas_kernels.parts.hopper.arithmetic import product
-from pallas_kernels.parts.hopper.row_engine import Row, run_rows, supports
+from pallas_kernels.parts.hopper.row_engine import NEEDS, Row, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
-
-_NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
 
 
 def _rows_served(rows: jax.Array, *arrays: jax.Array | None) -> bool:
     return supports(rows.shape[1], rows.dtype, *(a.dtype for a in arrays if a is not None))
 
 
-@served_if(lambda x, weight=None, residual=None, **_: _rows_served(x, weight), _NEEDS)
+@served_if(lambda x, weight=None, residual=None, **_: _rows_served(x, weight), NEEDS)
 def rms_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -62,7 +60,7 @@ def rms_norm(
     return (y, factor, *h)
 
 
-@served_if(lambda h, factor, g, weight=None, g_sum=None, **_: _rows_served(h, g, weight), _NEEDS)
+@served_if(lambda h, factor, g, weight=None, g_sum=None, **_: _rows_served(h, g, weight), NEEDS)
 def rms_norm_gradient(
     h: jax.Array,
     factor: jax.Array,
@@ -104,7 +102,7 @@ def rms_norm_gradient(
     return run_rows(program, rows, vectors, [h.dtype], given=[factor], interpret=interpret)
 
 
-@served_if(lambda x, weight=None, bias=None, **_: _rows_served(x, weight, bias), _NEEDS)
+@served_if(lambda x, weight=None, bias=None, **_: _rows_served(x, weight, bias), NEEDS)
 def layer_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -142,7 +140,7 @@ def layer_norm(
     return run_rows(program, [x], vectors, [x.dtype], numbers=2, interpret=interpret)
 
 
-@served_if(lambda x, mean, factor, g, weight=None, **_: _rows_served(x, g, weight), _NEEDS)
+@served_if(lambda x, mean, factor, g, weight=None, **_: _rows_served(x, g, weight), NEEDS)
 def layer_norm_gradient(
     x: jax.Array,
     mean: jax.Array,

@@ -5,7 +5,7 @@ The maximum and the sum of exponentials are taken in one pass, in the order of `
 where results are float32; logarithms are libdevice's logf (`pallas_kernels.parts.hopper.arithmetic`).
 """
 
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,11 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.parts.hopper.arithmetic import exponential
 from pallas_kernels.parts.hopper.map_engine import run_map
-from pallas_kernels.parts.hopper.row_engine import Row, run_rows, supports
+from pallas_kernels.parts.hopper.row_engine import NEEDS, Row, run_rows, supports
 from pallas_kernels.parts.hopper.softmax_engine import OnlineRow, run_online
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
 from pallas_kernels.schedule.hopper.softmax import OnlineSchedule
-
-_NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
 
 
 def _has_elements(x: jax.Array, **_: Any) -> bool:
@@ -140,7 +138,7 @@ def logsumexp_gradient(
     return run_map(begin, step, x, [m, log_sum, g], interpret=interpret)
 
 
-@served_if(lambda y, g, **_: supports(y.shape[1], y.dtype, g.dtype), _NEEDS)
+@served_if(lambda y, g, **_: supports(y.shape[1], y.dtype, g.dtype), NEEDS)
 def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract, interpret: Any = False) -> jax.Array:
     """Returns the gradient of softmax: y * (g - sum(y * g)), with the bits of `portable.softmax_gradient`.
 
@@ -155,7 +153,7 @@ def softmax_gradient(y: jax.Array, g: jax.Array, *, contract: RowContract, inter
     return run_rows(program, [y, g], results=[y.dtype], interpret=interpret)[0]
 
 
-@served_if(lambda x, m, log_sum, g, **_: supports(x.shape[1], x.dtype, g.dtype), _NEEDS)
+@served_if(lambda x, m, log_sum, g, **_: supports(x.shape[1], x.dtype, g.dtype), NEEDS)
 def log_softmax_gradient(
     x: jax.Array,
     m: jax.Array,

@@ -111,6 +111,11 @@ class Operand:
         return ref.at[window, part].transpose((1, 0))
 
 
+def loaded_rows(size: int, tile: int) -> int:
+    """Returns how many rows of a tile are copied from `size` rows: no more whole core matrices than there are."""
+    return min(tile, -(-size // ROWS) * ROWS)
+
+
 def in_stack(ref: Any, place: Any) -> Any:
     """Returns the entry of a stack, or the matrix that stands for every entry."""
     return ref if len(ref.shape) == 2 else ref.at[place]

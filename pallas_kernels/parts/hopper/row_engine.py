@@ -49,6 +49,10 @@ _ALIGN: Final = 16  # bytes to which the copy engine aligns rows
 _BATCH: Final = 8  # strips on their way from memory while results are written
 
 
+NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
+"""What `supports` asks, in words."""
+
+
 def supports(columns: int, *dtypes: Any) -> bool:
     """Whether the engine takes rows (and vectors) of `columns` columns of these dtypes."""
     return columns >= WARPGROUP and all(columns * jnp.dtype(d).itemsize % _ALIGN == 0 for d in dtypes)

@@ -21,7 +21,7 @@ from jax import lax
 
 from pallas_kernels.contract import SplitContract
 from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, make_store
-from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, tile_transforms
+from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.parts.hopper.pipeline import COMPUTE_REGISTERS, PRODUCER_REGISTERS, Place, Ring, Walk, here, launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
@@ -88,8 +88,7 @@ def split_ring_matmul(
     k = w.shape[-1 if transpose_w else -2]
     swizzle = _SWIZZLE if transpose_w else math.gcd(_SWIZZLE, n)
     weights = Operand(n, k, transpose_w, s.block_n, s.block_n, swizzle, BLOCK)
-    loaded = s.block_m if m > s.block_m else min(s.block_m, -(-m // 8) * 8)
-    columns = Operand(m, x.shape[-1], True, s.block_m, loaded, BLOCK, _PARTS * BLOCK)
+    columns = Operand(m, x.shape[-1], True, s.block_m, loaded_rows(m, s.block_m), BLOCK, _PARTS * BLOCK)
     steps, shards = contract.shard // BLOCK, contract.shards(k)
     parts, in_block = (shards, 1) if schedule.parted else (1, shards)
     walk = Walk(stack, weights.tiles, columns.tiles, s.block_n, s.block_m, s.group, s.blocks, parts)

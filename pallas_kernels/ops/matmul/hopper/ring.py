@@ -21,7 +21,7 @@ from jax import lax
 
 from pallas_kernels.contract import add_as_tree
 from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, add_tiles, make_store
-from pallas_kernels.parts.hopper.operand import ROWS, SWIZZLE_BYTES, Operand, in_stack
+from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows
 from pallas_kernels.parts.hopper.pipeline import COMPUTE_REGISTERS, PRODUCER_REGISTERS, Place, Ring, Walk, here, launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
@@ -123,7 +123,7 @@ def _operands(
         swizzle = math.gcd(swizzle, n, w_tile)
     if transpose_x:
         swizzle = math.gcd(swizzle, m, s.block_m)
-    loaded = s.block_m if transpose_x or m > s.block_m else min(s.block_m, -(-m // ROWS) * ROWS)
+    loaded = s.block_m if transpose_x else loaded_rows(m, s.block_m)
     return (
         Operand(m, k, not transpose_x, s.block_m, loaded, swizzle, s.k_step),
         Operand(n, k, transpose_w, w_tile, w_tile, swizzle, s.k_step, sources),

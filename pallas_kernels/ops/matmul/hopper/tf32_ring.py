@@ -19,7 +19,7 @@ from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, m
 from pallas_kernels.ops.matmul.hopper.turn import turn
 from pallas_kernels.ops.matmul.hopper.wgmma_tf32 import load_rows
 from pallas_kernels.ops.matmul.hopper.wgmma_tf32 import multiply as multiply_rows
-from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, tile_transforms
+from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.parts.hopper.pipeline import Place, Ring, Walk, here, launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule
@@ -61,8 +61,7 @@ def turning_ring_matmul(
         (M, N) or (B, M, N) of `out_dtype`.
     """
     stack, (m, k), n, s, turners = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.turners
-    loaded = s.block_m if m > s.block_m else min(s.block_m, -(-m // 8) * 8)
-    x_side = Operand(m, k, True, s.block_m, loaded, _SWIZZLE, s.k_step)
+    x_side = Operand(m, k, True, s.block_m, loaded_rows(m, s.block_m), _SWIZZLE, s.k_step)
     w_side = Operand(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     walk = Walk(stack, rows.tiles, columns.tiles, s.block_rows, s.block_columns, s.group, s.blocks)
