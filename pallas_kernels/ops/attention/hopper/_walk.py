@@ -4,6 +4,7 @@ The scores of a block and the weighted values of the block before are started to
 while the warpgroup makes weights of the scores.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,16 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
-import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, weigh
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
+from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.clean import spoil_rows
+from pallas_kernels.parts.hopper.parked import park, unpark
 from pallas_kernels.parts.hopper.products import await_sums, finish, start_scores, start_values
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, across, add_lanes, filled, park, unpark
+from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
 
 class State(NamedTuple):
@@ -51,7 +53,7 @@ class Walk:
         contract: Order of the sums.
         factor: Factor of raw scores.
         sight: How far queries see.
-        positions: Maps a shape that begins with 64, and its layout, to the positions of the queries, int32.
+        positions: Returns the positions of the queries, (64,) int32.
         length: Keys of the sequence.
         blocks: The blocks of the tile, the same for all warpgroups that share the ring.
         queries: Shared memory (64, H).
@@ -65,7 +67,7 @@ class Walk:
     contract: SplitAttentionContract
     factor: float
     sight: Sight
-    positions: Callable[[tuple[int, ...], Any], jax.Array]
+    positions: Callable[[], jax.Array]
     length: Any
     blocks: Blocks
     queries: Any
@@ -159,12 +161,9 @@ class Walk:
         if self.parked is not None:
 
             def put_aside(values: jax.Array, kept: jax.Array) -> jax.Array:
-                # Before the tile's first split there is nothing.
                 first = self._split(block - 1) == self._split(self.blocks.first)
-                old = lax.cond(first, lambda: filled(values.shape, 0), self._unparked)
-                merged = self.math.fused(old, across(kept, self.size), values)
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                park(merged, self.parked, self.interpret)
+                park(values, across(kept, self.size), self.parked, first, self.interpret)
                 return filled((ROWS, self.size), 0)
 
             begins = (block != self.blocks.first) & self._begins_split(block)
@@ -200,10 +199,10 @@ class Walk:
         """Returns scores with -inf where a key is not seen."""
 
         def mask(scores: jax.Array) -> jax.Array:
-            keys = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=TILE)
+            first, end = self.sight.range(self.positions(), self.length)
             start = block * self.contract.key_block
-            seen = self.sight.sees(self.positions(scores.shape, TILE), keys, start, self.length)
-            return jnp.where(seen, scores, -jnp.inf)
+            limit = None if self.sight.before is None else first - start
+            return keep_band(scores, limit, end - start - 1, -math.inf, self.interpret)
 
         masked: jax.Array = lax.cond(self.blocks.in_part(block), mask, lambda scores: scores, scores)
         return masked
@@ -213,7 +212,7 @@ class Walk:
         plgpu.barrier_wait(self.ring.values_full.at[self._slot(block)])
 
         def spoiled(total: jax.Array) -> jax.Array:
-            first, end = self.sight.range(self.positions((ROWS,), ROW), self.length)
+            first, end = self.sight.range(self.positions(), self.length)
             start = block * self.contract.key_block
             return spoil_rows(total, first - start, end - start, self.ring.found.at[self._slot(block)], self.interpret)
 

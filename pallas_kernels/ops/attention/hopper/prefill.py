@@ -20,7 +20,7 @@ from pallas_kernels.ops.attention.hopper._online import Stats, result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.ops.attention.hopper._walk import Walk
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, tiled
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, tiled
 from pallas_kernels.schedule.hopper.attention import WIDEST_PARKED, PrefillSchedule
 
 
@@ -210,8 +210,8 @@ class Body:
             first = tile.first + warpgroup * ROWS
             keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + first
 
-            def positions(shape: tuple[int, ...], layout: Any) -> jax.Array:
-                found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+            def positions() -> jax.Array:
+                found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
                 return found
 
             walk = Walk(
