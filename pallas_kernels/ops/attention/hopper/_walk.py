@@ -21,7 +21,7 @@ from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.clean import spoil_rows
 from pallas_kernels.parts.hopper.parked import park, unpark
-from pallas_kernels.parts.hopper.products import await_sums, finish, start_scores, start_values
+from pallas_kernels.parts.hopper.products import await_sums, finish, start
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
 
@@ -122,7 +122,7 @@ class Walk:
         """Takes the first block."""
         block = self.blocks.first
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
-        scores = start_scores(self.queries, self._keys(block), self.interpret)
+        scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
         scores = self._masked(self._finish_scores(scores, 0, block), block)
         stats, decay, weights = weigh(scores, no_keys(), self.factor, self.contract, self.math)
         weights = weights.astype(self.ring.values.dtype)
@@ -131,7 +131,7 @@ class Walk:
     def _block(self, block: Any, state: State) -> State:
         """Takes a block's scores and the values of the block before."""
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
-        scores = start_scores(self.queries, self._keys(block), self.interpret)
+        scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
         values, stats = self._start_values(block - 1, state)
         scores = self._masked(self._finish_scores(scores, 1, block), block)
         begin, before, taken, kept = stats, state.before, None, state.kept
@@ -169,7 +169,8 @@ class Walk:
             begins = (block != self.blocks.first) & self._begins_split(block)
             values = lax.cond(begins, put_aside, lambda values, _: values, values, state.kept)
         stats = self._wait_for_values(block, state.stats)
-        return start_values(state.weights, values, self._values(block), self.interpret), stats
+        values = start(values, state.weights, (self._values(block),), right_along=False, interpret=self.interpret)
+        return values, stats
 
     def _unparked(self) -> jax.Array:
         return unpark(self.parked, self.size, self.interpret)
