@@ -21,7 +21,7 @@ from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.clean import spoil_rows
 from pallas_kernels.parts.hopper.parked import park, unpark
-from pallas_kernels.parts.hopper.products import await_sums, finish, start
+from pallas_kernels.parts.hopper.products import await_sums, behind_wait, finish, start
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
 
@@ -157,7 +157,9 @@ class Walk:
 
     def _start_values(self, block: Any, state: State) -> tuple[jax.Array, Stats]:
         """Starts the values of a block, and returns them and its stats."""
-        values = self.math.product(state.values, across(state.factor, self.size))
+        stats = self._wait_for_values(block, state.stats)
+        factor = behind_wait(state.factor, self.interpret)  # or these products would hold back those of the scores
+        values = self.math.product(state.values, across(factor, self.size))
         if self.parked is not None:
 
             def put_aside(values: jax.Array, kept: jax.Array) -> jax.Array:
@@ -168,7 +170,6 @@ class Walk:
 
             begins = (block != self.blocks.first) & self._begins_split(block)
             values = lax.cond(begins, put_aside, lambda values, _: values, values, state.kept)
-        stats = self._wait_for_values(block, state.stats)
         values = start(values, state.weights, (self._values(block),), right_along=False, interpret=self.interpret)
         return values, stats
 
