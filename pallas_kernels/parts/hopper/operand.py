@@ -27,6 +27,7 @@ class Operand:
         swizzle: Elements of a swizzled row.
         k_step: Elements of K in a stage.
         sources: Operands of this shape, 1 or 2; each has an accumulator of its own.
+        anywhere: Whether tiles start at any row, not at multiples of 8 alone.
     """
 
     size: int
@@ -37,15 +38,17 @@ class Operand:
     swizzle: int
     k_step: int
     sources: int = 1
+    anywhere: bool = False
 
     @property
     def ragged(self) -> bool:
-        """Whether the operand does not divide into the whole (8, swizzle) tiles that wgmma reads.
+        """Whether what is copied does not divide into the whole (8, swizzle) tiles that wgmma reads.
 
         Fewer than 8 rows are one tile. An operand stored with K in front divides: its K is a multiple of 8, its swizzle
         divides its size.
         """
-        return self.k_major and ((self.size % ROWS != 0 and self.size > ROWS) or self.k % self.swizzle != 0)
+        edges = (self.size % ROWS != 0 and self.size > ROWS) or self.k % self.swizzle != 0
+        return self.k_major and (self.anywhere or edges)
 
     @property
     def pieces(self) -> int:
