@@ -277,8 +277,8 @@ def send_rows(pieces: list[tuple[Any, int, int]], out: Any, row: Any, column: An
         have = jnp.clip(valid - i, 0, rows)
         for size in (1 << bit for bit in reversed(range(rows.bit_length()))):
             done = have & -(2 * size)  # rows of the larger copies
+            part, window = piece.at[pl.ds(done, size)], out.at[pl.ds(row + i + done, size), pl.ds(column + j, width)]
 
             @pl.when((have & size) != 0)
-            def _(piece: Any = piece, j: int = j, i: int = i, size: int = size, done: Any = done) -> None:
-                window = out.at[pl.ds(row + i + done, size), pl.ds(column + j, width)]
-                plgpu.copy_smem_to_gmem(piece.at[pl.ds(done, size)], window, commit_group=False)
+            def _(part: Any = part, window: Any = window) -> None:
+                plgpu.copy_smem_to_gmem(part, window, commit_group=False)

@@ -1,5 +1,6 @@
 """An operand of wgmma on its way through shared memory: which copies bring it, and how wgmma reads it there."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -117,6 +118,11 @@ class Operand:
 def loaded_rows(size: int, tile: int) -> int:
     """Returns how many rows of a tile are copied from `size` rows: no more whole core matrices than there are."""
     return min(tile, -(-size // ROWS) * ROWS)
+
+
+def whole_swizzle(dtype: Any, *lengths: int) -> int:
+    """Returns the elements of the widest swizzled row that lengths along it divide into."""
+    return math.gcd(SWIZZLE_BYTES // jnp.dtype(dtype).itemsize, *lengths)
 
 
 def in_stack(ref: Any, place: Any) -> Any:

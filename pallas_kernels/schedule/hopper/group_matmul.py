@@ -12,6 +12,7 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedu
 
 _RESERVED_BYTES: Final = 1024  # of each block's shared memory, by the system
 _FEW_ROWS: Final = 64
+_STEP: Final = 64  # rows of a stage of a gradient: the rows of a group are filled up to a multiple
 _ROW_BYTES: Final = 128
 
 
@@ -63,6 +64,29 @@ def group_candidates(
         for name, schedule in found.items()
         if holds_groups(schedule, out_itemsize) and _covers(schedule, rows)
     }
+
+
+def sums_schedule(m: int, groups: int, k: int, n: int, *, itemsize: int = 2, out_itemsize: int = 4) -> MatmulSchedule:
+    """Returns the schedule of the gradient (G, K, N) of weights.
+
+    Args:
+        m: Rows of all groups, at least 1.
+        groups: Number of groups, at least 1.
+        k: Rows of a group's gradient, at least 1.
+        n: Columns of it, at least 1.
+        itemsize: Bytes of an operand's element.
+        out_itemsize: Bytes of a result's element.
+
+    Example:
+        >>> sums_schedule(65536, 64, 4096, 2048).k_step
+        64
+    """
+    found = candidates(k, -(-m // groups), n, stack=groups, itemsize=itemsize, out_itemsize=out_itemsize)
+    return next(
+        in_groups(schedule, itemsize, out_itemsize)
+        for schedule in found.values()
+        if not schedule.swap and schedule.split == "rows" and schedule.k_step == _STEP
+    )
 
 
 def expected_rows(m: int, groups: int) -> int:
