@@ -13,11 +13,11 @@ from bijax.core.primitive import Arrays
 from bijax.dispatch.groups import group_matmul_kernel, group_weight_gradient_kernel
 from bijax.dispatch.matmul import Product
 from bijax.ops._engine_arguments import check_shape, int8_array, scale_vector
-from bijax.ops._experts import checked_counts, rows_by_count
-from bijax.ops._integer_product import check_terms, dequantize, integer_product
+from bijax.ops._experts import checked_counts
+from bijax.ops._integer_product import check_terms
 from bijax.ops._matmul_arguments import precision_of
+from bijax.ops._quantized_product import quantized_groups_kernel
 from bijax.ops.quant_matmul import quantized_product
-from pallas_kernels.ops.ragged_dot.portable import multiply_groups
 
 
 def moe_quant_matmul(
@@ -114,27 +114,12 @@ def moe_quant_group_gemm(
     scale = scale_vector(op, "per_token_scale", per_token_scale, ("A",), sizes).astype(jnp.float32)
     columns = scale_vector(op, "experts_scale", experts_scale, ("E", "N"), sizes)
     dtype = float_dtype(op, "preferred_element_type", preferred_element_type)
-    rows = rows_by_count(op, "experts_token_count", experts_token_count, sizes["E"], sizes["A"])
+    counts = checked_counts(op, "experts_token_count", experts_token_count, sizes["E"], sizes["A"])
 
-    def compute(
-        x: jax.Array, w: jax.Array, scale: jax.Array, columns: jax.Array, expert: jax.Array, *rest: jax.Array
-    ) -> jax.Array:
-        count, fit = rest
-        if 0 in (*x.shape, *w.shape):
-            total = jnp.zeros((x.shape[0], w.shape[2]), jnp.int32)
-        else:
-            total = _integer_groups(x, w, count)
-        scale = jnp.where(expert < w.shape[0], scale, jnp.float32(0))
-        scale = jnp.where(fit, scale, jnp.float32(jnp.nan))
-        if w.shape[0] == 0:
-            by_row = jnp.zeros(total.shape, columns.dtype)
-        else:
-            by_row = jnp.take(columns, expert, axis=0, mode="clip")
-            # A scale that is not finite must not meet the zero of a row that is not used.
-            by_row = jnp.where((expert < w.shape[0])[:, None], by_row, jnp.ones((), columns.dtype))
-        return dequantize(total, scale, by_row, None, dtype)
+    def compute(*arrays: jax.Array) -> jax.Array:
+        return quantized_groups_kernel(*arrays, dtype=dtype.name)[0]
 
-    y: jax.Array = forward_only(op, compute, x, w, scale, columns, rows.expert, rows.count, rows.fit)
+    y: jax.Array = forward_only(op, compute, x, w, scale, columns, counts)
     return y
 
 
@@ -210,6 +195,3 @@ def _backward(dtype: Any, precision: str, saved: Arrays, g: jax.Array) -> tuple[
 
 
 _group_matmul.defvjp(_forward, _backward)
-
-# No primitive: sums of integers are the same in every order, whatever vmap makes of the loop.
-_integer_groups = jax.jit(functools.partial(multiply_groups, product=integer_product))

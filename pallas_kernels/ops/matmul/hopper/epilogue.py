@@ -1,8 +1,10 @@
-"""The end of the Hopper matmul: what happens to a float32 tile between its sum over K and memory.
+"""The end of the Hopper matmul: what happens to a tile of sums between its sum over K and memory.
 
 The order is fixed: `activation(tile + bias) + residual`, or for a pair of products `activation(gate) * up`, every step
-in float32, rounded once to the result's dtype, whatever the schedule. No product meets a sum but inside of an
-activation, whose instructions are fixed (`pallas_kernels.ops.matmul.hopper.activation`): so none is fused with it.
+in float32, rounded once to the result's dtype, whatever the schedule. Sums of integers are multiplied by the scales of
+their row and of their column first, in this order. No product meets a sum but inside of an activation and behind the
+scales, whose instructions are fixed (`pallas_kernels.ops.matmul.hopper.activation`, `parts.hopper.tile.Arithmetic`): so
+none is fused with it.
 """
 
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from jax import lax
 from pallas_kernels.ops.matmul.hopper.activation import activate_tile
 from pallas_kernels.parts.hopper.groups import send_rows
 from pallas_kernels.parts.hopper.operand import ROWS, SWIZZLE_BYTES, in_stack, tile_transforms
+from pallas_kernels.parts.hopper.tile import Arithmetic, along
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 
@@ -30,12 +33,15 @@ class Epilogue:
         activation: A name that `pallas_kernels.ops.matmul.activations.activate` takes.
         residual: Of the shape and the dtype of the result.
         up: Weights of a second product of the same rows, stored as the first: activation(first) * second. No bias then.
+        scales: For sums of integers: (M,) float32, one for each row, and one for each column, (N,) of any float dtype
+            or (B, N) for the entries of a stack of weights.
     """
 
     bias: jax.Array | None = None
     activation: str | None = None
     residual: jax.Array | None = None
     up: jax.Array | None = None
+    scales: tuple[jax.Array, jax.Array] | None = None
 
     @property
     def gated(self) -> bool:
@@ -45,13 +51,13 @@ class Epilogue:
     @property
     def inputs(self) -> tuple[jax.Array, ...]:
         """Arrays that the kernel gets behind its operands."""
-        return tuple(a for a in (self.up, self.bias, self.residual) if a is not None)
+        return tuple(a for a in (*(self.scales or ()), self.up, self.bias, self.residual) if a is not None)
 
     def map(self, change: Callable[[jax.Array], jax.Array]) -> "Epilogue":
         """Returns the epilogue with its arrays changed."""
         arrays = (None if a is None else change(a) for a in (self.bias, self.residual, self.up))
         bias, residual, up = arrays
-        return Epilogue(bias, self.activation, residual, up)
+        return replace(self, bias=bias, residual=residual, up=up)
 
     def padded(self, columns: int) -> "Epilogue":
         """Returns the epilogue with a bias of whole tiles of `columns`."""
@@ -199,6 +205,7 @@ class Ending:
         plain: The same as plain rows, or None.
         bias: Reference of the bias, or None.
         residual: Reference of the residual, or None.
+        scales: References of the scales of rows and columns, or None.
         fetched: Barrier of the residual's blocks, or None.
         interpret: Whether the interpreter runs the kernel.
     """
@@ -211,6 +218,7 @@ class Ending:
     plain: Any
     bias: Any = None
     residual: Any = None
+    scales: Any = None
     fetched: Any = None
     interpret: Any = False
 
@@ -235,6 +243,8 @@ class Ending:
             column: First column.
             valid: How many rows of the result are stored; None for all that it has.
         """
+        if self.scales is not None:
+            tiles = (self._rescaled(tiles[0], place, row, column),)
         bias = None
         if self.bias is not None:
             bias = _broadcast_bias(self.bias, row if self.swap else column, tiles[0].shape, self.swap)
@@ -247,6 +257,19 @@ class Ending:
             row, column = column, row
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
         self._put(tile, in_stack(self.out, place), row, column, valid)
+
+    def _rescaled(self, tile: Any, place: Any, row: Any, column: Any) -> Any:
+        """Returns the product of a tile of integers with the scales of its rows, and that with those of its columns."""
+        arithmetic = Arithmetic(interpret=bool(self.interpret))
+        rows, columns = self.scales
+        columns = columns if len(columns.shape) == 1 else columns.at[place]
+        of_rows, of_columns = (
+            ((rows, column, 1), (columns, row, 0)) if self.swap else ((rows, row, 0), (columns, column, 1))
+        )
+        tile = tile.astype(jnp.float32)
+        for numbers, start, axis in (of_rows, of_columns):
+            tile = arithmetic.product(tile, along(numbers, start, tile.shape, axis, self.interpret))
+        return tile
 
     def fill(self, tile: Any, row: Any, column: Any) -> None:
         """Stores a float32 tile of a matrix as it is, from wgmma's `row` and `column` on."""

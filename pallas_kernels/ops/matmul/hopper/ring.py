@@ -61,11 +61,12 @@ def ring_matmul(
     """Runs the kernel on operands that the copy engine can address.
 
     Args:
-        x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1. (K, M) with `transpose_x`, where M is a
-            multiple of 16. A matrix beside a stack of `w` belongs to every entry.
+        x: (M, K), or a stack (B, M, K); K a multiple of 8 (of 16 for int8), M and B at least 1. (K, M) with
+            `transpose_x`, where M is a multiple of 16. A matrix beside a stack of `w` belongs to every entry.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
-            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry.
-        epilogue: What is done to the float32 sums before they are rounded.
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry. Operands of
+            int8, whose sums are exact, are both stored along K.
+        epilogue: What is done to the sums before they are rounded; scales for int8.
         total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
             block computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
         sizes: (B,) int32, how many rows of a matrix `x` belong to each entry of `w`, one entry behind the other. Rows
@@ -112,6 +113,7 @@ def ring_matmul(
         chain_steps,
         length if across else None,
         total is not None,
+        jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         interpret,
     )
     run = launch(
@@ -166,6 +168,7 @@ class _Call:
         chain_steps: Steps of one chain.
         shard: Elements of K in the shard that an entry of the stack stands for; None where the stack is one of results.
         continued: Whether the sums start with what is given.
+        sums: Dtype of the sums.
         interpret: Whether the interpreter runs the kernel.
     """
 
@@ -181,6 +184,7 @@ class _Call:
     chain_steps: int
     shard: int | None
     continued: bool
+    sums: Any
     interpret: Any
 
     @property
@@ -223,6 +227,7 @@ class _Call:
         total, refs = (refs[0], refs[1:]) if self.continued else (None, refs)
         in_groups = isinstance(self.walk, GroupWalk)
         sizes, refs = (refs[0], refs[1:]) if in_groups else (None, refs)
+        scales, refs = (None, refs) if self.epilogue.scales is None else (refs[:2], refs[2:])
         up, bias, residual, (out, *scratch) = self.epilogue.take(refs)
         rows, columns, buffers = (
             ref if aliased else (ref, None) for ref, aliased in zip(scratch, self.alias, strict=False)
@@ -252,6 +257,7 @@ class _Call:
             total=total,
             bias=bias,
             residual=residual,
+            scales=scales,
             full=full,
             empty=empty,
             fetched=None if residual is None else others[0],
@@ -279,6 +285,7 @@ class _Body:
         total: The sums to continue, or None.
         bias: The bias, or None.
         residual: The residual, or None.
+        scales: The scales of rows and columns, or None.
         full: Barriers of the stages that have arrived.
         empty: Barriers of the stages that have been read.
         fetched: Barriers of the residual, or None.
@@ -298,6 +305,7 @@ class _Body:
     total: Any
     bias: Any
     residual: Any
+    scales: Any
     full: Any
     empty: Any
     fetched: Any
@@ -349,6 +357,7 @@ class _Body:
             None if plain is None else plain.at[self.warpgroup],
             self.bias,
             self.residual,
+            self.scales,
             None if self.fetched is None else self.fetched.at[self.warpgroup],
             call.interpret,
         )
@@ -414,7 +423,7 @@ class _Body:
                 return (results[0] + previous(),)
             return results
 
-        return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(call.shape, jnp.float32)] * call.sources)
+        return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(call.shape, call.sums)] * call.sources)
 
     def multiply(self, accumulators: Any, tile: Any, step: Any, part: Any) -> None:
         """Waits for a stage and starts its products; `part` of the rows is this warpgroup's."""
