@@ -77,21 +77,14 @@ class Table:
         inline(lambda _, sizes, table: self._fill(sizes, table))(sizes, table)
 
     def _fill_interpreted(self, sizes: Any, table: Any) -> None:
-        given = sizes[...]
-        cap = jnp.int32(self.rows + 1)
-        given = jnp.where(given < 0, cap, jnp.minimum(given, cap))
-        starts = [jnp.int32(0)]
-        for group in range(self.groups):
-            starts.append(jnp.minimum(starts[-1] + given[group], cap))
-        fit = starts[-1] <= self.rows
-        starts = [jnp.where(fit, start, 0) for start in starts]
-        tiles = [jnp.int32(0)]
-        for group in range(self.groups):
-            tiles.append(tiles[-1] + (starts[group + 1] - starts[group] + self.tile - 1) // self.tile)
-        missing = self.each * _WARP - len(starts)
-        flag = [fit.astype(jnp.int32)] + [jnp.int32(0)] * (missing - 1)
-        table[0, :] = jnp.stack([*starts, *flag])
-        table[1, :] = jnp.stack(tiles + [jnp.int32(0)] * missing)
+        given, more = sizes[...], self.each * _WARP - self.groups - 1
+        given = jnp.where(given < 0, self.rows + 1, jnp.minimum(given, self.rows + 1))
+        ends = jnp.cumsum(given, dtype=jnp.int32)
+        fit = (ends[-1] <= self.rows).astype(jnp.int32)
+        tiles = jnp.cumsum((given + self.tile - 1) // self.tile, dtype=jnp.int32)
+        flag = jnp.zeros(more, jnp.int32).at[0].set(fit)
+        table[0, :] = jnp.concatenate([jnp.zeros(1, jnp.int32), fit * ends, flag])
+        table[1, :] = jnp.concatenate([jnp.zeros(1, jnp.int32), fit * tiles, jnp.zeros(more, jnp.int32)])
 
     def _fill(self, sizes: Any, table: Any) -> None:
         """The same by threads: each adds up its own entries, and a scan over the warp what lies in front of them."""
