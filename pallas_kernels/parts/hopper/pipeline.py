@@ -30,12 +30,15 @@ class Place(NamedTuple):
         entry: Entry of the stack; None without one.
         row: First row.
         column: First column.
+        valid: How many rows of the result the tile has, where that is known on the GPU only; None where it follows
+            from the result's shape.
     """
 
     part: Any
     entry: Any
     row: Any
     column: Any
+    valid: Any = None
 
 
 @dataclass(frozen=True)

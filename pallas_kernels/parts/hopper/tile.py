@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mlir.dialects import arith, memref, vector
 
 ROWS: Final = 64
 """Rows of a tile."""
@@ -45,6 +45,42 @@ def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
 def across(x: jax.Array, columns: int) -> jax.Array:
     """Returns a number for each row as a tile of so many columns."""
     return lax.broadcast_in_dim(x, (x.shape[0], columns), [0])
+
+
+def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret: Any) -> jax.Array:
+    """Returns numbers from GPU memory as a float32 tile of `shape`, one for each of its rows or columns.
+
+    Args:
+        numbers: (n,) of any float dtype. Places behind its end have the last number.
+        start: The place of the tile's first row or column.
+        shape: Rows, a multiple of 64, and columns, a multiple of 8.
+        axis: 0 for a number of each row, 1 for one of each column.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    size, last = shape[axis], numbers.shape[0] - 1
+    if interpret:
+        places = jnp.minimum(start + jnp.arange(size, dtype=jnp.int32), last)
+        return lax.broadcast_in_dim(numbers[...][places].astype(jnp.float32), shape, [axis])
+    result = plgpu.ShapeDtypeStruct((size,), jnp.dtype(jnp.float32), layout=TILE.reduce(1 - axis))
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())), return_type=result)
+    layout = mgpu.WGMMA_LAYOUT.reduce((1 - axis,))
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, ref: Any, start: Any) -> Any:
+        f32, (first,) = ir.F32Type.get(), start.registers.flat
+        registers = np.empty(layout.registers_shape((size,)), dtype=object)
+        for at, (place,) in zip(np.ndindex(registers.shape), layout.thread_idxs((size,)), strict=True):
+            register = llvm.mlir_undef(ir.VectorType.get((layout.vector_length,), f32))
+            for i in range(layout.vector_length):
+                index = arith.addi(arith.addi(first, arith.index_cast(i32(0).type, place)), i32(i))
+                index = arith.index_cast(ir.IndexType.get(), arith.minsi(index, i32(last)))
+                number = memref.load(ref, [index])
+                number = number if number.type == f32 else arith.extf(f32, number)
+                register = vector.insert(number, register, dynamic_position=[], static_position=_at(i))
+            registers[at] = register
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    return lax.broadcast_in_dim(load(numbers, jnp.int32(start)), shape, [axis])
 
 
 def filled(shape: tuple[int, ...], value: float) -> jax.Array:
