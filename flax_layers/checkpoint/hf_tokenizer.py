@@ -6,7 +6,7 @@ from typing import Any
 import tokenizers
 
 from .errors import CheckpointError
-from .hf_config import read_json
+from .hf_fields import read_json
 from .tokenizer import Tokenizer
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
