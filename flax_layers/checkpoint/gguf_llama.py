@@ -164,7 +164,7 @@ def _rope_scaling(file: GGUFFile, name: str, head_dim: int) -> RopeScaling | Non
         if kind != "none":
             raise CheckpointError(f"{file.path}: scales rotary frequencies twice, by {_ROPE_DIVISORS} and by a factor")
         divisors = tuple(map(float, file.tensors[_ROPE_DIVISORS].to_float32().ravel()))
-    return None if set(divisors) == {1.0} else RopeScaling(divisors)
+    return None if divisors == (1.0,) * (head_dim // 2) else RopeScaling(divisors)
 
 
 def gguf_weights(file: GGUFFile, config: LlamaConfig) -> Weights:
