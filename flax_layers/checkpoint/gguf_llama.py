@@ -130,7 +130,7 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
     # The ends of a text, of a turn and of a message: some models have several.
     end_ids = [file.find(f"tokenizer.ggml.{end}_token_id", int) for end in ("eos", "eot", "eom")]
     return LlamaConfig(
-        vocab_size=file.get(f"{name}.vocab_size", int, len(file.get("tokenizer.ggml.tokens", list))),
+        vocab_size=file.get(f"{name}.vocab_size", int, len(file.find("tokenizer.ggml.tokens", list) or ()) or None),
         hidden_size=hidden_size,
         intermediate_size=file.get(f"{name}.feed_forward_length", int),
         num_layers=file.get(f"{name}.block_count", int),

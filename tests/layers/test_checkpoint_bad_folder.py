@@ -24,7 +24,7 @@ def refuse(folder: Path, message: str, error: type[Exception] = CheckpointError)
     ("name", "message"),
     [
         ("config.json", "has no config.json; give a GGUF file or a folder"),
-        ("tokenizer.json", "has no tokenizer.json; save the tokenizer there"),
+        ("tokenizer.json", "has tokenizer_config.json, but no tokenizer.json; save the tokenizer there"),
         ("model.safetensors", "has neither model.safetensors nor model.safetensors.index.json"),
     ],
 )
@@ -32,6 +32,31 @@ def test_missing_file(tmp_path: Path, name: str, message: str) -> None:
     folder = files.write_folder(tmp_path)
     (folder / name).unlink()
     refuse(folder, message, FileNotFoundError)
+
+
+def test_weights_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = files.write_folder(tmp_path)
+    assert load_checkpoint(folder).tokenizer is not None
+    (folder / "tokenizer.json").write_text("damaged")
+    assert load_checkpoint(folder, tokenizer=False).tokenizer is None
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.tokenizer is None
+    assert checkpoint.config.eos_token_ids == (1,)
+    metadata = {key: value for key, value in files.gguf_metadata().items() if not key.startswith("tokenizer")}
+    path = files.write_gguf(tmp_path / "model.gguf", metadata)
+    assert load_checkpoint(path).tokenizer is None
+    del metadata["llama.vocab_size"]
+    refuse(files.write_gguf(path, metadata), "'llama.vocab_size' is missing")
+
+
+def test_a_name_on_the_hub() -> None:
+    with pytest.raises(FileNotFoundError, match="`hf download someone/model-7B --local-dir model-7B`"):
+        load_checkpoint("someone/model-7B")
+    for path in ("someone/model.gguf", "model", "tests/model", "/someone/model"):
+        with pytest.raises(FileNotFoundError, match=r"give a GGUF file or a Hugging Face folder$"):
+            load_checkpoint(path)
 
 
 def test_missing_shard(tmp_path: Path) -> None:
