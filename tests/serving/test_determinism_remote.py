@@ -1,36 +1,16 @@
 """`bijax test-deterministic --url`: against running servers."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from bijax.cli import main
 from bijax.determinism.modes import REMOTE_MODES
-from bijax.serving import AsyncEngine, Engine, EngineOptions
-from bijax.serving.toy import ToyModel
-from tests.serving.fake_engine import END, VOCABULARY, ByteTokenizer
-from tests.serving.live import Live, live
-
-OPTIONS: dict[str, Any] = {"num_pages": 48, "page_size": 8, "max_running": 2, "max_prefill_tokens": 16}
-
-
-@contextlib.contextmanager
-def serve(seed: int = 0, **changes: Any) -> Iterator[Live]:
-    options = EngineOptions(**OPTIONS | changes)
-    model = ToyModel.random(seed=seed, vocab_size=VOCABULARY, width=32, max_length=200)
-
-    async def open_engine() -> AsyncEngine:
-        return AsyncEngine(Engine(model, tokenizer=ByteTokenizer(), eos_token_ids=[END], options=options))
-
-    with live(open_engine=open_engine, engine_options=options, longest=200, api_key="key") as running:
-        yield running
+from tests.serving.live import live
+from tests.serving.test_server_engine import serve
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[list[str]]]:
     """Returns the exit code and the rows of the table."""
-    code = main(["test-deterministic", "--trials", "3", "--max-new-tokens", "5", "--api-key", "key", *arguments])
+    code = main(["test-deterministic", "--trials", "3", "--max-new-tokens", "5", *arguments])
     lines = capsys.readouterr().out.splitlines()
     return code, [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
 

@@ -25,12 +25,15 @@ def toy(seed):
 
 
 def serve(seed=0, **options):
+    engine_options = EngineOptions(**OPTIONS | options)
+
     async def open_engine():
-        engine_options = EngineOptions(**OPTIONS | options)
         engine = Engine(toy(seed), tokenizer=ByteTokenizer(), eos_token_ids=[END], options=engine_options)
         return AsyncEngine(engine)
 
-    return live(open_engine=open_engine, load_weights=lambda path: toy(int(path)))
+    return live(
+        open_engine=open_engine, engine_options=engine_options, longest=200, load_weights=lambda path: toy(int(path))
+    )
 
 
 @pytest.fixture(scope="module")
