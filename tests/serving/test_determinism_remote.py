@@ -17,7 +17,7 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
 
 def test_servers(capsys: pytest.CaptureFixture[str]) -> None:
     """One server in all modes; two that are built in other ways; two with other weights, which do not answer alike."""
-    with serve() as server, serve(prefix_cache=False, dispatch_ahead=False) as other:
+    with serve(longest=200) as server, serve(longest=200, prefix_cache=False, dispatch_ahead=False) as other:
         code, rows = ask(capsys, "--mode", "all", "--url", server.url)
         assert code == 0
         assert {row[0] for row in rows} == set(REMOTE_MODES)
@@ -26,7 +26,7 @@ def test_servers(capsys: pytest.CaptureFixture[str]) -> None:
         assert stats.prefix_hits > 0
         code, rows = ask(capsys, "--mode", "single", "--url", server.url, "--url", other.url)
         assert (code, rows) == (0, [["single", "prompt", "8", "1", "1"]])
-        with serve(seed=1) as third:
+        with serve(seed=1, longest=200) as third:
             code, rows = ask(capsys, "--mode", "single", "--url", server.url, "--url", third.url)
         assert (code, rows) == (1, [["single", "prompt", "8", "2", "2"]])
 
