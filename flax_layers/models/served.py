@@ -56,7 +56,7 @@ class ServedLlama:
     def extend(
         self,
         pages: list[tuple[jax.Array, jax.Array]],
-        tokens: np.ndarray,
+        tokens: np.ndarray | jax.Array,
         page_table: np.ndarray,
         start: np.ndarray,
         lengths: np.ndarray,
