@@ -41,8 +41,8 @@ def group_schedule(
         >>> group_schedule(64, 64, 4096, 4096).swap, group_schedule(65536, 64, 4096, 4096).swap
         (True, False)
     """
-    sizes = {"transpose_w": transpose_w, "itemsize": itemsize, "out_itemsize": out_itemsize}
-    return next(iter(group_candidates(m, groups, k, n, **sizes).values()))
+    found = group_candidates(m, groups, k, n, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize)
+    return next(iter(found.values()))
 
 
 def group_candidates(
@@ -57,8 +57,9 @@ def group_candidates(
 ) -> dict[str, MatmulSchedule]:
     """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first."""
     rows = expected_rows(m, groups)
-    sizes = {"transpose_w": transpose_w, "itemsize": itemsize, "out_itemsize": out_itemsize}
-    found = candidates(rows, k, n, stack=min(groups, m), **sizes)
+    found = candidates(
+        rows, k, n, stack=min(groups, m), transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize
+    )
     return {
         name: in_groups(schedule, itemsize, out_itemsize)
         for name, schedule in found.items()
