@@ -31,7 +31,8 @@ def _portable(
     transposed: tuple[bool, bool],
     dtype: str,
 ) -> Arrays:
-    return (dequantize(integer_product(x, w, *transposed), row, column, *(bias or (None,)), jnp.dtype(dtype)),)
+    total = integer_product(x, w, *transposed)
+    return (dequantize(total, row, column, bias[0] if bias else None, jnp.dtype(dtype)),)
 
 
 def _cuda(

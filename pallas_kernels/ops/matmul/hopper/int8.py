@@ -12,7 +12,7 @@ from pallas_kernels.ops.matmul.hopper.ring import ring_matmul
 from pallas_kernels.parts.hopper.groups import MOST_GROUPS
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES
 from pallas_kernels.parts.served import served_if
-from pallas_kernels.schedule.hopper.group_matmul import holds_groups
+from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, holds_groups
 from pallas_kernels.schedule.hopper.int8 import int8_schedule, takes_integers
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
@@ -48,7 +48,7 @@ def quant_matmul(
 
     Args:
         x: (M, K) int8, not empty; sorted by group where there are groups.
-        w: (N, K) int8, or (G, N, K) with `sizes`; at most 1022 groups. The largest sum must fit in int32.
+        w: (N, K) int8, or (G, N, K) with `sizes`; at most 1024 groups. The largest sum must fit in int32.
         row_scale: (M,) float32.
         column_scale: (N,) of any float dtype, or (G, N).
         bias: (N,) of any float dtype, or None; none with `sizes`.
@@ -83,7 +83,7 @@ def quant_matmul(
     if schedule is None:
         groups = None if sizes is None else sizes.shape[0]
         schedule = int8_schedule(m, k, n, groups=groups, out_itemsize=out_dtype.itemsize)
-    _check_schedule(schedule, sizes is not None, out_dtype.itemsize)
+    _check_schedule(schedule, None if sizes is None else sizes.shape[0], out_dtype.itemsize)
     epilogue = Epilogue(bias, scales=(row_scale, column_scale))
     out = ring_matmul(
         x,
@@ -115,14 +115,17 @@ def _check(x: Any, w: Any, row_scale: Any, column_scale: Any, bias: Any, sizes: 
     check_result(_OP, out_dtype, came)
 
 
-def _check_schedule(schedule: MatmulSchedule, in_groups: bool, out_itemsize: int) -> None:
+def _check_schedule(schedule: MatmulSchedule, groups: int | None, out_itemsize: int) -> None:
     if schedule.k_step % SWIZZLE_BYTES or not takes_integers(schedule):
         raise UnsupportedError(
             f"{_OP}: expected a schedule with a k_step that is a multiple of {SWIZZLE_BYTES} and a number of columns"
-            f" that wgmma takes for integers, a multiple of 16 or 8 or 24, got {schedule}."
+            f" that wgmma takes for integers, 8, 24 or a multiple of 16, got {schedule}."
         )
-    if in_groups and not holds_groups(schedule, out_itemsize):
+    if groups is None:
+        check_shared_memory(_OP, schedule, schedule.shared_bytes(1, out_itemsize))
+        return
+    if not holds_groups(schedule, out_itemsize):
         raise UnsupportedError(
             f"{_OP}: expected a schedule whose tiles have whole rows of 128 bytes of the result, got {schedule}."
         )
-    check_shared_memory(_OP, schedule, schedule.shared_bytes(1, out_itemsize))
+    check_shared_memory(_OP, schedule, bytes_in_groups(schedule, groups, 1, out_itemsize))

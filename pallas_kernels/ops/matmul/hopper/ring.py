@@ -237,12 +237,12 @@ class _Call:
         warpgroup, block = here()
         walk: Any = self.walk
         if isinstance(self.walk, GroupWalk):
-            table, ready = others[-2:]
+            groups, (table, ready) = self.walk.table, others[-2:]
             walk = self.walk.of(table)
 
             @pl.when(warpgroup == 0)
             def _() -> None:
-                self.walk.table.fill(sizes, table, self.interpret)
+                groups.fill(sizes, table, self.interpret)
                 plgpu.barrier_arrive(ready)
 
             plgpu.barrier_wait(ready)
