@@ -149,9 +149,10 @@ def test_interpreted_kernel_multiplies_integers(
     bias = None if sizes else jnp.asarray(rng.integers(-9, 9, n), "bfloat16")
     y = quant_matmul(
         jnp.asarray(x),
-        jnp.asarray(w if sizes else w[0]),
+        jnp.asarray((w if transpose_w else w.swapaxes(1, 2))[slice(None) if sizes else 0]),
         jnp.asarray(row),
         jnp.asarray(column if sizes else column[0]),
+        transpose_w=transpose_w,
         bias=bias,
         sizes=None if sizes is None else jnp.asarray(SIZES[sizes], jnp.int32),
         out_dtype="float32",
@@ -199,6 +200,8 @@ def test_schedules_fit_the_chip(groups: int, k: int, n: int, itemsize: int) -> N
         assert integers
         assert all(bytes_in_groups(s, groups, 1, itemsize) <= SHARED_BYTES for s in integers.values())
         assert all(s.k_step % 128 == 0 for s in integers.values())
+        assert int8_candidates(m, k, n, groups=groups, turned=True, out_itemsize=itemsize)
+        assert int8_candidates(m, k, n, turned=True, out_itemsize=itemsize)
         assert not sums_schedule(m, groups, k, n, out_itemsize=itemsize).swap
 
 
@@ -228,7 +231,8 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
     ("change", "message"),
     [
         ({"w": jnp.ones((4, 16), jnp.bfloat16)}, "int8 operands"),
-        ({"x": jnp.ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(N, K\)"),
+        ({"x": jnp.ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(K, N\)"),
+        ({"schedule": MatmulSchedule(False, 64, 256, 128, 3, 2)}, "at most 32 KiB of weights"),
         ({"row_scale": jnp.ones(4)}, r"row_scale float32\[3\]"),
         ({"bias": jnp.ones(3)}, "a bias for each column"),
         ({"schedule": MatmulSchedule(True, 64, 16, 64, 3)}, "multiple of 128"),
@@ -236,7 +240,7 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
     ],
 )
 def test_unsupported_integers_are_named(change: dict[str, object], message: str) -> None:
-    arguments = {"x": jnp.ones((3, 16), jnp.int8), "w": jnp.ones((4, 16), jnp.int8), "row_scale": jnp.ones(3)}
+    arguments = {"x": jnp.ones((3, 16), jnp.int8), "w": jnp.ones((16, 4), jnp.int8), "row_scale": jnp.ones(3)}
     with pytest.raises(UnsupportedError, match=message):
         quant_matmul(**{**arguments, "column_scale": jnp.ones(4), **change})
 
