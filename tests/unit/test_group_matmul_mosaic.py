@@ -134,13 +134,16 @@ def test_interpreted_kernel_sums_outer_products(sizes: str, reported_races: Call
 
 @pytest.mark.parametrize(
     "case",
-    sampled([(s, n) for s in (None, *SIZES) for n in (True, False)], [(None, False), ("some", True)]),
+    sampled(
+        [(s, n, t) for s in (None, *SIZES) for n in (True, False) for t in (True, False)],
+        [(None, False, False), ("some", True, True)],
+    ),
     ids=str,
 )
 def test_interpreted_kernel_multiplies_integers(
-    case: tuple[str | None, bool], reported_races: Callable[[], int]
+    case: tuple[str | None, bool, bool], reported_races: Callable[[], int]
 ) -> None:
-    sizes, narrow = case
+    sizes, narrow, transpose_w = case
     rng, k, n = np.random.default_rng(1), 272, 72
     groups = 1 if sizes is None else G
     x, w = (rng.integers(-127, 128, shape).astype(np.int8) for shape in ((M, k), (groups, n, k)))

@@ -58,12 +58,13 @@ def group_candidates(
     out_itemsize: int = 2,
 ) -> dict[str, MatmulSchedule]:
     """Returns the schedules that are worth trying for a shape by name, the one that is best at worst first."""
-    sizes = {"itemsize": itemsize, "out_itemsize": out_itemsize}
     found: dict[str, MatmulSchedule] = {}
     for rows, stack in ((-(-m // groups), min(groups, m)), (m, 1)):
-        found |= candidates(rows, k, n, stack=stack, transpose_w=transpose_w, **sizes)
+        found |= candidates(
+            rows, k, n, stack=stack, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize
+        )
     found = {
-        name: in_groups(schedule, groups, **sizes)
+        name: in_groups(schedule, groups, itemsize, out_itemsize)
         for name, schedule in found.items()
         if holds_groups(schedule, out_itemsize)
     }

@@ -417,7 +417,8 @@ class _Body:
 
     def turn(self) -> None:
         """Turns the weights of every stage in place."""
-        call, s, (tiled, _) = self.call, self.call.schedule, self.rows if self.call.schedule.swap else self.columns
+        call, s = self.call, self.call.schedule
+        tiled = (self.rows if s.swap else self.columns)[0]
         plgpu.set_max_registers(call.registers[1], action="decrease")
         copied, read = call.copied[0 if s.swap else 1], call.rows if s.swap else call.columns
 
@@ -429,7 +430,7 @@ class _Body:
             if call.interpret:
                 target[...] = source[...].T
             else:
-                transforms = tuple(tile_transforms(one.swizzle, jnp.int8) for one in (copied, read))
+                transforms = tile_transforms(copied.swizzle, jnp.int8), tile_transforms(read.swizzle, jnp.int8)
                 turn_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
             plgpu.commit_smem()
             plgpu.barrier_arrive(self.turned.at[slot])
