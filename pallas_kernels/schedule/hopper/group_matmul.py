@@ -79,7 +79,7 @@ def group_candidates(
     def worst(name: str) -> float:
         """How much slower than the fastest one a schedule is at worst, whatever the sizes of the groups are."""
         even, uneven, one = (time / least for time, least in zip(times[name], best, strict=True))
-        return max(even, uneven, _RARE * one)
+        return float(max(even, uneven, _RARE * one))
 
     return {name: found[name] for name in sorted(found, key=worst)}
 
