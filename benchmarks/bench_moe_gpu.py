@@ -86,7 +86,7 @@ class Integers(NamedTuple):
         return jax.ShapeDtypeStruct((self.m, self.n), "bfloat16")
 
     def function(self, x: Any, w: Any, row: Any, column: Any) -> Any:
-        return quant_matmul(x, w if self.along_k else w.T, row, column)
+        return quant_matmul(x, w, row, column, transpose_w=self.along_k)
 
     def stock(self, x: Any, w: Any, row: Any, column: Any) -> Any:
         dims = (((1,), (1 if self.along_k else 0,)), ((), ()))

@@ -22,6 +22,10 @@ COMPUTE_REGISTERS: Final = {2: 232, 3: 152}
 """Registers of a thread that multiplies, by the number of warpgroups that do; a single one keeps what it has."""
 
 
+TURN_REGISTERS: Final = {1: (40, 104, 232), 2: (40, 88, 192)}
+"""Registers of a thread that copies, that turns tiles in shared memory, and that multiplies, by those that do."""
+
+
 class Place(NamedTuple):
     """Where a tile stands.
 

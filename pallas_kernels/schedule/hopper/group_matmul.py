@@ -12,6 +12,8 @@ from pallas_kernels.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _RESERVED_BYTES: Final = 1024  # of each block's shared memory, by the system
+_RARE: Final = 0.85  # what slowness counts where all rows are in one group
+_ROWS_BESIDE_WEIGHTS: Final = 0.2  # of the time that the weights take, for as many bytes of rows beside them
 _BARRIER_BYTES: Final = 320  # of all barriers
 _ALIGNMENT: Final = 1024  # of what lies in shared memory
 _STEP: Final = 64  # rows of a stage of a gradient: the rows of a group are filled up to a multiple
@@ -58,12 +60,13 @@ def group_candidates(
     out_itemsize: int = 2,
 ) -> dict[str, MatmulSchedule]:
     """Returns the schedules that are worth trying for a shape by name, the one that is best at worst first."""
-    sizes = {"itemsize": itemsize, "out_itemsize": out_itemsize}
     found: dict[str, MatmulSchedule] = {}
     for rows, stack in ((-(-m // groups), min(groups, m)), (m, 1)):
-        found |= candidates(rows, k, n, stack=stack, transpose_w=transpose_w, **sizes)
+        found |= candidates(
+            rows, k, n, stack=stack, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize
+        )
     found = {
-        name: in_groups(schedule, groups, **sizes)
+        name: in_groups(schedule, groups, itemsize, out_itemsize)
         for name, schedule in found.items()
         if holds_groups(schedule, out_itemsize)
     }
@@ -72,9 +75,13 @@ def group_candidates(
         for name, schedule in found.items()
     }
     best = [min(each) for each in zip(*times.values(), strict=True)]
-    # How much slower than the fastest one a schedule is at worst, whatever the sizes of the groups are.
-    worst = {name: max(time / least for time, least in zip(each, best, strict=True)) for name, each in times.items()}
-    return {name: found[name] for name in sorted(found, key=lambda name: worst[name])}
+
+    def worst(name: str) -> float:
+        """How much slower than the fastest one a schedule is at worst, whatever the sizes of the groups are."""
+        even, uneven, one = (time / least for time, least in zip(times[name], best, strict=True))
+        return float(max(even, uneven, _RARE * one))
+
+    return {name: found[name] for name in sorted(found, key=worst)}
 
 
 def _times(schedule: MatmulSchedule, problem: Problem) -> tuple[float, ...]:
@@ -82,12 +89,13 @@ def _times(schedule: MatmulSchedule, problem: Problem) -> tuple[float, ...]:
     groups, m = min(problem.stack, problem.m), problem.m
     resident, tile = schedule.blocks // SMS, schedule.block_m
     full = min(tile, m)  # rows that are copied for a tile, whether they are the group's or a neighbour's
+    weights = groups * problem.k * problem.n * problem.itemsize / BYTES_PER_NS
+    weights *= 1 + _ROWS_BESIDE_WEIGHTS * full / schedule.block_n
     even = estimate_ns(schedule, resident, problem._replace(stack=groups, m=max(full, -(-m // groups))))
     # Of uneven groups each ends in a tile of which half is used, on the average.
     tiles = -(-m // tile) + (groups - 1) // 2
-    weights = groups * problem.k * problem.n * problem.itemsize
-    uneven = max(estimate_ns(schedule, resident, problem._replace(stack=1, m=tiles * tile)), weights / BYTES_PER_NS)
-    return even, uneven, estimate_ns(schedule, resident, problem._replace(stack=1))
+    uneven = estimate_ns(schedule, resident, problem._replace(stack=1, m=tiles * tile))
+    return max(even, weights), max(uneven, weights), estimate_ns(schedule, resident, problem._replace(stack=1))
 
 
 def sums_schedule(m: int, groups: int, k: int, n: int, *, itemsize: int = 2, out_itemsize: int = 4) -> MatmulSchedule:
