@@ -24,6 +24,14 @@ def add_determinism_parser(commands: "argparse._SubParsersAction[argparse.Argume
         " one of each, and 1 if there are more.",
     )
     parser.add_argument("--mode", choices=(*MODES, "all"), default="single", help="what changes (default: single)")
+    parser.add_argument(
+        "--url",
+        action="append",
+        metavar="URL",
+        help="a server of `bijax serve` to ask, in place of an engine of this process; given again, several servers are"
+        " asked and must answer alike",
+    )
+    parser.add_argument("--api-key", default=None, metavar="KEY", help="of the servers; also BIJAX_API_KEY")
     parser.add_argument("--model", default=None, metavar="PATH", help=f"checkpoint, or '{TOY}' (default: SmolLM2)")
     parser.add_argument("--trials", type=int, default=50, metavar="N", help="rounds (default: 50)")
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="tokens of an output (default: 32)")
@@ -39,7 +47,8 @@ def run_determinism(parsed: argparse.Namespace) -> int:
     Raises:
         DeterminismError: If it cannot run.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    packages = ("rich",) if parsed.url else PACKAGES
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise DeterminismError(
             f"packages are not installed: {', '.join(missing)}; install them with `pip install"

@@ -6,10 +6,28 @@ from typing import Protocol
 
 import numpy as np
 
-from bijax.serving import Completion, Engine, RequestOutput, SamplingParams
+from bijax.serving import Completion, EngineOptions, RequestOutput, SamplingParams
 
 _PREFIXES = (1, 511, 2048, 4097)
 """Tokens of the prefixes of SGLang's script; those that a model has no room for are shortened."""
+
+
+class Served(Protocol):
+    """What a mode asks: an engine, or a server."""
+
+    @property
+    def options(self) -> EngineOptions:
+        """Of the engine."""
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Longest sequence."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[RequestOutput]:
+        """Serves prompts together, and returns their outputs in their order."""
+
+    def flush_cache(self) -> None:
+        """Empties the prefix cache."""
 
 
 class OpenEngine(Protocol):
@@ -22,7 +40,7 @@ class OpenEngine(Protocol):
         speculative_tokens: int | None = None,
         prefix_cache: bool | None = None,
         reload: bool = False,
-    ) -> Engine:
+    ) -> Served:
         """Returns a new engine, with the options given; with `reload` the model is read again."""
 
 
@@ -169,8 +187,11 @@ MODES: dict[str, Callable[[Run], list[Samples]]] = {
     "restart": restart,
 }
 
+REMOTE_MODES = ("single", "mixed", "prefix", "radix", "chunk")
+"""Those that change nothing about the engine itself, and so can be run against a server."""
 
-def _mixtures(run: Run, engine: Engine, kinds: dict[str, list[int]]) -> list[Samples]:
+
+def _mixtures(run: Run, engine: Served, kinds: dict[str, list[int]]) -> list[Samples]:
     samples = {name: Samples(name) for name in kinds}
     for trial, rng in run.rounds():
         size = 1 + (trial - 1) % engine.options.max_running
@@ -184,7 +205,7 @@ def _keep(outputs: Sequence[RequestOutput], samples: Sequence[Samples]) -> None:
         kept.completions.append(output.completions[0])
 
 
-def _room(engine: Engine, params: SamplingParams) -> int:
+def _room(engine: Served, params: SamplingParams) -> int:
     """Returns the length of the longest prompt that every token asked for fits behind."""
     return engine.max_request_tokens - params.max_new_tokens
 

@@ -17,6 +17,7 @@ from .control_endpoints import (
     continue_generation,
     flush_cache,
     get_model_info,
+    get_server_info,
     pause_generation,
     update_weights_from_disk,
 )
@@ -38,6 +39,7 @@ ROUTES = [
     Route("/continue_generation", continue_generation, methods=["POST"]),
     Route("/update_weights_from_disk", update_weights_from_disk, methods=["POST"]),
     Route("/get_model_info", get_model_info, methods=["GET"]),
+    Route("/get_server_info", get_server_info, methods=["GET"]),
     Route("/health", health, methods=["GET"]),
     Route("/health_generate", health_generate, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),

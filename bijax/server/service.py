@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from bijax.serving import EngineStats
+from bijax.serving import EngineOptions, EngineStats
 
 from .engine import Engine
 from .errors import ApiError
@@ -37,6 +37,7 @@ class Service:
         model: What is served.
         options: How.
         open_engine: Loads the model, warms the engine up and starts it, which may take minutes.
+        engine_options: Of the engine, as `/get_server_info` tells them; None tells nothing.
 
     Attributes:
         phase: Only a server that is ready takes requests that generate.
@@ -45,10 +46,15 @@ class Service:
     """
 
     def __init__(
-        self, model: ServedModel, options: ServerOptions, open_engine: Callable[[], Awaitable[Engine]]
+        self,
+        model: ServedModel,
+        options: ServerOptions,
+        open_engine: Callable[[], Awaitable[Engine]],
+        engine_options: EngineOptions | None = None,
     ) -> None:
         self.model = model
         self.options = options
+        self.engine_options = engine_options
         self.metrics = Metrics(model.name, self._stats)
         self.tokens = TokenText(model.tokenizer)
         self.phase = Phase.STARTING

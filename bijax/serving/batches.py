@@ -35,6 +35,14 @@ class Batch:
             start[row], lengths[row] = work.start, len(work.tokens)
         return tokens, table, start, lengths
 
+    def unread(self) -> np.ndarray:
+        """Returns the slot of each row's token that the host has not read, (rows,) int32; -1 for others."""
+        slots = np.full(self.shape[0], -1, np.int32)
+        for row, work in enumerate(self.works):
+            if work.unread:
+                slots[row] = work.sequence.slot
+        return slots
+
 
 @dataclass(frozen=True)
 class Place:
@@ -87,6 +95,15 @@ def scored_places(batch: Batch) -> list[Place]:
     return places
 
 
+def slots_of(places: Sequence[Place], rows: int) -> np.ndarray:
+    """Returns the slots that sampled tokens are kept in, (rows,) int32; -1 for padding and drafts."""
+    slots = np.full(rows, -1, np.int32)
+    for row, place in enumerate(places):
+        if not place.work.drafts:
+            slots[row] = place.work.sequence.slot
+    return slots
+
+
 def sampling_rows(places: Sequence[Place], rows: int, vocab_size: int) -> Rows:
     """Returns what `rows` rows of logits are sampled with, those behind the places being padding."""
     given = empty_rows(rows)
@@ -96,6 +113,7 @@ def sampling_rows(places: Sequence[Place], rows: int, vocab_size: int) -> Rows:
     for row, place in enumerate(places):
         sequence, params = place.work.sequence, place.work.sequence.request.params
         seeds.append(sequence.seed)
+        given.unread[row] = place.work.unread
         position = place.work.start + place.offset + 1
         given.positions[row] = position
         given.temperature[row] = params.temperature
@@ -131,9 +149,10 @@ def _fill(extras: Extras, row: int, place: Place, length: int) -> None:
     extras.presence_penalty[row] = params.presence_penalty
     extras.prompt_mask[row] = request.in_prompt
     extras.output_counts[row] = sequence.counts
-    drafts = place.work.tokens[len(place.work.tokens) - place.work.drafts :]
-    drafted = length - (len(sequence.tokens) - len(request.prompt))
-    np.add.at(extras.output_counts[row], list(drafts[:drafted]), 1)
+    if place.work.drafts:
+        drafts = place.work.tokens[-place.work.drafts :]
+        drafted = length - (len(sequence.tokens) - len(request.prompt))
+        np.add.at(extras.output_counts[row], list(drafts[:drafted]), 1)
     extras.logit_bias[row] = request.bias
     extras.allowed[row] = request.allowed
     if length < params.min_new_tokens:

@@ -79,8 +79,12 @@ class Engine:
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
             table_width=-(-self.max_length // self.options.page_size),
+            num_slots=self.options.max_running,
             batch_invariant=self.options.enable_deterministic_inference,
         )
+        # Drafts are looked up among the last tokens, which must be read for that.
+        self._ahead = self.options.dispatch_ahead and not self.options.speculative_tokens
+        self._in_flight: Step | None = None
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._steps = 0
@@ -95,8 +99,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute something."""
-        return bool(self._requests) and not self._paused
+        """Whether a step would compute something, or return what the last one has computed."""
+        return self._in_flight is not None or (bool(self._requests) and not self._paused)
 
     @property
     def max_request_tokens(self) -> int:
@@ -159,21 +163,29 @@ class Engine:
         return name
 
     def step(self) -> list[RequestOutput]:
-        """Computes one step; returns what the requests that got something have now, cumulatively.
+        """Gives the device one step; returns what the requests that got something have now, cumulatively.
+
+        With `dispatch_ahead` that is what the step before has brought, so that the device has work while the host reads
+        and plans. Where a request turns out to have ended by then, at a stop string for one, the token that the new
+        step samples for it is dropped.
 
         Raises:
             EngineError: If requests wait and none can be given work, which is a fault of the engine.
         """
-        if self._paused:
-            return []
-        self._steps += 1
-        works = self._scheduler.plan()
-        if not works:
-            if self._requests:
+        ready, self._in_flight = self._in_flight, None
+        if not self._paused:
+            self._steps += 1
+            works = self._scheduler.plan()
+            if not works and ready is None and self._requests:
                 raise EngineError(f"none of {len(self._requests)} requests could be given work; this is a fault.")
-            return []
-        step = Step(self._programs, cut(works, self._programs.sizes))
-        return self._take(step.read())
+            if works:
+                step = Step(self._programs, cut(works, self._programs.sizes), self.weight_version)
+                self._scheduler.dispatched(works)
+                if self._ahead:
+                    self._in_flight = step
+                else:
+                    ready = step
+        return [] if ready is None else self._take(ready)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its pages; returns what it had got, or None if there is no such request."""
@@ -187,7 +199,7 @@ class Engine:
         return self._finish(request)
 
     def pause(self) -> None:
-        """Lets steps do nothing until `resume`. Requests keep their pages."""
+        """Lets steps give the device nothing until `resume`. Requests keep their pages."""
         self._paused = True
 
     def resume(self) -> None:
@@ -200,6 +212,8 @@ class Engine:
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
         """Takes other weights. Running requests go on with them: their keys and values are computed again.
+
+        A token that is being computed with the old weights still counts, and is returned with their version.
 
         Args:
             weights: What `Model.with_weights` takes.
@@ -292,24 +306,23 @@ class Engine:
                 return left[place:]
         return []
 
-    def _take(self, results: Results) -> list[RequestOutput]:
-        """Gives sequences what a step has brought."""
+    def _take(self, step: Step) -> list[RequestOutput]:
+        """Reads a step, and gives sequences what it has brought."""
         changed: dict[str, Request] = {}
+        results = step.read()
         for work in results.works:
             sequence, request = work.sequence, work.sequence.request
+            if sequence.finish_reason is not None:  # it was found out, or aborted, after this was dispatched
+                continue
             request.prompt_logprobs += results.scored.get(work, [])
             before = len(sequence.tokens)
             self._append(work, results)
-            if work.reaches_end:
-                # Behind drafts that were not what the model samples, nothing counts.
-                length = work.start + len(work.tokens) - work.drafts + max(0, len(sequence.tokens) - before - 1)
-            else:
-                length = work.start + len(work.tokens)
-            self._scheduler.computed(sequence, length)
+            # Behind drafts that were not what the model samples, nothing counts.
+            self._scheduler.read(work, accepted=max(0, len(sequence.tokens) - before - 1))
             if sequence.finish_reason is not None:
                 self._scheduler.remove(sequence)
             if work.reaches_end:
-                request.weight_version = self.weight_version
+                request.weight_version = step.weight_version
                 changed[request.id] = request
         return [self._finish(r) if r.finished else r.output() for r in changed.values()]
 
@@ -331,6 +344,8 @@ class Engine:
 
     def _finish(self, request: Request) -> RequestOutput:
         del self._requests[request.id]
+        if not self._requests:
+            self._in_flight = None  # nobody waits for it
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
                 self._finished[sequence.finish_reason] += 1

@@ -36,6 +36,9 @@ class EngineOptions(Options):
     speculative_tokens: int = option(
         0, "tokens of a sequence drafted by prompt lookup in a step", least=0, most=MAX_DRAFTS
     )
+    dispatch_ahead: bool = option(
+        True, "give the device a step before the last one's tokens are read (not with drafts)", kind=bool
+    )
     enable_deterministic_inference: bool = option(
         True, "same bits for a request in any company; off: plain JAX operations", kind=bool
     )

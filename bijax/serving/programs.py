@@ -25,6 +25,7 @@ class Rows(NamedTuple):
         top_k: int32.
         top_p: float32.
         min_p: float32.
+        unread: bool, whether `extras.output_counts` lacks the last token, which the device keeps.
         need_logprobs: bool, one for all.
         extras: What penalties, biases and bans need; None where no row has any.
     """
@@ -35,6 +36,7 @@ class Rows(NamedTuple):
     top_k: np.ndarray
     top_p: np.ndarray
     min_p: np.ndarray
+    unread: np.ndarray
     need_logprobs: np.ndarray
     extras: "Extras | None" = None
 
@@ -60,7 +62,9 @@ class Scored(NamedTuple):
 
 
 class Programs:
-    """Runs a model and samples, and keeps the cache.
+    """Runs a model and samples, and keeps the cache and the last token of each sequence.
+
+    Nothing here waits for the device: a token that was sampled goes into the next call without passing the host.
 
     Args:
         model: The model.
@@ -68,6 +72,7 @@ class Programs:
         num_pages: Pages of the cache.
         page_size: Tokens of a page.
         table_width: Entries of a page table.
+        num_slots: Sequences whose last tokens are kept.
         batch_invariant: Whether bits are to be the same in any batch.
 
     Attributes:
@@ -82,6 +87,7 @@ class Programs:
         num_pages: int,
         page_size: int,
         table_width: int,
+        num_slots: int,
         batch_invariant: bool,
     ) -> None:
         self.model = model if batch_invariant else model.plain()
@@ -92,6 +98,7 @@ class Programs:
         self._num_pages = num_pages
         self._page_size = page_size
         self._pages = self.model.init_pages(num_pages, page_size)
+        self._last = jnp.zeros(num_slots, jnp.int32)
         self._known: set[tuple[Any, ...]] = set()
 
     @property
@@ -103,10 +110,24 @@ class Programs:
         """Takes a model with other weights. What the cache holds has no meaning any more."""
         self.model = model if self._batch_invariant else model.plain()
 
-    def extend(self, tokens: np.ndarray, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> jax.Array:
-        """Appends tokens (B, T) to sequences; returns hidden (B, T, ...)."""
+    def extend(
+        self, tokens: np.ndarray, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray, unread: np.ndarray
+    ) -> jax.Array:
+        """Appends tokens to sequences.
+
+        Args:
+            tokens: (B, T) int32.
+            page_table: As `Model.extend`.
+            start: As `Model.extend`.
+            lengths: As `Model.extend`.
+            unread: (B,) int32, the slots whose tokens are meant in place of those given; -1 for none. For T = 1.
+
+        Returns:
+            hidden (B, T, ...).
+        """
         self._known.add(("extend", tokens.shape))
-        hidden, self._pages = self.model.extend(self._pages, tokens, page_table, start, lengths)
+        given = _last_tokens(self._last, tokens, unread) if tokens.shape[1] == 1 else tokens
+        hidden, self._pages = self.model.extend(self._pages, given, page_table, start, lengths)
         return hidden
 
     def logits(self, hidden: jax.Array, index: np.ndarray) -> jax.Array:
@@ -114,10 +135,11 @@ class Programs:
         self._known |= {("take", hidden.shape, index.shape), ("logits", index.shape)}
         return self.model.logits(_take(hidden, index))
 
-    def sample(self, logits: jax.Array, rows: Rows) -> Sampled:
-        """Samples a token from each row of logits."""
+    def sample(self, logits: jax.Array, rows: Rows, slots: np.ndarray) -> Sampled:
+        """Samples a token from each row of logits, and keeps it in a slot; (R,) int32, -1 for rows of padding."""
         self._known.add(("sample", logits.shape, rows.extras is None))
-        sampled: Sampled = _sample(logits, rows, self.top, self._batch_invariant)
+        sampled: Sampled
+        sampled, self._last = _sample(logits, rows, self._last, slots, self.top, self._batch_invariant)
         return sampled
 
     def score(self, logits: jax.Array, tokens: np.ndarray) -> Scored:
@@ -136,16 +158,16 @@ class Programs:
         sampled: set[int] = set()
         for done, (rows, tokens) in enumerate(shapes):
             on_progress(done, len(shapes))
-            zeros = np.zeros(rows, np.int32)
+            zeros, nowhere = np.zeros(rows, np.int32), np.full(rows, -1, np.int32)
             hidden = self.extend(
-                np.zeros((rows, tokens), np.int32), np.zeros((rows, self.table_width), np.int32), zeros, zeros
+                np.zeros((rows, tokens), np.int32), np.zeros((rows, self.table_width), np.int32), zeros, zeros, nowhere
             )
             logits = self.logits(hidden, zeros)
             if rows not in sampled:
                 sampled.add(rows)
                 plain = empty_rows(rows)
-                self.sample(logits, plain)
-                self.sample(logits, plain._replace(extras=empty_extras(rows, self.model.vocab_size)))
+                self.sample(logits, plain, nowhere)
+                self.sample(logits, plain._replace(extras=empty_extras(rows, self.model.vocab_size)), nowhere)
                 self.score(logits, zeros)
             jax.block_until_ready(logits)
         on_progress(len(shapes), len(shapes))
@@ -161,6 +183,7 @@ def empty_rows(rows: int) -> Rows:
         top_k=np.zeros(rows, np.int32),
         top_p=np.ones(rows, np.float32),
         min_p=np.zeros(rows, np.float32),
+        unread=np.zeros(rows, bool),
         need_logprobs=np.array(False),
     )
 
@@ -184,12 +207,26 @@ def _take(hidden: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take(hidden.reshape(-1, *hidden.shape[2:]), index, axis=0)
 
 
+@jax.jit
+def _last_tokens(last: jax.Array, tokens: jax.Array, slots: jax.Array) -> jax.Array:
+    # -1 is sampled where the logits hold nan: the sequence ends there, and what it computes until then is dropped.
+    return jnp.where(slots[:, None] < 0, tokens, jnp.maximum(last[slots], 0)[:, None])
+
+
 @functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))
-def _sample(logits: jax.Array, rows: Rows, top: int, batch_invariant: bool) -> Sampled:
+def _sample(
+    logits: jax.Array, rows: Rows, last: jax.Array, slots: jax.Array, top: int, batch_invariant: bool
+) -> tuple[Sampled, jax.Array]:
     given = rows._asdict()
-    extras = given.pop("extras")
-    more = {} if extras is None else extras._asdict()
-    return sample(logits, **given, **more, num_top=top, batch_invariant=batch_invariant)
+    unread, extras = given.pop("unread"), given.pop("extras")
+    more = {}
+    if extras is not None:
+        more = extras._asdict()
+        lacking = jnp.where(unread, last[slots], -1)[:, None] == jnp.arange(logits.shape[1])
+        more["output_counts"] = extras.output_counts + lacking
+    sampled = sample(logits, **given, **more, num_top=top, batch_invariant=batch_invariant)
+    places = jnp.where(slots < 0, last.shape[0], slots)
+    return sampled, last.at[places].set(sampled.tokens, mode="drop")
 
 
 @functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))

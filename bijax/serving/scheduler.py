@@ -1,6 +1,7 @@
 """Who is computed in a step, and in which pages."""
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bijax.serving.drafts import look_up
@@ -19,6 +20,8 @@ class Work:
         tokens: The new ones, drafts included.
         reaches_end: Whether the next token can be sampled after this.
         drafts: Number of drafts among them.
+        unread: Whether the token, the only one, is one that the device has sampled and the host has not read; then 0
+            stands for it in `tokens`.
     """
 
     sequence: Sequence
@@ -26,6 +29,12 @@ class Work:
     tokens: tuple[int, ...]
     reaches_end: bool
     drafts: int = 0
+    unread: bool = False
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token is sampled after this."""
+        return self.reaches_end and self.sequence.request.params.max_new_tokens > 0
 
 
 class Scheduler:
@@ -63,6 +72,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self._slots = list(range(max_running))
         self._page_size = page_size
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
@@ -74,7 +84,10 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=lambda s: s.key)
 
     def plan(self) -> list[Work]:
-        """Returns the work of the next step, and gives it pages."""
+        """Returns the work of the next step, and gives it pages.
+
+        The step before may be unread: what it samples has a place, and the token itself is not needed here.
+        """
         budget = self._max_prefill_tokens
         works: list[Work] = []
         # More than so many of those that wait cannot be taken in one step.
@@ -83,9 +96,10 @@ class Scheduler:
             if sequence not in self.running:
                 if budget == 0 or self._waits_for_sibling(sequence):
                     continue
-                if not self._admit(sequence):
+                # One that was preempted with a step in flight must have read all its tokens to compute them again.
+                if sequence.in_flight or not self._admit(sequence):
                     break  # no later one runs any more, and none must take the pages that it waits for
-            elif sequence.missing > 1 and budget == 0:
+            elif (sequence.missing > 1 and budget == 0) or sequence.is_complete(self._longest):
                 continue
             work = self._work(sequence, budget)
             if work is not None:
@@ -94,10 +108,29 @@ class Scheduler:
                     budget -= len(work.tokens)
         return works
 
-    def computed(self, sequence: Sequence, length: int) -> None:
-        """Notes that the first `length` tokens of a sequence are in its pages."""
-        sequence.computed = length
-        full = length // self._page_size
+    def dispatched(self, works: Iterable[Work]) -> None:
+        """Notes that the device was given this work. Whatever it is given later finds it done."""
+        for work in works:
+            sequence, request = work.sequence, work.sequence.request
+            end = work.start + len(work.tokens) - work.drafts
+            sequence.computed = end
+            sequence.in_flight += 1
+            sequence.unread += work.samples
+            if sequence.index == 0:
+                request.scored = max(request.scored, min(end, len(request.prompt) - 1) + 1)
+            self._offer(sequence)
+
+    def read(self, work: Work, accepted: int) -> None:
+        """Notes that a sequence has got what a work has brought, `accepted` tokens of the drafts among it."""
+        sequence = work.sequence
+        sequence.in_flight -= 1
+        sequence.unread -= work.samples
+        sequence.computed += accepted
+        self._offer(sequence)
+
+    def _offer(self, sequence: Sequence) -> None:
+        """Gives the prefix cache pages that are full, of tokens that are known."""
+        full = min(sequence.computed, len(sequence.tokens)) // self._page_size
         if self.prefix is not None and full > sequence.inserted:
             self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
             sequence.inserted = full
@@ -134,6 +167,8 @@ class Scheduler:
         count = min(missing, budget) if missing > 1 else 1
         if not self._grow(sequence, start + count):
             return None
+        if sequence.unread:
+            return Work(sequence, start, (0,), True, unread=True)
         tokens = sequence.tokens[start : start + count]
         if missing > 1 or not self._speculative_tokens:
             return Work(sequence, start, tuple(tokens), count == missing)
@@ -169,6 +204,7 @@ class Scheduler:
                 return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        sequence.slot = self._slots.pop()
         sequence.pages = pages + [self.pool.take() for _ in range(needed)]
         sequence.computed = len(pages) * self._page_size
         sequence.inserted = len(pages)
@@ -232,7 +268,9 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         for page in sequence.pages:
             self.pool.release(page)
-        sequence.pages = []
+        if sequence.slot >= 0:
+            self._slots.append(sequence.slot)
+        sequence.pages, sequence.slot = [], -1
         sequence.computed = sequence.inserted = 0
 
     def _pages(self, length: int) -> int:

@@ -25,8 +25,11 @@ class Sequence:
         tokens: Prompt and output.
         stop_tokens: Tokens that end it.
         text: Its text; None without a tokenizer.
-        computed: Number of tokens whose keys and values are in the pages.
+        computed: Number of tokens whose keys and values are in the pages, once the device has done what it was given.
+        in_flight: Steps that the device was given and that are not read.
+        unread: Tokens that those steps sample.
         pages: The pages.
+        slot: Where the device keeps its last token; -1 while it has no pages.
         inserted: Number of pages that the prefix cache was given.
         preempted: Whether it has lost its pages once.
         logprobs: Of the output.
@@ -41,7 +44,10 @@ class Sequence:
     stop_tokens: frozenset[int]
     text: TextStream | None
     computed: int = 0
+    in_flight: int = 0
+    unread: int = 0
     pages: list[int] = field(default_factory=list)
+    slot: int = -1
     inserted: int = 0
     preempted: bool = False
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -61,7 +67,18 @@ class Sequence:
     @property
     def missing(self) -> int:
         """Number of tokens that are to be computed before the next one can be sampled."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) + self.unread - self.computed
+
+    def is_complete(self, longest: int) -> bool:
+        """Whether it ends with what the device was given already, if not before.
+
+        Args:
+            longest: As for `append`.
+        """
+        length = len(self.tokens) + self.unread
+        new = length - len(self.request.prompt)
+        ends = new >= self.request.params.max_new_tokens or length >= longest
+        return self.missing == 0 or (self.unread > 0 and ends)
 
     @functools.cached_property
     def counts(self) -> "np.ndarray":
@@ -125,6 +142,7 @@ class Request:
         vocab_size: Of the model.
         sequences: Its outputs.
         prompt_logprobs: Those that are there, from `logprob_start_len` on.
+        scored: Tokens of the prompt before this one have log-probabilities, or the device was told to compute them.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
     """
@@ -136,20 +154,20 @@ class Request:
     vocab_size: int
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    scored: int = 0
     cached_tokens: int = 0
     weight_version: str = "default"
 
     def __post_init__(self) -> None:
-        if self.params.prompt_logprobs and self.params.logprob_start_len == 0:
+        self.scored = self.params.logprob_start_len
+        if self.params.prompt_logprobs and self.scored == 0:
             self.prompt_logprobs.append(None)
+            self.scored = 1
 
     @property
     def next_prompt_logprob(self) -> int | None:
-        """The first token of the prompt whose log-probability is wanted and not there; None if there is none."""
-        if not self.params.prompt_logprobs:
-            return None
-        position = self.params.logprob_start_len + len(self.prompt_logprobs)
-        return position if position < len(self.prompt) else None
+        """The first token of the prompt whose log-probability is still to be computed; None if there is none."""
+        return self.scored if self.params.prompt_logprobs and self.scored < len(self.prompt) else None
 
     @property
     def finished(self) -> bool:
@@ -179,7 +197,8 @@ class Request:
     def output(self) -> RequestOutput:
         """Returns what it has got so far."""
         logprobs = None
-        if self.params.prompt_logprobs and self.next_prompt_logprob is None:
+        wanted = max(0, len(self.prompt) - self.params.logprob_start_len)
+        if self.params.prompt_logprobs and len(self.prompt_logprobs) == wanted:
             logprobs = tuple(self.prompt_logprobs)
         return RequestOutput(
             self.id,

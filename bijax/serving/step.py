@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bijax.sampling import Sampled
-from bijax.serving.batches import Batch, Place, sampled_places, sampling_rows, scored_places
+from bijax.serving.batches import Batch, Place, sampled_places, sampling_rows, scored_places, slots_of
 from bijax.serving.outputs import TokenLogprob
 from bijax.serving.programs import Programs, Scored
 from bijax.serving.scheduler import Work
@@ -35,9 +35,11 @@ class Step:
     Args:
         programs: Where it is computed.
         batches: The work.
+        weight_version: Of the weights that it is computed with.
     """
 
-    def __init__(self, programs: Programs, batches: Iterable[Batch]) -> None:
+    def __init__(self, programs: Programs, batches: Iterable[Batch], weight_version: str) -> None:
+        self.weight_version = weight_version
         self._works: list[Work] = []
         self._sampled: list[tuple[list[Place], Sampled]] = []
         self._scored: list[tuple[list[Place], list[int], Scored]] = []
@@ -47,7 +49,7 @@ class Step:
 
     def _dispatch(self, programs: Programs, batch: Batch) -> None:
         rows, width = batch.shape
-        hidden = programs.extend(*batch.arrays(programs.table_width))
+        hidden = programs.extend(*batch.arrays(programs.table_width), batch.unread())
 
         def logits(places: list[Place]) -> jax.Array:
             index = np.zeros(rows, np.int32)
@@ -56,7 +58,7 @@ class Step:
 
         for places in _slices(sampled_places(batch), rows):
             given = sampling_rows(places, rows, programs.model.vocab_size)
-            self._sampled.append((places, programs.sample(logits(places), given)))
+            self._sampled.append((places, programs.sample(logits(places), given, slots_of(places, rows))))
         for places in _slices(scored_places(batch), rows):
             tokens = [place.work.sequence.tokens[place.work.start + place.offset + 1] for place in places]
             padded = np.array(tokens + [0] * (rows - len(tokens)), np.int32)

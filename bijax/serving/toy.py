@@ -77,7 +77,7 @@ class ToyModel:
         return jnp.zeros(shape), jnp.zeros(shape)
 
     def extend(
-        self, pages: Any, tokens: np.ndarray, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray
+        self, pages: Any, tokens: np.ndarray | jax.Array, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences; see `Model.extend`."""
         hidden: jax.Array

@@ -3,7 +3,7 @@
 The request has two parts. A tag on every equation traced inside stays with the equation until it is lowered, wherever
 that happens, and through autodiff and `vmap`. A context value covers equations that were traced before (without the
 tag) and are lowered inside. Both belong to the keys of JAX's caches, so nothing compiled on one side is used on the
-other. Both are kept per thread.
+other. Both are kept per thread, but for a context value that holds in every thread which has none of its own.
 """
 
 import contextlib
@@ -94,6 +94,8 @@ class _Opened(threading.local):
 
 
 _opened = _Opened()
+_everywhere: Final[list[Watch]] = []
+_everywhere_lock: Final = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -122,6 +124,32 @@ def close_requests() -> None:
     _close()
     if current().enabled:
         open_request(OFF)
+
+
+def open_everywhere(request: Request) -> None:
+    """Puts a request into force in this thread, and in all that have none of their own, until `close_everywhere`."""
+    with _everywhere_lock:
+        _close_everywhere()
+        watch = Watch(_before_calls)
+        watch.__enter__()
+        _everywhere.append(watch)
+        _context.set_global(request)
+    _close()
+    if current() != request:
+        open_request(request)
+
+
+def close_everywhere() -> None:
+    """Takes back `open_everywhere`. What threads have opened themselves holds on in all but this one."""
+    with _everywhere_lock:
+        _close_everywhere()
+    close_requests()
+
+
+def _close_everywhere() -> None:
+    _context.set_global(OFF)
+    while _everywhere:
+        _everywhere.pop().__exit__()
 
 
 def _close() -> None:

@@ -5,20 +5,32 @@ from collections.abc import Iterable, Iterator
 
 from bijax.transform._allowed import allowed_names
 from bijax.transform._lowering import install
-from bijax.transform._state import OFF, Request, close_requests, current, open_request, requested
+from bijax.transform._state import (
+    OFF,
+    Request,
+    close_everywhere,
+    close_requests,
+    current,
+    open_everywhere,
+    open_request,
+    requested,
+)
 
 
-def enable_batch_invariant_mode(*, allow: Iterable[str] = ()) -> None:
+def enable_batch_invariant_mode(*, allow: Iterable[str] = (), all_threads: bool = False) -> None:
     """Makes everything that this thread traces from now on batch-invariant, as `bijax.invariant` does.
 
-    Functions that were jitted before are traced again. Other threads are not touched: call it in each, or wrap what
-    they run with `bijax.invariant`.
+    Functions that were jitted before are traced again. Other threads are not touched, unless asked for: call it in
+    each, or wrap what they run with `bijax.invariant`.
 
     Args:
         allow: Names of primitives that may stay although they are not known to be invariant.
+        all_threads: Whether it holds in every thread, those that run already and those that start later. A thread
+            inside a block of `set_batch_invariant_mode`, or in which the mode was enabled or disabled on its own, keeps
+            that. It ends with `disable_batch_invariant_mode(all_threads=True)`, in any thread.
 
     Raises:
-        TypeError: If `allow` does not hold names.
+        TypeError: If `allow` does not hold names, or `all_threads` is not a bool.
         ValueError: If it holds a name that no primitive has.
 
     Example:
@@ -30,16 +42,29 @@ def enable_batch_invariant_mode(*, allow: Iterable[str] = ()) -> None:
         False
     """
     request = Request(True, allowed_names(allow))
+    everywhere = _is_true("enable_batch_invariant_mode", all_threads)
     install()
-    open_request(request)
+    if everywhere:
+        open_everywhere(request)
+    else:
+        open_request(request)
 
 
-def disable_batch_invariant_mode() -> None:
+def disable_batch_invariant_mode(*, all_threads: bool = False) -> None:
     """Ends the mode in this thread, however often it was enabled; does nothing where it is not.
 
     Inside a `with set_batch_invariant_mode():` block it holds until the block ends, which restores what was before.
+
+    Args:
+        all_threads: Whether it ends in all threads but those that have enabled it on their own.
+
+    Raises:
+        TypeError: If `all_threads` is not a bool.
     """
-    close_requests()
+    if _is_true("disable_batch_invariant_mode", all_threads):
+        close_everywhere()
+    else:
+        close_requests()
 
 
 def set_batch_invariant_mode(
@@ -76,6 +101,12 @@ def set_batch_invariant_mode(
     if not isinstance(enabled, bool):
         raise TypeError(f"set_batch_invariant_mode: enabled must be True or False, got {enabled!r}.")
     return _inside(Request(True, allowed_names(allow)) if enabled else OFF)
+
+
+def _is_true(name: str, all_threads: bool) -> bool:
+    if not isinstance(all_threads, bool):
+        raise TypeError(f"{name}: all_threads must be True or False, got {all_threads!r}.")
+    return all_threads
 
 
 @contextlib.contextmanager

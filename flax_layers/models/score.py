@@ -8,8 +8,9 @@ import numpy as np
 
 from ._batch import as_arrays, bucket
 from ._layered import LayeredModel
+from .block import project
 from .layers import Embed, Linear, RMSNorm
-from .llama import Llama, project
+from .llama import Llama
 
 
 def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:

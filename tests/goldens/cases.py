@@ -64,6 +64,7 @@ def products() -> Iterator[tuple[str, Case]]:
         yield f"matmul {dtype} gradients", Case(with_gradients(bijax.matmul, among=2), (x, w, g))
         yield f"gradient of x {dtype}", Case(lambda x, w, g: jax.vjp(bijax.matmul, x, w)[1](g)[0], (x, w, g))
         yield f"gradient of w {dtype}", Case(weight_gradient, (x, g))
+    yield "matmul float16 second", Case(wide, (array(6, (77, 1000), "float16"), array(7, (1000, 144), "float16")))
     x, w, g = (array(i, s, "float32") for i, s in enumerate(((77, 1000), (1000, 144), (77, 144))))
     for precision in ("high", "highest"):
         product = functools.partial(bijax.matmul, precision=precision)

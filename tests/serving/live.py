@@ -85,16 +85,26 @@ def wait_until(condition, timeout_s=10.0):
 
 
 @contextlib.contextmanager
-def live(engine=None, *, tokenizer=None, load_weights=None, open_engine=None, wait=True, **options):
+def live(
+    engine=None,
+    *,
+    tokenizer=None,
+    load_weights=None,
+    open_engine=None,
+    engine_options=None,
+    longest=LONGEST,
+    wait=True,
+    **options,
+):
     """Serves an engine, the fake one by default; `engine` holds its arguments."""
 
     async def open_fake():
         return FakeEngine(**(engine or {}))
 
     model = ServedModel(
-        "fake", "/models/fake", VOCABULARY, LONGEST, ByteTokenizer() if tokenizer is None else tokenizer, load_weights
+        "fake", "/models/fake", VOCABULARY, longest, ByteTokenizer() if tokenizer is None else tokenizer, load_weights
     )
-    service = Service(model, ServerOptions(port=0, **options), open_engine or open_fake)
+    service = Service(model, ServerOptions(port=0, **options), open_engine or open_fake, engine_options)
     running = Live(service)
     running.thread.start()
     try:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -132,6 +133,56 @@ def test_threads_have_their_own() -> None:
             thread.start()
             thread.join()
     assert seen == [(False, SUMS), (True, 0), (False, SUMS)]
+
+
+def test_all_threads() -> None:
+    """Threads that were there before and new ones; blocks and threads with a mode of their own keep it."""
+    jitted = jax.jit(f)
+    plain, inside = np.asarray(jitted(X)), np.asarray(bijax.invariant(jitted)(X))
+    assert (bits(plain) != bits(inside)).any()
+
+    def look() -> tuple[bool, bool]:
+        """Whether the mode is on, and whether bits are invariant ones."""
+        return bijax.is_batch_invariant_mode_enabled(), np.array_equal(bits(jitted(X)), bits(inside))
+
+    def look_in_a_plain_block() -> tuple[bool, bool]:
+        with bijax.set_batch_invariant_mode(False):
+            return look()
+
+    with ThreadPoolExecutor(1) as old, ThreadPoolExecutor(2) as own:
+        assert old.submit(look).result() == (False, False)
+        own.submit(bijax.disable_batch_invariant_mode).result()
+        bijax.enable_batch_invariant_mode(all_threads=True)
+        try:
+            with ThreadPoolExecutor(3) as new:
+                found = [pool.submit(look) for pool in (old, new, new, new)]
+                assert [future.result() for future in found] == [(True, True)] * 4
+                assert look() == (True, True)
+                assert new.submit(look_in_a_plain_block).result() == look_in_a_plain_block() == (False, False)
+                bijax.disable_batch_invariant_mode()  # in this thread alone
+                assert (look(), new.submit(look).result()) == ((False, False), (True, True))
+                bijax.enable_batch_invariant_mode(all_threads=True)  # and again
+                assert look() == new.submit(look).result() == (True, True)
+        finally:
+            old.submit(bijax.disable_batch_invariant_mode, all_threads=True).result()
+        assert old.submit(look).result() == (False, False)
+    bijax.disable_batch_invariant_mode()
+    assert look() == (False, False)
+    with pytest.raises(TypeError, match="all_threads must be True or False, got 1"):
+        bijax.enable_batch_invariant_mode(all_threads=1)  # type: ignore[arg-type]
+
+
+def test_a_compiled_program_is_checked_in_all_threads() -> None:
+    compiled = jax.jit(f).lower(X).compile()
+    call = jax.stages.Compiled.__call__
+    bijax.enable_batch_invariant_mode(all_threads=True)
+    try:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(bijax.NotInvariantError):
+            pool.submit(compiled, X).result()
+    finally:
+        bijax.disable_batch_invariant_mode(all_threads=True)
+    assert jax.stages.Compiled.__call__ is call
+    compiled(X)
 
 
 def test_caches_are_not_shared() -> None:

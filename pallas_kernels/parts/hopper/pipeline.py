@@ -7,7 +7,7 @@ again; other warpgroups wait for a stage to be full, multiply what is there (wgm
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import jax
 import jax.experimental.pallas as pl
@@ -30,12 +30,15 @@ class Place(NamedTuple):
         entry: Entry of the stack; None without one.
         row: First row.
         column: First column.
+        valid: How many rows of the result the tile has, where that is known on the GPU only; None where it follows
+            from the result's shape.
     """
 
     part: Any
     entry: Any
     row: Any
     column: Any
+    valid: Any = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,14 @@ class Walk:
         return Place(part, entry, row * self.tile_rows, column * self.tile_columns)
 
 
+class Turns(Protocol):
+    """What the number of stages depends on."""
+
+    @property
+    def most_turns(self) -> int:
+        """Tiles of the block that has most."""
+
+
 @dataclass(frozen=True)
 class Ring:
     """The stages of a block, which are filled and emptied in turn.
@@ -111,7 +122,7 @@ class Ring:
     steps: int
 
     @classmethod
-    def of(cls, walk: Walk, steps: int, most_stages: int, multiple: int = 1) -> "Ring":
+    def of(cls, walk: "Turns", steps: int, most_stages: int, multiple: int = 1) -> "Ring":
         """Returns the ring for tiles of so many steps; it has no stage that no block would use."""
         used = -(-steps * walk.most_turns // multiple) * multiple
         return cls(min(most_stages, used), steps)

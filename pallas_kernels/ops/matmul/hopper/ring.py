@@ -10,7 +10,7 @@ that a small batch fills 8 columns instead of 64 rows; without it the activation
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,10 +21,11 @@ from jax import lax
 
 from pallas_kernels.contract import add_as_tree
 from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, add_tiles, make_store
+from pallas_kernels.parts.hopper.groups import GroupWalk, Table
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows
 from pallas_kernels.parts.hopper.pipeline import COMPUTE_REGISTERS, PRODUCER_REGISTERS, Place, Ring, Walk, here, launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def ring_matmul(
     epilogue: Epilogue,
     *,
     total: jax.Array | None = None,
+    sizes: jax.Array | None = None,
     schedule: MatmulSchedule,
     transpose_w: bool,
     transpose_x: bool = False,
@@ -59,13 +61,17 @@ def ring_matmul(
     """Runs the kernel on operands that the copy engine can address.
 
     Args:
-        x: (M, K), or a stack (B, M, K); K a multiple of 8, M and B at least 1. (K, M) with `transpose_x`, where M is a
-            multiple of 16. A matrix beside a stack of `w` belongs to every entry.
+        x: (M, K), or a stack (B, M, K); K a multiple of 8 (of 16 for int8), M and B at least 1. (K, M) with
+            `transpose_x`, where M is a multiple of 16. A matrix beside a stack of `w` belongs to every entry.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
-            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry.
-        epilogue: What is done to the float32 sums before they are rounded.
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry. Operands of
+            int8, whose sums are exact, are both stored along K.
+        epilogue: What is done to the sums before they are rounded; scales for int8.
         total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
             block computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
+        sizes: (B,) int32, how many rows of a matrix `x` belong to each entry of `w`, one entry behind the other. Rows
+            behind them become zeros; where sizes are negative or add up to more than M, all become nan. A schedule
+            without `swap` has whole swizzled rows of the result in a tile.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
         transpose_x: Whether `x` is stored as (K, M).
@@ -77,19 +83,26 @@ def ring_matmul(
         (M, N) or (B, M, N) of `out_dtype`; with shards across blocks (count, M, N), the shards' own sums.
     """
     stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
+    if sizes is not None:
+        stack = ()
     m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
     across, length, chains = False, k, 1
     if shards is not None:
         across, length = shards.across, shards.length
         stack, chains = ((shards.count,), 1) if across else ((), shards.count)
     x_side, w_side = _operands(m, k, n, x.dtype, epilogue, s, transpose_x, transpose_w)
+    walk: Walk | GroupWalk
+    if sizes is not None:
+        x_side = replace(x_side, anywhere=True)
+        walk = group_walk(sizes.shape[0], m, n, s)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
-    walk = Walk(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
+    if sizes is None:
+        walk = Walk(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
     chain_steps = -(-length // s.k_step)
     shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)  # of an accumulator
     call = _Call(
         epilogue,
-        make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue),
+        make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None),
         s,
         rows,
         columns,
@@ -100,6 +113,7 @@ def ring_matmul(
         chain_steps,
         length if across else None,
         total is not None,
+        jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
         interpret,
     )
     run = launch(
@@ -110,7 +124,14 @@ def ring_matmul(
         warpgroups=s.warpgroups + 1,
         interpret=interpret,
     )
-    return run(x, w, *([] if total is None else [total]), *epilogue.inputs)
+    return run(x, w, *(a for a in (total, sizes) if a is not None), *epilogue.inputs)
+
+
+def group_walk(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupWalk:
+    """Returns how the tiles of (M, N) are walked whose rows belong to so many groups."""
+    table = Table(groups, m, s.block_m)
+    blocks = max(1, min(s.blocks or SMS, -(-n // s.block_n) * (table.most_tiles + 1)))
+    return GroupWalk(table, n, s.block_n, s.swap, s.group, blocks)
 
 
 def _operands(
@@ -147,6 +168,7 @@ class _Call:
         chain_steps: Steps of one chain.
         shard: Elements of K in the shard that an entry of the stack stands for; None where the stack is one of results.
         continued: Whether the sums start with what is given.
+        sums: Dtype of the sums.
         interpret: Whether the interpreter runs the kernel.
     """
 
@@ -155,13 +177,14 @@ class _Call:
     schedule: MatmulSchedule
     rows: Operand
     columns: Operand
-    walk: Walk
+    walk: Walk | GroupWalk
     ring: Ring
     shape: tuple[int, int]
     chains: int
     chain_steps: int
     shard: int | None
     continued: bool
+    sums: Any
     interpret: Any
 
     @property
@@ -196,18 +219,33 @@ class _Call:
             ),
             plgpu.Barrier(num_arrivals=s.warpgroups // self.takers, num_barriers=ring.stages),
             *([] if self.epilogue.residual is None else [self.store.barrier(s.warpgroups, store_alias)]),
+            *([self.walk.table.scratch(), plgpu.Barrier()] if isinstance(self.walk, GroupWalk) else []),
         ]
 
     def kernel(self, x: Any, w: Any, *refs: Any) -> None:
         """The body of a block."""
         total, refs = (refs[0], refs[1:]) if self.continued else (None, refs)
+        in_groups = isinstance(self.walk, GroupWalk)
+        sizes, refs = (refs[0], refs[1:]) if in_groups else (None, refs)
+        scales, refs = (None, refs) if self.epilogue.scales is None else (refs[:2], refs[2:])
         up, bias, residual, (out, *scratch) = self.epilogue.take(refs)
         rows, columns, buffers = (
             ref if aliased else (ref, None) for ref, aliased in zip(scratch, self.alias, strict=False)
         )
-        full, empty, *fetched = scratch[3:]
+        full, empty, *others = scratch[3:]
         weights = [w] if up is None else [w, up]
         warpgroup, block = here()
+        walk: Any = self.walk
+        if isinstance(self.walk, GroupWalk):
+            groups, (table, ready) = self.walk.table, others[-2:]
+            walk = self.walk.of(table)
+
+            @pl.when(warpgroup == 0)
+            def _() -> None:
+                groups.fill(sizes, table, self.interpret)
+                plgpu.barrier_arrive(ready)
+
+            plgpu.barrier_wait(ready)
         body = _Body(
             call=self,
             row_sources=weights if self.schedule.swap else [x],
@@ -219,12 +257,14 @@ class _Call:
             total=total,
             bias=bias,
             residual=residual,
+            scales=scales,
             full=full,
             empty=empty,
-            fetched=fetched[0] if fetched else None,
+            fetched=None if residual is None else others[0],
+            walk=walk,
             warpgroup=warpgroup,
             block=block,
-            count=self.walk.count(block),
+            count=walk.count(block),
         )
         pl.when(warpgroup == self.schedule.warpgroups)(body.produce)
         pl.when(warpgroup < self.schedule.warpgroups)(body.consume)
@@ -245,9 +285,11 @@ class _Body:
         total: The sums to continue, or None.
         bias: The bias, or None.
         residual: The residual, or None.
+        scales: The scales of rows and columns, or None.
         full: Barriers of the stages that have arrived.
         empty: Barriers of the stages that have been read.
         fetched: Barriers of the residual, or None.
+        walk: Where the tiles of the block stand.
         warpgroup: This warpgroup.
         block: This block.
         count: Tiles of this block.
@@ -263,9 +305,11 @@ class _Body:
     total: Any
     bias: Any
     residual: Any
+    scales: Any
     full: Any
     empty: Any
     fetched: Any
+    walk: Any
     warpgroup: Any
     block: Any
     count: Any
@@ -282,7 +326,7 @@ class _Body:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
 
         def begin(tile: Any) -> tuple[Place, Any]:
-            place = call.walk.place(self.block, tile)
+            place = self.walk.place(self.block, tile)
             return place, 0 if call.shard is None else place.entry * call.shard
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
@@ -313,6 +357,7 @@ class _Body:
             None if plain is None else plain.at[self.warpgroup],
             self.bias,
             self.residual,
+            self.scales,
             None if self.fetched is None else self.fetched.at[self.warpgroup],
             call.interpret,
         )
@@ -321,13 +366,32 @@ class _Body:
         @pl.loop(0, self.count if takers == 1 else lax.div(self.count - self.warpgroup + takers - 1, takers))
         def _(turn: Any) -> None:
             tile = turn if takers == 1 else turn * takers + self.warpgroup
-            _, entry, row, column = call.walk.place(self.block, tile)
+            _, entry, row, column, valid = self.walk.place(self.block, tile)
             row = row + row_offset
             ending.begin(entry, row, column, call.shape)
             sums = add_as_tree(lambda i: self.chain(i, tile, entry, row, column, part), call.chains, add_tiles)
-            ending.finish(sums, entry, row, column)
+            ending.finish(sums, entry, row, column, self.valid(valid, row_offset))
 
+        if isinstance(call.walk, GroupWalk):
+            self.fill_rest(ending, row_offset)
         plgpu.wait_smem_to_gmem(0)
+
+    def valid(self, valid: Any, row_offset: Any) -> Any:
+        """Returns how many of the rows of a tile that are stored belong to this warpgroup and the ones behind it."""
+        return valid if valid is None or self.call.schedule.swap else valid - row_offset
+
+    def fill_rest(self, ending: Ending, row_offset: Any) -> None:
+        """Stores zeros for rows without a group, or nan if the sizes of the groups do not fit."""
+        call, takers = self.call, self.call.takers
+
+        @pl.loop(self.count, self.walk.turns(self.block))
+        def _(turn: Any) -> None:
+            @pl.when(lax.rem(turn, takers) == (self.warpgroup if takers > 1 else 0))
+            def _() -> None:
+                row, column = self.walk.rest(self.block, turn)
+                number = jnp.where(self.walk.fit, jnp.float32(0), jnp.float32(jnp.nan))
+                tile = plgpu.layout_cast(jnp.broadcast_to(number, call.shape), plgpu.Layout.WGMMA)
+                ending.fill(tile, row + row_offset, column)
 
     def chain(self, index: int, tile: Any, entry: Any, row: Any, column: Any, part: Any) -> Any:
         """Sums the steps of one chain."""
@@ -359,7 +423,7 @@ class _Body:
                 return (results[0] + previous(),)
             return results
 
-        return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(call.shape, jnp.float32)] * call.sources)
+        return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(call.shape, call.sums)] * call.sources)
 
     def multiply(self, accumulators: Any, tile: Any, step: Any, part: Any) -> None:
         """Waits for a stage and starts its products; `part` of the rows is this warpgroup's."""

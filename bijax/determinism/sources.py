@@ -1,0 +1,110 @@
+"""Where engines and prompts come from: models that are read here, or servers."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bijax.determinism.command import TOY, DeterminismError
+from bijax.determinism.remote import RemoteEngine
+from bijax.serving import Engine, EngineOptions
+from bijax.serving.model import Model
+from bijax.serving.toy import ToyModel
+
+_SENTENCE = "Tell me about batch invariance, and why the same request should always get the same answer. "
+
+
+class LocalSource:
+    """Makes engines in this process.
+
+    Args:
+        path: A checkpoint; None for SmolLM2, "toy" for a toy model.
+        options: Of the engines.
+
+    Raises:
+        DeterminismError: If the model cannot be read.
+    """
+
+    def __init__(self, path: str | None, options: EngineOptions) -> None:
+        self._path = path
+        self._options = options
+        self._tokenizer: Any = None
+        self._model = self._read()
+        vocab_size = self._model.vocab_size
+        self._tokens: list[int] = (
+            np.random.default_rng(0).integers(0, vocab_size, self._model.max_length).tolist()
+            if self._tokenizer is None
+            else self._tokenizer.encode(_SENTENCE)
+        )
+
+    def open(
+        self,
+        *,
+        num_pages: int | None = None,
+        speculative_tokens: int | None = None,
+        prefix_cache: bool | None = None,
+        reload: bool = False,
+    ) -> Engine:
+        """Returns a new engine; see `OpenEngine`."""
+        changes: dict[str, Any] = {
+            "num_pages": num_pages,
+            "speculative_tokens": speculative_tokens,
+            "prefix_cache": prefix_cache,
+        }
+        changed = dataclasses.replace(self._options, **{n: v for n, v in changes.items() if v is not None})
+        return Engine(self._read() if reload else self._model, tokenizer=self._tokenizer, options=changed)
+
+    def prompt(self, length: int) -> list[int]:
+        """Returns a prompt of so many tokens; each is the start of the longer ones."""
+        return _repeat(self._tokens, length)
+
+    def _read(self) -> Model:
+        if self._path == TOY:
+            return ToyModel.random(seed=0)
+        from flax_layers.checkpoint import CheckpointError, load_checkpoint, smollm2_path
+        from flax_layers.models import Llama, ServedLlama
+
+        try:
+            checkpoint = load_checkpoint(smollm2_path() if self._path is None else Path(self._path))
+            self._tokenizer = checkpoint.tokenizer
+            return ServedLlama(Llama.from_checkpoint(checkpoint))
+        except (CheckpointError, OSError) as error:
+            raise DeterminismError(str(error)) from error
+
+
+class RemoteSource:
+    """A server in place of engines.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: RemoteEngine) -> None:
+        self._server = server
+        self._tokens = server.encode(_SENTENCE)
+
+    def open(
+        self,
+        *,
+        num_pages: int | None = None,
+        speculative_tokens: int | None = None,
+        prefix_cache: bool | None = None,
+        reload: bool = False,
+    ) -> RemoteEngine:
+        """Returns the server, whose options cannot be changed.
+
+        Raises:
+            ValueError: If they are to be.
+        """
+        if reload or any(option is not None for option in (num_pages, speculative_tokens, prefix_cache)):
+            raise ValueError("the options of a server cannot be changed.")
+        return self._server
+
+    def prompt(self, length: int) -> list[int]:
+        """Returns a prompt of so many tokens; each is the start of the longer ones."""
+        return _repeat(self._tokens, length)
+
+
+def _repeat(tokens: list[int], length: int) -> list[int]:
+    return (tokens * (length // len(tokens) + 1))[:length]
