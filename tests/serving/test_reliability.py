@@ -22,6 +22,7 @@ GOOD: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive
 def test_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.serving.reliability.WAYS", {"speculation": WAYS["speculation"]})
     found = traffic(60)
