@@ -19,6 +19,9 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+_NUMBERS = ("rope_theta", "rms_norm_eps", "embedding_scale")
+_OPTIONAL_NUMBERS = ("window_rope_theta", "attention_scale", "attention_soft_cap", "logits_soft_cap")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
@@ -57,6 +60,8 @@ class LlamaConfig:
         output_norms: Whether the outputs of attention and MLP are normalised before they are added.
         embedding_scale: Factor of the embeddings, rounded to their dtype.
         attention_scale: Factor of the attention scores; 1 / sqrt(head_dim) if None.
+        attention_soft_cap: What attention scores x are bent to stay below, as cap * tanh(x / cap); None for no bound.
+        logits_soft_cap: The same for the logits.
 
     Raises:
         CheckpointError: If a value has the wrong type or range, or if two values contradict each other.
@@ -96,16 +101,17 @@ class LlamaConfig:
     output_norms: bool = False
     embedding_scale: float = 1.0
     attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:
             value = getattr(self, name)
             if not _is_int(value) or value <= 0:
                 raise CheckpointError(f"{name} must be a positive integer, got {value!r}; the configuration is damaged")
-        numbers = ("rope_theta", "rms_norm_eps", "embedding_scale", "window_rope_theta", "attention_scale")
-        for name in numbers:
+        for name in (*_NUMBERS, *_OPTIONAL_NUMBERS):
             value = getattr(self, name)
-            if value is None and name in numbers[3:]:
+            if value is None and name in _OPTIONAL_NUMBERS:
                 continue
             if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
                 raise CheckpointError(

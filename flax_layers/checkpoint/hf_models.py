@@ -86,7 +86,7 @@ def _qwen3_moe(fields: Fields, path: Path) -> dict[str, Any]:
     return {"qk_norm": True, "experts": experts}
 
 
-def _gemma3(fields: Fields, path: Path) -> dict[str, Any]:
+def _gemma(fields: Fields, path: Path) -> dict[str, Any]:
     if fields["hidden_activation"] != "gelu_pytorch_tanh":
         raise CheckpointError(
             f"{path}: hidden_activation must be 'gelu_pytorch_tanh', got {fields['hidden_activation']!r}"
@@ -96,14 +96,20 @@ def _gemma3(fields: Fields, path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: sliding_window_pattern must be positive, got {pattern}")
     return {
         **_attention_bias(fields, path),
-        "qk_norm": True,
+        "qk_norm": fields["model_type"] != "gemma2",
         "windows": _windows(fields, path, lambda layer: (layer + 1) % pattern != 0, pattern),
         "activation": "gelu_tanh",
         "norm_offset": 1.0,
         "output_norms": True,
         "embedding_scale": math.sqrt(whole_number(fields, "hidden_size", path)),
         "attention_scale": number(fields["query_pre_attn_scalar"], "query_pre_attn_scalar", path) ** -0.5,
+        "attention_soft_cap": _cap(fields, "attn_logit_softcapping", path),
+        "logits_soft_cap": _cap(fields, "final_logit_softcapping", path),
     }
+
+
+def _cap(fields: Fields, name: str, path: Path) -> float | None:
+    return None if fields.get(name) is None else number(fields[name], name, path)
 
 
 def _attention_bias(fields: Fields, path: Path) -> dict[str, Any]:
@@ -151,17 +157,37 @@ def _windows(
     return tuple(window if here else None for here in chosen)
 
 
-_GEMMA3_DEFAULTS: Final[Fields] = {
+_GEMMA2_DEFAULTS: Final[Fields] = {
+    **_DEFAULTS,
     "tie_word_embeddings": True,
-    "default_rope_theta": 1e6,
     "hidden_activation": "gelu_pytorch_tanh",
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 8192,
+}
+
+_GEMMA3_DEFAULTS: Final[Fields] = {
+    **_GEMMA2_DEFAULTS,
+    "default_rope_theta": 1e6,
     "sliding_window_pattern": 6,
     "rope_local_base_freq": 10000.0,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
     "max_position_embeddings": 131072,
 }
+
+_GEMMA_FIELDS: Final = (
+    "hidden_act",
+    "hidden_activation",
+    "attention_bias",
+    "sliding_window",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
 
 MODELS: Final[Mapping[str, HFModel]] = {
     "llama": HFModel(_llama, ("attention_bias", "mlp_bias")),
@@ -169,10 +195,7 @@ MODELS: Final[Mapping[str, HFModel]] = {
     "qwen2": HFModel(_qwen2, ("sliding_window",)),
     "qwen3": HFModel(_qwen3, ("sliding_window", "attention_bias"), {**_DEFAULTS, "head_dim": 128}),
     "qwen3_moe": HFModel(_qwen3_moe, ("num_experts", "use_qk_norm", "sliding_window")),
-    "gemma3_text": HFModel(
-        _gemma3,
-        ("hidden_act", "hidden_activation", "attention_bias", "sliding_window", "rope_local_base_freq"),
-        _GEMMA3_DEFAULTS,
-    ),
+    "gemma2": HFModel(_gemma, _GEMMA_FIELDS, _GEMMA2_DEFAULTS),
+    "gemma3_text": HFModel(_gemma, (*_GEMMA_FIELDS, "rope_local_base_freq"), _GEMMA3_DEFAULTS),
 }
 """The types that are read, by the names that `config.json` has for them."""

@@ -37,7 +37,7 @@ class Checkpoint:
 def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> Checkpoint:
     """Opens a checkpoint, a GGUF file or a Hugging Face folder with safetensors.
 
-    A GGUF file may hold a Llama, Qwen2 or Qwen3, a folder a Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE or Gemma 3 (text).
+    A GGUF file may hold a Llama, Qwen2 or Qwen3, a folder a Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 or 3.
     Configuration, tokenizer, and the names, shapes and dtypes of all weights are read and checked now; the weights
     themselves are read when they are asked for, one at a time. The same model gives the same configuration and weights
     from either format, save for what quantisation has rounded.

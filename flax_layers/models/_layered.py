@@ -95,7 +95,7 @@ class LayeredModel:
 
     def choose(self, x: jax.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns the most probable token (B,) after each row of x (B, hidden_size), and its log-probability."""
-        token, logprob = _choose(self._model.norm, self._model.projection, x)
+        token, logprob = _choose(self._model.norm, self._model.projection, x, self._model.config.logits_soft_cap)
         return np.asarray(token), np.asarray(logprob)
 
 
@@ -128,8 +128,10 @@ def _extend(
     return x, cache.keys, cache.values
 
 
-@jax.jit
-def _choose(norm: RMSNorm, projection: Embed | Linear, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = project(norm, projection, x)
+@functools.partial(jax.jit, static_argnames="soft_cap")
+def _choose(
+    norm: RMSNorm, projection: Embed | Linear, x: jax.Array, soft_cap: float | None
+) -> tuple[jax.Array, jax.Array]:
+    logits = project(norm, projection, x, soft_cap)
     token = jnp.argmax(logits, axis=-1)
     return token, jnp.take_along_axis(norm.ops.log_softmax(logits), token[:, None], axis=-1)[:, 0]

@@ -54,6 +54,7 @@ class Block(nnx.Module):
             qkv_bias=config.qkv_bias,
             output_bias=config.output_bias,
             scale=config.attention_scale,
+            soft_cap=config.attention_soft_cap,
             window=config.window(layer),
             **common,
         )
@@ -115,12 +116,14 @@ def start_tokens(
     return embed(tokens), tuple(rotary(jnp.where(room, positions, outside)) for rotary in rotaries)
 
 
-def project(norm: RMSNorm, projection: Embed | Linear, x: jax.Array) -> jax.Array:
+def project(norm: RMSNorm, projection: Embed | Linear, x: jax.Array, soft_cap: float | None) -> jax.Array:
     """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
     x = norm(x)
     if isinstance(projection, Embed):
-        return projection.attend(x, preferred_element_type=jnp.float32)
-    return projection(x)
+        logits = projection.attend(x, preferred_element_type=jnp.float32)
+    else:
+        logits = projection(x)
+    return logits if soft_cap is None else norm.ops.soft_cap(logits, soft_cap)
 
 
 def check_room(held: jax.Array, lengths: jax.Array, length: int, capacity: int) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Llama(nnx.Module):
-    """A Llama language model, or one of its relatives: Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3, as the config says.
+    """A Llama language model, or a relative, as the config says: Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 or 3.
 
     Args:
         config: The model's numbers.
@@ -214,7 +214,7 @@ class Llama(nnx.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
-        return project(self.norm, self.projection, x)
+        return project(self.norm, self.projection, x, self.config.logits_soft_cap)
 
     @property
     def projection(self) -> Embed | Linear:

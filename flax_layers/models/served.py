@@ -81,7 +81,7 @@ class ServedLlama:
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
-        logits: jax.Array = _project(self.model.norm, self.model.projection, hidden)
+        logits: jax.Array = _project(self.model.norm, self.model.projection, hidden, self.model.config.logits_soft_cap)
         return logits
 
     def plain(self) -> "ServedLlama":
@@ -111,4 +111,4 @@ class ServedLlama:
         return ServedLlama(nnx.merge(graph, weights))
 
 
-_project = jax.jit(project)
+_project = jax.jit(project, static_argnames="soft_cap")

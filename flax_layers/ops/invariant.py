@@ -77,6 +77,11 @@ class InvariantOps:
         """Returns the log-probabilities of each row of x (..., C)."""
         return bijax.log_softmax(x)
 
+    def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
+        """Returns cap * tanh(x / cap), element by element."""
+        y: jax.Array = _soft_cap(x, jnp.asarray(cap, x.dtype))
+        return y
+
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
         y: jax.Array = _swiglu(gate, up)
@@ -125,6 +130,7 @@ class InvariantOps:
         lengths: jax.Array | None = None,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
         positions: dict[str, Any] = {}
@@ -135,7 +141,14 @@ class InvariantOps:
                 "key_value_seq_lengths": jnp.minimum(start + lengths, key.shape[1]),
             }
         y: jax.Array = bijax.dot_product_attention(
-            query, key, value, scale=scale, is_causal=True, local_window_size=_before(window), **positions
+            query,
+            key,
+            value,
+            scale=scale,
+            is_causal=True,
+            local_window_size=_before(window),
+            logits_soft_cap=soft_cap,
+            **positions,
         )
         return y
 
@@ -150,6 +163,7 @@ class InvariantOps:
         lengths: jax.Array,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         return bijax.paged_attention(
@@ -160,6 +174,7 @@ class InvariantOps:
             jnp.minimum(start + lengths, page_table.shape[1] * key_pages.shape[1]),
             scale=scale,
             local_window_size=_before(window),
+            logits_soft_cap=soft_cap,
             query_offset=start,
             query_seq_lengths=lengths,
         )
@@ -172,6 +187,11 @@ def _before(window: int | None) -> tuple[int, int] | None:
 @bijax.elementwise
 def _scale(x: jax.Array, factor: jax.Array) -> jax.Array:
     return x * factor
+
+
+@bijax.elementwise
+def _soft_cap(x: jax.Array, cap: jax.Array) -> jax.Array:
+    return jnp.tanh(x / cap) * cap
 
 
 @bijax.elementwise

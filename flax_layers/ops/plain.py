@@ -76,6 +76,10 @@ class PlainOps:
         """Returns the log-probabilities of each row of x (..., C)."""
         return jax.nn.log_softmax(x, axis=-1)
 
+    def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
+        """Returns cap * tanh(x / cap), element by element."""
+        return cap * jnp.tanh(x / cap)
+
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
         return jax.nn.silu(gate) * up
@@ -136,19 +140,18 @@ class PlainOps:
         lengths: jax.Array | None = None,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
         del lengths  # the causal mask hides the keys behind a sequence's last query, and its padding is not looked at
+        if soft_cap is not None:
+            return _capped_attention(query, key, value, start, scale, window, soft_cap)
         if start is None:
             before = None if window is None else (window - 1, 0)
             return jax.nn.dot_product_attention(
                 query, key, value, scale=scale, is_causal=True, local_window_size=before
             )
-        positions = (start[:, None] + jnp.arange(query.shape[1]))[:, :, None]
-        keys = jnp.arange(key.shape[1])
-        visible = keys <= positions
-        if window is not None:
-            visible &= keys > positions - window
+        visible = _visible(query, key, start, window)
         return jax.nn.dot_product_attention(query, key, value, scale=scale, mask=visible[:, None])
 
     def paged_attention(
@@ -162,6 +165,7 @@ class PlainOps:
         lengths: jax.Array,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         batch, pages = page_table.shape
@@ -170,7 +174,36 @@ class PlainOps:
             return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
 
         keys, values = gather(key_pages), gather(value_pages)
-        return self.attention(query, keys, values, start=start, lengths=lengths, scale=scale, window=window)
+        return self.attention(
+            query, keys, values, start=start, lengths=lengths, scale=scale, window=window, soft_cap=soft_cap
+        )
+
+
+def _visible(query: jax.Array, key: jax.Array, start: jax.Array, window: int | None) -> jax.Array:
+    """Returns which keys (B, T, S) queries see."""
+    positions = (start[:, None] + jnp.arange(query.shape[1]))[:, :, None]
+    keys = jnp.arange(key.shape[1])
+    visible = keys <= positions
+    return visible if window is None else visible & (keys > positions - window)
+
+
+def _capped_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    start: jax.Array | None,
+    scale: float | None,
+    window: int | None,
+    soft_cap: float,
+) -> jax.Array:
+    """Attention with a soft cap, which `jax.nn.dot_product_attention` does not have."""
+    batch, length, heads, size = query.shape
+    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], size)
+    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
+    scores = soft_cap * jnp.tanh(scores * (size**-0.5 if scale is None else scale) / soft_cap)
+    visible = _visible(query, key, jnp.zeros(batch, jnp.int32) if start is None else start, window)
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf)).astype(value.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
 
 def _quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -51,6 +51,9 @@ class Ops(Protocol):
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """Returns the log-probabilities of each row of x (..., C)."""
 
+    def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
+        """Returns cap * tanh(x / cap), element by element."""
+
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
 
@@ -92,12 +95,14 @@ class Ops(Protocol):
         lengths: jax.Array | None = None,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H).
 
         Query t of sequence b stands at position start[b] + t (0 by default), key s at position s. With `lengths` only
         the first lengths[b] queries of a sequence count; what the others get is not defined. Scores are multiplied by
-        `scale`, 1 / sqrt(H) by default; with a `window` a query sees that many keys at most, its own the last.
+        `scale`, 1 / sqrt(H) by default, and bent to stay below a `soft_cap`; with a `window` a query sees that many
+        keys at most, its own the last.
         """
 
     def paged_attention(
@@ -111,5 +116,6 @@ class Ops(Protocol):
         lengths: jax.Array,
         scale: float | None = None,
         window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""

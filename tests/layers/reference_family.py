@@ -40,7 +40,8 @@ def logits(weights: Mapping[str, np.ndarray], fields: Fields, ids: list[int]) ->
         key, value = (a.repeat(heads // a.shape[1], axis=1) for a in (key, value))
         distance = np.arange(len(ids))[:, None] - np.arange(len(ids))
         seen = (distance >= 0) & (distance < window(fields, layer))
-        scores = np.where(seen, np.einsum("qhd,khd->hqk", query, key) * scale, -np.inf)
+        scores = np.einsum("qhd,khd->hqk", query, key) * scale
+        scores = np.where(seen, capped(scores, fields.get("attn_logit_softcapping")), -np.inf)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         y = np.einsum("hqk,khd->qhd", shares / shares.sum(axis=-1, keepdims=True), value)
         y = linear(y.reshape(len(ids), -1), f"{block}.self_attn.o_proj")
@@ -51,7 +52,12 @@ def logits(weights: Mapping[str, np.ndarray], fields: Fields, ids: list[int]) ->
         y = linear(gate * linear(y, f"{block}.mlp.up_proj"), f"{block}.mlp.down_proj")
         x = x + (norm(y, f"{block}.post_feedforward_layernorm") if gemma else y)
     x = norm(x, "model.norm")
-    return x @ (table if fields["tie_word_embeddings"] else weights["lm_head.weight"].astype(np.float64)).T
+    head = table if fields["tie_word_embeddings"] else weights["lm_head.weight"].astype(np.float64)
+    return capped(x @ head.T, fields.get("final_logit_softcapping"))
+
+
+def capped(x: np.ndarray, cap: float | None) -> np.ndarray:
+    return x if cap is None else cap * np.tanh(x / cap)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -70,6 +76,7 @@ def window(fields: Fields, layer: int) -> float:
     has_window = {
         "mistral": size is not None,
         "qwen2": fields.get("use_sliding_window", False) and layer >= fields.get("max_window_layers", 0),
+        "gemma2": layer % 2 == 0,
         "gemma3_text": (layer + 1) % fields.get("sliding_window_pattern", 6) != 0,
     }
     return size if has_window.get(fields["model_type"], False) else math.inf

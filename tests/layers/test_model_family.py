@@ -39,6 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", "sliding_window": None, "attention_bias": True, "head_dim": 16},
     "qwen3, tied": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "gemma 2": {
+        "model_type": "gemma2", "tie_word_embeddings": True, "sliding_window": 5, "query_pre_attn_scalar": 20,
+        "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+    },
     "gemma 3": {
         "model_type": "gemma3_text", "tie_word_embeddings": True, "sliding_window": 5, "sliding_window_pattern": 2,
         "query_pre_attn_scalar": 20, "rope_local_base_freq": 50.0, "rope_theta": 1000.0, "hidden_act": "unused",
@@ -68,7 +72,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
         rng = np.random.default_rng(0)
         weights = {
             name: rng.standard_normal(shape) / (8 if len(shape) == 1 else shape[1] ** 0.5)
-            + (len(shape) == 1 and name.endswith("norm.weight") and case != "gemma 3")
+            + (len(shape) == 1 and name.endswith("norm.weight") and "gemma" not in case)
             for name, shape in expected_shapes(hf_config(path))
         }
         return files.write_folder(path, fields(case), {n: w.astype(np.float32) for n, w in weights.items()})
@@ -89,6 +93,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "llama, yarn": {"rope_scaling": None},
     "mistral": {"sliding_window": 100},
     "qwen2": {"max_window_layers": 2},
+    "gemma 2": {"attn_logit_softcapping": None},
     "gemma 3": {"rope_local_base_freq": 1000.0},
 }
 """Fields that take away what a case is about."""
@@ -105,7 +110,7 @@ def test_logits_against_float64(folders: Any, case: str) -> None:
         assert np.abs(found - without).max() > 1e-2
 
 
-@pytest.mark.parametrize("case", sampled(["gemma 3", "mistral", "qwen2", "qwen3", "llama 3.1"], ["gemma 3"]))
+@pytest.mark.parametrize("case", sampled(["gemma 3", "gemma 2", "mistral", "qwen2", "qwen3", "llama 3.1"], ["gemma 3"]))
 def test_bits(folders: Any, case: str) -> None:
     """Residual streams and logits of a sequence alone, and of two in chunks from pages."""
     served = ServedLlama(Llama.from_checkpoint(load_checkpoint(folders(case))))

@@ -30,6 +30,7 @@ class Attention(nnx.Module):
         qkv_bias: Whether queries, keys and values have a bias.
         output_bias: Whether the output has a bias.
         scale: Factor of the scores; 1 / sqrt(head_dim) by default.
+        soft_cap: What scores x are bent to stay below, as soft_cap * tanh(x / soft_cap); None for no bound.
         window: Tokens that a token sees at most, itself the last; None for all before it.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
@@ -75,6 +76,7 @@ class Attention(nnx.Module):
         qkv_bias: bool = False,
         output_bias: bool = False,
         scale: float | None = None,
+        soft_cap: float | None = None,
         window: int | None = None,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
@@ -110,6 +112,7 @@ class Attention(nnx.Module):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.scale = scale
+        self.soft_cap = soft_cap
         self.window = window
         self.ops = ops
 
@@ -128,7 +131,7 @@ class Attention(nnx.Module):
             ValueError: If a shape does not fit.
         """
         query, key, value = self._heads(x, rotary)
-        return self._merge(self.ops.attention(query, key, value, scale=self.scale, window=self.window))
+        return self._merge(self.ops.attention(query, key, value, **self._options()))
 
     def extend(
         self,
@@ -158,12 +161,15 @@ class Attention(nnx.Module):
         """
         query, key, value = self._heads(x, rotary)
         cache = cache.write(key, value, start, lengths)
-        options: dict[str, Any] = {"start": start, "lengths": lengths, "scale": self.scale, "window": self.window}
+        options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
             y = self.ops.attention(query, cache.keys, cache.values, **options)
         else:
             y = self.ops.paged_attention(query, cache.keys, cache.values, cache.page_table, **options)
         return self._merge(y), cache
+
+    def _options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
 
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the turned queries and keys and the values, (B, T, heads, head_dim) each."""
