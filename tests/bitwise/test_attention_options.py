@@ -37,6 +37,9 @@ def run(q: Any, k: Any, v: Any, ct: Any, bias: Any = None, offset: Any = OFFSET)
     return (out, lse, *pull(ct))
 
 
+compiled = jax.jit(run)
+
+
 def reference(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> tuple[Any, Any]:
     """In the precision of its arguments, spelled out."""
     k, v = (jnp.repeat(x, HEADS // KEY_HEADS, axis=2) for x in (k, v))
@@ -54,19 +57,23 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> tuple[Any, Any]:
 def test_float64(shape: tuple[int, ...]) -> None:
     """Forward and all gradients; that of a bias adds up what it was broadcast over."""
     bias = random(7, *shape)
-    found = jax.jit(run)(Q, K, V, CT, bias)
+    found = compiled(Q, K, V, CT, bias)
     assert found[-1].shape == shape
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, jnp.float64) for x in (Q, K, V, SINKS, bias, CT)]
-        out, pull, lse = jax.vjp(reference, *wide[:5], has_aux=True)
-        expected = (out, lse, *pull(wide[5]))
+
+        @jax.jit
+        def exact(*arrays: jax.Array) -> Any:
+            out, pull, lse = jax.vjp(reference, *arrays[:5], has_aux=True)
+            return (out, lse, *pull(arrays[5]))
+
+        expected = exact(*wide)
     for ours, right in zip(found, expected, strict=True):
         assert np.abs(np.asarray(ours) - np.asarray(right)).max() <= 5e-6 * np.abs(right).max()
 
 
 def test_a_sequence_alone_and_each_query_alone() -> None:
     bias = random(8, BATCH, HEADS, QUERIES, KEYS)
-    compiled = jax.jit(run)
     whole = compiled(Q, K, V, CT, bias)
     names = ("out", "lse", "dq", "dk", "dv", "dsinks", "dbias")
     alone = compiled(*(x[1:] for x in (Q, K, V, CT, bias)))
@@ -106,7 +113,7 @@ def test_vmap_keeps_the_bits_of_gradients() -> None:
 
     found = jax.jit(jax.vmap(single))(Q, K, V, CT)
     for i in range(BATCH):
-        assert_bits_equal(tuple(x[i] for x in found), jax.jit(run)(*(x[i : i + 1] for x in (Q, K, V, CT)), bias))
+        assert_bits_equal(tuple(x[i] for x in found), compiled(*(x[i : i + 1] for x in (Q, K, V, CT)), bias))
 
 
 def test_a_sink_of_minus_infinity_is_none() -> None:

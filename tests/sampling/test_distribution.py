@@ -12,6 +12,7 @@ LIMIT = 5.0
 """Standard deviations. Draws are the same in every run, so a test that passes passes again."""
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("draws", [FEW, rarely(MANY)])
 @pytest.mark.parametrize("case", CASES)
 def test_samples_follow_the_distribution(case: str, draws: int) -> None:

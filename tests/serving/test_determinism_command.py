@@ -9,7 +9,7 @@ from tests.exhaustive import sampled
 SMALL = "--model toy --max-running 2 --max-prefill-tokens 16 --num-pages 40 --page-size 4 --max-new-tokens 12".split()
 
 
-@pytest.mark.parametrize("mode", sampled(MODES, ["chunk", "preempt"]))
+@pytest.mark.parametrize("mode", sampled(MODES, ["preempt"]))
 def test_one_answer_each(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test-deterministic", "--mode", mode, "--trials", "4", *SMALL]) == 0
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]

@@ -41,8 +41,8 @@ def requests() -> list[tuple[tuple[int, ...], SamplingParams]]:
 
 @functools.cache
 def outputs() -> list[Any]:
-    # tests/serving/test_traffic.py compares speculation with none; without it there are fewer programs.
-    return engine(num_pages=40, speculative_tokens=0).generate(*zip(*requests(), strict=True))
+    # The programs of other tests: those of test_traffic.py compare speculation with none.
+    return engine(speculative_tokens=0).generate(*zip(*requests(), strict=True))
 
 
 @pytest.mark.sample(2)
@@ -104,5 +104,5 @@ def test_the_outputs_differ_as_their_parameters_do() -> None:
         SamplingParams(max_new_tokens=12, ignore_eos=True, **more)
         for more in ({"seed": 1}, {"seed": 2}, {"seed": 2**32 + 1}, {"seed": 1, "temperature": 0.0})
     ]
-    found = [o.completions[0].tokens for o in engine(num_pages=40).generate([prompt] * 4, params)]
+    found = [o.completions[0].tokens for o in engine(speculative_tokens=0).generate([prompt] * 4, params)]
     assert len(set(found)) == 4

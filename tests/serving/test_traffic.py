@@ -144,7 +144,7 @@ def test_seeds_by_default() -> None:
 
 
 def test_the_cache_of_a_prompt_is_found() -> None:
-    served = engine(num_pages=40)
+    served = engine()
     prompt, params = tuple(range(20)), SamplingParams(max_new_tokens=2, prompt_logprobs=True, logprob_start_len=9)
     cold = served.generate([prompt], params)[0]
     warm = served.generate([prompt], params)[0]

@@ -214,7 +214,7 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:

@@ -50,7 +50,7 @@ SPLITS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RESIDUALS)
 def test_activation_and_residual(name: str, reported_races: Callable[[], int]) -> None:  # noqa: F811
     (m, k, n), transpose_w, out, schedule = RESIDUALS[name]
@@ -94,7 +94,7 @@ def test_gated_pair(name: str, reported_races: Callable[[], int]) -> None:  # no
     assert not reported_races()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SPLITS)
 def test_shards_of_k(name: str, reported_races: Callable[[], int]) -> None:  # noqa: F811
     (m, k, n), transpose_w, out, schedule = SPLITS[name]

@@ -149,6 +149,7 @@ def test_empty_sums_are_the_bias(which: str, shape: tuple[int, int, int]) -> Non
     assert_bits_equal(y, jnp.broadcast_to(bias.astype(jnp.bfloat16), (2, m, n)))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("which", MATMULS)
 @pytest.mark.parametrize("shape", [(1, 8192, 1280), (500, 4096, 14336), (13, 77, 21)])

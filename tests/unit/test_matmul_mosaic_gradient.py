@@ -35,7 +35,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("continued", [False, True])
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, reported_races: Callable[[], int]) -> None:
@@ -58,6 +58,7 @@ def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, repo
     assert not reported_races()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose_w", [False, True])
 def test_rows_beside_a_stack_of_weights(transpose_w: bool) -> None:
     rng = np.random.default_rng(0)

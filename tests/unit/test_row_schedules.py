@@ -58,7 +58,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
     return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_bits_of_the_contract(name: str, reported_races: Callable[[], int]) -> None:
     x = hostile_rows(0, (3, COLUMNS), "bfloat16")["normal"]
