@@ -7,6 +7,7 @@ import pytest
 
 LONG_DOCTESTS = frozenset(
     {
+        "bijax.ops.attention.dot_product_attention",
         "bijax.ops.paged_attention.paged_attention",
         "bijax.sampling._sample.sample",
         "bijax.serving.async_engine.AsyncEngine",

@@ -1,4 +1,4 @@
-"""The real model: its numbers against float64, and its answer."""
+"""The real model: its numbers against float64, and its answer; tests/transform has the real weights in `make test`."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Llama, Ops, generate
 from flax_layers.checkpoint import Checkpoint, load_checkpoint, smollm2_path
 from flax_layers.models._layered import LayeredModel
-from tests.exhaustive import rarely
 from tests.layers import reference_llama
 
 QUESTIONS = ("What is the capital of France?", "Count to five.")
@@ -33,7 +32,8 @@ def ask(checkpoint: Checkpoint, question: str) -> list[int]:
     return checkpoint.tokenizer.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("ops", [INVARIANT, rarely(PLAIN)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
 def test_logits_against_float64(checkpoint: Checkpoint, model: Llama, expected: np.ndarray, ops: Ops) -> None:
     model = nnx.with_attributes(model, ops=ops)
     ids = ask(checkpoint, QUESTIONS[0])

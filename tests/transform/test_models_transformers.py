@@ -79,10 +79,12 @@ def test_linen() -> None:
     check_model(linen, linen_params(), X)
 
 
+@pytest.mark.exhaustive
 def test_nnx() -> None:
-    check_model(nnx_forward, nnx_block()[1], X, sizes=(1,), mode=False)
+    check_model(nnx_forward, nnx_block()[1], X)
 
 
+@pytest.mark.exhaustive
 def test_control_linen() -> None:
     check_control(linen, linen_params(), X)
 
