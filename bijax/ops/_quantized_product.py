@@ -63,7 +63,7 @@ def _cuda(
 def _portable_groups(
     x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
 ) -> Arrays:
-    note(multiply_groups, _CONTRACT, arrays=(x, w))
+    note(integer_product, _CONTRACT, arrays=(x, w))
     rows = rows_by_count("bijax.moe_quant_group_gemm", "experts_token_count", sizes, w.shape[0], x.shape[0])
     used = rows.expert < w.shape[0]
     if 0 in (*x.shape, *w.shape):
