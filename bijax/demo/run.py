@@ -19,7 +19,7 @@ from bijax.demo.progress import ProgressDisplay
 from bijax.demo.quality import Quality, quality_lines
 from bijax.demo.report import closing_line, print_table, text_lines
 from bijax.demo.ways import alone, other_ways
-from flax_layers.checkpoint import Checkpoint, CheckpointError, load_checkpoint, smollm2_path
+from flax_layers.checkpoint import Checkpoint, CheckpointError, Tokenizer, load_checkpoint, smollm2_path
 from pallas_kernels.errors import UnsupportedError
 
 PLAIN, INVARIANT = "plain JAX", "bijax"
@@ -42,19 +42,20 @@ def run_demo(arguments: Arguments) -> int:
     if not console.is_terminal:
         console = Console(width=max(console.width, LOG_WIDTH))
 
-    model, checkpoint = _open_checkpoint(arguments.model)
-    prompts = _encode(checkpoint, arguments)
+    model, checkpoint, tokenizer = _open_checkpoint(arguments.model)
+    prompts = _encode(checkpoint, tokenizer, arguments)
+    kind = "texts" if arguments.text else "chat prompts"
     console.print(
-        f"{model} on {device_name()}, jax {jax.__version__}: {len(prompts)} chat prompts, "
+        f"{model} on {device_name()}, jax {jax.__version__}: {len(prompts)} {kind}, "
         f"up to {arguments.tokens} tokens each, greedy{f', {arguments.quantize}' if arguments.quantize else ''}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-    sides, quality = _compute(console, checkpoint, prompts, arguments)
+    sides, quality = _compute(console, checkpoint, tokenizer, prompts, arguments)
 
     def decode(tokens: np.ndarray) -> str:
-        return checkpoint.tokenizer.decode(tokens.tolist())
+        return tokenizer.decode(tokens.tolist())
 
     print_table(console, sides)
     lines = [line for side in sides for line in text_lines(side, arguments.prompts, decode)]
@@ -83,20 +84,31 @@ def run_demo(arguments: Arguments) -> int:
     return 0 if sides[-1].total.identical else 1
 
 
-def _open_checkpoint(path: Path | None) -> tuple[str, Checkpoint]:
+def _open_checkpoint(path: Path | None) -> tuple[str, Checkpoint, Tokenizer]:
     try:
         path = smollm2_path() if path is None else path
-        return path.resolve().name, load_checkpoint(path)
+        checkpoint = load_checkpoint(path)
     except (CheckpointError, OSError) as error:
         raise DemoError(str(error)) from error
+    if checkpoint.tokenizer is None:
+        raise DemoError(f"{path} has no tokenizer, which the demo needs for its prompts; put a tokenizer.json there")
+    return path.resolve().name, checkpoint, checkpoint.tokenizer
 
 
-def _encode(checkpoint: Checkpoint, arguments: Arguments) -> list[list[int]]:
+def _encode(checkpoint: Checkpoint, tokenizer: Tokenizer, arguments: Arguments) -> list[list[int]]:
+    if not arguments.text and not tokenizer.has_chat_template:
+        raise DemoError(
+            "the checkpoint has no chat template, as base models have none; run with --text to continue the prompts as"
+            " they stand"
+        )
     longest = checkpoint.config.max_position_embeddings
     encoded = []
     for number, text in enumerate(arguments.prompts, 1):
         try:
-            tokens = checkpoint.tokenizer.encode_chat([{"role": "user", "content": text}], add_generation_prompt=True)
+            if arguments.text:
+                tokens = tokenizer.encode(text)
+            else:
+                tokens = tokenizer.encode_chat([{"role": "user", "content": text}], add_generation_prompt=True)
         except ValueError as error:
             raise DemoError(f"prompt {number} ({text!r}): {error}") from error
         if len(tokens) + arguments.tokens > longest:
@@ -109,7 +121,11 @@ def _encode(checkpoint: Checkpoint, arguments: Arguments) -> list[list[int]]:
 
 
 def _compute(
-    console: Console, checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], arguments: Arguments
+    console: Console,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    arguments: Arguments,
 ) -> tuple[list[SideResult], tuple[Quality, Quality] | None]:
     reference = alone(len(prompts))
     others = other_ways(len(prompts), seed=arguments.seed, quick=arguments.quick)
@@ -122,7 +138,9 @@ def _compute(
             if arguments.quantize is None:
                 models = open_models(checkpoint, max_new_tokens=arguments.tokens)
             else:
-                models, quality = open_quantized_models(checkpoint, prompts[0], max_new_tokens=arguments.tokens)
+                models, quality = open_quantized_models(
+                    checkpoint, tokenizer, prompts[0], max_new_tokens=arguments.tokens
+                )
             for side, generate in zip((PLAIN, INVARIANT), models, strict=True):
                 result = compute_side(
                     side, generate, prompts, reference, others, max_new_tokens=arguments.tokens, watcher=display

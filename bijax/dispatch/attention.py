@@ -1,6 +1,6 @@
 """Attention by platform, architecture, dtype and head size, never by the number of queries or sequences."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -32,19 +32,31 @@ class Given:
     """Which arrays stand behind the others of a call, in this order.
 
     Attributes:
-        table: A page table.
-        bias: A bias of the scores.
-        mask: A mask.
+        page_table: (B, n), the pages of each sequence.
+        bias: Added to the scores.
+        mask: Which keys a query sees.
+        sinks: (B or 1, N), scores that belong to no key.
+        slopes: (B or 1, N), added for each step from the query to the key.
+        key_scale: (B or 1, K, H or 1), the factors of quantised keys.
+        value_scale: (B or 1, K, V or 1), those of quantised values.
     """
 
-    table: bool = False
+    page_table: bool = False
     bias: bool = False
     mask: bool = False
+    sinks: bool = False
+    slopes: bool = False
+    key_scale: bool = False
+    value_scale: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arrays, by which kernels know them."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name))
 
     def named(self, arrays: Arrays) -> dict[str, jax.Array]:
-        """Returns the arrays by the names that kernels know them by."""
-        there = {"page_table": self.table, "bias": self.bias, "mask": self.mask}
-        return dict(zip((name for name in there if there[name]), arrays, strict=True))
+        """Returns the arrays by their names."""
+        return dict(zip(self.names, arrays, strict=True))
 
 
 _FORWARD: Final = 6
@@ -53,15 +65,28 @@ _FORWARD: Final = 6
 _BACKWARD: Final = 9
 """The same with the result, the log-sum-exp and the cotangent."""
 
+_SERVED_ON_HOPPER: Final = frozenset({"page_table"})
+"""Which further arrays the kernels for Hopper take."""
 
-def attention_like(query: jax.Array, *_: Any, **__: Any) -> Arrays:
+
+def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of attention's results."""
-    return jnp.zeros_like(query), jnp.zeros(query.shape[:3], jnp.float32)
+    return jnp.zeros((*query.shape[:3], value.shape[3]), query.dtype), jnp.zeros(query.shape[:3], jnp.float32)
 
 
 def gradients_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of its gradients."""
     return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+
+
+def score_gradients_like(*arrays: jax.Array, **parameters: Any) -> Arrays:
+    """Returns an array of the shape and dtype of the gradients of what is added to the scores."""
+    return (_scores_like(*arrays, **parameters),)
+
+
+def _scores_like(query: jax.Array, key: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    batch, length, heads = query.shape[:3]
+    return jnp.zeros((batch, heads, length, key.shape[1]), jnp.float32)
 
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
@@ -74,26 +99,44 @@ def _gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> 
     return run(cpu.gradients, *arrays[:_BACKWARD], like=gradients_like, spec=spec, **given.named(arrays[_BACKWARD:]))
 
 
+def _score_gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
+    note(cpu.score_gradients, XLA_FUNCTIONS, arrays=arrays)
+    others = given.named(arrays[_BACKWARD:])
+    return (run(cpu.score_gradients, *arrays[:_BACKWARD], like=_scores_like, spec=spec, **others),)
+
+
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
-    size, dtype = arrays[0].shape[-1], arrays[0].dtype.name
+    (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_FORWARD:])
-    mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
-    contract = None if given.bias or given.mask else hopper_contract(size, dtype, spec.scale)
+    plain = spec.soft_cap is None and others.keys() <= _SERVED_ON_HOPPER and value_size == size
+    contract = hopper_contract(size, dtype, spec.scale) if plain else None
     if contract is not None and cuda_architecture() == HOPPER:
+        mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
         return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **mask, **others)
-    portable = mma_attention_contract(dtype, size)
-    return run(triton.attention, *arrays[:_FORWARD], like=attention_like, contract=portable, **mask, **others)
+    return run(triton.attention, *arrays[:_FORWARD], like=attention_like, **_for_triton(arrays, spec), **others)
 
 
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
-    size, dtype = arrays[0].shape[-1], arrays[0].dtype.name
+    (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_BACKWARD:])
-    mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
-    contract = None if others or not hopper.supports_scale(spec.scale) else attention_gradient_contract(size, dtype)
+    plain = spec.soft_cap is None and not others and value_size == size and hopper.supports_scale(spec.scale)
+    contract = attention_gradient_contract(size, dtype) if plain else None
     if contract is not None and cuda_architecture() == HOPPER:
+        mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
         return run(hopper.attention_gradients, *arrays, like=gradients_like, contract=contract, **mask)
-    portable = mma_attention_contract(dtype, size)
-    return run(triton.gradients, *arrays[:_BACKWARD], like=gradients_like, contract=portable, **mask, **others)
+    return run(triton.gradients, *arrays[:_BACKWARD], like=gradients_like, **_for_triton(arrays, spec), **others)
+
+
+def _score_gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
+    options = {**_for_triton(arrays, spec), **given.named(arrays[_BACKWARD:])}
+    return (run(triton.score_gradients, *arrays[:_BACKWARD], like=_scores_like, **options),)
+
+
+def _for_triton(arrays: Arrays, spec: AttentionSpec) -> dict[str, Any]:
+    query, key, value = arrays[:3]
+    contract = mma_attention_contract(query.dtype.name, max(key.shape[-1], value.shape[-1]))
+    mask = {"causal": spec.causal, "window": spec.window, "soft_cap": spec.soft_cap}
+    return {"contract": contract, "scale": spec.scale, **mask}
 
 
 def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionContract | None:
@@ -106,3 +149,6 @@ ATTENTION: Final[dict[str, Kernel]] = {"cpu": _on_cpu, "cuda": _on_cuda}
 
 GRADIENTS: Final[dict[str, Kernel]] = {"cpu": _gradients_on_cpu, "cuda": _gradients_on_cuda}
 """The backward pass of attention to a contiguous cache."""
+
+SCORE_GRADIENTS: Final[dict[str, Kernel]] = {"cpu": _score_gradients_on_cpu, "cuda": _score_gradients_on_cuda}
+"""The gradients of what is added to the scores."""

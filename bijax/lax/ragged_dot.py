@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from bijax.core.contracts import run
+from bijax.dispatch.groups import group_matmul_kernel, group_weight_gradient_kernel
+from bijax.dispatch.matmul import Product
+from bijax.dispatch.precision import precision_name
 from bijax.lax.dot_general import dot_general
-from pallas_kernels.contract import chunk_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.ragged_dot.portable import Product, multiply_groups, sum_groups
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.tiles import isolate
 
@@ -45,14 +46,15 @@ def ragged_dot_general(
         out_sharding: Not used.
 
     Returns:
-        An array of the stock primitive's shape and dtype, rounded once. Rows that belong to no group are zero.
+        An array of the stock primitive's shape and dtype, rounded once. Rows that belong to no group are zero. Where
+        sizes are negative or add up to more rows than there are, everything is nan.
 
     Raises:
         UnsupportedError: If the dtype is unsupported or `group_offset` is given.
 
     Guarantee: row-invariant: a row's bits depend on the row and on the weights of its group alone, as in
     `dot_general`. Where the ragged dimension is contracted, a group's sum depends on its own rows alone, in their order
-    (`pallas_kernels.contract.ChunkContract`).
+    (`pallas_kernels.contract.ChunkContract`; on a Hopper GPU, in 16 bits, `WgmmaChunkContract`).
 
     Example:
         >>> numbers = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
@@ -85,16 +87,12 @@ def ragged_dot_general(
             preferred_element_type=dtype,
         )
     elif ragged in lhs_contracting:
-        y = _sums(lhs, rhs, group_sizes, numbers, _product(((0,), (0,)), precision, dtype))
+        y = _sums(
+            lhs, rhs, group_sizes, numbers, Product(out.dtype.name, precision=precision_name(precision)), dtype.name
+        )
     else:
-        y = _rows(lhs, rhs, group_sizes, numbers, functools.partial(_product, precision=precision, dtype=dtype))
+        y = _rows(lhs, rhs, group_sizes, numbers, Product(out.dtype.name, precision=precision_name(precision)))
     return y.reshape(out.shape).astype(out.dtype)
-
-
-def _product(contracting: tuple[tuple[int], tuple[int]], precision: Any, dtype: Any) -> Product:
-    return functools.partial(
-        dot_general, dimension_numbers=(contracting, ((), ())), precision=precision, preferred_element_type=dtype
-    )
 
 
 def _rows(
@@ -102,7 +100,7 @@ def _rows(
     rhs: jax.Array,
     group_sizes: jax.Array,
     numbers: lax.RaggedDotDimensionNumbers,
-    product_over: Callable[[tuple[tuple[int], tuple[int]]], Product],
+    product: Product,
 ) -> jax.Array:
     """The ragged dimension is a free one of lhs: (batch, lhs free, rhs free), each flattened."""
     (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
@@ -117,11 +115,11 @@ def _rows(
     # The weights are not transposed: how they are stored is a part of the order.
     by_rows = max(terms, default=-1) > max(columns, default=-1)
     w = _arranged(rhs, rhs_batch, [group], *((columns, terms) if by_rows else (terms, columns)))
-    sizes = _sizes(group_sizes, x.shape[:2]) * math.prod(lhs.shape[d] for d in inner)
-    product = product_over(((1,), (1 if by_rows else 0,)))
+    sizes = _sizes(group_sizes, x.shape[:2], math.prod(lhs.shape[d] for d in inner), lhs.shape[ragged])
+    product = replace(product, transpose_w=by_rows)
 
     def entry(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-        return _map(lambda x, sizes: multiply_groups(x, w, sizes, product=product), x, sizes)
+        return _map(lambda x, sizes: group_matmul_kernel(x, w, sizes, product=product)[0], x, sizes)
 
     return _map(entry, x, w, sizes)
 
@@ -132,6 +130,7 @@ def _sums(
     group_sizes: jax.Array,
     numbers: lax.RaggedDotDimensionNumbers,
     product: Product,
+    wide: str,
 ) -> jax.Array:
     """The ragged dimension is contracted: (groups, batch, lhs free, rhs free), each flattened."""
     (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
@@ -147,11 +146,14 @@ def _sums(
         )
         for a, contracting, batch in ((lhs, lhs_contracting, lhs_batch), (rhs, rhs_contracting, rhs_batch))
     )
-    sizes = _sizes(group_sizes, x.shape[:2]) * math.prod(lhs.shape[d] for d in lhs_contracting[at + 1 :])
+    inner = math.prod(lhs.shape[d] for d in lhs_contracting[at + 1 :])
+    sizes = _sizes(group_sizes, x.shape[:2], inner, lhs.shape[ragged])
+
+    if x.shape[1] > 1:
+        product = replace(product, out_dtype=wide)
 
     def entry(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
-        sums = functools.partial(run, sum_groups, product=product, contract=chunk_contract())
-        parts = _map(sums, x, g, sizes)
+        parts = _map(lambda *operands: group_weight_gradient_kernel(*operands, product=product)[0], x, g, sizes)
         total = parts[0]
         if parts.shape[0] > 1:
             total = lax.fori_loop(1, parts.shape[0], lambda i, total: isolate(total + parts[i])[0], total)
@@ -166,8 +168,12 @@ def _arranged(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
     return x.transpose(order).reshape([math.prod(x.shape[d] for d in group) for group in groups])
 
 
-def _sizes(group_sizes: jax.Array, lead: tuple[int, ...]) -> jax.Array:
-    """Returns the sizes as (batch, outer, groups)."""
+def _sizes(group_sizes: jax.Array, lead: tuple[int, ...], times: int, rows: int) -> jax.Array:
+    """Returns the sizes in rows as (batch, outer, groups), -1 for those that cannot be."""
+    if group_sizes.dtype.itemsize < 4:
+        group_sizes = group_sizes.astype(jnp.int32)
+    possible = (group_sizes >= 0) & (group_sizes <= rows)
+    group_sizes = jnp.where(possible, group_sizes.astype(jnp.int32) * times, jnp.int32(-1))
     if group_sizes.ndim == 1:
         return jnp.broadcast_to(group_sizes, (*lead, group_sizes.shape[0]))
     return group_sizes.reshape(*lead, group_sizes.shape[-1])

@@ -57,17 +57,22 @@ def score_array(op: str, name: str, given: Any, sizes: tuple[int, int, int, int]
 
 
 def check_heads(op: str, query: jax.Array, key: jax.Array, value: jax.Array, key_name: str, value_name: str) -> None:
-    """Checks ranks and heads of query (B, T, N, H), key and value (..., K, H).
+    """Checks heads of query (B, T, N, H), key (..., K, H) and value (..., K, V).
 
     Raises:
         ValueError: If they do not fit.
     """
     came = f"got query {describe(query)}, {key_name} {describe(key)} and {value_name} {describe(value)}"
-    if key.shape != value.shape:
-        raise ValueError(f"{op}: {key_name} and {value_name} must have one shape, {came}.")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(
+            f"{op}: {key_name} and {value_name} must have one shape, but for the width of a head (last dimension),"
+            f" {came}."
+        )
     (heads, size), query_heads = key.shape[-2:], query.shape[-2]
-    if query.shape[-1] != size or size < 1:
-        raise ValueError(f"{op}: the width of a head (last dimension) must be one and at least 1, {came}.")
+    if query.shape[-1] != size or min(size, value.shape[-1]) < 1:
+        raise ValueError(
+            f"{op}: the width of a head (last dimension) must be one for query and {key_name}, and at least 1, {came}."
+        )
     if heads < 1 or query_heads % heads:
         raise ValueError(
             f"{op}: the number of query heads must be a multiple of the number of key heads,"

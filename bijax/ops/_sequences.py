@@ -51,8 +51,33 @@ class Tokens:
         return jnp.take(numbers, self.sequence, mode="clip")
 
 
+@dataclass(frozen=True)
+class Names:
+    """What an operation calls the lengths of sequences, for messages.
+
+    Attributes:
+        lengths: The lengths.
+        sums: The tokens before each sequence and, last, of all.
+        longest: The largest length allowed.
+    """
+
+    lengths: str = "q_lens"
+    sums: str = "accum_q_len"
+    longest: str = "max_q_len"
+
+
+_NAMES = Names()
+
+
 def locate_tokens(
-    op: str, lead: tuple[int, ...], q_lens: Any, accum_q_len: Any, max_q_len: int | None, *, name: str
+    op: str,
+    lead: tuple[int, ...],
+    q_lens: Any,
+    accum_q_len: Any,
+    max_q_len: int | None,
+    *,
+    name: str,
+    names: Names = _NAMES,
 ) -> Tokens:
     """Finds the sequence of each token.
 
@@ -64,6 +89,7 @@ def locate_tokens(
             `q_lens` by default.
         max_q_len: The largest length allowed, or None.
         name: Name of the argument with the tokens, for messages.
+        names: Names of the others.
 
     Raises:
         TypeError: If lengths are no integers.
@@ -71,21 +97,21 @@ def locate_tokens(
     """
     limit = lead[-1]
     if max_q_len is not None:
-        limit = min(limit, integer(op, "max_q_len", max_q_len))
+        limit = min(limit, integer(op, names.longest, max_q_len))
         if limit < 0:
-            raise ValueError(f"{op}: max_q_len must be at least 0, got {max_q_len}.")
-    lengths = None if q_lens is None else integer_array(op, "q_lens", q_lens)
-    accumulated = None if accum_q_len is None else integer_array(op, "accum_q_len", accum_q_len)
+            raise ValueError(f"{op}: {names.longest} must be at least 0, got {max_q_len}.")
+    lengths = None if q_lens is None else integer_array(op, names.lengths, q_lens)
+    accumulated = None if accum_q_len is None else integer_array(op, names.sums, accum_q_len)
     if lengths is not None:
-        check_shape(op, "q_lens", lengths, (lead[0] if len(lead) == 2 else "sequences",), {})
-        check_known(op, "q_lens", lengths, 0, limit, f"the tokens that {name} holds, or max_q_len")
+        check_shape(op, names.lengths, lengths, (lead[0] if len(lead) == 2 else "sequences",), {})
+        check_known(op, names.lengths, lengths, 0, limit, f"the tokens that {name} holds, or {names.longest}")
     if len(lead) == 2:
         if accumulated is not None:
             raise ValueError(
-                f"{op}: accum_q_len belongs to packed tokens, got it beside {name} of the dimensions {lead}."
+                f"{op}: {names.sums} belongs to packed tokens, got it beside {name} of the dimensions {lead}."
             )
         return _padded(lead, np.full(lead[:1], limit, np.int32) if lengths is None else lengths, limit)
-    return _packed(op, lead[0], lengths, accumulated, limit, name)
+    return _packed(op, lead[0], lengths, accumulated, limit, name, names)
 
 
 def _padded(lead: tuple[int, ...], lengths: Any, limit: int) -> Tokens:
@@ -95,16 +121,18 @@ def _padded(lead: tuple[int, ...], lengths: Any, limit: int) -> Tokens:
     return Tokens(sequence, index, index < jnp.asarray(rows)[:, None], rows, valid)
 
 
-def _packed(op: str, tokens: int, lengths: Any, accumulated: Any, limit: int, name: str) -> Tokens:
+def _packed(op: str, tokens: int, lengths: Any, accumulated: Any, limit: int, name: str, names: Names) -> Tokens:
     if lengths is None and accumulated is None:
-        raise ValueError(f"{op}: packed tokens need q_lens or accum_q_len, got neither for {name} of {tokens} tokens.")
+        raise ValueError(
+            f"{op}: packed tokens need {names.lengths} or {names.sums}, got neither for {name} of {tokens} tokens."
+        )
     if accumulated is not None:
-        check_shape(op, "accum_q_len", accumulated, ("sequences + 1" if lengths is None else len(lengths) + 1,), {})
+        check_shape(op, names.sums, accumulated, ("sequences + 1" if lengths is None else len(lengths) + 1,), {})
         if len(accumulated) == 0:
-            raise ValueError(f"{op}: accum_q_len must start with 0, got {describe(accumulated)}.")
-        check_known(op, "accum_q_len", accumulated, 0, tokens, f"the tokens of {name}")
+            raise ValueError(f"{op}: {names.sums} must start with 0, got {describe(accumulated)}.")
+        check_known(op, names.sums, accumulated, 0, tokens, f"the tokens of {name}")
     if is_known(lengths, accumulated):
-        return _known_packed(op, tokens, lengths, accumulated, limit, name)
+        return _known_packed(op, tokens, lengths, accumulated, limit, name, names)
     ends = None if accumulated is None else narrowed(accumulated, 0, tokens)
     rows = ends[1:] - ends[:-1] if lengths is None and ends is not None else narrowed(lengths, 0, limit)
     in_range = (rows >= 0) & (rows <= limit)
@@ -115,18 +143,20 @@ def _packed(op: str, tokens: int, lengths: Any, accumulated: Any, limit: int, na
     return _from_starts(tokens, jnp.where(right, starts, 0), jnp.where(in_range, rows, 0), jnp.full(rows.shape, right))
 
 
-def _known_packed(op: str, tokens: int, lengths: Any, accumulated: Any, limit: int, name: str) -> Tokens:
+def _known_packed(op: str, tokens: int, lengths: Any, accumulated: Any, limit: int, name: str, names: Names) -> Tokens:
     if lengths is None:
         lengths = np.diff(accumulated.astype(np.int64))
-        check_known(op, "the differences of accum_q_len", lengths, 0, limit, "the lengths of the sequences")
+        check_known(op, f"the differences of {names.sums}", lengths, 0, limit, "the lengths of the sequences")
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.astype(np.int64))])
     if accumulated is not None and (starts != accumulated).any():
         raise ValueError(
-            f"{op}: accum_q_len must hold 0 and the running sums of the lengths, {starts.tolist()}, got"
+            f"{op}: {names.sums} must hold 0 and the running sums of the lengths, {starts.tolist()}, got"
             f" {accumulated.tolist()}."
         )
     if starts[-1] > tokens:
-        raise ValueError(f"{op}: q_lens must add up to at most the {tokens} tokens of {name}, got {starts[-1]}.")
+        raise ValueError(
+            f"{op}: {names.lengths} must add up to at most the {tokens} tokens of {name}, got {starts[-1]}."
+        )
     return _from_starts(
         tokens, jnp.asarray(starts.astype(np.int32)), lengths.astype(np.int32), jnp.full(lengths.shape, True)
     )

@@ -1,32 +1,29 @@
 """Attention: the same bits for a query in any batch, at any place in it and in any chunk of its sequence."""
 
-import functools
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 
-from bijax.core.checks import describe, float_array, same_dtype
-from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.attention import ATTENTION, GRADIENTS, Given, attention_like, gradients_like
+from bijax.core.checks import describe, float_array
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
     check_heads,
     per_sequence,
-    poison,
     scale_factor,
     score_array,
     window_sizes,
 )
+from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
+from bijax.ops._attention_rule import Extras, attend
+from bijax.ops._packed import Packed, check_packed, find_packed
+from bijax.ops._sequences import Names
 from pallas_kernels.contract import attention_contract
-from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.cpu import AttentionSpec
 
-_OP = "bijax.dot_product_attention"
+_OP: Final = "bijax.dot_product_attention"
 
 
 @overload
@@ -43,6 +40,15 @@ def dot_product_attention(
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    cu_key_value_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
+    max_key_value_seq_length: int | None = None,
     return_residual: Literal[False] = False,
 ) -> jax.Array: ...
 
@@ -61,6 +67,15 @@ def dot_product_attention(
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    cu_key_value_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
+    max_key_value_seq_length: int | None = None,
     return_residual: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -79,6 +94,15 @@ def dot_product_attention(
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    cu_key_value_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
+    max_key_value_seq_length: int | None = None,
     return_residual: bool,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
@@ -96,26 +120,39 @@ def dot_product_attention(
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    cu_key_value_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
+    max_key_value_seq_length: int | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Computes softmax(scale * query @ key^T) @ value for each head, as `jax.nn.dot_product_attention` does.
 
-    With B sequences, T queries, S keys, N query heads, K key heads and heads of width H. Keys are walked in blocks of
-    128 at absolute positions. What the arrays hold beyond a length, or where a query does not look, leaves no trace,
-    nan and infinities included; so a cache may be longer than its sequences.
+    With B sequences, T queries, S keys, N query heads, K key heads, heads of width H, and of width V for the values.
+    Keys are walked in blocks of 128 at absolute positions. What the arrays hold beyond a length, or where a query does
+    not look, leaves no trace, nan and infinities included; so a cache may be longer than its sequences.
 
-    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256, without a bias or a mask, have kernels
-    of their own, the gradients of heads of 64 and 128 too, which also sum splits of 1024 keys apart
-    (`pallas_kernels.contract.SplitAttentionContract`, `AttentionGradientContract`). Everything else on any GPU is a
-    Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a query that sees a value that is not
-    finite has nan in all of its results.
+    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 (V = H) and nothing but lengths, windows
+    and positions have kernels of their own, the gradients of heads of 64 and 128 too, which also sum splits of 1024
+    keys apart (`pallas_kernels.contract.SplitAttentionContract`, `AttentionGradientContract`). Everything else on any
+    GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a query that sees a value that is
+    not finite has nan in all of its results.
+
+    Packed sequences lie one behind the other: queries (T, N, H), keys (S, K, H) and values (S, K, V) of all sequences,
+    and `cu_query_seq_lengths` says where each one starts. They are laid out in the padded form (B, longest sequence,
+    ...), which takes its memory, and the results are packed again.
 
     Args:
         query: (B, T, N, H) or (T, N, H) float32, bfloat16 or float16.
-        key: (B, S, K, H) or (S, K, H) of the same dtype; K divides N.
-        value: Of the shape and dtype of `key`.
+        key: (B, S, K, H) or (S, K, H) of the same dtype, or int8 or float8_e4m3fn; K divides N.
+        value: (B, S, K, V) or (S, K, V) of the dtype of `key`.
         bias: Floats that are added to the scaled scores, (B or 1, N or 1, T or 1, S or 1); leading dimensions may be
-            missing. It has no gradient.
+            missing.
         mask: bool of such a shape; a query does not see the keys where it is false.
         scale: Factor of the scores, a Python number; 1 / sqrt(H) by default.
         is_causal: Whether a query sees no key after its own position.
@@ -124,26 +161,49 @@ def dot_product_attention(
         local_window_size: Keys (before, after) its own position that a query sees at most; an int means both.
         query_offset: int or (B,) ints, absolute position of the first query; query i sits at `query_offset + i`, key
             j at j. 0 by default.
-        return_residual: Whether to return the log-sum-exp of the scores too. No gradient flows through it.
+        logits_soft_cap: Scores are bent to stay below this magnitude, a Python number c: c * tanh(scores / c), after
+            the scale and before anything is added.
+        sinks: (N,) floats, a score for each head that joins the softmax's denominator and belongs to no key; finite
+            or -inf.
+        alibi_slopes: (N,) floats: slope * (position of the key - position of the query) is added to the scores. It has
+            no gradient.
+        key_scale: The factors of keys of int8 or float8_e4m3fn, and only for these: (K,), or (K, H) for a factor for
+            each channel. What is attended to is key * key_scale, computed in float32 and rounded to the dtype of
+            `query`; it is made block by block.
+        value_scale: The same for the values, (K,) or (K, V).
+        cu_query_seq_lengths: (B + 1,) ints, for packed sequences and only for them: the queries before each sequence
+            and, last, of all. Queries behind the last sequence are padding. No bias, mask or further lengths beside it.
+        cu_key_value_seq_lengths: (B + 1,) ints, the same for keys and values; by default those of the queries.
+        max_query_seq_length: The largest length of a packed sequence's queries, a Python int. Packed sequences whose
+            lengths are traced are laid out in this length, T by default.
+        max_key_value_seq_length: The same for the keys, S by default.
+        return_residual: Whether to return the log-sum-exp of the scores too, a sink among them. No gradient flows
+            through it.
 
     Returns:
-        The outputs, of the shape and dtype of `query`; with `return_residual` also the log-sum-exp (B, T, N) or
-        (T, N), in float32 (`jax.nn` rounds it to the dtype of the keys). A query that sees no key, also one beyond
-        its `query_seq_lengths`, has zeros and -inf (`jax.nn` gives the mean of all values where only the keys are
-        missing); so has one whose scores are all -inf by a bias. Where lengths or offsets are traced and out of range,
-        the sequence's results are nan.
+        The outputs, of the shape of `query` but for V, and its dtype; with `return_residual` also the log-sum-exp
+        (B, T, N) or (T, N), in float32 (`jax.nn` rounds it to the dtype of the keys). A query that sees no key, also
+        one beyond its `query_seq_lengths` or of no packed sequence, has zeros and -inf (`jax.nn` gives the mean of all
+        values where only the keys are missing); so has one whose scores are all -inf by a bias. Where lengths or
+        offsets are traced and out of range, the sequence's results are nan; those of all if packed lengths do not add
+        up.
 
     Raises:
-        TypeError: If dtypes are unsupported or differ, or `scale` is traced.
-        ValueError: If shapes do not fit, or lengths or offsets are out of range.
-        UnsupportedError: If the bias is differentiated; in forward-mode differentiation.
+        TypeError: If dtypes are unsupported or differ, or `scale` or `logits_soft_cap` is traced.
+        ValueError: If shapes do not fit, lengths or offsets are out of range or do not add up, or factors are missing
+            or not used.
+        UnsupportedError: If slopes are differentiated, or anything beside quantised keys; in forward-mode
+            differentiation.
 
     Guarantee: row-invariant; a row is a query with the keys that it sees. Its bits do not depend on the other
     sequences, the number of queries in the call, S, or whether the keys lie in one piece or in pages
     (`bijax.paged_attention`). So is the gradient of the queries; the gradients of keys and values depend on their own
-    sequence alone.
+    sequence alone. The gradient of a bias adds up what it was broadcast over: in each sequence as `bijax.sum` does, in
+    the order of heads, queries and keys, then the sequences upwards; that of the sinks the queries of each sequence,
+    then the sequences, both as `bijax.sum`.
 
-    Source: online softmax over fixed blocks of keys, arXiv:2205.14135; its backward pass, arXiv:2307.08691.
+    Source: online softmax over fixed blocks of keys, arXiv:2205.14135; its backward pass, arXiv:2307.08691; sinks,
+    arXiv:2309.17453; slopes, arXiv:2108.12409.
 
     Example:
         >>> q, k, v = (jax.random.normal(jax.random.key(i), (2, 5, 4, 8)) for i in range(3))
@@ -152,8 +212,10 @@ def dot_product_attention(
         >>> bool((whole[:1, 4:] == last).all())
         True
     """
-    query, key, value = (float_array(_OP, n, x) for n, x in (("query", query), ("key", key), ("value", value)))
-    same_dtype(_OP, query=query, key=key, value=value)
+    query = float_array(_OP, "query", query)
+    (key, value), (key_scale, value_scale) = keys_and_values(
+        _OP, query, ("key", "value"), (key, value), (key_scale, value_scale)
+    )
     came = f"got query {describe(query)}, key {describe(key)} and value {describe(value)}"
     if query.ndim not in (3, 4) or key.ndim != query.ndim or value.ndim != query.ndim:
         raise ValueError(
@@ -161,8 +223,24 @@ def dot_product_attention(
             f" B, {came}."
         )
     check_heads(_OP, query, key, value, "key", "value")
-    single = query.ndim == 3
-    if single:
+    single, packed = query.ndim == 3, None
+    if cu_query_seq_lengths is not None:
+        unfit = {"bias": bias, "mask": mask, "query_seq_lengths": query_seq_lengths}
+        check_packed(_OP, query, {**unfit, "key_value_seq_lengths": key_value_seq_lengths})
+        packed, packed_keys = _packed(
+            (query, key),
+            (cu_query_seq_lengths, cu_key_value_seq_lengths),
+            (max_query_seq_length, max_key_value_seq_length),
+        )
+        query_seq_lengths, key_value_seq_lengths = packed.lengths, packed_keys.lengths
+        packed = packed._replace(valid=packed.valid & packed_keys.valid)
+        query, key, value = packed.pad(query), packed_keys.pad(key), packed_keys.pad(value)
+    elif any(x is not None for x in (cu_key_value_seq_lengths, max_query_seq_length, max_key_value_seq_length)):
+        raise ValueError(
+            f"{_OP}: cu_key_value_seq_lengths, max_query_seq_length and max_key_value_seq_length belong to packed"
+            " sequences, got them without cu_query_seq_lengths."
+        )
+    elif single:
         query, key, value = query[None], key[None], value[None]
     batch, length = query.shape[:2]
     if key.shape[0] != batch:
@@ -172,6 +250,7 @@ def dot_product_attention(
         scale_factor(_OP, scale, query.shape[3]),
         bool(is_causal),
         window_sizes(_OP, local_window_size),
+        soft_cap(_OP, logits_soft_cap),
     )
     if query_offset is None:
         query_offset = 0
@@ -186,92 +265,35 @@ def dot_product_attention(
     )
     valid = both(valid_offsets, both(valid_queries, valid_keys))
     sizes = (batch, query.shape[2], length, key.shape[1])
-    bias = score_array(_OP, "bias", bias, sizes, single=single)
-    mask = score_array(_OP, "mask", mask, sizes, single=single)
-    out, lse = _attention(query, key, value, offsets, query_lengths, key_lengths, valid, bias, mask, spec)
-    if single:
+    extras = Extras(
+        bias=score_array(_OP, "bias", bias, sizes, single=single),
+        mask=score_array(_OP, "mask", mask, sizes, single=single),
+        sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
+        slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
+        key_scale=key_scale,
+        value_scale=value_scale,
+    )
+    out, lse = attend(query, key, value, offsets, query_lengths, key_lengths, valid, extras, spec, _OP)
+    if packed is not None:
+        out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
+    elif single:
         out, lse = out[0], lse[0]
     return (out, lax.stop_gradient(lse)) if return_residual else out
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(9,))
-def _attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    valid: jax.Array | None,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    spec: AttentionSpec,
-) -> Arrays:
-    """Attention of arrays (B, ...), without checks; returns the outputs and the log-sum-exp."""
-    given, others = _given(bias, mask)
-    arrays = (query, key, value, offsets, query_lengths, key_lengths, *others)
-    return poison(valid, *_kernel(*arrays, spec=spec, given=given))
-
-
-def _given(bias: jax.Array | None, mask: jax.Array | None) -> tuple[Given, Arrays]:
-    return Given(bias=bias is not None, mask=mask is not None), tuple(x for x in (bias, mask) if x is not None)
-
-
-_Saved = tuple[jax.Array | None, ...]
-
-
-def _forward(*arguments: Any) -> tuple[Arrays, _Saved]:
-    *differentiated, spec = arguments
-    bias = differentiated[7]
-    if bias is not None and bias.perturbed:
-        raise UnsupportedError(
-            f"{_OP} has no gradient of the bias: expected one that is not differentiated, got {describe(bias.value)}"
-            " among what is. Pass jax.lax.stop_gradient(bias), or add the bias to the scores by hand."
+def _packed(
+    arrays: tuple[jax.Array, jax.Array], sums: tuple[Any, Any], longest: tuple[int | None, int | None]
+) -> tuple[Packed, Packed]:
+    """Returns where packed queries and keys lie."""
+    tokens = [x.shape[0] for x in arrays]
+    if sums[1] is None and tokens[0] != tokens[1]:
+        raise ValueError(
+            f"{_OP}: without cu_key_value_seq_lengths there must be a key for each query, got {tokens[1]} keys and"
+            f" {tokens[0]} queries."
         )
-    values = [None if x is None else x.value for x in differentiated]
-    out, lse = _attention(*values, spec)
-    return (out, lse), (*values, out, lse)
-
-
-def _backward(spec: AttentionSpec, saved: Any, cotangents: Any) -> tuple[jax.Array | None, ...]:
-    query, key, value, *lengths, valid, bias, mask, out, lse = saved
-    cotangent = cotangents[0]
-    if isinstance(cotangent, SymbolicZero):
-        cotangent = jnp.zeros_like(out)
-    given, others = _given(bias, mask)
-    arrays = (query, key, value, out, lse, cotangent, *lengths, *others)
-    grads = _gradients_kernel(*arrays, spec=spec, given=given)
-    return (*poison(valid, *grads), *[None] * 6)
-
-
-_attention.defvjp(_forward, _backward, symbolic_zeros=True)
-
-
-def _folded(size: int, arrays: Arrays, axes: Sequence[int | None], given: Given) -> Arrays:
-    """Returns the arrays with a mapped axis as more sequences; a bias or mask of all stays one of all."""
-    count = given.bias + given.mask
-    first = len(arrays) - count
-    sequences = fold_rows(size, arrays[:first], axes[:first])
-    batch = sequences[0].shape[0] // size
-    others = []
-    for array, axis in zip(arrays[first:], axes[first:], strict=True):
-        if axis is None and array.shape[0] == 1:
-            others.append(array)
-            continue
-        whole = jnp.broadcast_to(array, (size, *array.shape)) if axis is None else jnp.moveaxis(array, axis, 0)
-        whole = jnp.broadcast_to(whole, (size, batch, *whole.shape[2:]))
-        others.append(whole.reshape(size * batch, *whole.shape[2:]))
-    return (*sequences, *others)
-
-
-def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
-    """A mapped axis is more sequences."""
-    return unfold_rows(size, _kernel(*_folded(size, arrays, axes, parameters["given"]), **parameters))
-
-
-def _fold_gradients(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
-    return unfold_rows(size, _gradients_kernel(*_folded(size, arrays, axes, parameters["given"]), **parameters))
-
-
-_kernel = define_kernel("attention", ATTENTION, _fold_sequences, shapes=attention_like)
-_gradients_kernel = define_kernel("attention_gradients", GRADIENTS, _fold_gradients, shapes=gradients_like)
+    names = Names("the lengths of sequences", "cu_query_seq_lengths", "max_query_seq_length")
+    queries = find_packed(_OP, "query", tokens[0], sums[0], longest[0], names)
+    if sums[1] is None and longest[1] is None:
+        return queries, queries
+    names = Names("the lengths of sequences", "cu_key_value_seq_lengths", "max_key_value_seq_length")
+    return queries, find_packed(_OP, "key", tokens[1], sums[0] if sums[1] is None else sums[1], longest[1], names)

@@ -1,31 +1,30 @@
 """Attention to keys that lie in pages, with the bits of contiguous ones."""
 
-import functools
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array, same_dtype
-from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.attention import ATTENTION, Given, attention_like
+from bijax.core.checks import describe, float_array
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
     check_heads,
     per_sequence,
-    poison,
     scale_factor,
+    score_array,
     valid_pages,
     window_sizes,
 )
+from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
+from bijax.ops._attention_rule import Extras, attend
+from bijax.ops._packed import check_packed, find_packed
+from bijax.ops._sequences import Names
 from pallas_kernels.contract import attention_contract
-from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.cpu import AttentionSpec
 
-_OP = "bijax.paged_attention"
+_OP: Final = "bijax.paged_attention"
 
 
 @overload
@@ -35,12 +34,21 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     query_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
     return_residual: Literal[False] = False,
 ) -> jax.Array: ...
 
@@ -52,12 +60,21 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     query_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
     return_residual: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -69,12 +86,21 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     query_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
     return_residual: bool,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
@@ -85,43 +111,73 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     query_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     query_offset: Any = None,
+    logits_soft_cap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cu_query_seq_lengths: Any = None,
+    max_query_seq_length: int | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Computes `bijax.dot_product_attention` over keys and values in pages, with the same bits.
 
-    With B sequences, T queries, P pages, n entries of a page table, N query heads, K key heads and heads of width H.
-    Key j of a sequence b is `key_pages[page_table[b, j // page], j % page]`. Pages may have any size and order, and
-    several sequences may share one. The keys of the queries themselves are in the cache already.
+    With B sequences, T queries, P pages, n entries of a page table, N query heads, K key heads, heads of width H, and
+    of width V for the values. Key j of a sequence b is `key_pages[page_table[b, j // page], j % page]`. Pages may have
+    any size and order, and several sequences may share one. The keys of the queries themselves are in the cache
+    already.
 
     Args:
-        query: (B, T, N, H) float32, bfloat16 or float16, by default the last queries of their sequences.
-        key_pages: (P, page, K, H) of the same dtype; K divides N.
-        value_pages: Of the shape and dtype of `key_pages`.
+        query: (B, T, N, H) float32, bfloat16 or float16, by default the last queries of their sequences; or packed,
+            (T, N, H), with `cu_query_seq_lengths`.
+        key_pages: (P, page, K, H) of the same dtype, or int8 or float8_e4m3fn; K divides N.
+        value_pages: (P, page, K, V) of the dtype of `key_pages`.
         page_table: (B, n) ints in [0, P). Entries that hold no key of the sequence are not looked at.
         lengths: int or (B,) ints in [0, n * page], number of keys of each sequence, those of the queries included.
+        bias: Floats that are added to the scaled scores, (B or 1, N or 1, T or 1, n * page or 1), the keys in the order
+            of their positions; leading dimensions may be missing.
+        mask: bool of such a shape; a query does not see the keys where it is false.
         scale: Factor of the scores, a Python number; 1 / sqrt(H) by default.
         is_causal: Whether a query sees no key after its own position.
         query_seq_lengths: (B,) ints in [0, T]; later queries see nothing. T by default.
         local_window_size: Keys (before, after) its own position that a query sees at most; an int means both.
         query_offset: int or (B,) ints, absolute position of the first query; `lengths - query_seq_lengths` by
             default.
-        return_residual: Whether to return the log-sum-exp of the scores too.
+        logits_soft_cap: Scores are bent to stay below this magnitude, a Python number c: c * tanh(scores / c), after
+            the scale and before anything is added.
+        sinks: (N,) floats, a score for each head that joins the softmax's denominator and belongs to no key; finite
+            or -inf.
+        alibi_slopes: (N,) floats: slope * (position of the key - position of the query) is added to the scores. It has
+            no gradient.
+        key_scale: The factors of keys of int8 or float8_e4m3fn, and only for these: (K,), or (K, H) for a factor for
+            each channel. What is attended to is key_pages * key_scale, computed in float32 and rounded to the
+            dtype of `query`; it is made block by block.
+        value_scale: The same for the values, (K,) or (K, V).
+        cu_query_seq_lengths: (B + 1,) ints, for packed queries and only for them: the queries before each sequence
+            and, last, of all. Queries behind the last sequence are padding. They are laid out in the padded form. No
+            bias, mask or `query_seq_lengths` beside it.
+        max_query_seq_length: The largest length of a packed sequence's queries, a Python int. Packed queries whose
+            lengths are traced are laid out in this length, T by default.
+        return_residual: Whether to return the log-sum-exp of the scores too, a sink among them.
 
     Returns:
-        The outputs (B, T, N, H) of the dtype of `query`; with `return_residual` also the log-sum-exp (B, T, N) in
-        float32. A query that sees no key has zeros and -inf. Where lengths, offsets or pages are traced and out of
-        range, the sequence's results are nan.
+        The outputs, of the shape of `query` but for V, and its dtype; with `return_residual` also the log-sum-exp
+        (B, T, N) or (T, N) in float32. A query that sees no key has zeros and -inf. Where lengths, offsets or pages are
+        traced and out of range, the sequence's results are nan; those of all if packed lengths do not add up.
 
     Raises:
-        TypeError: If dtypes are unsupported or differ, or `scale` is traced.
+        TypeError: If dtypes are unsupported or differ, or `scale` or `logits_soft_cap` is traced.
         ValueError: If shapes do not fit, if lengths or offsets are out of range (`lengths` below the number of
-            queries included), or if the page table points outside of the cache.
+            queries included) or do not add up, factors are missing or not used, or the page table points outside of
+            the cache.
         UnsupportedError: In differentiation.
 
     Guarantee: row-invariant; a row is a query with the keys that it sees. Its bits do not depend on the other
@@ -138,10 +194,19 @@ def paged_attention(
         >>> bool((paged == dot_product_attention(q, k, k)).all())
         True
     """
-    arrays = (("query", query), ("key_pages", key_pages), ("value_pages", value_pages))
-    query, key_pages, value_pages = (float_array(_OP, n, x) for n, x in arrays)
-    same_dtype(_OP, query=query, key_pages=key_pages, value_pages=value_pages)
+    query = float_array(_OP, "query", query)
+    (key_pages, value_pages), (key_scale, value_scale) = keys_and_values(
+        _OP, query, ("key_pages", "value_pages"), (key_pages, value_pages), (key_scale, value_scale)
+    )
     came = f"got query {describe(query)}, key_pages {describe(key_pages)} and value_pages {describe(value_pages)}"
+    packed = None
+    if cu_query_seq_lengths is not None:
+        check_packed(_OP, query, {"bias": bias, "mask": mask, "query_seq_lengths": query_seq_lengths})
+        names = Names("the lengths of sequences", "cu_query_seq_lengths", "max_query_seq_length")
+        packed = find_packed(_OP, "query", query.shape[0], cu_query_seq_lengths, max_query_seq_length, names)
+        query, query_seq_lengths = packed.pad(query), packed.lengths
+    elif max_query_seq_length is not None:
+        raise ValueError(f"{_OP}: max_query_seq_length belongs to packed queries, got it without cu_query_seq_lengths.")
     if not query.ndim == key_pages.ndim == value_pages.ndim == 4:
         raise ValueError(
             f"{_OP}: query must have the dimensions (B, T, N, H), key_pages and value_pages (P, page, K, H), {came}."
@@ -157,6 +222,7 @@ def paged_attention(
         scale_factor(_OP, scale, query.shape[3]),
         bool(is_causal),
         window_sizes(_OP, local_window_size),
+        soft_cap(_OP, logits_soft_cap),
     )
     capacity = page * page_table.shape[1]
     key_lengths, valid = per_sequence(_OP, "lengths", lengths, batch, capacity, "the keys that the page table holds")
@@ -170,11 +236,21 @@ def paged_attention(
     offsets, valid_offsets = per_sequence(_OP, "query_offset", query_offset, batch, LAST_POSITION, meaning)
     valid = both(both(valid, valid_queries), valid_offsets)
     valid = both(valid, valid_pages(_OP, page_table, key_lengths, page, number))
-    # Whatever stands in entries without keys must not become another page when it is narrowed.
-    index = jnp.clip(page_table, 0, max(0, number - 1)).astype(jnp.int32)
-    out, lse = poison(
-        valid, *_attention(query, key_pages, value_pages, offsets, query_lengths, key_lengths, index, spec)
+    sizes = (batch, query.shape[2], length, capacity)
+    extras = Extras(
+        # Whatever stands in entries without keys must not become another page when it is narrowed.
+        page_table=jnp.clip(page_table, 0, max(0, number - 1)).astype(jnp.int32),
+        bias=score_array(_OP, "bias", bias, sizes, single=False),
+        mask=score_array(_OP, "mask", mask, sizes, single=False),
+        sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
+        slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
+        key_scale=key_scale,
+        value_scale=value_scale,
     )
+    limits = (offsets, query_lengths, key_lengths)
+    out, lse = attend(query, key_pages, value_pages, *limits, valid, extras, spec, _OP)
+    if packed is not None:
+        out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     return (out, lse) if return_residual else out
 
 
@@ -187,40 +263,3 @@ def _table(page_table: Any, batch: int) -> jax.Array | np.ndarray:
             f"{_OP}: page_table must have the shape ({batch}, pages of a sequence), got {describe(table)}."
         )
     return table
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
-def _attention(
-    query: jax.Array,
-    key_pages: jax.Array,
-    value_pages: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    page_table: jax.Array,
-    spec: AttentionSpec,
-) -> Arrays:
-    arrays = (query, key_pages, value_pages, offsets, query_lengths, key_lengths, page_table)
-    return _kernel(*arrays, spec=spec, given=Given(table=True))
-
-
-def _no_gradient(*_: Any) -> tuple[Arrays, None]:
-    raise UnsupportedError(
-        f"{_OP} has no gradient: expected inference. Differentiate bijax.dot_product_attention on contiguous keys and"
-        " values, which gives the same bits."
-    )
-
-
-_attention.defvjp(_no_gradient, _no_gradient)
-
-
-def _fold_sequences(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
-    """A mapped axis is more sequences on the same pages; mapped pages are separate caches."""
-    query, key_pages, value_pages, *rest = arrays
-    if axes[1] is not None or axes[2] is not None:
-        return None
-    query, *rest = fold_rows(size, (query, *rest), (axes[0], *axes[3:]))
-    return unfold_rows(size, _kernel(query, key_pages, value_pages, *rest, **parameters))
-
-
-_kernel = define_kernel("paged_attention", ATTENTION, _fold_sequences, shapes=attention_like)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from bijax.core.checks import float_dtype
 from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import check_shape, int8_array, scale_vector
-from bijax.ops._integer_product import check_terms, dequantize, integer_product
+from bijax.ops._integer_product import check_terms
+from bijax.ops._quantized_product import quantized_kernel
 
 
 def quant_matmul(
@@ -45,8 +46,8 @@ def quant_matmul(
         ValueError: If the shapes do not fit, or K is so large that a sum could leave int32.
         UnsupportedError: In differentiation.
 
-    Guarantee: row-invariant. Sums of integers are exact in every order, so on every platform the product is XLA's
-    own.
+    Guarantee: row-invariant, and the bits are the same on every platform: sums of integers are exact in every order.
+    On a Hopper GPU operands stored along K are multiplied where they lie, others are turned first.
 
     Source: "quant_matmul" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
@@ -80,8 +81,8 @@ def quantized_product(
     bias = next((scale_vector(op, n, b, ("N",), sizes) for n, b in rest if b is not None), None)
     result_dtype = float_dtype(op, "preferred_element_type", dtype)
 
-    def compute(x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, bias: jax.Array | None) -> jax.Array:
-        return dequantize(integer_product(x, w, *transposed), row, column, bias, result_dtype)
+    def compute(*arrays: jax.Array) -> jax.Array:
+        return quantized_kernel(*arrays, transposed=transposed, dtype=result_dtype.name)[0]
 
-    y: jax.Array = forward_only(op, compute, x, w, row, column, bias)
+    y: jax.Array = forward_only(op, compute, x, w, row, column, *(() if bias is None else (bias,)))
     return y

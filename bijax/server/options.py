@@ -23,6 +23,9 @@ class ServerOptions(Options):
     host: str = option("127.0.0.1", "address to listen on", kind=str)
     port: int = option(30000, "port to listen on; 0 takes a free one", least=0, most=65535)
     served_model_name: str | None = option(None, "name of the model in replies; by default that of its file", kind=str)
+    skip_tokenizer_init: bool = option(
+        False, "serve token ids alone, for checkpoints whose tokenizer cannot be read", kind=bool
+    )
     api_key: str | None = option(None, "key that requests must bring as `Authorization: Bearer KEY`", kind=str)
     max_request_bytes: int = option(4 * 2**20, "longest body of a request", least=1)
     max_header_bytes: int = option(32 * 2**10, "longest head of a request", least=1024)

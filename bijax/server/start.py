@@ -41,7 +41,7 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
     """
     try:
         path = smollm2_path() if path is None else path
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(path, tokenizer=not options.skip_tokenizer_init)
     except (CheckpointError, OSError) as error:
         raise ServeError(str(error)) from error
     try:
@@ -50,6 +50,8 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
         raise ServeError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from error
     set_up_logs(options.log_format)
     model = _served_model(checkpoint, path, options.served_model_name, engine_options)
+    if checkpoint.tokenizer is None:
+        log.info("no tokenizer: requests must bring token ids (input_ids of /generate)")
     log.info("%s on http://%s:%d", model.name, *listener.getsockname()[:2])
 
     async def open_engine() -> AsyncEngine:
@@ -76,7 +78,7 @@ def _served_model(checkpoint: Checkpoint, path: Path, name: str | None, options:
         vocab_size=config.vocab_size,
         max_model_len=longest if options.max_length is None else min(longest, options.max_length),
         tokenizer=checkpoint.tokenizer,
-        load_weights=lambda other: Llama.from_checkpoint(load_checkpoint(other)),
+        load_weights=lambda other: Llama.from_checkpoint(load_checkpoint(other, tokenizer=False)),
     )
 
 
@@ -85,7 +87,7 @@ def _warm_engine(checkpoint: Checkpoint, options: EngineOptions) -> Engine:
     engine = Engine(
         ServedLlama(Llama.from_checkpoint(checkpoint)),
         tokenizer=checkpoint.tokenizer,
-        eos_token_ids=checkpoint.tokenizer.eos_token_ids,
+        eos_token_ids=checkpoint.config.eos_token_ids,
         options=options,
     )
     told = 0.0

@@ -170,7 +170,7 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
 
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         dtypes = tuple(a.dtype for a in (*ctx.avals_in, *ctx.avals_out) if hasattr(a, "dtype"))
-        name = table_name(primitive.name, parameters)
+        name = table_name(primitive.name, parameters, ctx.avals_in)
         decided = verdict(name, dtypes, platform, request.allowed)
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())

@@ -1,11 +1,12 @@
 """Why an operation of JAX is refused, and what to use in its place."""
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 _LIBRARY: Final = "a library computes it and chooses its algorithm by the shapes"
+_CUDNN: Final = "cuDNN computes it and chooses its kernel by the shapes"
 _CUDNN_ATTENTION: Final = (
-    "cuDNN computes it and chooses its kernel by the shapes; use bijax.dot_product_attention, or"
-    ' jax.nn.dot_product_attention without implementation="cudnn"'
+    f'{_CUDNN}; use bijax.dot_product_attention, or jax.nn.dot_product_attention without implementation="cudnn"'
 )
 _SCALED: Final = (
     "cuDNN or cuBLAS computes it and chooses its kernel by the shapes; scale the operands and use jnp.matmul or"
@@ -19,6 +20,42 @@ _KERNEL: Final = (
 def _each(reason: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), reason)
 
+
+CUDNN_ATTENTION: Final = tuple(
+    f"dot_product_attention_{way}{wrapper}" for way in ("fwd", "bwd") for wrapper in ("", "_wrapper")
+)
+"""The primitives of cuDNN's attention that are replaced, but for the variants below."""
+
+_CUDNN_VARIANTS: Final = {
+    "with dropout": f"{_CUDNN}, and its random numbers follow the place in the batch; put the dropout behind"
+    " attention (dropout_rate=0)",
+    "with a score_mod": f"{_CUDNN}, and what score_mod computes is not known; use bijax.dot_product_attention with a"
+    " bias, logits_soft_cap or alibi_slopes",
+    "with ALiBi": f"{_CUDNN}; use bijax.dot_product_attention with alibi_slopes",
+    "of packed sequences": f"{_CUDNN}; use bijax.dot_product_attention with cu_query_seq_lengths",
+}
+
+
+def cudnn_variant(parameters: Mapping[str, Any], operands: Sequence[Any]) -> str:
+    """Returns in which way a call of cuDNN's attention is one that is not replaced; nothing if it is replaced.
+
+    Args:
+        parameters: Those of the primitive.
+        operands: Abstract values of its operands.
+    """
+    if parameters.get("dropout_rate"):
+        return "with dropout"
+    if any(parameters.get(name) is not None for name in ("score_mod", "score_mod_jaxpr")):
+        return "with a score_mod"
+    if getattr(parameters.get("mask_type"), "name", "") == "ALIBI":
+        return "with ALiBi"
+    if len(operands) > _OFFSETS and len(operands[_OFFSETS].shape) == 2:
+        return "of packed sequences"
+    return ""
+
+
+_OFFSETS: Final = 6
+"""Index of the offsets of packed sequences among the operands."""
 
 REFUSED: Final = {
     "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
@@ -34,10 +71,10 @@ REFUSED: Final = {
     "cudnn_fusion": "cuDNN computes it and chooses its kernel by the shapes; call the function without the fusion",
     **_each(
         _CUDNN_ATTENTION,
-        "dot_product_attention_fwd dot_product_attention_fwd_wrapper dot_product_attention_bwd"
-        " dot_product_attention_bwd_wrapper dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper"
-        " dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper",
+        "dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper dot_product_attention_fp8_bwd"
+        " dot_product_attention_fp8_bwd_wrapper",
     ),
+    **{f"{name} {variant}": why for name in CUDNN_ATTENTION for variant, why in _CUDNN_VARIANTS.items()},
     **_each(_SCALED, "scaled_dot scaled_matmul scaled_matmul_wrapper"),
     **_each(
         f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",

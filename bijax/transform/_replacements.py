@@ -20,6 +20,7 @@ from bijax.lax.windows import (
     select_and_gather_add,
     select_and_scatter_add,
 )
+from bijax.ops._cudnn_attention import cudnn_attention, cudnn_attention_gradients
 from bijax.parallel._collectives import psum, reduce_scatter
 
 Replacement = Callable[..., Any]
@@ -33,6 +34,8 @@ REPLACEMENTS: Final[dict[str, Replacement]] = {
     "cumprod": cumprod,
     "cumsum": cumsum,
     "dot_general": dot_general,
+    **dict.fromkeys(("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper"), cudnn_attention),
+    **dict.fromkeys(("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper"), cudnn_attention_gradients),
     "max": maximum,
     "min": minimum,
     "psum": psum,

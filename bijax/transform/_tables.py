@@ -7,13 +7,13 @@ the reason, where there is a better one than that nothing is known.
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from bijax.transform._refused import REFUSED
+from bijax.transform._refused import CUDNN_ATTENTION, REFUSED, cudnn_variant
 
 
 class Kind(enum.Enum):
@@ -156,6 +156,9 @@ ORDERED: Final = {
     "psum": "the shards are added in the order of the devices",
     "psum_invariant": "the shards are added in the order of the devices",
     "reduce_scatter": "the shards are added in the order of the devices",
+    **dict.fromkeys(
+        CUDNN_ATTENTION, "cuDNN's attention: blocks of keys at absolute positions (bijax.dot_product_attention)"
+    ),
 }
 """Primitives that combine elements, replaced on every platform."""
 
@@ -222,9 +225,20 @@ def named() -> frozenset[str]:
     return frozenset(name for table in tables for name in table)
 
 
-def table_name(name: str, parameters: Mapping[str, Any]) -> str:
-    """Returns under which name the tables have an operation: that of its primitive, but for `scatter_apply`."""
-    return "scatter_apply" if name == "scatter" and parameters.get("update_jaxpr") is not None else name
+def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
+    """Returns under which name the tables have an operation.
+
+    It is that of its primitive, but for `scatter_apply`, and for calls of cuDNN's attention that are not replaced.
+
+    Args:
+        name: Name of the primitive.
+        parameters: Its parameters.
+        operands: Abstract values of its operands.
+    """
+    if name == "scatter" and parameters.get("update_jaxpr") is not None:
+        return "scatter_apply"
+    variant = cudnn_variant(parameters, operands) if name in CUDNN_ATTENTION else ""
+    return f"{name} {variant}" if variant else name
 
 
 def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[str, ...] = ()) -> Verdict:
@@ -321,6 +335,6 @@ def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:
 
 
 def _refused_or_allowed(name: str, why: str, allowed: tuple[str, ...]) -> Verdict:
-    if name in allowed:
+    if name.partition(" ")[0] in allowed:
         return Verdict(Kind.KEEP, f"allowed by the caller; {why}")
     return Verdict(Kind.REFUSE, why)

@@ -50,7 +50,7 @@ def uses(equation: Equation, platform: str) -> tuple[str, ...]:
 
 def kernels_of(equation: Equation, platform: str) -> Iterator[Use]:
     """Yields the contracts with the kernels that are given them; some more than once. Arguments as for `uses`."""
-    name = table_name(equation.name, equation.parameters)
+    name = table_name(equation.name, equation.parameters, equation.operands)
     if name in KERNELS:
         if platform in KERNELS[name]:
             yield from _traced(KERNELS[name][platform], equation, equation.parameters, platform)

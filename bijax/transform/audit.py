@@ -165,7 +165,9 @@ def _decide(equation: Equation, platform: str) -> tuple[Decision, str]:
     if equation.name == "pallas_call" and equation.parameters.get("interpret"):
         why = "interpreted: its body is lowered as operations of XLA"
         return ("replaced", f"{why}, each made invariant") if request.enabled else ("variant", why)
-    found = verdict(table_name(equation.name, equation.parameters), dtypes, platform, request.allowed)
+    found = verdict(
+        table_name(equation.name, equation.parameters, equation.operands), dtypes, platform, request.allowed
+    )
     match found.kind:
         case Kind.KEEP if equation.name in request.allowed or found.evidence in _BELIEVED:
             return "believed", found.evidence

@@ -1,10 +1,12 @@
-"""The numbers that define a Llama model, whichever file they came from."""
+"""The numbers that define a model of the Llama family, whichever file they came from."""
 
 import dataclasses
 import math
+from typing import Literal
 
 from .errors import CheckpointError
 from .experts import ExpertsConfig
+from .rope import RopeScaling
 
 _SIZES = (
     "vocab_size",
@@ -17,14 +19,17 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+_NUMBERS = ("rope_theta", "rms_norm_eps", "embedding_scale")
+_OPTIONAL_NUMBERS = ("window_rope_theta", "attention_scale", "attention_soft_cap", "logits_soft_cap")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """Everything about a Llama model but its weights.
+    """Everything about a model of the Llama family but its weights.
 
-    The model is the plain Llama block: RMSNorm before attention and before a SwiGLU MLP (`silu`), no biases, rotary
-    embedding over the whole head with unscaled frequencies. Qwen3-MoE has experts in place of the MLP, and norms of
-    queries and keys. Readers refuse checkpoints that need anything else.
+    The defaults are the plain Llama block: RMSNorm before attention and before a SwiGLU MLP (`silu`), no biases, rotary
+    embedding over the whole head with unscaled frequencies. The fields that have a default say in what a relative
+    differs. Readers refuse checkpoints that need anything else.
 
     Attributes:
         vocab_size: Rows of the embedding.
@@ -42,6 +47,21 @@ class LlamaConfig:
         eos_token_ids: Tokens that end generation.
         qk_norm: Whether each head of queries and keys is normalised before it is turned.
         experts: The experts that stand in place of each MLP, or None.
+        rope_scaling: How the rotary frequencies differ from those of `rope_theta`, or None.
+        windows: For each layer the tokens that a token sees at most, itself and those before it, or None for all; over
+            again from the first where there are more layers.
+        window_rope_theta: Base of the rotary frequencies of layers with a window, which are not scaled then; None if
+            they are as in the other layers.
+        qkv_bias: Whether queries, keys and values have a bias.
+        output_bias: Whether the output of attention has a bias.
+        mlp_bias: Whether the products of the MLP have a bias.
+        activation: Activation of the MLP's gate; "gelu_tanh" is the approximation of gelu by tanh.
+        norm_offset: Added to the weights of all norms; 1 for models that store weight - 1.
+        output_norms: Whether the outputs of attention and MLP are normalised before they are added.
+        embedding_scale: Factor of the embeddings, rounded to their dtype.
+        attention_scale: Factor of the attention scores; 1 / sqrt(head_dim) if None.
+        attention_soft_cap: What attention scores x are bent to stay below, as cap * tanh(x / cap); None for no bound.
+        logits_soft_cap: The same for the logits.
 
     Raises:
         CheckpointError: If a value has the wrong type or range, or if two values contradict each other.
@@ -70,14 +90,29 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
+    rope_scaling: RopeScaling | None = None
+    windows: tuple[int | None, ...] = (None,)
+    window_rope_theta: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    norm_offset: float = 0.0
+    output_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:
             value = getattr(self, name)
             if not _is_int(value) or value <= 0:
                 raise CheckpointError(f"{name} must be a positive integer, got {value!r}; the configuration is damaged")
-        for name in ("rope_theta", "rms_norm_eps"):
+        for name in (*_NUMBERS, *_OPTIONAL_NUMBERS):
             value = getattr(self, name)
+            if value is None and name in _OPTIONAL_NUMBERS:
+                continue
             if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
                 raise CheckpointError(
                     f"{name} must be a positive finite float, got {value!r}; the configuration is damaged"
@@ -90,6 +125,16 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise CheckpointError(f"head_dim must be even for a rotary embedding, got {self.head_dim=}")
+        if self.rope_scaling is not None and len(self.rope_scaling.divisors) != self.head_dim // 2:
+            raise CheckpointError(
+                f"rope_scaling must have {self.head_dim // 2} divisors for {self.head_dim=}, got"
+                f" {len(self.rope_scaling.divisors)}"
+            )
+        sizes = [window for window in self.windows if window is not None]
+        if not self.windows or any(not _is_int(size) or size < 1 for size in sizes):
+            raise CheckpointError(f"windows must be positive integers or None, at least one, got {self.windows}")
+        if self.activation not in ("silu", "gelu_tanh"):
+            raise CheckpointError(f"activation must be 'silu' or 'gelu_tanh', got {self.activation!r}")
         if not isinstance(self.eos_token_ids, tuple):
             raise CheckpointError(f"eos_token_ids must be a tuple of token ids, got {self.eos_token_ids!r}")
         for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
@@ -98,6 +143,10 @@ class LlamaConfig:
                     f"bos and eos ids must be integers from 0 to {self.vocab_size - 1}, "
                     f"got {self.bos_token_id=} and {self.eos_token_ids=}"
                 )
+
+    def window(self, layer: int) -> int | None:
+        """Returns the tokens that a token sees at most in a layer, or None for all."""
+        return self.windows[layer % len(self.windows)]
 
 
 def default_head_dim(hidden_size: int, num_heads: int) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .errors import CheckpointError
 from .experts import ExpertsConfig, expert_shapes, hf_experts
-from .hf_config import read_json
+from .hf_fields import read_json
 from .hf_weights import open_tensors
 from .weights import Weights
 

@@ -1,45 +1,49 @@
-"""A Llama model in a GGUF file: its configuration and its weights."""
+"""A model of the Llama family in a GGUF file: its configuration and its weights."""
 
+import dataclasses
 import re
+from typing import Final
 
 import numpy as np
 
 from .config import LlamaConfig, default_head_dim
 from .errors import CheckpointError
 from .gguf_file import GGUFFile
+from .rope import RopeScaling
 from .weights import Shape, Weights, match_shapes
 
-_ARCHITECTURES = ("llama",)
+_ROPE_DIVISORS = "rope_freqs.weight"
 
+# Metadata that is read, behind the name of the architecture.
 _USED_KEYS = frozenset({
-    "llama.attention.head_count",
-    "llama.attention.head_count_kv",
-    "llama.attention.key_length",
-    "llama.attention.layer_norm_rms_epsilon",
-    "llama.attention.value_length",
-    "llama.block_count",
-    "llama.context_length",
-    "llama.embedding_length",
-    "llama.feed_forward_length",
-    "llama.rope.dimension_count",
-    "llama.rope.freq_base",
-    "llama.vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.factor",
+    "rope.scaling.type",
+    "vocab_size",
 })  # fmt: skip
 
-# Values under which a feature that this model does not have changes nothing.
+# Values under which a feature that these models do not have changes nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "llama.attention.causal": (True,),
-    "llama.attention.sliding_window": (0,),
-    "llama.expert_count": (0,),
-    "llama.expert_used_count": (0,),
-    "llama.logit_scale": (1.0,),
-    "llama.residual_scale": (1.0,),
-    "llama.embedding_scale": (1.0,),
-    "llama.rope.scale_linear": (1.0,),
-    "llama.rope.scaling.factor": (1.0,),
-    "llama.rope.scaling.finetuned": (False,),
-    "llama.rope.scaling.type": ("none",),
-    "llama.tensor_data_layout": ("Meta AI original pth",),
+    "attention.causal": (True,),
+    "attention.sliding_window": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "logit_scale": (1.0,),
+    "residual_scale": (1.0,),
+    "embedding_scale": (1.0,),
+    "rope.scaling.finetuned": (False,),
+    "tensor_data_layout": ("Meta AI original pth",),
 }
 
 _TOP_NAMES = {
@@ -54,49 +58,70 @@ _BLOCK_NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 
-_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Architecture:
+    """An architecture: which parts of `LlamaConfig` it sets, and how it keeps the channels of a rotary pair."""
+
+    neighbours: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+
+_ARCHITECTURES: Final[dict[str, _Architecture]] = {
+    "llama": _Architecture(neighbours=True),
+    "qwen2": _Architecture(qkv_bias=True),
+    "qwen3": _Architecture(qk_norm=True),
+}
 
 
 def gguf_config(file: GGUFFile) -> LlamaConfig:
-    """Reads the configuration of a Llama model from the metadata.
+    """Reads the configuration of a Llama, Qwen2 or Qwen3 model from the metadata.
 
     The format's own defaults fill what may be left out: as many key/value heads as query heads, heads of
     hidden_size / num_heads, a rope base of 10000, a vocabulary as long as the token list. Every other key of the
-    `llama.` family must be known here, because an unknown one may change the numbers.
+    architecture's family must be known here, because an unknown one may change the numbers. Scaled rotary frequencies
+    are those of linear scaling, or, as in Llama 3.1, one divisor for each frequency in the tensor `rope_freqs`.
 
     Raises:
-        CheckpointError: If the architecture is not `llama`, or if a key is missing, unknown or asks for a feature that
-            the model does not have (scaled rotary frequencies, experts, a sliding window, partial rotation).
+        CheckpointError: If the architecture is another one, or if a key is missing, unknown or asks for a feature that
+            the model does not have (YaRN, experts, a sliding window, partial rotation).
     """
-    architecture = file.get("general.architecture", str)
-    if architecture not in _ARCHITECTURES:
+    name = file.get("general.architecture", str)
+    if name not in _ARCHITECTURES:
         raise CheckpointError(
-            f"{file.path}: expected one of the architectures {list(_ARCHITECTURES)}, got {architecture!r}; "
-            "use a checkpoint of a supported model"
+            f"{file.path}: expected one of the architectures {list(_ARCHITECTURES)}, got {name!r}; "
+            "use a checkpoint of a supported model, or a Hugging Face folder of it"
         )
+    architecture = _ARCHITECTURES[name]
     kind = file.get("general.type", str, "model")
     if kind != "model":
         raise CheckpointError(
             f"{file.path}: expected a whole model, got general.type {kind!r}; merge it into its base model"
         )
     for key, value in file.metadata.items():
-        if key.startswith("llama.") and key not in _USED_KEYS and value not in _NEUTRAL_VALUES.get(key, ()):
+        family, _, rest = key.partition(".")
+        if family == name and rest not in _USED_KEYS and value not in _NEUTRAL_VALUES.get(rest, ()):
             raise CheckpointError(
-                f"{file.path}: the metadata {key!r} = {value!r} asks for something that a plain Llama model does not "
+                f"{file.path}: the metadata {key!r} = {value!r} asks for something that this kind of model does not "
                 "have; use a checkpoint without it"
             )
-    hidden_size = file.get("llama.embedding_length", int)
-    num_heads = file.get("llama.attention.head_count", int)
-    head_dim = file.find("llama.attention.key_length", int)
+    hidden_size = file.get(f"{name}.embedding_length", int)
+    num_heads = file.get(f"{name}.attention.head_count", int)
+    head_dim = file.find(f"{name}.attention.key_length", int)
     if head_dim is None:
         head_dim = default_head_dim(hidden_size, num_heads)
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
         if file.get(key, int, head_dim) != head_dim:
             raise CheckpointError(
                 f"{file.path}: {key!r} must equal the head size {head_dim}, got {file.metadata[key]}; "
@@ -105,36 +130,58 @@ def gguf_config(file: GGUFFile) -> LlamaConfig:
     # The ends of a text, of a turn and of a message: some models have several.
     end_ids = [file.find(f"tokenizer.ggml.{end}_token_id", int) for end in ("eos", "eot", "eom")]
     return LlamaConfig(
-        vocab_size=file.get("llama.vocab_size", int, len(file.get("tokenizer.ggml.tokens", list))),
+        vocab_size=file.get(f"{name}.vocab_size", int, len(file.find("tokenizer.ggml.tokens", list) or ()) or None),
         hidden_size=hidden_size,
-        intermediate_size=file.get("llama.feed_forward_length", int),
-        num_layers=file.get("llama.block_count", int),
+        intermediate_size=file.get(f"{name}.feed_forward_length", int),
+        num_layers=file.get(f"{name}.block_count", int),
         num_heads=num_heads,
-        num_kv_heads=file.get("llama.attention.head_count_kv", int, num_heads),
+        num_kv_heads=file.get(f"{name}.attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
-        rope_theta=_from_float32(file.get("llama.rope.freq_base", float, 10000.0)),
-        rms_norm_eps=_from_float32(file.get("llama.attention.layer_norm_rms_epsilon", float)),
+        rope_theta=_from_float32(file.get(f"{name}.rope.freq_base", float, 10000.0)),
+        rms_norm_eps=_from_float32(file.get(f"{name}.attention.layer_norm_rms_epsilon", float)),
         tie_word_embeddings="output.weight" not in file.tensors,
-        max_position_embeddings=file.get("llama.context_length", int),
+        max_position_embeddings=file.get(f"{name}.context_length", int),
         bos_token_id=file.find("tokenizer.ggml.bos_token_id", int),
         eos_token_ids=tuple(dict.fromkeys(end_id for end_id in end_ids if end_id is not None)),
+        qk_norm=architecture.qk_norm,
+        qkv_bias=architecture.qkv_bias,
+        rope_scaling=_rope_scaling(file, name, head_dim),
     )
 
 
+def _rope_scaling(file: GGUFFile, name: str, head_dim: int) -> RopeScaling | None:
+    kind = file.get(f"{name}.rope.scaling.type", str, "none")
+    factor = file.get(f"{name}.rope.scaling.factor", float, file.get(f"{name}.rope.scale_linear", float, 1.0))
+    if kind not in ("none", "linear"):
+        raise CheckpointError(
+            f"{file.path}: '{name}.rope.scaling.type' must be 'none' or 'linear', got {kind!r}; use a Hugging Face"
+            " folder of the model"
+        )
+    if kind == "none" and factor != 1.0:
+        raise CheckpointError(f"{file.path}: rotary frequencies that are scaled by {factor} must name their type")
+    divisors = (factor,) * (head_dim // 2)
+    if _ROPE_DIVISORS in file.tensors:
+        if kind != "none":
+            raise CheckpointError(f"{file.path}: scales rotary frequencies twice, by {_ROPE_DIVISORS} and by a factor")
+        divisors = tuple(map(float, file.tensors[_ROPE_DIVISORS].to_float32().ravel()))
+    return None if divisors == (1.0,) * (head_dim // 2) else RopeScaling(divisors)
+
+
 def gguf_weights(file: GGUFFile, config: LlamaConfig) -> Weights:
-    """Maps the tensors of a Llama model to their Hugging Face names, shapes and row order.
+    """Maps the tensors of a model to their Hugging Face names, shapes and row order.
 
     Raises:
         CheckpointError: If tensors are missing, surplus or of the wrong shape.
     """
-    gguf_names = {_huggingface_name(name): name for name in file.tensors}
+    neighbours = _ARCHITECTURES[file.get("general.architecture", str)].neighbours
+    gguf_names = {_huggingface_name(name): name for name in file.tensors if name != _ROPE_DIVISORS}
     found: dict[str, Shape] = {name: file.tensors[gguf_name].shape for name, gguf_name in gguf_names.items()}
 
     def read(name: str) -> np.ndarray:
         weight = file.tensors[gguf_names[name]].to_float32()
-        if name.endswith("q_proj.weight"):
+        if neighbours and ".q_proj." in name:
             return halves_from_pairs(weight, config.num_heads)
-        if name.endswith("k_proj.weight"):
+        if neighbours and ".k_proj." in name:
             return halves_from_pairs(weight, config.num_kv_heads)
         return weight
 
@@ -168,7 +215,7 @@ def halves_from_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
 def _huggingface_name(name: str) -> str:
     match = _BLOCK_NAME.fullmatch(name)
     if match and match[2] in _BLOCK_NAMES:
-        return f"model.layers.{match[1]}.{_BLOCK_NAMES[match[2]]}.weight"
+        return f"model.layers.{match[1]}.{_BLOCK_NAMES[match[2]]}.{match[3]}"
     # An unknown tensor keeps a name that no weight has, so that the check for surplus tensors finds it.
     return _TOP_NAMES.get(name, f"{name} (GGUF)")
 

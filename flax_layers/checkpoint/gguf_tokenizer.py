@@ -72,22 +72,27 @@ KINDS = {
 }
 
 
-def gguf_tokenizer(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Tokenizer:
+def gguf_tokenizer(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Tokenizer | None:
     """Rebuilds the tokenizer of a GGUF file: byte-level BPE with the pre-tokenisation that the file names.
 
     Args:
         file: A GGUF file with a `gpt2` vocabulary.
         eos_token_ids: Tokens that end generation.
 
+    Returns:
+        The tokenizer; None if the file has none.
+
     Raises:
         CheckpointError: If the vocabulary is of another kind, if the pre-tokenisation is not one of those known here,
             or if tokens, types, merges or special tokens contradict each other.
     """
+    if not any(key.startswith("tokenizer.ggml.") for key in file.metadata):
+        return None
     model = file.get("tokenizer.ggml.model", str)
     if model != "gpt2":
         raise CheckpointError(
             f"{file.path}: expected a tokenizer.ggml.model of 'gpt2' (byte-level BPE), got {model!r}; use a checkpoint "
-            "with such a tokenizer, or a folder with a tokenizer.json"
+            "with such a tokenizer, or a folder with a tokenizer.json, or load it without its tokenizer"
         )
     pre = file.get("tokenizer.ggml.pre", str)
     if pre not in KINDS:

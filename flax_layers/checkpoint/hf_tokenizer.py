@@ -6,13 +6,17 @@ from typing import Any
 import tokenizers
 
 from .errors import CheckpointError
-from .hf_config import read_json
+from .hf_fields import read_json
 from .tokenizer import Tokenizer
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def hf_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
+# Files of tokenizers in forms that are not read.
+_OTHER_FORMS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+def hf_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer | None:
     """Reads `tokenizer.json`, and the chat template and special tokens beside it.
 
     The template comes from `chat_template.jinja`, else from `tokenizer_config.json`; where that holds several, the one
@@ -22,13 +26,22 @@ def hf_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
         folder: A Hugging Face folder.
         eos_token_ids: Tokens that end generation.
 
+    Returns:
+        The tokenizer; None if the folder has none in any form.
+
     Raises:
-        FileNotFoundError: If there is no `tokenizer.json`.
+        FileNotFoundError: If there is no `tokenizer.json`, but a tokenizer in another form.
         CheckpointError: If a file is damaged or the tokenizer is not deterministic (BPE dropout).
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no tokenizer.json; save the tokenizer there in the fast format")
+        others = [name for name in (*_OTHER_FORMS, "tokenizer_config.json") if (folder / name).is_file()]
+        if not others:
+            return None
+        raise FileNotFoundError(
+            f"{folder} has {others[0]}, but no tokenizer.json; save the tokenizer there in the fast format, or load the"
+            " checkpoint without its tokenizer"
+        )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # The package raises a bare Exception for every file that it cannot read.

@@ -10,7 +10,7 @@ import safetensors
 
 from .config import LlamaConfig
 from .errors import CheckpointError
-from .hf_config import read_json
+from .hf_fields import read_json
 from .weights import Shape, Weights, match_shapes
 
 _SINGLE = "model.safetensors"

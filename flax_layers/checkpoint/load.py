@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 from .config import LlamaConfig
@@ -15,6 +16,8 @@ from .hf_weights import hf_weights
 from .tokenizer import Tokenizer
 from .weights import Weights
 
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
@@ -23,17 +26,18 @@ class Checkpoint:
     Attributes:
         config: The model's numbers.
         weights: Its weights under Hugging Face names, float32, read at each access.
-        tokenizer: Its tokenizer and chat template.
+        tokenizer: Its tokenizer and chat template, or None.
     """
 
     config: LlamaConfig
     weights: Weights
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a Llama checkpoint, a GGUF file or a Hugging Face folder with safetensors, or a folder of a Qwen3-MoE.
+def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> Checkpoint:
+    """Opens a checkpoint, a GGUF file or a Hugging Face folder with safetensors.
 
+    A GGUF file may hold a Llama, Qwen2 or Qwen3, a folder a Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 or 3.
     Configuration, tokenizer, and the names, shapes and dtypes of all weights are read and checked now; the weights
     themselves are read when they are asked for, one at a time. The same model gives the same configuration and weights
     from either format, save for what quantisation has rounded.
@@ -41,12 +45,15 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Args:
         path: A `.gguf` file, or a folder with `config.json`, `model.safetensors` (or its index and shards) and
             `tokenizer.json`.
+        tokenizer: Whether to read the tokenizer. Where a checkpoint has none at all, there is none in the result
+            either.
 
     Returns:
         The checkpoint. Nothing of it depends on JAX or Flax.
 
     Raises:
-        FileNotFoundError: If the path, or a file that the folder needs, does not exist.
+        FileNotFoundError: If the path, or a file that the folder needs, does not exist. Of the name of a model on the
+            Hugging Face hub the message says how to download it.
         CheckpointError: If a file is damaged, foreign or incomplete, or holds a model or tokenizer that is not
             supported.
 
@@ -63,17 +70,32 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint at {path}; give a GGUF file or a Hugging Face folder")
+        raise FileNotFoundError(_not_there(path))
+    text: Tokenizer | None = None
     if path.is_dir():
         config = hf_config(path)
-        weights, tokenizer = hf_weights(path, config), hf_tokenizer(path, config.eos_token_ids)
+        weights = hf_weights(path, config)
+        if tokenizer:
+            text = hf_tokenizer(path, config.eos_token_ids)
     else:
         file = open_gguf(path)
         config = gguf_config(file)
-        weights, tokenizer = gguf_weights(file, config), gguf_tokenizer(file, config.eos_token_ids)
-    if tokenizer.vocab_size > config.vocab_size:
+        weights = gguf_weights(file, config)
+        if tokenizer:
+            text = gguf_tokenizer(file, config.eos_token_ids)
+    if text is not None and text.vocab_size > config.vocab_size:
         raise CheckpointError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} token ids, but the model only {config.vocab_size}; "
+            f"{path}: the tokenizer has {text.vocab_size} token ids, but the model only {config.vocab_size}; "
             "tokenizer and model do not belong together"
         )
-    return Checkpoint(config, weights, tokenizer)
+    return Checkpoint(config, weights, text)
+
+
+def _not_there(path: Path) -> str:
+    message = f"there is no checkpoint at {path}; give a GGUF file or a Hugging Face folder"
+    if not _HUB_NAME.fullmatch(path.as_posix()) or path.suffix == ".gguf" or path.parent.exists():
+        return message
+    return (
+        f"{message}. If {path} is a model on the Hugging Face hub, download it first: `pip install huggingface_hub` and"
+        f" `hf download {path.as_posix()} --local-dir {path.name}`, then give the folder {path.name}"
+    )

@@ -64,6 +64,11 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint has a chat template."""
+        return self._chat_template is not None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text.
 

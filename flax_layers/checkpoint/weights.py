@@ -1,4 +1,4 @@
-"""Which weights a Llama model has, and a mapping that reads them one at a time."""
+"""Which weights a model has, and a mapping that reads them one at a time."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +12,12 @@ from .experts import expert_shapes
 type Shape = tuple[int, ...]
 
 _SHOWN = 4
+
+_MLP_NORMS = {
+    False: ("post_attention_layernorm",),
+    True: ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+}
+"""Hugging Face's names of the norms around the MLP. The first is that of attention's output where there is one."""
 
 
 class Weights(Mapping[str, np.ndarray]):
@@ -75,23 +81,29 @@ def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
     for layer in range(config.num_layers):
         block = f"model.layers.{layer}"
         yield f"{block}.input_layernorm.weight", (width,)
-        yield f"{block}.self_attn.q_proj.weight", (query, width)
-        yield f"{block}.self_attn.k_proj.weight", (key, width)
-        yield f"{block}.self_attn.v_proj.weight", (key, width)
-        yield f"{block}.self_attn.o_proj.weight", (width, query)
+        for name, rows in (("q", query), ("k", key), ("v", key)):
+            yield from _linear(f"{block}.self_attn.{name}_proj", (rows, width), config.qkv_bias)
+        yield from _linear(f"{block}.self_attn.o_proj", (width, query), config.output_bias)
         if config.qk_norm:
             yield f"{block}.self_attn.q_norm.weight", (config.head_dim,)
             yield f"{block}.self_attn.k_norm.weight", (config.head_dim,)
-        yield f"{block}.post_attention_layernorm.weight", (width,)
+        for name in _MLP_NORMS[config.output_norms]:
+            yield f"{block}.{name}.weight", (width,)
         if config.experts is not None:
             yield from expert_shapes(f"{block}.mlp", width, config.experts)
             continue
-        yield f"{block}.mlp.gate_proj.weight", (inner, width)
-        yield f"{block}.mlp.up_proj.weight", (inner, width)
-        yield f"{block}.mlp.down_proj.weight", (width, inner)
+        yield from _linear(f"{block}.mlp.gate_proj", (inner, width), config.mlp_bias)
+        yield from _linear(f"{block}.mlp.up_proj", (inner, width), config.mlp_bias)
+        yield from _linear(f"{block}.mlp.down_proj", (width, inner), config.mlp_bias)
     yield "model.norm.weight", (width,)
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, width)
+
+
+def _linear(name: str, shape: Shape, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", shape
+    if bias:
+        yield f"{name}.bias", shape[:1]
 
 
 def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) -> dict[str, Shape]:
@@ -116,7 +128,7 @@ def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) 
             shapes[name] = shape
     if missing:
         raise CheckpointError(
-            f"{source}: weights are missing for a Llama model of {config.num_layers} layers with "
+            f"{source}: weights are missing for a model of {config.num_layers} layers with "
             f"{config.tie_word_embeddings=}, the first of them {', '.join(missing)}; the checkpoint holds {len(found)} "
             "tensors: get the complete one"
         )
@@ -124,8 +136,7 @@ def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) 
     if surplus:
         more = f" and {len(surplus) - _SHOWN} more" if len(surplus) > _SHOWN else ""
         raise CheckpointError(
-            f"{source}: holds tensors that a plain Llama model does not use: {', '.join(surplus[:_SHOWN])}{more}; "
-            "biases, scaled rotary frequencies (rope_freqs) and other additions are not supported: use a checkpoint "
-            "without them"
+            f"{source}: holds tensors that a model of its configuration does not use: "
+            f"{', '.join(surplus[:_SHOWN])}{more}; configuration and weights do not belong together"
         )
     return shapes

@@ -31,10 +31,12 @@ def convert[M: (nnx.Module, linen.Module)](
 
     What the model computes between its layers stays as it is, too. `bijax.invariant` covers a function as a whole.
 
-    With `quantize="int8"` the linear layers of an nnx model (`flax.nnx.Linear` and those of `flax_layers`) become
-    `flax_layers.nnx.QuantLinear`, whose weights take a quarter of float32's memory. Their input is smoothed first if
-    there is a calibration batch, as SmoothQuant does with a strength of a half: the factor of a column is the root of
-    the largest weight that it meets over the largest input. `flax_layers.nnx.MoE` becomes `QuantMoE`, not smoothed.
+    With `quantize="int8"` linear layers multiply in int8, and their weights take a quarter of float32's memory. Those
+    of an nnx model (`flax.nnx.Linear` and those of `flax_layers`) become `flax_layers.nnx.QuantLinear`, those of a
+    linen model (`flax.linen.Dense`) `flax_layers.linen.QuantDense`, for which `flax_layers.quantize_variables` makes
+    the variables. Their input is smoothed first if there is a calibration batch, as SmoothQuant does with a strength of
+    a half: the factor of a column is the root of the largest weight that it meets over the largest input. `MoE` becomes
+    `QuantMoE`, not smoothed.
 
     Args:
         model: An nnx or a linen model.
@@ -45,15 +47,15 @@ def convert[M: (nnx.Module, linen.Module)](
             program; choose among them by type.
         quantize: "int8" for linear layers in int8. Leave an output projection by a rule, {"lm_head": False}, to keep
             its accuracy.
-        calibration: Arguments of one call of the model, which runs on them before it is quantised; without it, smooth
-            scales are ones.
+        calibration: Arguments of one call of an nnx model, which runs on them before it is quantised; without it,
+            smooth scales are ones.
 
     Returns:
         The same nnx model; or a linen model, of a subclass of the given one's type.
 
     Raises:
         TypeError: If the model is no model, a rule is no rule or converts to a class that does not fit, a linen model
-            is to be quantised, or JAX traces the call with the calibration batch.
+            comes with a calibration batch, or JAX traces the call with it.
         ValueError: If a rule decides about no module, or is to convert but converts nothing (for a linen model, when
             `init` has shown its modules), or chooses a layer without a drop-in to be converted (for a linen model, when
             the layer is called), or a linen model is bound. If `quantize` is another word, a layer that is quantised
@@ -75,8 +77,12 @@ def convert[M: (nnx.Module, linen.Module)](
     if isinstance(model, nnx.Module):
         convert_nnx(model, rules, quantize, calibration)
         return model
-    _check_float(quantize)
-    converted: M = convert_linen(model, rules)
+    if calibration is not None:
+        raise TypeError(
+            "convert: a linen model does not hold the weights that a calibration batch meets; calibrate with"
+            " quantize_variables(model, variables, *inputs, calibrate=True)."
+        )
+    converted: M = convert_linen(model, rules, quantize)
     return converted
 
 
@@ -119,7 +125,6 @@ def conversion_report(
         if inputs is not None or options is not None or rngs is not None:
             raise TypeError("conversion_report: an nnx model has its modules; expected no inputs, options or rngs.")
         return report_nnx(model, rules, quantize)
-    _check_float(quantize)
     if inputs is None:
         raise TypeError(
             "conversion_report: a linen model makes its modules when it is called; expected inputs=(x, ...), arrays or"
@@ -127,15 +132,7 @@ def conversion_report(
         )
     if rngs is None:
         rngs = dict(zip(("params", "dropout"), jax.random.split(jax.random.key(0)), strict=True))
-    return report_linen(model, rules, inputs, options or {}, rngs)
-
-
-def _check_float(quantize: Any) -> None:
-    if quantize is not None:
-        raise TypeError(
-            "convert: expected an nnx model to quantise, whose layers hold their weights, got a linen model; the"
-            " weights of a linen model are its caller's."
-        )
+    return report_linen(model, rules, quantize, inputs, options or {}, rngs)
 
 
 def _check(model: Any) -> None:

@@ -11,13 +11,16 @@ import jax
 from flax import linen
 from flax.core import Scope
 
-from ..linen import DROP_INS
+from ..linen import DROP_INS, MoE
 from ..linen._drop_in import invariant_method, is_invariant_layer
 from .decide import Decider, called_functions
+from .quantize_linen import LINEN_QUANTIZED, QUANTIZED_TYPES
 from .report import Conversion, Decision, summarize
 from .rules import Rule, Rules, parse
 
-_NEUTRAL: Final = frozenset((linen.Sequential, linen.BatchApply))
+type Plan = tuple[tuple[Rule, ...], str | None]
+
+_NEUTRAL: Final = frozenset((linen.Sequential, linen.BatchApply, MoE, *QUANTIZED_TYPES))
 _ORIGINAL: Final = "_converted_from"
 _ENTRIES: Final = ("apply", "lazy_init")
 
@@ -25,7 +28,7 @@ _ENTRIES: Final = ("apply", "lazy_init")
 _active = jax.make_user_context(default_value=None)
 
 
-def convert_linen(model: linen.Module, rules: Rules) -> linen.Module:
+def convert_linen(model: linen.Module, rules: Rules, quantize: str | None) -> linen.Module:
     """Returns a model of a subclass of the model's type, with the same fields."""
     if model.scope is not None or model.parent is not None:
         raise ValueError(
@@ -33,11 +36,16 @@ def convert_linen(model: linen.Module, rules: Rules) -> linen.Module:
             f" {model.name or ''}; convert the whole model, before `bind` and outside of other modules, or use the"
             " layers of flax_layers.linen inside them."
         )
-    return _rebuild(_original(type(model)), parse(rules, linen.Module), _fields(model))
+    return _rebuild(_original(type(model)), (parse(rules, linen.Module), quantize), _fields(model))
 
 
 def report_linen(
-    model: linen.Module, rules: Rules, inputs: Sequence[Any], options: Mapping[str, Any], rngs: Any
+    model: linen.Module,
+    rules: Rules,
+    quantize: str | None,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    rngs: Any,
 ) -> Conversion:
     """Returns what a model converted by `convert_linen` does when it is initialized with some inputs."""
     checked = parse(rules, linen.Module)
@@ -50,7 +58,7 @@ def report_linen(
         for i, leaf in zip(traced, shapes, strict=True):
             leaves[i] = leaf
         args, kwargs = jax.tree.unflatten(tree, leaves)
-        with _intercepting(checked, (), decisions):
+        with _intercepting((checked, quantize), (), decisions):
             return model.init(rngs, *args, **kwargs)
 
     jax.eval_shape(initialize, [leaves[i] for i in traced])
@@ -67,14 +75,14 @@ def _original(cls: type) -> Any:
 
 
 @functools.lru_cache(maxsize=256)  # equal models have equal types, and JAX's caches find them
-def _converted_class(original: Any, rules: tuple[Rule, ...]) -> Any:
+def _converted_class(original: Any, plan: Plan) -> Any:
     """Returns a subclass whose methods intercept those of the modules inside."""
 
     def intercepted(method: Callable[..., Any]) -> Callable[..., Any]:
         @linen.nowrap
         @functools.wraps(method)
         def run(self: linen.Module, *args: Any, **kwargs: Any) -> Any:
-            with _intercepting(rules, self.path if self.scope is not None else ()):
+            with _intercepting(plan, self.path if self.scope is not None else ()):
                 return method(self, *args, **kwargs)
 
         return run
@@ -82,14 +90,14 @@ def _converted_class(original: Any, rules: tuple[Rule, ...]) -> Any:
     @linen.nowrap
     def init_with_output(self: linen.Module, rngs: Any, *args: Any, **kwargs: Any) -> Any:
         decisions: list[Decision] = []
-        with _intercepting(rules, (), decisions):
+        with _intercepting(plan, (), decisions):
             result = original.init_with_output(self, rngs, *args, **kwargs)
         if kwargs.get("method") is None:
-            summarize(decisions, rules)
+            summarize(decisions, plan[0])
         return result
 
     def reduce(self: linen.Module) -> Any:
-        return _rebuild, (original, rules, _fields(self))
+        return _rebuild, (original, plan, _fields(self))
 
     methods = {name: intercepted(getattr(original, name)) for name in (*_ENTRIES, *_methods(original))}
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
@@ -99,8 +107,8 @@ def _converted_class(original: Any, rules: tuple[Rule, ...]) -> Any:
     return converted
 
 
-def _rebuild(original: Any, rules: tuple[Rule, ...], fields: dict[str, Any]) -> linen.Module:
-    converted: linen.Module = _converted_class(original, rules)(parent=None, **fields)
+def _rebuild(original: Any, plan: Plan, fields: dict[str, Any]) -> linen.Module:
+    converted: linen.Module = _converted_class(original, plan)(parent=None, **fields)
     return converted
 
 
@@ -118,20 +126,20 @@ def _methods(cls: type[linen.Module]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _intercepting(
-    rules: tuple[Rule, ...], root: tuple[str, ...], decisions: list[Decision] | None = None
-) -> Iterator[None]:
+def _intercepting(plan: Plan, root: tuple[str, ...], decisions: list[Decision] | None = None) -> Iterator[None]:
     """Converts the modules whose methods are called inside, as the rules say.
 
     Args:
-        rules: Checked rules.
+        plan: Checked rules, and whether linear layers are quantised.
         root: Path of the model.
         decisions: Where to add what was decided.
     """
-    if _active.value == rules and decisions is None:
+    if _active.value == plan and decisions is None:
         yield
         return
-    decide = Decider(rules, DROP_INS, _NEUTRAL, is_invariant_layer, lambda t: bool(_methods(t)))
+    rules, quantize = plan
+    drop_ins = {**DROP_INS, **LINEN_QUANTIZED} if quantize else DROP_INS
+    decide = Decider(rules, drop_ins, _NEUTRAL, is_invariant_layer, lambda t: bool(_methods(t)))
 
     def intercept(
         next_method: Callable[..., Any], args: Any, kwargs: Any, context: linen.module.InterceptorContext
@@ -147,12 +155,13 @@ def _intercepting(
             decisions.append(decision)
         if decision.after is None:
             return next_method(*args, **kwargs)
-        if decision.rule is None or decision.rule.action is True:
+        quantized = quantize is not None and decision.after in QUANTIZED_TYPES
+        if not quantized and (decision.rule is None or decision.rule.action is True):
             with invariant_method(module):
                 return next_method(*args, **kwargs)
         # It takes the place of the module in the tree of variables; the names that the module reserved are free again.
         replacement: Any = decision.after(parent=module.scope.rewound(), **_fields(module))
         return getattr(replacement, context.method_name)(*args, **kwargs)
 
-    with _active(rules), linen.intercept_methods(intercept):
+    with _active(plan), linen.intercept_methods(intercept):
         yield

@@ -58,7 +58,7 @@ def quantized_layers(layers: Sequence[tuple[str, Any]], calibrate: Callable[[], 
     smooth: list[jax.Array | None] = [None] * len(layers)
     if calibrate is not None:
         largest = _largest_inputs([layer for _, layer in layers], calibrate)
-        smooth = [_smooth_scale(path, layer, largest.get(id(layer))) for path, layer in layers]
+        smooth = [smooth_scale(path, layer.kernel[...], largest.get(id(layer))) for path, layer in layers]
     return [_quantized(layer, s) for (_, layer), s in zip(layers, smooth, strict=True)]
 
 
@@ -80,8 +80,12 @@ def become(layer: nnx.Module, other: nnx.Module) -> None:
     vars(layer).update(vars(other))
 
 
-def _smooth_scale(path: str, layer: Any, largest: np.ndarray | None) -> jax.Array:
-    """Returns what evens out the columns of the input and the rows of the kernel: the root of their quotient."""
+def smooth_scale(path: str, kernel: jax.Array, largest: np.ndarray | None) -> jax.Array:
+    """Returns what evens out the columns of the input and the rows of the kernel: the root of their quotient.
+
+    Raises:
+        ValueError: If there is no largest magnitude of the columns, or one is not finite.
+    """
     if largest is None:
         raise ValueError(
             f"convert: the calibration batch does not reach the layer at {path!r}; call the model in a way that does,"
@@ -89,7 +93,7 @@ def _smooth_scale(path: str, layer: Any, largest: np.ndarray | None) -> jax.Arra
         )
     if not np.isfinite(largest).all():
         raise ValueError(f"convert: the calibration batch gives nan or inf to the layer at {path!r}.")
-    rows = np.abs(np.asarray(layer.kernel[...], np.float64)).max(axis=1)
+    rows = np.abs(np.asarray(kernel, np.float64)).max(axis=1)
     used = (rows > 0) & (largest > 0)
     root = np.sqrt(np.where(used, rows, 1) / np.where(used, largest, 1))
     return jnp.asarray(root, jnp.float32)

@@ -1,6 +1,7 @@
 """Drop-in replacements for the layers of `flax.linen`, made batch-invariant.
 
-They take the arguments of the originals, and have their parameters, initial values and submodule names.
+They take the arguments of the originals, and have their parameters, initial values and submodule names. `MoE`,
+`QuantDense` and `QuantMoE` have no original.
 """
 
 from typing import Final
@@ -19,6 +20,7 @@ from .linear import Dense as Dense
 from .linear import DenseGeneral as DenseGeneral
 from .linear import Einsum as Einsum
 from .linear import Embed as Embed
+from .moe import MoE as MoE
 from .normalization import BatchNorm as BatchNorm
 from .normalization import GroupNorm as GroupNorm
 from .normalization import InstanceNorm as InstanceNorm
@@ -29,6 +31,8 @@ from .normalization import WeightNorm as WeightNorm
 from .pooling import avg_pool as avg_pool
 from .pooling import max_pool as max_pool
 from .pooling import pool as pool
+from .quantized import QuantDense as QuantDense
+from .quantized import QuantMoE as QuantMoE
 from .recurrent import RNN as RNN
 from .recurrent import Bidirectional as Bidirectional
 from .recurrent import ConvLSTMCell as ConvLSTMCell

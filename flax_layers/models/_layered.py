@@ -1,21 +1,72 @@
 """Running a Llama model block by block, for generation."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .block import Block, Rotary, project, start_tokens
 from .layers import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
-from .llama import Block, Llama, Rotary, project, start_tokens
+from .llama import Llama
+
+
+class Layers:
+    """The blocks of a model, taken apart for a program that all blocks of one kind share.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        blocks: The structure of each block, its parameters, and which rotary embedding it has.
+    """
+
+    def __init__(self, model: Llama) -> None:
+        # Flattening a module takes longer than a block of a small model, so it is done once. Structures that are equal
+        # become one object, which is compared in no time.
+        structures: dict[Any, Any] = {}
+        self.blocks = []
+        for index, block in enumerate(model.blocks):
+            structure = jax.tree.structure(block)
+            structure = structures.setdefault(structure, structure)
+            self.blocks.append((structure, tuple(jax.tree.leaves(block)), model.rotary_of(index)))
+
+    def extend(
+        self,
+        x: jax.Array,
+        angles: Sequence[Rotary],
+        stored: Sequence[tuple[jax.Array, jax.Array]],
+        page_table: jax.Array | None,
+        start: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+        """Runs the blocks one after the other.
+
+        Args:
+            x: (B, T, hidden_size), new tokens before the first block.
+            angles: Their cosines and sines, as `start_tokens` returns them.
+            stored: Keys and values of each layer, which are used up.
+            page_table: Their page table, or None.
+            start: (B,) tokens that each sequence holds.
+            lengths: (B,) new tokens of each sequence.
+
+        Returns:
+            The residual stream behind the last block, and the new keys and values.
+        """
+        written = []
+        for (structure, parameters, rotary), layer in zip(self.blocks, stored, strict=True):
+            x, keys, values = _extend(structure, parameters, x, angles[rotary], *layer, page_table, start, lengths)
+            written.append((keys, values))
+        return x, written
 
 
 class LayeredModel:
     """A model and a cache that it owns, run by three jitted functions: before, in and behind the blocks.
 
-    All blocks share one compiled program, where XLA would compile each of them again in a program for the whole
-    model; the cache is updated in place. The bits are those of the whole model in one program.
+    All blocks of one kind share one compiled program, where XLA would compile each of them again in a program for the
+    whole model; the cache is updated in place. The bits are those of the whole model in one program.
 
     Args:
         model: The model.
@@ -24,9 +75,7 @@ class LayeredModel:
 
     def __init__(self, model: Llama, cache: KVCache) -> None:
         self._model = model
-        # Flattening a module takes longer than a block of a small model, so it is done once.
-        self._structure = jax.tree.structure(model.blocks[0])
-        self._parameters = [tuple(jax.tree.leaves(block)) for block in model.blocks]
+        self._layers = Layers(model)
         self._stored = list(zip(cache.keys, cache.values, strict=True))
         self._page_table = cache.page_table
         self._capacity = cache.capacity
@@ -40,26 +89,26 @@ class LayeredModel:
             lengths: (B,) new tokens of each sequence. There must be room for them; that is not checked here.
         """
         places = (jnp.asarray(start), jnp.asarray(lengths))
-        x, rotary = _start(self._model.embed, self._model.rotary, jnp.asarray(tokens), *places, self._capacity)
-        for layer, parameters in enumerate(self._parameters):
-            x, *stored = _extend(
-                self._structure, parameters, x, rotary, *self._stored[layer], self._page_table, *places
-            )
-            self._stored[layer] = tuple(stored)
-        end: jax.Array = x
-        return end
+        x, angles = _start(self._model.embed, self._model.rotaries, jnp.asarray(tokens), *places, self._capacity)
+        x, self._stored = self._layers.extend(x, angles, self._stored, self._page_table, *places)
+        return x
 
     def choose(self, x: jax.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns the most probable token (B,) after each row of x (B, hidden_size), and its log-probability."""
-        token, logprob = _choose(self._model.norm, self._model.projection, x)
+        token, logprob = _choose(self._model.norm, self._model.projection, x, self._model.config.logits_soft_cap)
         return np.asarray(token), np.asarray(logprob)
 
 
 @functools.partial(jax.jit, static_argnames="capacity")
 def _start(
-    embed: Embed, rotary: RotaryEmbedding, tokens: jax.Array, start: jax.Array, lengths: jax.Array, capacity: int
-) -> tuple[jax.Array, Rotary]:
-    return start_tokens(embed, rotary, tokens, start=start, lengths=lengths, capacity=capacity)
+    embed: Embed,
+    rotaries: tuple[RotaryEmbedding, ...],
+    tokens: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+    capacity: int,
+) -> tuple[jax.Array, tuple[Rotary, ...]]:
+    return start_tokens(embed, rotaries, tokens, start=start, lengths=lengths, capacity=capacity)
 
 
 @functools.partial(jax.jit, static_argnames="structure", donate_argnames=("keys", "values"))
@@ -79,8 +128,10 @@ def _extend(
     return x, cache.keys, cache.values
 
 
-@jax.jit
-def _choose(norm: RMSNorm, projection: Embed | Linear, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = project(norm, projection, x)
+@functools.partial(jax.jit, static_argnames="soft_cap")
+def _choose(
+    norm: RMSNorm, projection: Embed | Linear, x: jax.Array, soft_cap: float | None
+) -> tuple[jax.Array, jax.Array]:
+    logits = project(norm, projection, x, soft_cap)
     token = jnp.argmax(logits, axis=-1)
     return token, jnp.take_along_axis(norm.ops.log_softmax(logits), token[:, None], axis=-1)[:, 0]

@@ -1,4 +1,4 @@
-"""The Llama model."""
+"""The Llama model and its relatives."""
 
 from __future__ import annotations
 
@@ -8,74 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from .._signature import ConstructorSignature
 from ..ops import INVARIANT, Ops
-from .layers import MLP, Attention, Embed, KVCache, LayerCache, Linear, MoE, RMSNorm, RotaryEmbedding
+from .block import Block, Rotary, check_room, project, start_tokens
+from .layers import Embed, KVCache, Linear, RMSNorm, RotaryEmbedding
 from .llama_weights import load_weights
 
 if TYPE_CHECKING:
     # Reading checkpoints needs packages that the model does not.
     from ..checkpoint import Checkpoint, LlamaConfig
 
-type Rotary = tuple[jax.Array, jax.Array]
-
-
-class Block(nnx.Module):
-    """One block of a Llama model: attention and MLP (or experts), each behind a norm and added to the residual stream.
-
-    Args:
-        config: The model's numbers.
-        dtype: Dtype of the computation.
-        param_dtype: Dtype of the parameters.
-        ops: The operations to compute with.
-        rngs: Keys; `rngs.params()` is drawn from.
-    """
-
-    __signature__ = ConstructorSignature()
-
-    def __init__(self, config: LlamaConfig, *, dtype: Any, param_dtype: Any, ops: Ops, rngs: nnx.Rngs) -> None:
-        common: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
-        self.attention_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, **common)
-        self.attention = Attention(
-            config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            qk_norm=config.rms_norm_eps if config.qk_norm else None,
-            **common,
-        )
-        self.mlp_norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, **common)
-        self.mlp: MLP | MoE
-        if config.experts is None:
-            self.mlp = MLP(config.hidden_size, config.intermediate_size, **common)
-        else:
-            self.mlp = MoE(
-                config.hidden_size,
-                config.experts.intermediate_size,
-                routing=config.experts.routing,
-                shared_features=config.experts.shared_size,
-                **common,
-            )
-
-    def __call__(self, x: jax.Array, rotary: Rotary) -> jax.Array:
-        """Maps x (B, T, hidden_size) to the same shape; see `Attention`."""
-        x = x + self.attention(self.attention_norm(x), rotary)
-        return x + self.mlp(self.mlp_norm(x))
-
-    def extend(
-        self, x: jax.Array, rotary: Rotary, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, LayerCache]:
-        """Appends the tokens of x (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`."""
-        y, cache = self.attention.extend(self.attention_norm(x), rotary, cache, start=start, lengths=lengths)
-        x = x + y
-        return x + self.mlp(self.mlp_norm(x)), cache
-
 
 class Llama(nnx.Module):
-    """A Llama language model; with `config.experts` and `config.qk_norm` a Qwen3-MoE.
+    """A Llama language model, or a relative, as the config says: Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 or 3.
 
     Args:
         config: The model's numbers.
@@ -90,6 +37,7 @@ class Llama(nnx.Module):
         config: The model's numbers.
         embed: Embedding; the output projection too, if `config.tie_word_embeddings`.
         rotary: Rotary embedding.
+        window_rotary: That of layers with a window, if `config.window_rope_theta` says that they have another.
         blocks: The blocks.
         norm: The last norm.
         lm_head: Output projection, or None.
@@ -130,10 +78,10 @@ class Llama(nnx.Module):
         self.config = config
         self.dtype = dtype
         self.remat = remat
-        self.embed = Embed(config.vocab_size, config.hidden_size, **common)
-        self.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, theta=config.rope_theta)
-        self.blocks = nnx.List(Block(config, **common) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, **common)
+        self.embed = Embed(config.vocab_size, config.hidden_size, scale=config.embedding_scale, **common)
+        self._set_rotary()
+        self.blocks = nnx.List(Block(config, layer, **common) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, scale_offset=config.norm_offset, **common)
         self.lm_head = (
             nnx.data(None)
             if config.tie_word_embeddings
@@ -165,9 +113,29 @@ class Llama(nnx.Module):
         model: Llama = nnx.eval_shape(
             lambda: cls(config, dtype=dtype, param_dtype=param_dtype, remat=remat, ops=ops, rngs=nnx.Rngs(0))
         )
-        model.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, theta=config.rope_theta)
+        model._set_rotary()
         load_weights(model, checkpoint.weights)
         return model
+
+    def _set_rotary(self) -> None:
+        config, window_theta = self.config, self.config.window_rope_theta
+        sizes = config.head_dim, config.max_position_embeddings
+        scaling: dict[str, Any] = {}
+        if config.rope_scaling is not None:
+            scaling = {"divisors": config.rope_scaling.divisors, "magnitude": config.rope_scaling.magnitude}
+        self.rotary = RotaryEmbedding(*sizes, theta=config.rope_theta, **scaling)
+        self.window_rotary: Any = (
+            nnx.data(None) if window_theta is None else RotaryEmbedding(*sizes, theta=window_theta)
+        )
+
+    @property
+    def rotaries(self) -> tuple[RotaryEmbedding, ...]:
+        """The rotary embeddings that layers have; `rotary_of` says which one has which."""
+        return (self.rotary,) if self.window_rotary is None else (self.rotary, self.window_rotary)
+
+    def rotary_of(self, layer: int) -> int:
+        """Returns which of `rotaries` a layer has."""
+        return int(self.window_rotary is not None and self.config.window(layer) is not None)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Computes whole sequences, as in training.
@@ -190,12 +158,13 @@ class Llama(nnx.Module):
                 f" (max_position_embeddings), got tokens of shape {tokens.shape}."
             )
         x = self.embed(tokens)
-        rotary = self.rotary(jnp.broadcast_to(jnp.arange(length), (batch, length)))
+        positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        angles = [rotary(positions) for rotary in self.rotaries]
         run: Callable[[Block, jax.Array, Rotary], jax.Array] = Block.__call__
         if self.remat:
             run = jax.checkpoint(run)
-        for block in self.blocks:
-            x = run(block, x, rotary)
+        for index, block in enumerate(self.blocks):
+            x = run(block, x, angles[self.rotary_of(index)])
         return self.logits(x)
 
     def extend(
@@ -226,12 +195,14 @@ class Llama(nnx.Module):
         lengths = jnp.full(batch, length, jnp.int32) if lengths is None else jnp.asarray(lengths)
         check_room(cache.lengths, lengths, length, cache.capacity)
         lengths = lengths.astype(cache.lengths.dtype)
-        x, rotary = start_tokens(
-            self.embed, self.rotary, tokens, start=cache.lengths, lengths=lengths, capacity=cache.capacity
+        x, angles = start_tokens(
+            self.embed, self.rotaries, tokens, start=cache.lengths, lengths=lengths, capacity=cache.capacity
         )
         layers = []
         for index, block in enumerate(self.blocks):
-            x, layer = block.extend(x, rotary, cache.layer(index), start=cache.lengths, lengths=lengths)
+            x, layer = block.extend(
+                x, angles[self.rotary_of(index)], cache.layer(index), start=cache.lengths, lengths=lengths
+            )
             layers.append(layer)
         cache = replace(
             cache,
@@ -243,7 +214,7 @@ class Llama(nnx.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
-        return project(self.norm, self.projection, x)
+        return project(self.norm, self.projection, x, self.config.logits_soft_cap)
 
     @property
     def projection(self) -> Embed | Linear:
@@ -283,57 +254,6 @@ class Llama(nnx.Module):
             "head_dim": self.config.head_dim,
             "dtype": self.dtype,
         }
-
-
-def start_tokens(
-    embed: Embed,
-    rotary: RotaryEmbedding,
-    tokens: jax.Array,
-    *,
-    start: jax.Array,
-    lengths: jax.Array,
-    capacity: int,
-) -> tuple[jax.Array, Rotary]:
-    """Returns the residual stream of new tokens (B, T) before the first block, and their rotary angles.
-
-    Tokens that find no room get nan angles, so that they cannot be mistaken for others.
-    """
-    length = tokens.shape[1]
-    positions = start[:, None] + jnp.arange(length, dtype=start.dtype)
-    room = (positions < capacity) & ((lengths >= 0) & (lengths <= length))[:, None]
-    return embed(tokens), rotary(jnp.where(room, positions, rotary.max_positions))
-
-
-def project(norm: RMSNorm, projection: Embed | Linear, x: jax.Array) -> jax.Array:
-    """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
-    x = norm(x)
-    if isinstance(projection, Embed):
-        return projection.attend(x, preferred_element_type=jnp.float32)
-    return projection(x)
-
-
-def check_room(held: jax.Array, lengths: jax.Array, length: int, capacity: int) -> None:
-    """Checks, unless they are traced, that sequences which hold `held` (B,) tokens can take `lengths` (B,) more.
-
-    Raises:
-        TypeError: If the lengths are not integers.
-        ValueError: If their shape is wrong, they are out of range, or a sequence has no room.
-    """
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"lengths must be integers, got {lengths.dtype.name}{lengths.shape}.")
-    if lengths.shape != held.shape:
-        raise ValueError(f"lengths must have the shape {held.shape}, one for each sequence, got {lengths.shape}.")
-    if isinstance(lengths, jax.core.Tracer) or isinstance(held, jax.core.Tracer):
-        return
-    new, total = np.asarray(lengths), np.asarray(held) + np.asarray(lengths)
-    if ((new < 0) | (new > length)).any():
-        raise ValueError(f"lengths must be from 0 to {length}, the number of tokens given, got {new.tolist()}.")
-    if (total > capacity).any():
-        full = int(np.argmax(total > capacity))
-        raise ValueError(
-            f"the cache holds {capacity} tokens a sequence, but sequence {full} would have {total[full]}"
-            f" ({total[full] - new[full]} and {new[full]} new ones); make the cache larger."
-        )
 
 
 def _batch_and_length(tokens: jax.Array) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Where the weights of a checkpoint go in a Llama model."""
+"""Where the weights of a checkpoint go in a model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 from flax import nnx
 
 from .experts_weights import load_experts
-from .layers import MoE
+from .layers import Linear, MoE
 
 if TYPE_CHECKING:
     from .llama import Llama
+
+type Place = tuple[nnx.Param[jax.Array], tuple[str, ...]]
 
 
 def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
@@ -33,7 +35,9 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
     """
     for parameter, names in _places(model):
         read = [weights[name] for name in names]
-        value = read[0] if read[0].ndim == 1 or parameter is model.embed.embedding else np.concatenate(read).T
+        value = np.concatenate(read)
+        if value.ndim == 2 and parameter is not model.embed.embedding:
+            value = value.T
         if value.shape != parameter.shape:
             raise ValueError(
                 f"{' and '.join(names)} must make a parameter of shape {parameter.shape}, got {value.shape};"
@@ -45,22 +49,34 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
             load_experts(block.mlp, weights, f"model.layers.{index}.mlp")
 
 
-def _places(model: Llama) -> Iterator[tuple[nnx.Param[jax.Array], tuple[str, ...]]]:
+def _places(model: Llama) -> Iterator[Place]:
     """Yields every parameter but those of experts with the weights that it is made of."""
     yield model.embed.embedding, ("model.embed_tokens.weight",)
     for index, block in enumerate(model.blocks):
         name = f"model.layers.{index}"
+        attention = block.attention
         yield block.attention_norm.scale, (f"{name}.input_layernorm.weight",)
-        yield block.attention.qkv.kernel, tuple(f"{name}.self_attn.{part}_proj.weight" for part in "qkv")
-        yield block.attention.out.kernel, (f"{name}.self_attn.o_proj.weight",)
-        if block.attention.query_norm is not None:
-            yield block.attention.query_norm.scale, (f"{name}.self_attn.q_norm.weight",)
-            yield block.attention.key_norm.scale, (f"{name}.self_attn.k_norm.weight",)
-        yield block.mlp_norm.scale, (f"{name}.post_attention_layernorm.weight",)
+        yield from _linear(attention.qkv, *(f"{name}.self_attn.{part}_proj" for part in "qkv"))
+        yield from _linear(attention.out, f"{name}.self_attn.o_proj")
+        if attention.query_norm is not None:
+            yield attention.query_norm.scale, (f"{name}.self_attn.q_norm.weight",)
+            yield attention.key_norm.scale, (f"{name}.self_attn.k_norm.weight",)
+        if block.attention_output_norm is None:
+            yield block.mlp_norm.scale, (f"{name}.post_attention_layernorm.weight",)
+        else:
+            yield block.attention_output_norm.scale, (f"{name}.post_attention_layernorm.weight",)
+            yield block.mlp_norm.scale, (f"{name}.pre_feedforward_layernorm.weight",)
+            yield block.mlp_output_norm.scale, (f"{name}.post_feedforward_layernorm.weight",)
         if isinstance(block.mlp, MoE):
             continue
-        yield block.mlp.gate_up.kernel, (f"{name}.mlp.gate_proj.weight", f"{name}.mlp.up_proj.weight")
-        yield block.mlp.down.kernel, (f"{name}.mlp.down_proj.weight",)
+        yield from _linear(block.mlp.gate_up, f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
+        yield from _linear(block.mlp.down, f"{name}.mlp.down_proj")
     yield model.norm.scale, ("model.norm.weight",)
     if model.lm_head is not None:
         yield model.lm_head.kernel, ("lm_head.weight",)
+
+
+def _linear(layer: Linear, *names: str) -> Iterator[Place]:
+    yield layer.kernel, tuple(f"{name}.weight" for name in names)
+    if layer.bias is not None:
+        yield layer.bias, tuple(f"{name}.bias" for name in names)

@@ -1,5 +1,6 @@
 """Log-probabilities of texts that are there."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 
 from ._batch import as_arrays, bucket
 from ._layered import LayeredModel
+from .block import project
 from .layers import Embed, Linear, RMSNorm
-from .llama import Llama, project
+from .llama import Llama
 
 
 def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
@@ -53,11 +55,14 @@ def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         row[: len(array)] = array
     layers = LayeredModel(model, model.cache(batch=len(arrays), capacity=length))
     x = layers.extend(tokens, np.zeros_like(lengths), lengths)
-    found = np.asarray(_score(model.norm, model.projection, x, jnp.asarray(np.roll(tokens, -1, axis=1))))
+    following = jnp.asarray(np.roll(tokens, -1, axis=1))
+    found = np.asarray(_score(model.norm, model.projection, x, following, model.config.logits_soft_cap))
     return [row[: n - 1].copy() for row, n in zip(found, lengths, strict=True)]
 
 
-@jax.jit
-def _score(norm: RMSNorm, projection: Embed | Linear, x: jax.Array, following: jax.Array) -> jax.Array:
-    logprobs = norm.ops.log_softmax(project(norm, projection, x))
+@functools.partial(jax.jit, static_argnames="soft_cap")
+def _score(
+    norm: RMSNorm, projection: Embed | Linear, x: jax.Array, following: jax.Array, soft_cap: float | None
+) -> jax.Array:
+    logprobs = norm.ops.log_softmax(project(norm, projection, x, soft_cap))
     return jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0]

@@ -7,15 +7,16 @@ import numpy as np
 from flax import nnx
 
 from ..ops import PLAIN
-from ._layered import _extend, _start
-from .llama import Llama, project
+from ._layered import Layers, _start
+from .block import project
+from .llama import Llama
 
 
 class ServedLlama:
     """A Llama model for `bijax.serving.Engine`.
 
-    All blocks share one compiled program for each shape, where XLA would compile each of them again in a program for
-    the whole model. The bits are those of the whole model in one program.
+    All blocks of one kind share one compiled program for each shape, where XLA would compile each of them again in a
+    program for the whole model. The bits are those of the whole model in one program.
 
     Args:
         model: The model.
@@ -35,9 +36,7 @@ class ServedLlama:
 
     def __init__(self, model: Llama) -> None:
         self.model = model
-        # Flattening a module takes longer than a block of a small model, so it is done once.
-        self._structure = jax.tree.structure(model.blocks[0])
-        self._parameters = [tuple(jax.tree.leaves(block)) for block in model.blocks]
+        self._layers = Layers(model)
 
     @property
     def vocab_size(self) -> int:
@@ -77,16 +76,12 @@ class ServedLlama:
         model = self.model
         table, *places = jax.device_put((page_table, start, lengths))
         capacity = page_table.shape[1] * pages[0][0].shape[1]
-        x, rotary = _start(model.embed, model.rotary, tokens, *places, capacity)
-        stored = []
-        for parameters, layer in zip(self._parameters, pages, strict=True):
-            x, keys, values = _extend(self._structure, parameters, x, rotary, *layer, table, *places)
-            stored.append((keys, values))
-        return x, stored
+        x, angles = _start(model.embed, model.rotaries, tokens, *places, capacity)
+        return self._layers.extend(x, angles, pages, table, *places)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
-        logits: jax.Array = _project(self.model.norm, self.model.projection, hidden)
+        logits: jax.Array = _project(self.model.norm, self.model.projection, hidden, self.model.config.logits_soft_cap)
         return logits
 
     def plain(self) -> "ServedLlama":
@@ -116,4 +111,4 @@ class ServedLlama:
         return ServedLlama(nnx.merge(graph, weights))
 
 
-_project = jax.jit(project)
+_project = jax.jit(project, static_argnames="soft_cap")

@@ -63,18 +63,33 @@ class InvariantOps:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
         return bijax.embed(table, tokens)
 
-    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float) -> jax.Array:
-        """Divides each row of x (..., C) by its root mean square, times weight (C,)."""
-        y: jax.Array = bijax.rms_norm(x, weight, eps=eps)
+    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0) -> jax.Array:
+        """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
+        y: jax.Array = bijax.rms_norm(x, weight, eps=eps, weight_offset=weight_offset)
+        return y
+
+    def scale(self, x: jax.Array, factor: float) -> jax.Array:
+        """Returns x times a factor that is rounded to the dtype of x."""
+        y: jax.Array = _scale(x, jnp.asarray(factor, x.dtype))
         return y
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """Returns the log-probabilities of each row of x (..., C)."""
         return bijax.log_softmax(x)
 
+    def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
+        """Returns cap * tanh(x / cap), element by element."""
+        y: jax.Array = _soft_cap(x, jnp.asarray(cap, x.dtype))
+        return y
+
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
         y: jax.Array = _swiglu(gate, up)
+        return y
+
+    def geglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """Returns gelu(gate) * up, element by element, with gelu approximated by tanh."""
+        y: jax.Array = _geglu(gate, up)
         return y
 
     def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
@@ -113,19 +128,29 @@ class InvariantOps:
         *,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
-        if start is None or lengths is None:
-            return bijax.dot_product_attention(query, key, value, is_causal=True)
-        return bijax.dot_product_attention(
+        positions: dict[str, Any] = {}
+        if start is not None and lengths is not None:
+            positions = {
+                "query_offset": start,
+                "query_seq_lengths": lengths,
+                "key_value_seq_lengths": jnp.minimum(start + lengths, key.shape[1]),
+            }
+        y: jax.Array = bijax.dot_product_attention(
             query,
             key,
             value,
+            scale=scale,
             is_causal=True,
-            query_offset=start,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=jnp.minimum(start + lengths, key.shape[1]),
+            local_window_size=_before(window),
+            logits_soft_cap=soft_cap,
+            **positions,
         )
+        return y
 
     def paged_attention(
         self,
@@ -136,6 +161,9 @@ class InvariantOps:
         *,
         start: jax.Array,
         lengths: jax.Array,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         return bijax.paged_attention(
@@ -144,9 +172,32 @@ class InvariantOps:
             value_pages,
             page_table,
             jnp.minimum(start + lengths, page_table.shape[1] * key_pages.shape[1]),
+            scale=scale,
+            local_window_size=_before(window),
+            logits_soft_cap=soft_cap,
             query_offset=start,
             query_seq_lengths=lengths,
         )
+
+
+def _before(window: int | None) -> tuple[int, int] | None:
+    return None if window is None else (window - 1, 0)
+
+
+@bijax.elementwise
+def _scale(x: jax.Array, factor: jax.Array) -> jax.Array:
+    return x * factor
+
+
+@bijax.elementwise
+def _soft_cap(x: jax.Array, cap: jax.Array) -> jax.Array:
+    return jnp.tanh(x / cap) * cap
+
+
+@bijax.elementwise
+def _geglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    wide = gate.astype(jnp.float32)
+    return (jax.nn.gelu(wide, approximate=True) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 @bijax.elementwise

@@ -62,19 +62,31 @@ class PlainOps:
         # A negative index would count from the end.
         return jnp.take(table, jnp.where(tokens < 0, table.shape[0], tokens), axis=0, mode="fill", fill_value=jnp.nan)
 
-    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float) -> jax.Array:
-        """Divides each row of x (..., C) by its root mean square, times weight (C,)."""
+    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0) -> jax.Array:
+        """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
         wide = x.astype(jnp.float32)
         y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-        return (y if weight is None else y * weight.astype(jnp.float32)).astype(x.dtype)
+        return (y if weight is None else y * (weight.astype(jnp.float32) + weight_offset)).astype(x.dtype)
+
+    def scale(self, x: jax.Array, factor: float) -> jax.Array:
+        """Returns x times a factor that is rounded to the dtype of x."""
+        return x * jnp.asarray(factor, x.dtype)
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """Returns the log-probabilities of each row of x (..., C)."""
         return jax.nn.log_softmax(x, axis=-1)
 
+    def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
+        """Returns cap * tanh(x / cap), element by element."""
+        return cap * jnp.tanh(x / cap)
+
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
         return jax.nn.silu(gate) * up
+
+    def geglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """Returns gelu(gate) * up, element by element, with gelu approximated by tanh."""
+        return jax.nn.gelu(gate, approximate=True) * up
 
     def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
         """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
@@ -126,14 +138,21 @@ class PlainOps:
         *,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
         del lengths  # the causal mask hides the keys behind a sequence's last query, and its padding is not looked at
+        if soft_cap is not None:
+            return _capped_attention(query, key, value, start, scale, window, soft_cap)
         if start is None:
-            return jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        positions = start[:, None] + jnp.arange(query.shape[1])
-        visible = jnp.arange(key.shape[1]) <= positions[:, :, None]
-        return jax.nn.dot_product_attention(query, key, value, mask=visible[:, None])
+            before = None if window is None else (window - 1, 0)
+            return jax.nn.dot_product_attention(
+                query, key, value, scale=scale, is_causal=True, local_window_size=before
+            )
+        visible = _visible(query, key, start, window)
+        return jax.nn.dot_product_attention(query, key, value, scale=scale, mask=visible[:, None])
 
     def paged_attention(
         self,
@@ -144,6 +163,9 @@ class PlainOps:
         *,
         start: jax.Array,
         lengths: jax.Array,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         batch, pages = page_table.shape
@@ -151,7 +173,37 @@ class PlainOps:
         def gather(stored: jax.Array) -> jax.Array:
             return stored[page_table].reshape(batch, pages * stored.shape[1], *stored.shape[2:])
 
-        return self.attention(query, gather(key_pages), gather(value_pages), start=start, lengths=lengths)
+        keys, values = gather(key_pages), gather(value_pages)
+        return self.attention(
+            query, keys, values, start=start, lengths=lengths, scale=scale, window=window, soft_cap=soft_cap
+        )
+
+
+def _visible(query: jax.Array, key: jax.Array, start: jax.Array, window: int | None) -> jax.Array:
+    """Returns which keys (B, T, S) queries see."""
+    positions = (start[:, None] + jnp.arange(query.shape[1]))[:, :, None]
+    keys = jnp.arange(key.shape[1])
+    visible = keys <= positions
+    return visible if window is None else visible & (keys > positions - window)
+
+
+def _capped_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    start: jax.Array | None,
+    scale: float | None,
+    window: int | None,
+    soft_cap: float,
+) -> jax.Array:
+    """Attention with a soft cap, which `jax.nn.dot_product_attention` does not have."""
+    batch, length, heads, size = query.shape
+    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], size)
+    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
+    scores = soft_cap * jnp.tanh(scores * (size**-0.5 if scale is None else scale) / soft_cap)
+    visible = _visible(query, key, jnp.zeros(batch, jnp.int32) if start is None else start, window)
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf)).astype(value.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
 
 def _quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -42,14 +42,23 @@ class Ops(Protocol):
     def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns the rows (..., D) of table (V, D) by tokens (...), integers; nan for tokens outside the table."""
 
-    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float) -> jax.Array:
-        """Divides each row of x (..., C) by its root mean square, times weight (C,)."""
+    def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0) -> jax.Array:
+        """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
+
+    def scale(self, x: jax.Array, factor: float) -> jax.Array:
+        """Returns x times a factor that is rounded to the dtype of x."""
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """Returns the log-probabilities of each row of x (..., C)."""
 
+    def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
+        """Returns cap * tanh(x / cap), element by element."""
+
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
+
+    def geglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """Returns gelu(gate) * up, element by element, with gelu approximated by tanh."""
 
     def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
         """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
@@ -84,11 +93,16 @@ class Ops(Protocol):
         *,
         start: jax.Array | None = None,
         lengths: jax.Array | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H).
 
         Query t of sequence b stands at position start[b] + t (0 by default), key s at position s. With `lengths` only
-        the first lengths[b] queries of a sequence count; what the others get is not defined.
+        the first lengths[b] queries of a sequence count; what the others get is not defined. Scores are multiplied by
+        `scale`, 1 / sqrt(H) by default, and bent to stay below a `soft_cap`; with a `window` a query sees that many
+        keys at most, its own the last.
         """
 
     def paged_attention(
@@ -100,5 +114,8 @@ class Ops(Protocol):
         *,
         start: jax.Array,
         lengths: jax.Array,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""

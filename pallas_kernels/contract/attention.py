@@ -22,6 +22,11 @@ class AttentionContract:
     block's keys, in which a key that is not visible counts as zero; a zero comes out as +0. The sum of a block's
     exponentials follows `RowContract`.
 
+    With a soft cap c the score is c * tanh(chain * (scale / c)), the factor rounded to float32 once. Behind it a bias
+    is added, and behind that slope * (position of the key - position of the query), each product and sum rounded. A
+    sink joins the maximum and the sum behind the last block, as a block of one key without a value would. Keys and
+    values of 8 bits are multiplied by their factors in float32 and rounded to the dtype of the queries first.
+
     Sums over queries (the gradients of keys and values) walk blocks of `query_block` queries at absolute positions.
     The rows of a block (query by query, and in a query the heads that share a key) are fused chains of `chain_rows`
     rows, added upwards in float32.
@@ -150,11 +155,18 @@ class MmaAttentionContract:
     (m + log2(l)) * ln(2). A row without a weight above 0 has zeros and -inf. A row that sees a value that is not finite
     is nan in all of its results.
 
+    With a soft cap g the first product of s is tanh(query @ keys^T * (scale / g)) * (g * log2(e)), both factors rounded
+    to float32 once. Slopes add, behind the bias, (slope * log2(e)) * (position of the key - position of the query). A
+    sink z takes (m, l, o) behind the last block to m' = max(m, z * log2(e)), l' = l * a + ex2(z * log2(e) - m') and
+    o' = o * a, with a as above. Keys and values of 8 bits are multiplied by their factors in float32 and rounded to the
+    dtype of the queries before anything else.
+
     In the backward pass p = ex2(s - lse * log2(e)) and t = p * (cotangent @ values^T - sum(cotangent * result)). The
     gradient of a query is one chain of t @ keys over the blocks of keys that it sees, upwards, times the scale; that of
     a key is one of t^T @ queries over blocks of `row_block` of the rows that see it, query by query and in a query head
     by head, times the scale; that of a value one of p^T @ cotangents. Blocks that are not seen change no bit. Blocks of
-    keys hold `row_block` keys there.
+    keys hold `row_block` keys there. With a soft cap t is multiplied by 1 - tanh^2 first; the gradient of a bias is t
+    as it was.
 
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.

@@ -1,5 +1,6 @@
 """Attention: a query's bits in any batch, chunk and cache, in every dtype, and the contract itself, emulated."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, bits, hostile_rows
+from pallas_kernels.ops.attention.cpu import AttentionSpec
 from pallas_kernels.ops.attention.cpu import launch as cpu
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.schedule.cpu.attention import REFERENCE, Tile, attention_tiles
@@ -250,9 +252,9 @@ def test_pages_under_vmap() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "tiles"),
-    [((3, 3, 64), [Tile(1, 64), Tile(1, 16, 64)]), ((1, 1, 80), [Tile(3, 4)])],
+    [((3, 3, 64, 64), [Tile(1, 64), Tile(1, 16, 64)]), ((1, 1, 80, 48), [Tile(3, 4)])],
 )
-def test_tiles_agree(shape: tuple[int, int, int], tiles: list[Tile]) -> None:
+def test_tiles_agree(shape: tuple[int, int, int, int], tiles: list[Tile]) -> None:
     """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
     assert all(cpu.honours_contract(t, ProgramShape(*shape)) for t in tiles)
 
@@ -261,12 +263,12 @@ def test_a_tile_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
     """The control of the comparison: a scale that differs in its last bit."""
     right = cpu.attend
 
-    def wrong(*args: Any, tile: Tile, scale: float, **others: Any) -> Any:
-        return right(
-            *args, tile=tile, scale=scale if tile == REFERENCE else np.nextafter(np.float32(scale), 1), **others
-        )
+    def wrong(*args: Any, tile: Tile, spec: AttentionSpec, **others: Any) -> Any:
+        if tile != REFERENCE:
+            spec = dataclasses.replace(spec, scale=float(np.nextafter(np.float32(spec.scale), 1)))
+        return right(*args, tile=tile, spec=spec, **others)
 
-    shape = ProgramShape(KEY_HEADS, HEADS // KEY_HEADS, SIZE)
+    shape = ProgramShape(KEY_HEADS, HEADS // KEY_HEADS, SIZE, SIZE)
     assert cpu.honours_contract(Tile(3, 1), shape)
     monkeypatch.setattr(cpu, "attend", wrong)
     assert not cpu.honours_contract.__wrapped__(Tile(3, 1), shape)

@@ -166,7 +166,7 @@ def test_transformations_keep_the_bits() -> None:
 def test_tiles_agree() -> None:
     """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
     for tile in gradient_tiles(1000):
-        assert cpu.honours_gradients(tile, ProgramShape(1, 9, 64))
+        assert cpu.honours_gradients(tile, ProgramShape(1, 9, 64, 64))
 
 
 def test_chains_are_chosen_without_the_batch() -> None:

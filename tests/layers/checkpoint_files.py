@@ -60,6 +60,8 @@ GGUF_BLOCK_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -67,18 +69,18 @@ GGUF_BLOCK_NAMES = {
 }
 
 
-def gguf_tensors(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same weights under GGUF names, query and key rows with the two channels of a rotary pair side by side."""
+def gguf_tensors(weights: dict[str, np.ndarray], *, architecture: str = "llama") -> dict[str, np.ndarray]:
+    """The same weights under GGUF names; a Llama's query and key rows have the two channels of a pair side by side."""
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     tensors = {}
     for name, weight in weights.items():
-        stem = name.removesuffix(".weight")
+        stem, _, kind = name.rpartition(".")
         if stem.startswith("model.layers."):
             _, _, layer, rest = stem.split(".", 3)
             stem = f"blk.{layer}.{GGUF_BLOCK_NAMES[rest]}"
         else:
             stem = names[stem]
-        if stem.endswith(("attn_q", "attn_k")):
+        if architecture == "llama" and stem.endswith(("attn_q", "attn_k")):
             # Row by row, so that it shares nothing with the reader's reshape: rows c and c + half become 2c and 2c + 1.
             interleaved = np.empty_like(weight)
             for row in range(len(weight)):
@@ -86,7 +88,7 @@ def gguf_tensors(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
                 half, pair = divmod(channel, HEAD_DIM // 2)
                 interleaved[head * HEAD_DIM + 2 * pair + half] = weight[row]
             weight = interleaved
-        tensors[stem + ".weight"] = weight
+        tensors[f"{stem}.{kind}"] = weight
     return tensors
 
 

@@ -24,7 +24,7 @@ def refuse(folder: Path, message: str, error: type[Exception] = CheckpointError)
     ("name", "message"),
     [
         ("config.json", "has no config.json; give a GGUF file or a folder"),
-        ("tokenizer.json", "has no tokenizer.json; save the tokenizer there"),
+        ("tokenizer.json", "has tokenizer_config.json, but no tokenizer.json; save the tokenizer there"),
         ("model.safetensors", "has neither model.safetensors nor model.safetensors.index.json"),
     ],
 )
@@ -32,6 +32,31 @@ def test_missing_file(tmp_path: Path, name: str, message: str) -> None:
     folder = files.write_folder(tmp_path)
     (folder / name).unlink()
     refuse(folder, message, FileNotFoundError)
+
+
+def test_weights_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = files.write_folder(tmp_path)
+    assert load_checkpoint(folder).tokenizer is not None
+    (folder / "tokenizer.json").write_text("damaged")
+    assert load_checkpoint(folder, tokenizer=False).tokenizer is None
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.tokenizer is None
+    assert checkpoint.config.eos_token_ids == (1,)
+    metadata = {key: value for key, value in files.gguf_metadata().items() if not key.startswith("tokenizer")}
+    path = files.write_gguf(tmp_path / "model.gguf", metadata)
+    assert load_checkpoint(path).tokenizer is None
+    del metadata["llama.vocab_size"]
+    refuse(files.write_gguf(path, metadata), "'llama.vocab_size' is missing")
+
+
+def test_a_name_on_the_hub() -> None:
+    with pytest.raises(FileNotFoundError, match="`hf download someone/model-7B --local-dir model-7B`"):
+        load_checkpoint("someone/model-7B")
+    for path in ("someone/model.gguf", "model", "tests/model", "/someone/model"):
+        with pytest.raises(FileNotFoundError, match=r"give a GGUF file or a Hugging Face folder$"):
+            load_checkpoint(path)
 
 
 def test_missing_shard(tmp_path: Path) -> None:
@@ -66,21 +91,35 @@ def test_damaged_generation_config_and_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt2"}, "expected one of the model types ['llama', 'qwen3_moe'], got 'gpt2'"),
-        ({"model_type": None}, "expected one of the model types ['llama', 'qwen3_moe'], got None"),
+        ({"model_type": "gpt2"}, "expected one of the model types ['llama', 'mistral', "),
+        ({"model_type": None}, "'gemma3_text'], got None"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu' or 'swish' or absent, got 'gelu'"),
-        ({"attention_bias": True}, "attention_bias must be False or None or absent, got True"),
-        ({"mlp_bias": True}, "mlp_bias must be False"),
+        ({"attention_bias": "yes"}, "attention_bias must be true or false, got 'yes'"),
+        ({"attention_bias": True}, "weights are missing"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias must be False or None or absent, got True"),
+        ({"model_type": "mistral", "sliding_window": 0}, "windows must be positive integers or None"),
+        ({"model_type": "mistral", "layer_types": ["full"]}, "layer_types must list one of ['sliding_attention', "),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "max_window_layers must be an integer, got None"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": -1.0}, "attention_soft_cap must be a positive"),
+        ({"model_type": "qwen3", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be None"),
+        ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "hidden_activation must be 'gelu_pytorch_tanh'"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern must be positive, got 0"),
         ({"pretraining_tp": 2}, "pretraining_tp must be 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0"),
         ({"rope_interleaved": True}, "rope_interleaved must be False"),
         ({"sliding_window": 4096}, "sliding_window must be None"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config must be None"),
         ({"auto_map": {"AutoModel": "own.Model"}}, "auto_map must be None"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling must be absent or of"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling must be absent"),
-        ({"rope_scaling": "yarn"}, "rope_scaling must be absent"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters must be absent"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor of rotary frequencies must be a p"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor of rotary frequencies must be a positive"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "more": 1}}, "got ['more'] too"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' follow the length of the sequence"),
+        ({"rope_scaling": {"rope_type": "other"}}, "rope_type must be one of ['default', 'linear', 'llama3', 'yarn']"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object or absent, got 'yarn'"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling and rope_parameters contradict each other",
+        ),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "states the rope base more than once"),
         ({"rope_theta": "10000"}, "rope_theta must be a number, got '10000'"),
         ({"rope_theta": -1.0}, "rope_theta must be a positive finite float, got -1.0"),

@@ -1,5 +1,6 @@
 """The same model written as GGUF and as safetensors is read back as the same arrays."""
 
+import dataclasses
 import json
 import tracemalloc
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 from flax_layers.checkpoint import CheckpointError, LlamaConfig, load_checkpoint
 from flax_layers.checkpoint.gguf_llama import halves_from_pairs
+from flax_layers.checkpoint.hf_config import hf_config
+from flax_layers.checkpoint.rope import RopeScaling
+from flax_layers.checkpoint.weights import expected_shapes
 from tests.layers import checkpoint_files as files
 
 EXPECTED_CONFIG = LlamaConfig(
@@ -59,6 +63,50 @@ def test_both_formats_give_the_same_model(tmp_path: Path, tied: bool) -> None:
     assert configs[0] == configs[1] == configs[2]
     if not tied:
         assert configs[0] == EXPECTED_CONFIG
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_relatives_in_both_formats(tmp_path: Path, architecture: str) -> None:
+    fields = files.hf_fields() | {"model_type": architecture, "tie_word_embeddings": True}
+    folder = files.write_folder(tmp_path / "folder", fields, {})
+    rng = np.random.default_rng(0)
+    shapes = dict(expected_shapes(hf_config(folder)))
+    assert ("model.layers.0.self_attn.q_proj.bias" in shapes) == (architecture == "qwen2")
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    metadata = {key.replace("llama.", f"{architecture}."): value for key, value in files.gguf_metadata().items()}
+    tensors = files.gguf_tensors(weights, architecture=architecture)
+    path = files.write_gguf(tmp_path / "model.gguf", metadata, tensors, architecture=architecture)
+    one, other = load_checkpoint(path), load_checkpoint(files.write_folder(folder, fields, weights))
+    assert one.config == other.config
+    assert set(one.weights) == set(other.weights) == set(weights)
+    for name, weight in weights.items():
+        assert_same_bits(one.weights[name], weight)
+        assert_same_bits(other.weights[name], weight)
+
+
+def test_scaled_frequencies_in_both_formats(tmp_path: Path) -> None:
+    """GGUF has the divisors of Llama 3.1 in a tensor, in float32, and the factor of linear scaling as a number."""
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 1000,
+    }  # fmt: skip
+    found = load_checkpoint(files.write_folder(tmp_path / "folder", files.hf_fields() | {"rope_scaling": scaling}))
+    divisors = np.array(found.config.rope_scaling.divisors)
+    assert divisors[0] == 1 < divisors[2] < divisors[-1] == 8
+    tensors = files.gguf_tensors(files.random_weights()) | {"rope_freqs.weight": divisors.astype(np.float32)}
+    stored = load_checkpoint(files.write_gguf(tmp_path / "model.gguf", tensors=tensors))
+    assert stored.config.rope_scaling.divisors == tuple(divisors.astype(np.float32).tolist())
+    assert dataclasses.replace(stored.config, rope_scaling=None) == dataclasses.replace(found.config, rope_scaling=None)
+    assert "rope_freqs.weight" not in stored.weights
+
+    metadata = files.gguf_metadata() | {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    linear = load_checkpoint(files.write_gguf(tmp_path / "linear.gguf", metadata)).config
+    assert linear.rope_scaling == RopeScaling((4.0,) * 4)
+    with pytest.raises(CheckpointError, match="scales rotary frequencies twice"):
+        load_checkpoint(files.write_gguf(tmp_path / "twice.gguf", metadata, tensors))
+    tensors["rope_freqs.weight"] = np.ones(3, np.float32)
+    with pytest.raises(CheckpointError, match="rope_scaling must have 4 divisors"):
+        load_checkpoint(files.write_gguf(tmp_path / "short.gguf", tensors=tensors))
 
 
 def test_half_precision_is_widened_exactly(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_bad_input() -> None:
     for model, rules, options, error, message in (
         (Traced(), None, {"quantize": "int4"}, ValueError, "must be None or 'int8', got 'int4'"),
         (Traced(), None, {"calibration": (x,)}, ValueError, "belongs to quantize='int8'"),
-        (linen.Dense(2), None, {"quantize": "int8"}, TypeError, "an nnx model to quantise"),
+        (linen.Dense(2), None, {"quantize": "int8", "calibration": (x,)}, TypeError, "calibrate with quantize_variab"),
         (own, None, {"quantize": "int8"}, ValueError, "dot_general"),
         (Traced(), None, {"quantize": "int8", "calibration": (x,)}, ValueError, "does not reach .*'unused'"),
         (Traced(), {"unused": False}, {"quantize": "int8", "calibration": (x * jnp.nan,)}, ValueError, "nan or inf"),

@@ -72,6 +72,8 @@ def served(path, *options):
     small = ("--port", "0", "--page-size", "8", "--num-pages", "32", "--max-running", "1", "--max-prefill-tokens", "16")
     with started("bijax", "serve", "--model", str(path), "--log-format", "json", *small, *options) as process:
         first = json.loads(process.stderr.readline())["message"]
+        if first.startswith("no tokenizer"):
+            first = json.loads(process.stderr.readline())["message"]
         url = first[first.index("http://") :]
         threading.Thread(target=process.stderr.read, daemon=True).start()
         deadline = time.monotonic() + 300
@@ -100,6 +102,22 @@ def test_the_command_serves_a_checkpoint(tmp_path):
             assert json.loads(reply.read())["data"][0]["id"] == "tiny"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+@pytest.mark.exhaustive
+def test_a_checkpoint_without_a_tokenizer(tmp_path):
+    metadata = checkpoint_files.gguf_metadata() | {"tokenizer.ggml.model": "llama"}
+    path = checkpoint_files.write_gguf(tmp_path / "tiny.gguf", metadata)
+    with started("bijax", "serve", "--model", str(path), "--port", "0") as process:
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert "or load it without its tokenizer" in log
+    with served(path, "--skip-tokenizer-init") as (_, url):
+        body = {"input_ids": [5, 6, 7], "sampling_params": {"temperature": 0, "max_new_tokens": 3}}
+        with urllib.request.urlopen(f"{url}/generate", json.dumps(body).encode(), timeout=60) as reply:
+            assert len(json.loads(reply.read())["output_ids"]) == 3
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(f"{url}/generate", b'{"text": "abc"}', timeout=60)
 
 
 @pytest.mark.exhaustive

@@ -223,14 +223,14 @@ def test_what_is_not_finite_reaches_those_who_see_it(which: str, at: int, races:
 
 def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without the wait for a gradient to leave, that of the next queries is written over it."""
-    send_on = Body.send_on
+    one_step = Body.one_step
 
-    def without_wait(*arguments: Any) -> None:
+    def without_wait(*arguments: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(plgpu, "wait_smem_to_gmem", lambda *_, **__: None)
-            send_on(*arguments)
+            return one_step(*arguments)
 
-    monkeypatch.setattr(Body, "send_on", without_wait)
+    monkeypatch.setattr(Body, "one_step", without_wait)
     differentiate(CASES["window, offsets"], arrays("window, offsets"))
     assert races()
 

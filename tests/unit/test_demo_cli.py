@@ -24,6 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 class ByteTokenizer:
     eos_token_ids = (0,)
+    has_chat_template = True
+
+    def encode(self, text):
+        return list(text.encode())
 
     def encode_chat(self, messages, *, add_generation_prompt):
         if messages[0]["content"] == "refused":
@@ -46,7 +50,7 @@ def demo(monkeypatch, tmp_path, capsys):
         def open_models(checkpoint, *, max_new_tokens):
             return tuple(FakeModel(max_new_tokens, *([] if f is None else [f])) for f in (plain, bijax))
 
-        def open_quantized_models(checkpoint, prompt, *, max_new_tokens):
+        def open_quantized_models(checkpoint, tokenizer, prompt, *, max_new_tokens):
             quality = Quality(np.array([65]), 10.5, 7), Quality(np.array([66]), 11.25, 7)
             return open_models(checkpoint, max_new_tokens=max_new_tokens), quality
 
@@ -57,6 +61,18 @@ def demo(monkeypatch, tmp_path, capsys):
         return code, capsys.readouterr(), json.loads(written.read_text()) if written.exists() else None
 
     return call
+
+
+def test_texts_without_a_chat_template(demo, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "has_chat_template", False)
+    code, printed, _ = demo("--quick")
+    assert code == 2
+    assert "has no chat template, as base models have none; run with --text" in printed.err
+    code, printed, found = demo("--quick", "--text", "--json", "figures.json")
+    assert code == 0
+    assert "2 texts, up to 8 tokens each" in printed.out
+    assert found["arguments"]["text"]
+    assert [prompt["tokens"] for prompt in found["prompts"]] == [len(text.encode()) for text in BUILT_IN[:2]]
 
 
 def move(way, batch_size, place, text):
@@ -105,7 +121,7 @@ def test_a_text_that_differs_is_shown(demo):
 
 def test_json_holds_the_same_figures(demo):
     _, printed, found = demo("--tokens", "6", "--seed", "5", "--json", "figures.json", plain=move)
-    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False, "quantize": None}
+    assert found["arguments"] == {"prompts": 8, "tokens": 6, "seed": 5, "quick": False, "quantize": None, "text": False}
     assert found["model"] == "fake.gguf"
     assert {"device", "jax", "date"} <= found.keys()
     assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN)

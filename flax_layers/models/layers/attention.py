@@ -26,6 +26,12 @@ class Attention(nnx.Module):
         param_dtype: Dtype of the parameters.
         kernel_init: Initializer of the kernels.
         qk_norm: Epsilon of the norms of queries and keys, each head by itself, before they are turned; None for none.
+        qk_norm_offset: Added to the scales of these norms, as in `RMSNorm`.
+        qkv_bias: Whether queries, keys and values have a bias.
+        output_bias: Whether the output has a bias.
+        scale: Factor of the scores; 1 / sqrt(head_dim) by default.
+        soft_cap: What scores x are bent to stay below, as soft_cap * tanh(x / soft_cap); None for no bound.
+        window: Tokens that a token sees at most, itself the last; None for all before it.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
 
@@ -37,7 +43,7 @@ class Attention(nnx.Module):
         key_norm: Norm of a head of keys, or None.
 
     Raises:
-        ValueError: If `num_kv_heads` does not divide `num_heads`.
+        ValueError: If `num_kv_heads` does not divide `num_heads`, or the window is not positive.
 
     Guarantee: row-invariant with `INVARIANT`: a token's output depends on the tokens up to it in its own sequence,
     whatever the batch, the padding, the cut into chunks and the cache.
@@ -66,17 +72,26 @@ class Attention(nnx.Module):
         param_dtype: Any = jnp.float32,
         kernel_init: nnx.Initializer = LECUN_NORMAL,
         qk_norm: float | None = None,
+        qk_norm_offset: float = 0.0,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        window: int | None = None,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
         if num_kv_heads < 1 or num_heads % num_kv_heads:
             raise ValueError(f"Attention: num_kv_heads must divide num_heads, got {num_kv_heads=} and {num_heads=}.")
 
-        def linear(in_features: int, out_features: int) -> Linear:
+        if window is not None and window < 1:
+            raise ValueError(f"Attention: window must be positive or None, got {window=}.")
+
+        def linear(in_features: int, out_features: int, use_bias: bool) -> Linear:
             return Linear(
                 in_features,
                 out_features,
-                use_bias=False,
+                use_bias=use_bias,
                 dtype=dtype,
                 param_dtype=param_dtype,
                 kernel_init=kernel_init,
@@ -84,17 +99,21 @@ class Attention(nnx.Module):
                 rngs=rngs,
             )
 
-        self.qkv = linear(features, (num_heads + 2 * num_kv_heads) * head_dim)
-        self.out = linear(num_heads * head_dim, features)
+        self.qkv = linear(features, (num_heads + 2 * num_kv_heads) * head_dim, qkv_bias)
+        self.out = linear(num_heads * head_dim, features, output_bias)
         self.query_norm: Any = nnx.data(None)
         self.key_norm: Any = nnx.data(None)
         if qk_norm is not None:
             options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
-            self.query_norm = RMSNorm(head_dim, epsilon=qk_norm, **options)
-            self.key_norm = RMSNorm(head_dim, epsilon=qk_norm, **options)
+            options |= {"epsilon": qk_norm, "scale_offset": qk_norm_offset}
+            self.query_norm = RMSNorm(head_dim, **options)
+            self.key_norm = RMSNorm(head_dim, **options)
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
+        self.scale = scale
+        self.soft_cap = soft_cap
+        self.window = window
         self.ops = ops
 
     def __call__(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -112,7 +131,7 @@ class Attention(nnx.Module):
             ValueError: If a shape does not fit.
         """
         query, key, value = self._heads(x, rotary)
-        return self._merge(self.ops.attention(query, key, value))
+        return self._merge(self.ops.attention(query, key, value, **self._options()))
 
     def extend(
         self,
@@ -142,13 +161,15 @@ class Attention(nnx.Module):
         """
         query, key, value = self._heads(x, rotary)
         cache = cache.write(key, value, start, lengths)
+        options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
-            y = self.ops.attention(query, cache.keys, cache.values, start=start, lengths=lengths)
+            y = self.ops.attention(query, cache.keys, cache.values, **options)
         else:
-            y = self.ops.paged_attention(
-                query, cache.keys, cache.values, cache.page_table, start=start, lengths=lengths
-            )
+            y = self.ops.paged_attention(query, cache.keys, cache.values, cache.page_table, **options)
         return self._merge(y), cache
+
+    def _options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
 
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the turned queries and keys and the values, (B, T, heads, head_dim) each."""

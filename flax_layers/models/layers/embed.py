@@ -22,6 +22,7 @@ class Embed(nnx.Module):
         dtype: Dtype of the result and of the computation; that of the table by default.
         param_dtype: Dtype of the table.
         embedding_init: Initializer of the table.
+        scale: Factor of the rows that are looked up, rounded to `dtype`; `attend` does without.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
 
@@ -49,12 +50,14 @@ class Embed(nnx.Module):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         embedding_init: nnx.Initializer = EMBEDDING,
+        scale: float = 1.0,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
         self.embedding = nnx.Param(embedding_init(rngs.params(), (num_embeddings, features), param_dtype))
         self.num_embeddings = num_embeddings
         self.features = features
+        self.scale = scale
         self.dtype = dtype
         self.ops = ops
 
@@ -69,7 +72,8 @@ class Embed(nnx.Module):
         """
         check_token_ids(tokens, self.num_embeddings)
         (table,) = promote(self.dtype, self.embedding[...])
-        return self.ops.embed(table, tokens)
+        rows = self.ops.embed(table, tokens)
+        return rows if self.scale == 1 else self.ops.scale(rows, self.scale)
 
     def attend(self, x: jax.Array, *, preferred_element_type: Any = None) -> jax.Array:
         """Multiplies by the transposed table, without a copy of it.

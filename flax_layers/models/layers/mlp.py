@@ -1,6 +1,6 @@
-"""The SwiGLU multi-layer perceptron."""
+"""The gated multi-layer perceptron."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from .linear import Linear
 
 
 class MLP(nnx.Module):
-    """Computes down(silu(gate(x)) * up(x)), without biases.
+    """Computes down(activation(gate(x)) * up(x)).
 
     Args:
         features: Length of the last dimension of input and output.
@@ -21,6 +21,8 @@ class MLP(nnx.Module):
         dtype: Dtype of the computation; that of input and parameters together by default.
         param_dtype: Dtype of the parameters.
         kernel_init: Initializer of the kernels.
+        activation: "silu", or "gelu_tanh" for gelu approximated by tanh.
+        use_bias: Whether the products have biases.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
 
@@ -28,6 +30,9 @@ class MLP(nnx.Module):
         gate_up: Linear layer to 2 * hidden_features: the columns of the gate, then those of the other factor. One
             kernel, because one product is faster than two and its columns do not mind.
         down: Linear layer back to `features`.
+
+    Raises:
+        ValueError: If the activation is another one.
 
     Guarantee: row-invariant with `INVARIANT`; the gradients of the kernels as for `Linear`.
 
@@ -48,14 +53,19 @@ class MLP(nnx.Module):
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         kernel_init: nnx.Initializer = LECUN_NORMAL,
+        activation: Literal["silu", "gelu_tanh"] = "silu",
+        use_bias: bool = False,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
+        if activation not in ("silu", "gelu_tanh"):
+            raise ValueError(f"MLP: activation must be 'silu' or 'gelu_tanh', got {activation!r}.")
+
         def linear(in_features: int, out_features: int) -> Linear:
             return Linear(
                 in_features,
                 out_features,
-                use_bias=False,
+                use_bias=use_bias,
                 dtype=dtype,
                 param_dtype=param_dtype,
                 kernel_init=kernel_init,
@@ -65,6 +75,7 @@ class MLP(nnx.Module):
 
         self.gate_up = linear(features, 2 * hidden_features)
         self.down = linear(hidden_features, features)
+        self.activation = activation
         self.ops = ops
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -75,4 +86,4 @@ class MLP(nnx.Module):
             ValueError: If the last dimension of x is not `features`.
         """
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down(self.ops.swiglu(gate, up))
+        return self.down((self.ops.swiglu if self.activation == "silu" else self.ops.geglu)(gate, up))

@@ -9,7 +9,6 @@ from flax import nnx
 from ..._signature import ConstructorSignature
 from ...ops import INVARIANT, Ops
 from ._dtypes import promote
-from ._initializers import ONES
 
 
 class RMSNorm(nnx.Module):
@@ -21,7 +20,8 @@ class RMSNorm(nnx.Module):
         use_scale: Whether to scale the columns.
         dtype: Dtype of the result; that of input and parameters together by default.
         param_dtype: Dtype of the scale.
-        scale_init: Initializer of the scale.
+        scale_init: Initializer of the scale; by default it starts so that nothing is scaled.
+        scale_offset: Added to the scale; 1 for models that store scale - 1, as Gemma does.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
 
@@ -48,15 +48,18 @@ class RMSNorm(nnx.Module):
         use_scale: bool = True,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
-        scale_init: nnx.Initializer = ONES,
+        scale_init: nnx.Initializer | None = None,
+        scale_offset: float = 0.0,
         ops: Ops = INVARIANT,
         rngs: nnx.Rngs,
     ) -> None:
+        scale_init = nnx.initializers.constant(1 - scale_offset) if scale_init is None else scale_init
         self.scale: Any = (
             nnx.Param(scale_init(rngs.params(), (num_features,), param_dtype)) if use_scale else nnx.data(None)
         )
         self.num_features = num_features
         self.epsilon = epsilon
+        self.scale_offset = scale_offset if use_scale else 0.0
         self.dtype = dtype
         self.ops = ops
 
@@ -70,4 +73,4 @@ class RMSNorm(nnx.Module):
         if x.shape[-1:] != (self.num_features,):
             raise ValueError(f"RMSNorm: x must have the shape (..., {self.num_features}), got {x.shape}.")
         x, scale = promote(self.dtype, x, None if self.scale is None else self.scale[...])
-        return self.ops.rms_norm(x, scale, eps=self.epsilon)
+        return self.ops.rms_norm(x, scale, eps=self.epsilon, weight_offset=self.scale_offset)

@@ -1,5 +1,7 @@
 """Rotary position embedding: a table of cosines and sines."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,13 +24,15 @@ class RotaryEmbedding(nnx.Module):
         head_dim: Width of a head; even.
         max_positions: Number of positions in the table.
         theta: Base of the frequencies theta**(-2i/head_dim).
+        divisors: What each frequency is divided by, (head_dim / 2) numbers; None for ones.
+        magnitude: Factor of the cosines and sines.
 
     Attributes:
         cos: (max_positions, head_dim / 2) float32 table.
         sin: The same.
 
     Raises:
-        ValueError: If `head_dim` is odd or not positive.
+        ValueError: If `head_dim` is odd or not positive, or there are not as many divisors as frequencies.
 
     Guarantee: row-invariant.
 
@@ -42,12 +46,27 @@ class RotaryEmbedding(nnx.Module):
 
     __signature__ = ConstructorSignature()
 
-    def __init__(self, head_dim: int, max_positions: int, *, theta: float = 10000.0) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        max_positions: int,
+        *,
+        theta: float = 10000.0,
+        divisors: Sequence[float] | None = None,
+        magnitude: float = 1.0,
+    ) -> None:
         if head_dim < 2 or head_dim % 2:
             raise ValueError(f"RotaryEmbedding: head_dim must be even and positive, got {head_dim=}.")
-        angles = np.outer(np.arange(max_positions), theta ** (-np.arange(0, head_dim, 2) / head_dim))
-        self.cos = RotaryTable(jnp.asarray(np.cos(angles), jnp.float32))
-        self.sin = RotaryTable(jnp.asarray(np.sin(angles), jnp.float32))
+        frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+        if divisors is not None:
+            if len(divisors) != len(frequencies):
+                raise ValueError(
+                    f"RotaryEmbedding: expected {len(frequencies)} divisors for {head_dim=}, got {len(divisors)}."
+                )
+            frequencies = frequencies / np.asarray(divisors, np.float64)
+        angles = np.outer(np.arange(max_positions), frequencies)
+        self.cos = RotaryTable(jnp.asarray(magnitude * np.cos(angles), jnp.float32))
+        self.sin = RotaryTable(jnp.asarray(magnitude * np.sin(angles), jnp.float32))
         self.max_positions = max_positions
 
     def __call__(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -5,7 +5,7 @@ sizes. Rows of a tile that lie behind its group take part in nothing.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,8 @@ def multiply_groups(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Pr
             depend on the number of rows or on the other ones.
 
     Returns:
-        (M, N) of the dtype of the sums. Rows behind the last group are zero.
+        (M, N) of the dtype of the sums. Rows behind the last group are zero. If sizes are negative or add up to more
+        than M, floating results are nan.
 
     Guarantee: row-invariant, if the product is; a row depends on itself and on the weights of its group alone.
 
@@ -51,7 +52,8 @@ def multiply_groups(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Pr
         before = lax.dynamic_slice_in_dim(y, start, rows)
         return lax.dynamic_update_slice_in_dim(y, jnp.where(inside[:, None], result, before), start, 0)
 
-    y = _visit_tiles(step, sizes, m, rows, jnp.zeros((m + rows, n.shape[1]), n.dtype))
+    sizes, start = _known_to_fit(sizes, m, n.dtype)
+    y = _visit_tiles(step, sizes, m, rows, jnp.full((m + rows, n.shape[1]), start))
     return isolate(y[:m])[0]
 
 
@@ -69,7 +71,7 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
         contract: Chunks of rows.
 
     Returns:
-        (G, K, N) of the dtype of the sums.
+        (G, K, N) of the dtype of the sums. If sizes are negative or add up to more than M, floating results are nan.
 
     Guarantee: a group's sum depends on its own rows alone, not on where they stand.
 
@@ -93,8 +95,20 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
         changed: jax.Array = lax.dynamic_update_index_in_dim(total, isolate(so_far + part)[0], group, 0)
         return changed
 
-    total = jnp.zeros((sizes.shape[0], *one.shape), one.dtype)
+    sizes, start = _known_to_fit(sizes, m, one.dtype)
+    total = jnp.full((sizes.shape[0], *one.shape), start)
     return isolate(_visit_tiles(step, sizes, m, rows, total) if m else total)[0]
+
+
+def _known_to_fit(sizes: jax.Array, m: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the sizes and what results start with: no rows in any group and nan, where sizes do not fit `m` rows."""
+    possible = (sizes >= 0) & (sizes <= m)
+    sizes = jnp.where(possible, sizes.astype(jnp.int32), 0)
+    # The first sum that wraps round is negative.
+    ends = lax.cumsum(sizes)
+    fit = jnp.all(possible & (ends >= 0) & (ends <= m))
+    other = jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
+    return jnp.where(fit, sizes, 0), jnp.where(fit, jnp.zeros((), dtype), jnp.asarray(other, dtype))
 
 
 def _visit_tiles(
@@ -105,7 +119,7 @@ def _visit_tiles(
     state: jax.Array,
 ) -> jax.Array:
     """Calls `step` with the group, the start and the valid rows of every tile, groups and tiles upwards."""
-    ends = lax.min(lax.cumsum(sizes.astype(jnp.int32)), jnp.int32(m))
+    ends = lax.cumsum(sizes)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
     tiles = -((starts - ends) // rows)
     behind = lax.cumsum(tiles)

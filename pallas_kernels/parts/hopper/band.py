@@ -13,29 +13,33 @@ from jaxlib.mlir.dialects import arith, vector
 from pallas_kernels.parts.hopper.tile import ROW, TILE, i32, thread_of_warpgroup
 
 
-def keep_band(tile: jax.Array, first: jax.Array, last: jax.Array, other: float, interpret: bool) -> jax.Array:
+def keep_band(tile: jax.Array, first: jax.Array | None, last: jax.Array, other: float, interpret: bool) -> jax.Array:
     """Returns a tile with `other` in the columns before `first` and behind `last` of each row.
 
-    A thread compares its four limits with constants, so that no mask takes registers.
+    A thread compares its limits with constants, so that no mask takes registers.
 
     Args:
         tile: (64, n) float32.
-        first: (64,) int32.
+        first: (64,) int32, or None if no column is before it.
         last: (64,) int32.
         other: What the other columns get.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     if interpret:
         column = lax.broadcasted_iota(jnp.int32, tile.shape, 1)
-        return jnp.where((column >= first[:, None]) & (column <= last[:, None]), tile, jnp.float32(other))
+        inside = column <= last[:, None]
+        if first is not None:
+            inside = inside & (column >= first[:, None])
+        return jnp.where(inside, tile, jnp.float32(other))
     result = plgpu.ShapeDtypeStruct(tile.shape, jnp.dtype(jnp.float32), layout=TILE)
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, ROW, ROW), return_type=result)
+    given = (last,) if first is None else (last, first)
+    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, *[ROW] * len(given)), return_type=result)
 
     @inline  # type: ignore[untyped-decorator]
-    def keep(_: Any, tile: Any, first: Any, last: Any) -> Any:
+    def keep(_: Any, tile: Any, *numbers: Any) -> Any:
         outside = mgpu.c(other, ir.F32Type.get())
         own = arith.muli(arith.remui(thread_of_warpgroup(), i32(4)), i32(2))
-        limits = [[arith.subi(_number(x.registers.flat[half]), own) for half in range(2)] for x in (first, last)]
+        limits = [[arith.subi(_number(x.registers.flat[half]), own) for half in range(2)] for x in numbers]
         registers = tile.registers.copy()
         pairs = registers.reshape(registers.shape[1], 2)
         for j in range(pairs.shape[0]):
@@ -43,10 +47,9 @@ def keep_band(tile: jax.Array, first: jax.Array, last: jax.Array, other: float, 
                 pair = pairs[j, half]
                 for i in range(2):
                     at, place = i32(8 * j + i), ir.DenseI64ArrayAttr.get([i])
-                    inside = arith.andi(
-                        arith.cmpi(arith.CmpIPredicate.sle, limits[0][half], at),
-                        arith.cmpi(arith.CmpIPredicate.sge, limits[1][half], at),
-                    )
+                    inside = arith.cmpi(arith.CmpIPredicate.sge, limits[0][half], at)
+                    for least in limits[1:]:
+                        inside = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.sle, least[half], at))
                     number = vector.extract(pair, dynamic_position=[], static_position=place)
                     number = arith.select(inside, number, outside)
                     pair = vector.insert(number, pair, dynamic_position=[], static_position=place)
@@ -55,7 +58,7 @@ def keep_band(tile: jax.Array, first: jax.Array, last: jax.Array, other: float, 
             _registers=pairs.reshape(registers.shape), _layout=tile.layout, _is_signed=tile.is_signed
         )
 
-    kept: jax.Array = keep(tile, first, last)
+    kept: jax.Array = keep(tile, *given)
     return kept
 
 

@@ -1,5 +1,6 @@
 """An operand of wgmma on its way through shared memory: which copies bring it, and how wgmma reads it there."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ class Operand:
         swizzle: Elements of a swizzled row.
         k_step: Elements of K in a stage.
         sources: Operands of this shape, 1 or 2; each has an accumulator of its own.
+        anywhere: Whether tiles start at any row, not at multiples of 8 alone.
     """
 
     size: int
@@ -37,15 +39,17 @@ class Operand:
     swizzle: int
     k_step: int
     sources: int = 1
+    anywhere: bool = False
 
     @property
     def ragged(self) -> bool:
-        """Whether the operand does not divide into the whole (8, swizzle) tiles that wgmma reads.
+        """Whether what is copied does not divide into the whole (8, swizzle) tiles that wgmma reads.
 
         Fewer than 8 rows are one tile. An operand stored with K in front divides: its K is a multiple of 8, its swizzle
         divides its size.
         """
-        return self.k_major and ((self.size % ROWS != 0 and self.size > ROWS) or self.k % self.swizzle != 0)
+        edges = (self.size % ROWS != 0 and self.size > ROWS) or self.k % self.swizzle != 0
+        return self.k_major and (self.anywhere or edges)
 
     @property
     def pieces(self) -> int:
@@ -114,6 +118,11 @@ class Operand:
 def loaded_rows(size: int, tile: int) -> int:
     """Returns how many rows of a tile are copied from `size` rows: no more whole core matrices than there are."""
     return min(tile, -(-size // ROWS) * ROWS)
+
+
+def whole_swizzle(dtype: Any, *lengths: int) -> int:
+    """Returns the elements of the widest swizzled row that lengths along it divide into."""
+    return math.gcd(SWIZZLE_BYTES // jnp.dtype(dtype).itemsize, *lengths)
 
 
 def in_stack(ref: Any, place: Any) -> Any:

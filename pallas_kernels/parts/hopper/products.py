@@ -4,6 +4,7 @@ What runs beside a product must not touch its accumulator or its operands in reg
 by itself; it says so in warnings (C7513 and others), which compiling for a GPU without one shows.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -22,57 +23,58 @@ _A_REGISTERS: Final = 4
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
 
-def start_scores(queries: Any, keys: Any, interpret: bool) -> jax.Array:
-    """Starts queries @ keys^T.
+def start(
+    total: jax.Array | None,
+    left: jax.Array | tuple[Any, ...],
+    right: tuple[Any, ...],
+    *,
+    left_along: bool = True,
+    right_along: bool = True,
+    interpret: bool,
+) -> jax.Array:
+    """Starts total + left @ right, in steps of 16 upwards along K.
+
+    Operands in shared memory are stored as `tile.tiled` says, in pieces that follow one another along K.
 
     Args:
-        queries: Shared memory (64, H) of 16-bit numbers, stored as `tile.tiled` says.
-        keys: The same, (n, H).
+        total: (64, n) float32, or None for zeros.
+        left: (64, K) of 16-bit numbers in registers, or pieces (64, k) of shared memory.
+        right: Pieces (n, k) of shared memory.
+        left_along: Whether pieces of `left` lie along K; else they are (k, 64).
+        right_along: The same of `right`; else they are (k, n).
         interpret: Whether Mosaic's interpreter runs the kernel.
 
     Returns:
         (64, n) float32, not to be touched before `finish`.
     """
     if interpret:
-        return _scores(queries, keys)
-    inline: Any = plgpu.inline_mgpu(arg_types=(_ref(queries), _ref(keys)), return_type=_tile(keys.shape[0]))
+        return _product(total, left, right, left_along, right_along)
+    in_registers = not isinstance(left, tuple)
+    arrays = [x for x in (total, left) if x is not None and not isinstance(x, tuple)]
+    refs = right if not isinstance(left, tuple) else (*left, *right)
+    columns = right[0].shape[0 if right_along else 1]
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(*[TILE] * len(arrays), *[_ref(ref) for ref in refs]), return_type=_tile(columns)
+    )
 
     @inline  # type: ignore[untyped-decorator]
-    def start(_: Any, queries: Any, keys: Any) -> Any:
+    def issue(_: Any, *given: Any) -> Any:
+        held, places = given[: len(arrays)], given[len(arrays) :]
+        if len(held) == 2:
+            held = tuple(mgpu.optimization_barrier(*held))
+        elif held:
+            held = (mgpu.optimization_barrier(*held),)
         nvvm.wgmma_fence_aligned()
-        scores = _issue_scores(queries, keys)
+        sums = [] if total is None else _numbers(held[0])
+        rows = _words(held[-1]) if in_registers else _steps(places[: -len(right)], left_along)
+        turned = f"{'' if in_registers else f'{int(not left_along)}, '}{int(not right_along)}"
+        kind = ir.MemRefType(places[-1].type).element_type
+        for row, step in zip(rows, _steps(places[-len(right) :], right_along), strict=True):
+            sums = _wgmma(sums, columns // 2, row, step[0], kind, turned)
         nvvm.wgmma_commit_group_sync_aligned()
-        return scores
+        return _array(sums, columns)
 
-    started: jax.Array = start(queries, keys)
-    return started
-
-
-def start_values(weights: jax.Array, total: jax.Array, values: Any, interpret: bool) -> jax.Array:
-    """Starts total + weights @ values.
-
-    Args:
-        weights: (64, n) of 16-bit numbers.
-        total: (64, H) float32.
-        values: Shared memory (n, H), stored as `tile.tiled` says.
-        interpret: Whether Mosaic's interpreter runs the kernel.
-
-    Returns:
-        (64, H) float32, not to be touched before `finish`.
-    """
-    if interpret:
-        return _values(weights, total, values)
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, TILE, _ref(values)), return_type=_tile(total.shape[1]))
-
-    @inline  # type: ignore[untyped-decorator]
-    def start(_: Any, weights: Any, total: Any, values: Any) -> Any:
-        weights, total = mgpu.optimization_barrier(weights, total)
-        nvvm.wgmma_fence_aligned()
-        total = _issue_values(weights, total, values)
-        nvvm.wgmma_commit_group_sync_aligned()
-        return total
-
-    started: jax.Array = start(weights, total, values)
+    started: jax.Array = issue(*arrays, *refs)
     return started
 
 
@@ -103,6 +105,30 @@ def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, 
     return finished
 
 
+def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
+    """Writes a tile of 64 rows to shared memory, for wgmma or the copy engine.
+
+    There is no barrier: who reads waits for one at which all threads arrive behind this.
+
+    Args:
+        tile: (64, n).
+        ref: Shared memory of its shape and dtype, stored as `tile.tiled` says, which nobody reads any more.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    if interpret:
+        ref[...] = tile
+        plgpu.commit_smem()
+        return
+    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, _ref(ref)))
+
+    @inline  # type: ignore[untyped-decorator]
+    def write(_: Any, tile: Any, ref: Any) -> None:
+        tile.store_tiled(ref, swizzle=ir.MemRefType(ref.type).shape[-1] * mgpu.utils.bitwidth(tile.mlir_dtype) // 8)
+        nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
+
+    write(tile, ref)
+
+
 def await_sums(sums: jax.Array, interpret: bool) -> None:
     """Keeps ptxas from moving the wait of a `finish` that follows before what non-negative sums (64,) are made of.
 
@@ -124,6 +150,33 @@ def await_sums(sums: jax.Array, interpret: bool) -> None:
     hold(sums)
 
 
+def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
+    """Keeps ptxas from moving what is made of numbers for rows (64,) before a wait for a barrier.
+
+    It moves plain instructions, but not an exchange between threads, here of each thread with itself.
+    """
+    if interpret:
+        return numbers
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(ROW,), return_type=plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
+    )
+
+    @inline  # type: ignore[untyped-decorator]
+    def exchange(_: Any, numbers: Any) -> Any:
+        registers = numbers.registers.copy()
+        for at in range(registers.size):
+            register = registers.flat[at]
+            if isinstance(register.type, ir.VectorType):
+                number = mgpu.utils.shfl_bfly(_element(register, 0), 0)
+                registers.flat[at] = vector.insert(number, register, dynamic_position=[], static_position=_at(0))
+            else:
+                registers.flat[at] = mgpu.utils.shfl_bfly(register, 0)
+        return mgpu.FragmentedArray(_registers=registers, _layout=numbers.layout, _is_signed=None)
+
+    exchanged: jax.Array = exchange(numbers)
+    return exchanged
+
+
 def _ref(ref: Any) -> Any:
     return plgpu.RefType(tiled(ref.dtype, ref.shape[1]))
 
@@ -132,41 +185,31 @@ def _tile(columns: int) -> Any:
     return plgpu.ShapeDtypeStruct((ROWS, columns), jnp.dtype(jnp.float32), layout=TILE)
 
 
-def _scores(queries: Any, keys: Any) -> jax.Array:
-    left, right = (ref[...].astype(jnp.float32) for ref in (queries, keys))
+def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, right_along: bool) -> jax.Array:
+    def joined(pieces: tuple[Any, ...], along: bool) -> jax.Array:
+        """Returns (K, n)."""
+        found = [piece[...].astype(jnp.float32) for piece in pieces]
+        return jnp.concatenate([x.T if along else x for x in found])
+
+    rows = joined(left, left_along).T if isinstance(left, tuple) else left.astype(jnp.float32)
+    columns = joined(right, right_along)
     plgpu.commit_smem()  # ordinary reads, before the copy engine writes again
-    return lax.dot_general(left, right, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
+    product = jnp.dot(rows, columns, precision=lax.Precision.HIGHEST)
+    return product if total is None else total + product
 
 
-def _values(weights: jax.Array, total: jax.Array, values: Any) -> jax.Array:
-    right = values[...].astype(jnp.float32)
-    plgpu.commit_smem()
-    return total + jnp.dot(weights.astype(jnp.float32), right, precision=lax.Precision.HIGHEST)
-
-
-def _issue_scores(queries: Any, keys: Any) -> Any:
-    """Issues the instructions of a product of two operands in shared memory, both along K."""
-    (groups, squares, rows, width), kind = ir.MemRefType(keys.type).shape, ir.MemRefType(keys.type).element_type
-    atom = rows * width * 2
-    left, right = (_descriptor(ref, 16, squares * atom) for ref in (queries, keys))
-    scores: list[Any] = []
-    for at in range(0, squares * width, _K):
-        offset = at // width * atom + at % width * 2
-        operands = [_moved(descriptor, offset) for descriptor in (left, right)]
-        scores = _wgmma(scores, 4 * groups, operands[:1], operands[1], kind, "0, 0")
-    return _array(scores, 8 * groups)
-
-
-def _issue_values(weights: Any, total: Any, values: Any) -> Any:
-    """Issues the instructions of a product of rows in registers by columns that lie one beside the other."""
-    (groups, squares, rows, width), kind = ir.MemRefType(values.type).shape, ir.MemRefType(values.type).element_type
-    atom = rows * width * 2
-    right = _descriptor(values, atom, squares * atom)
-    left, sums = _words(weights), _numbers(total)
-    for step in range(8 * groups // _K):
-        taken = left[_A_REGISTERS * step : _A_REGISTERS * (step + 1)]
-        sums = _wgmma(sums, len(sums), taken, _moved(right, _K // rows * step * squares * atom), kind, "1")
-    return _array(sums, squares * width)
+def _steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
+    """Yields the description of each step of K of an operand in shared memory, in a list of one."""
+    for ref in refs:
+        groups, squares, rows, width = ir.MemRefType(ref.type).shape
+        atom = rows * width * 2
+        base = _descriptor(ref, 16 if along else atom, squares * atom)
+        if along:
+            offsets = [at // width * atom + at % width * 2 for at in range(0, squares * width, _K)]
+        else:
+            offsets = [at // rows * squares * atom for at in range(0, groups * rows, _K)]
+        for offset in offsets:
+            yield [_moved(base, offset)]
 
 
 def _descriptor(ref: Any, leading: int, stride: int) -> Any:
@@ -220,10 +263,11 @@ def _wgmma(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any, 
     return [llvm.extractvalue(f32, struct, [i]) for i in range(count)]
 
 
-def _words(array: Any) -> list[Any]:
-    """Returns the registers of 16-bit numbers as wgmma takes them: 32 bits each."""
+def _words(array: Any) -> list[list[Any]]:
+    """Returns the registers of 16-bit numbers as wgmma takes them for each step of K: four words of 32 bits."""
     word = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
-    return [_element(vector.bitcast(word, register), 0) for register in array.registers.flat]
+    words = [_element(vector.bitcast(word, register), 0) for register in array.registers.flat]
+    return [words[at : at + _A_REGISTERS] for at in range(0, len(words), _A_REGISTERS)]
 
 
 def _numbers(array: Any) -> list[Any]:

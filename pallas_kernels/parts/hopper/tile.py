@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
 ROWS: Final = 64
 """Rows of a tile."""
@@ -26,7 +26,6 @@ WARPGROUP: Final = 128
 TILE: Final = plgpu.Layout.WGMMA
 ROW: Final = plgpu.Layout.WGMMA.reduce(1)
 
-_CHUNK: Final = 16  # bytes that a thread moves at once
 _QUAD: Final = 4  # threads that share a row
 
 
@@ -46,6 +45,42 @@ def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
 def across(x: jax.Array, columns: int) -> jax.Array:
     """Returns a number for each row as a tile of so many columns."""
     return lax.broadcast_in_dim(x, (x.shape[0], columns), [0])
+
+
+def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret: Any) -> jax.Array:
+    """Returns numbers from GPU memory as a float32 tile of `shape`, one for each of its rows or columns.
+
+    Args:
+        numbers: (n,) of any float dtype. Places behind its end have the last number.
+        start: The place of the tile's first row or column.
+        shape: Rows, a multiple of 64, and columns, a multiple of 8.
+        axis: 0 for a number of each row, 1 for one of each column.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    size, last = shape[axis], numbers.shape[0] - 1
+    if interpret:
+        places = jnp.minimum(start + jnp.arange(size, dtype=jnp.int32), last)
+        return lax.broadcast_in_dim(numbers[...][places].astype(jnp.float32), shape, [axis])
+    result = plgpu.ShapeDtypeStruct((size,), jnp.dtype(jnp.float32), layout=TILE.reduce(1 - axis))
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())), return_type=result)
+    layout = mgpu.WGMMA_LAYOUT.reduce((1 - axis,))
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, ref: Any, start: Any) -> Any:
+        f32, (first,) = ir.F32Type.get(), start.registers.flat
+        registers = np.empty(layout.registers_shape((size,)), dtype=object)
+        for at, (place,) in zip(np.ndindex(registers.shape), layout.thread_idxs((size,)), strict=True):
+            register = llvm.mlir_undef(ir.VectorType.get((layout.vector_length,), f32))
+            for i in range(layout.vector_length):
+                index = arith.addi(arith.addi(first, arith.index_cast(i32(0).type, place)), i32(i))
+                index = arith.index_cast(ir.IndexType.get(), arith.minsi(index, i32(last)))
+                number = memref.load(ref, [index])
+                number = number if number.type == f32 else arith.extf(f32, number)
+                register = vector.insert(number, register, dynamic_position=[], static_position=_at(i))
+            registers[at] = register
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    return lax.broadcast_in_dim(load(numbers, jnp.int32(start)), shape, [axis])
 
 
 def filled(shape: tuple[int, ...], value: float) -> jax.Array:
@@ -117,14 +152,14 @@ class Arithmetic:
         def apply(_: Any, *operands: Any) -> Any:
             registers = operands[0].registers.copy()
             for at in range(registers.size):
-                registers.flat[at] = _elementwise(ptx, [o.registers.flat[at] for o in operands])
+                registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
             return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
 
         applied: jax.Array = apply(*operands)
         return applied
 
 
-def _elementwise(ptx: str, operands: Sequence[Any]) -> Any:
+def elementwise(ptx: str, operands: Sequence[Any]) -> Any:
     """Applies an instruction to registers that hold one float32 number, or a vector of them, each."""
     result = operands[0]
     if not isinstance(result.type, ir.VectorType):
@@ -221,61 +256,6 @@ def thread_of_warpgroup() -> Any:
 def i32(value: int) -> Any:
     """Returns an int32 constant."""
     return mgpu.c(value, ir.IntegerType.get_signless(32))
-
-
-def _own_chunks(ref: Any, element: Any) -> Any:
-    """Returns where this thread's chunks of 16 bytes begin; the next ones follow at distances of 2048 bytes."""
-    offset = arith.muli(thread_of_warpgroup(), i32(_CHUNK * 8 // mgpu.utils.bitwidth(element)))
-    return mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [offset], element)
-
-
-def park(tile: jax.Array, ref: Any, interpret: bool) -> None:
-    """Puts a float32 tile (64, n) into shared or GPU memory (64 * n,), each thread its own part; see `unpark`."""
-    if interpret:
-        ref[...] = tile.reshape(-1)
-        return
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, plgpu.RefType()))
-
-    @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, tile: Any, ref: Any) -> None:
-        f32 = ir.F32Type.get()
-        base, registers = _own_chunks(ref, f32), list(tile.registers.flat)
-        for at in range(0, len(registers), 2):
-            chunk = llvm.mlir_undef(ir.VectorType.get((4,), f32))
-            for i in range(4):
-                number = _element(registers[at + i // 2], i % 2)
-                chunk = vector.insert(number, chunk, dynamic_position=[], static_position=_at(i))
-            llvm.store(chunk, mgpu.utils.getelementptr(base, [at // 2 * 4 * WARPGROUP], f32))
-
-    store(tile, ref)
-
-
-def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
-    """Takes a float32 tile of 64 rows back from memory into which `park` put it; no barrier is needed."""
-    if interpret:
-        read: jax.Array = ref[...].reshape(ROWS, columns)
-        return read
-    result = plgpu.ShapeDtypeStruct((ROWS, columns), jnp.dtype(jnp.float32), layout=TILE)
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
-
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, ref: Any) -> Any:
-        f32, layout = ir.F32Type.get(), mgpu.WGMMA_LAYOUT
-        base = _own_chunks(ref, f32)
-        registers = np.empty(layout.registers_shape((ROWS, columns)), dtype=object)
-        for at in range(0, registers.size, 2):
-            address = mgpu.utils.getelementptr(base, [at // 2 * 4 * WARPGROUP], f32)
-            chunk = llvm.load(ir.VectorType.get((4,), f32), address)
-            for half in range(2):
-                pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
-                for i in range(2):
-                    number = _element(chunk, 2 * half + i)
-                    pair = vector.insert(number, pair, dynamic_position=[], static_position=_at(i))
-                registers.flat[at + half] = pair
-        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
-
-    loaded: jax.Array = load(ref)
-    return loaded
 
 
 def accumulator(rows: int, columns: int) -> Any:

@@ -3,3 +3,4 @@
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec as AttentionSpec
 from pallas_kernels.ops.attention.cpu.launch import attention as attention
 from pallas_kernels.ops.attention.cpu.launch import gradients as gradients
+from pallas_kernels.ops.attention.cpu.launch import score_gradients as score_gradients

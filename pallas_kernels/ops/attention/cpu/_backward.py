@@ -5,36 +5,25 @@ absolute positions. A query that does not see a key adds an exact zero to its su
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.ops.attention.cpu._forward import from_rows, masked_scores, one_nan, rows_sight, seen_keys, to_rows
-from pallas_kernels.ops.attention.cpu._keys import FetchBlock, contiguous_blocks
+from pallas_kernels.ops.attention.cpu._forward import block_scores, from_rows, one_nan, seen_keys
+from pallas_kernels.ops.attention.cpu._gradient_rows import Call, Rows
 from pallas_kernels.ops.attention.cpu._score_arrays import NOTHING, ScoreArrays
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
-from pallas_kernels.ops.attention.programs import dot, row_products, seen_product
-from pallas_kernels.ops.attention.sight import Sight, sight
+from pallas_kernels.ops.attention.programs import dot, seen_product
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.schedule.cpu.attention import Tile
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
 
 
-class _Rows(NamedTuple):
-    """The rows of a tile of queries: (1, K, R, H), (1, K, R, H), (1, K, R), (1, K, R) and (1, R)."""
-
-    query: jax.Array
-    cotangent: jax.Array
-    lse: jax.Array
-    delta: jax.Array
-    seen: Sight
-
-
 class _Sums(NamedTuple):
-    """Gradients so far: of the queries of a tile (1, K, R, H), of the keys and values (2, 1, K, n, H)."""
+    """Gradients so far: of the queries of a tile (1, K, R, H), of the keys and values (2, 1, K, n, H or V)."""
 
     query: jax.Array
     cache: jax.Array
@@ -60,140 +49,171 @@ def gradients(
     Args:
         query: (B, T, N, H).
         key: (B, S, K, H).
-        value: (B, S, K, H).
-        out: (B, T, N, H), the result of the forward pass.
+        value: (B, S, K, V).
+        out: (B, T, N, V), the result of the forward pass.
         lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: (B, T, N, H), the gradient of `out`.
+        cotangent: (B, T, N, V), the gradient of `out`.
         offsets: (B,) int32.
         query_lengths: (B,) int32.
         key_lengths: (B,) int32.
-        arrays: Bias and mask.
-        spec: Order of the sums, scale and mask.
+        arrays: Bias, mask and slopes.
+        spec: Order of the sums, scale, cap and mask.
         tile: One sequence, whole blocks of queries and of keys.
 
     Returns:
         Gradients of `query`, `key` and `value`, of their shapes and dtypes.
     """
-    batch, length, query_heads, _ = query.shape
-    capacity, heads = key.shape[1:3]
-    if 0 in query.shape or 0 in key.shape:
+    length, capacity, heads = query.shape[1], *key.shape[1:3]
+    if 0 in query.shape or 0 in key.shape or not value.shape[3]:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+    arrays_of_rows = (query, cotangent, out, lse)
+    call = Call.of(arrays_of_rows, key, value, (offsets, query_lengths, key_lengths), arrays, spec, tile)
+    (scale,) = isolate(jnp.float32(spec.scale))
     front = spec.contract.query_block
-    query_lengths = jnp.minimum(query_lengths, length)
-    key_lengths = jnp.minimum(key_lengths, capacity)
-    group = query_heads // heads
-    (factor,) = isolate(jnp.float32(spec.scale))
-    arrays = arrays.padded(front, tile.queries, spec.contract.key_block)
-    read_keys, read_values = (contiguous_blocks(x, tile, spec.contract.key_block) for x in (key, value))
+    widest = max(key.shape[3], value.shape[3])
 
     def one_sequence(s: jax.Array) -> Gradients:
-        own = tuple(_padded_sequence(x, s, front, tile.queries) for x in (query, cotangent, out, lse))
-        offset, used, keys = (lax.dynamic_slice_in_dim(x, s, 1) for x in (offsets, query_lengths, key_lengths))
-        # The first tile begins at the edge of a query block, so up to `front` - 1 rows before the first query.
-        before = offset[0] % front
+        own = call.sequence(s)
 
         def tile_of_queries(i: jax.Array, sums: _Sums) -> _Sums:
-            begin = i * tile.queries - before
-            indices = begin + jnp.arange(tile.queries, dtype=jnp.int32)[None]
-            seen = sight(offset, used, keys, indices, causal=spec.causal, window=spec.window)
-            q, ct, o, stat = (
-                to_rows(lax.dynamic_slice_in_dim(x, front + begin, tile.queries, axis=1).astype(jnp.float32), heads)
-                for x in own
-            )
-            q, ct, stat, delta = isolate(q, ct, stat, row_products(ct, o))
-            rows = _Rows(q, ct, stat, delta, Sight(*isolate(*rows_sight(seen, group))))
+            rows = own.tile_of_queries(i)
+            dq, cache = _walk_keys(rows, sums.cache, s, call)
+            dq = from_rows(dq, tile.queries, rows.group)
+            return _Sums(lax.dynamic_update_slice_in_dim(sums.query, dq, front + rows.begin, axis=1), cache)
 
-            def given(block: jax.Array) -> ScoreArrays:
-                part = arrays.block(s, front + begin, block * spec.contract.key_block, tile)
-                return part.by_rows(heads, tile, query_heads, q.shape[2])
-
-            dq, cache = _walk_keys(rows, seen, sums.cache, s, read_keys, read_values, given, factor, spec, tile)
-            dq = from_rows(dq, tile.queries, group)
-            return _Sums(lax.dynamic_update_slice_in_dim(sums.query, dq, front + begin, axis=1), cache)
-
-        blocks = -(-capacity // spec.contract.key_block) * spec.contract.key_block
-        start = _Sums(
-            jnp.zeros((1, *own[0].shape[1:]), jnp.float32), jnp.zeros((2, 1, heads, blocks, key.shape[3]), jnp.float32)
-        )
-        tiles = (before + used[0] + (tile.queries - 1)) // tile.queries
-        dq, (dk, dv) = lax.fori_loop(jnp.int32(0), tiles, tile_of_queries, start)
-        dq, dk = isolate(dq * factor, dk * factor)
+        shape = (2, 1, heads, call.keys, widest)
+        start = _Sums(jnp.zeros((1, *own.rows[0].shape[1:]), jnp.float32), jnp.zeros(shape, jnp.float32))
+        dq, (dk, dv) = lax.fori_loop(jnp.int32(0), own.tiles, tile_of_queries, start)
+        dq, dk = isolate(dq * scale, dk[..., : key.shape[3]] * scale)
         dq = dq[:, front : front + length]
-        dk, dv = (jnp.moveaxis(x, 1, 2)[:, :capacity] for x in (dk, dv))
+        dk, dv = (jnp.moveaxis(x, 1, 2)[:, :capacity] for x in (dk, dv[..., : value.shape[3]]))
         dq, dk, dv = (one_nan(g).astype(x.dtype) for g, x in zip((dq, dk, dv), (query, key, value), strict=True))
         return dq, dk, dv
 
-    if batch == 1:
-        return one_sequence(jnp.int32(0))
-
-    def body(s: jax.Array, results: Gradients) -> Gradients:
-        dq, dk, dv = (
-            lax.dynamic_update_slice_in_dim(r, g, s, axis=0) for r, g in zip(results, one_sequence(s), strict=True)
-        )
-        return dq, dk, dv
-
-    zeros = (jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value))
-    results: Gradients = lax.fori_loop(jnp.int32(0), jnp.int32(batch), body, zeros)
+    results: Gradients = _each_sequence(one_sequence, (query, key, value))
     return results
 
 
-def _padded_sequence(x: jax.Array, s: jax.Array, front: int, back: int) -> jax.Array:
-    one = lax.dynamic_slice_in_dim(x, s, 1, axis=0)
-    return jnp.pad(one, [(0, 0), (front, back)] + [(0, 0)] * (x.ndim - 2))
-
-
-def _walk_keys(
-    rows: _Rows,
-    seen: Sight,
-    cache: jax.Array,
-    sequence: jax.Array,
-    read_keys: FetchBlock,
-    read_values: FetchBlock,
-    given: Callable[[jax.Array], ScoreArrays],
-    factor: jax.Array,
+def score_gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    cotangent: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    arrays: ScoreArrays = NOTHING,
+    *,
     spec: AttentionSpec,
     tile: Tile,
-) -> _Sums:
+) -> jax.Array:
+    """Returns the gradients (B, N, T, S) of what is added to the scores, float32; arguments as for `gradients`."""
+    (batch, length, heads, _), capacity = query.shape, key.shape[1]
+    zeros = jnp.zeros((batch, heads, length, capacity), jnp.float32)
+    if 0 in query.shape or 0 in key.shape or not value.shape[3]:
+        return zeros
+    arrays_of_rows = (query, cotangent, out, lse)
+    call = Call.of(arrays_of_rows, key, value, (offsets, query_lengths, key_lengths), arrays, spec, tile)
+    front, key_block = spec.contract.query_block, spec.contract.key_block
+
+    def one_sequence(s: jax.Array) -> tuple[jax.Array]:
+        own = call.sequence(s)
+
+        def tile_of_queries(i: jax.Array, found: jax.Array) -> jax.Array:
+            rows = own.tile_of_queries(i)
+
+            def block(j: jax.Array, found: jax.Array) -> jax.Array:
+                start = j * key_block
+                pair = _block(rows, call.read_keys(s, j), call.read_values(s, j), start, call)
+                slopes = jnp.moveaxis(from_rows(pair.slopes, tile.queries, rows.group), 2, 1)
+                at = (jnp.int32(0), jnp.int32(0), front + rows.begin, start)
+                return lax.dynamic_update_slice(found, one_nan(slopes), at)
+
+            found = lax.fori_loop(*rows.queries.blocks(key_block), block, found)
+            return found
+
+        start = jnp.zeros((1, heads, own.rows[0].shape[1], call.keys), jnp.float32)
+        found = lax.fori_loop(jnp.int32(0), own.tiles, tile_of_queries, start)
+        return (found[:, :, front : front + length, :capacity],)
+
+    result: jax.Array = _each_sequence(one_sequence, (zeros,))[0]
+    return result
+
+
+def _each_sequence(program: Callable[[jax.Array], Any], like: tuple[jax.Array, ...]) -> Any:
+    """Returns the results (1, ...) of a program for each sequence, one after the other, as the arrays `like`."""
+    batch = like[0].shape[0]
+    if batch == 1:
+        return program(jnp.int32(0))
+
+    def body(s: jax.Array, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(lax.dynamic_update_slice_in_dim(r, g, s, axis=0) for r, g in zip(results, program(s), strict=True))
+
+    return lax.fori_loop(jnp.int32(0), jnp.int32(batch), body, tuple(jnp.zeros_like(x) for x in like))
+
+
+def _walk_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, call: Call) -> _Sums:
     """Walks the blocks of keys that a tile of queries sees; `cache` is what other tiles gave to keys and values."""
-    key_block = spec.contract.key_block
-    chain = spec.contract.chain_rows(rows.query.shape[2] // tile.queries)
+    key_block = call.spec.contract.key_block
+    chain = call.spec.contract.chain_rows(rows.query.shape[2] // call.tile.queries)
 
     def body(block: jax.Array, sums: _Sums) -> _Sums:
         start = block * key_block
-        k, v = read_keys(sequence, block), read_values(sequence, block)
+        k, v = call.read_keys(sequence, block), call.read_values(sequence, block)
         here = _Sums(sums.query, lax.dynamic_slice_in_dim(sums.cache, start, key_block, axis=3))
-        new = _block_gradients(here, rows, k, v, given(block), start, factor, chain)
+        new = _block_gradients(here, rows, k, v, start, chain, call)
         return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3))
 
-    sums: _Sums = lax.fori_loop(*seen.blocks(key_block), body, _Sums(jnp.zeros_like(rows.query), cache))
+    sums: _Sums = lax.fori_loop(*rows.queries.blocks(key_block), body, _Sums(jnp.zeros_like(rows.query), cache))
     return sums
 
 
-def _block_gradients(
-    sums: _Sums,
-    rows: _Rows,
-    keys: jax.Array,
-    values: jax.Array,
-    given: ScoreArrays,
-    start: jax.Array,
-    factor: jax.Array,
-    chain: int,
-) -> _Sums:
-    """Adds what a tile of queries and a block of keys (1, n, K, H) have to do with each other."""
-    keys, values, start, factor = isolate(keys, values, start, factor)
+class _Pair(NamedTuple):
+    """What a tile of queries and a block of keys have to do with each other, (1, K, R, n).
+
+    Attributes:
+        seen: Which keys the rows see.
+        weights: Those of the forward pass, divided by their sum.
+        slopes: Gradients of what is added to the scores.
+        bent: Of the soft cap, or None.
+    """
+
+    seen: jax.Array
+    weights: jax.Array
+    slopes: jax.Array
+    bent: jax.Array | None
+
+
+def _block(rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, call: Call) -> _Pair:
+    """Computes the weights and slopes of a tile of queries and a block of keys (1, n, K, H) and values (1, n, K, V)."""
+    given = rows.given(start // call.spec.contract.key_block)
     seen = seen_keys(rows.seen, start, keys.shape[1], given.mask)
-    scores = masked_scores(rows.query, keys, seen, factor, given.bias)
+    scores, bent = block_scores(rows.query, keys, seen, start, call.factor, given, call.spec.soft_cap)
     # With a bias a row may have nothing but scores of -inf.
     lse = jnp.where(rows.lse == -jnp.inf, jnp.float32(0), rows.lse) if given.given else rows.lse
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - lse[..., None]), jnp.float32(0)))
     slopes = dot(rows.cotangent, values, (((3,), (3,)), ((0, 1), (0, 2))))
     (slopes,) = isolate(jnp.where(seen, weights * (slopes - rows.delta[..., None]), jnp.float32(0)))
-    seen = jnp.broadcast_to(seen, weights.shape)
+    return _Pair(jnp.broadcast_to(seen, weights.shape), weights, slopes, bent)
+
+
+def _block_gradients(
+    sums: _Sums, rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, chain: int, call: Call
+) -> _Sums:
+    """Adds what a tile of queries and a block of keys have to do with each other."""
+    keys, values, start = isolate(keys, values, start)
+    seen, weights, slopes, bent = _block(rows, keys, values, start, call)
+    if bent is not None:
+        (square,) = isolate(bent * bent)
+        (slopes,) = isolate(jnp.where(seen, slopes * (1 - square), jnp.float32(0)))
     query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))))
 
     def chains(*pair: jax.Array) -> jax.Array:
         # Keys and values take the same path, side by side: (2, 1, K, chains, rows of a chain, ...).
-        x = jnp.stack(pair)
+        widest = max(x.shape[3] for x in pair)
+        x = jnp.stack([jnp.pad(x, [(0, 0)] * 3 + [(0, widest - x.shape[3])]) for x in pair])
         return x.reshape(*x.shape[:3], x.shape[3] // chain, chain, x.shape[4])
 
     partial = seen_product(

@@ -8,6 +8,7 @@ from jax import lax
 
 from pallas_kernels.ops.attention.cpu._keys import FetchBlock
 from pallas_kernels.ops.attention.cpu._score_arrays import NOTHING, ScoreArrays
+from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.programs import dot, lane_tree, larger, seen_product
 from pallas_kernels.ops.attention.sight import Sight
 from pallas_kernels.parts.xla.lanes import log, run_flat
@@ -23,7 +24,7 @@ class State(NamedTuple):
     Attributes:
         maximum: (b, K, R) largest score so far, -inf at the start.
         total: (b, K, R) sum of exp(score - maximum).
-        values: (b, K, R, H) values weighted by the same exponentials.
+        values: (b, K, R, V) values weighted by the same exponentials.
     """
 
     maximum: jax.Array
@@ -77,16 +78,53 @@ def seen_keys(rows: Sight, start: jax.Array, keys: int, mask: jax.Array | None) 
     return seen if mask is None else seen & mask
 
 
-def masked_scores(
-    query: jax.Array, keys: jax.Array, seen: jax.Array, scale: jax.Array, bias: jax.Array | None
-) -> jax.Array:
-    """Returns the scaled and biased scores (b, K, R, keys), -inf where a key is not seen."""
+class Scores(NamedTuple):
+    """Scores (b, K, R, keys) of a block, as the softmax takes them.
+
+    Attributes:
+        masked: Scaled, capped and biased, -inf where a key is not seen.
+        bent: The hyperbolic tangents of the soft cap; None without one.
+    """
+
+    masked: jax.Array
+    bent: jax.Array | None
+
+
+def block_scores(
+    query: jax.Array,
+    keys: jax.Array,
+    seen: jax.Array,
+    start: jax.Array,
+    factor: jax.Array,
+    arrays: ScoreArrays,
+    soft_cap: float | None,
+) -> Scores:
+    """Returns the scores of R rows and the keys of a block.
+
+    Args:
+        query: (b, K, R, H) float32.
+        keys: (b, n, K, H) float32.
+        seen: What each row sees.
+        start: Absolute position of the block, int32.
+        factor: Of the products, float32: `AttentionSpec.factor`.
+        arrays: Of the rows and keys, (b, K, R, n).
+        soft_cap: That of the call.
+    """
     raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))))
-    if bias is None:
-        return isolate(jnp.where(seen, raw * scale, -jnp.inf))[0]
-    # Behind a barrier the product is rounded before the sum.
-    (scaled,) = isolate(raw * scale)
-    return isolate(jnp.where(seen, scaled + bias.astype(jnp.float32), -jnp.inf))[0]
+    if soft_cap is None and arrays.bias is None and arrays.slopes is None:
+        return Scores(isolate(jnp.where(seen, raw * factor, -jnp.inf))[0], None)
+    # Behind a barrier a product is rounded before the sum.
+    (scores,) = isolate(raw * factor)
+    bent = None
+    if soft_cap is not None:
+        (bent,) = run_flat(lambda x: (jnp.tanh(x),), scores)
+        (scores,) = isolate(bent * isolate(jnp.float32(soft_cap))[0])
+    if arrays.bias is not None:
+        scores = scores + arrays.bias.astype(jnp.float32)
+    if arrays.slopes is not None and arrays.position is not None:
+        position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys.shape[1]), 3)
+        scores = scores + isolate(arrays.slopes * (position - arrays.position).astype(jnp.float32))[0]
+    return Scores(isolate(jnp.where(seen, scores, -jnp.inf))[0], bent)
 
 
 def block_step(
@@ -96,8 +134,9 @@ def block_step(
     values: jax.Array,
     rows: Sight,
     start: jax.Array,
-    scale: jax.Array,
+    factor: jax.Array,
     arrays: ScoreArrays,
+    soft_cap: float | None,
 ) -> State:
     """Takes one block of keys into the state. This is the program whose bits the contract states.
 
@@ -105,15 +144,16 @@ def block_step(
         state: Of R rows.
         query: (b, K, R, H) float32.
         keys: (b, n, K, H) float32, the first n keys of a block.
-        values: (b, n, K, H) float32.
+        values: (b, n, K, V) float32.
         rows: (b, R), what each row sees.
         start: Absolute position of the block, int32.
-        scale: Factor of the scores, float32.
-        arrays: Bias and mask (b, K, R, n).
+        factor: Of the products of queries and keys, float32.
+        arrays: Of the rows and keys, (b, K, R, n).
+        soft_cap: That of the call.
     """
-    query, keys, values, start, scale = isolate(query, keys, values, start, scale)
+    query, keys, values, start, factor = isolate(query, keys, values, start, factor)
     seen = seen_keys(rows, start, keys.shape[1], arrays.mask)
-    scores = masked_scores(query, keys, seen, scale, arrays.bias)
+    scores = block_scores(query, keys, seen, start, factor, arrays, soft_cap).masked
     # A nan among the scores may get lost here; it comes back with its own weight.
     maximum = larger(state.maximum, lane_tree(scores, larger))
     # A row whose scores are all -inf so far has no largest one to subtract.
@@ -134,16 +174,33 @@ def _where_rows(condition: jax.Array, new: jax.Array, old: jax.Array) -> jax.Arr
     return jnp.where(condition.reshape(*condition.shape, *[1] * (new.ndim - 3)), new, old)
 
 
-def finish(state: State, rows: Sight, *, masked: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns the outputs (b, K, R, H) and the log-sum-exp (b, K, R) of the scores.
+def with_sinks(state: State, sinks: jax.Array) -> State:
+    """Takes a score (b, K, R) into the sum of each row that belongs to no key."""
+    maximum = larger(state.maximum, sinks)
+    (shift,) = isolate(jnp.where(maximum == -jnp.inf, jnp.float32(0), maximum))
+    decay, weight = run_flat(lambda x, y: (jnp.exp(x), jnp.exp(y)), state.maximum - shift, sinks - shift)
+    total, values = isolate(state.total * decay, state.values * decay[..., None])
+    return State(*isolate(maximum, total + weight, values))
+
+
+def finish(state: State, rows: Sight, sinks: jax.Array | None, *, masked: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns the outputs (b, K, R, V) and the log-sum-exp (b, K, R) of the scores.
 
     A row that sees no key gives zeros and -inf; so does, with a bias or a mask, one without a weight above 0.
+
+    Args:
+        state: Behind the last key.
+        rows: (b, R), what each row sees.
+        sinks: (b, K, R) scores that belong to no key, or None.
+        masked: Whether there is a bias or a mask.
     """
-    # XLA turns a division by a broadcast into a product with the reciprocal where it sees one.
-    (total,) = isolate(jnp.broadcast_to(state.total[..., None], state.values.shape))
     some = (rows.last > rows.first)[:, None, :]
     if masked:
         some = some & (state.total != 0)
+    if sinks is not None:
+        state = with_sinks(state, sinks)
+    # XLA turns a division by a broadcast into a product with the reciprocal where it sees one.
+    (total,) = isolate(jnp.broadcast_to(state.total[..., None], state.values.shape))
     out = jnp.where(some[..., None], state.values / total, jnp.float32(0))
     lse = jnp.where(some, state.maximum + log(state.total), -jnp.inf)
     return one_nan(out), one_nan(lse)
@@ -160,11 +217,12 @@ def attend(
     fetch_values: FetchBlock,
     what: Sight,
     arrays: ScoreArrays = NOTHING,
+    sinks: jax.Array | None = None,
     *,
     heads: int,
+    value_size: int,
     tile: Tile,
-    key_block: int,
-    scale: float,
+    spec: AttentionSpec,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the program over tiles of sequences and queries.
 
@@ -173,20 +231,29 @@ def attend(
         fetch_keys: Reads a block of keys.
         fetch_values: Reads a block of values.
         what: (B, T), what each query sees.
-        arrays: Bias and mask, their queries and keys padded as those of the tiles are.
+        arrays: Bias, mask and slopes, their queries and keys padded as those of the tiles are.
+        sinks: (B or 1, N), the scores that belong to no key.
         heads: Number K of key heads.
+        value_size: Width V of a head of the values.
         tile: Sequences and queries of a program.
-        key_block: Keys of a block.
-        scale: Factor of the scores.
+        spec: Order of the sums and factor of the scores; `what` has the mask.
 
     Returns:
-        (B, T, N, H) of the query's dtype and (B, T, N) float32.
+        (B, T, N, V) of the query's dtype and (B, T, N) float32.
     """
-    batch, length, query_heads, size = query.shape
+    batch, length, query_heads, _ = query.shape
     group = query_heads // heads
+    key_block = spec.contract.key_block
     # The last tile of a kind overlaps the one before it; it computes the same bits again.
     steps = (-(-batch // tile.sequences), -(-length // tile.queries))
-    (factor,) = isolate(jnp.float32(scale))
+    (factor,) = isolate(jnp.float32(spec.factor))
+
+    def sinks_of_rows(first: jax.Array) -> jax.Array | None:
+        if sinks is None:
+            return None
+        own = sinks if sinks.shape[0] == 1 else lax.dynamic_slice_in_dim(sinks, first, tile.sequences, axis=0)
+        every = jnp.broadcast_to(own[:, None], (tile.sequences, tile.queries, query_heads))
+        return to_rows(every.astype(jnp.float32), heads)
 
     def run(first: jax.Array, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
         def part(x: jax.Array) -> jax.Array:
@@ -201,10 +268,11 @@ def attend(
             k, v = fetch_keys(first, block), fetch_values(first, block)
             start = block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
-            return block_step(state, q, k, v, rows, start, factor, given)
+            return block_step(state, q, k, v, rows, start, factor, given, spec.soft_cap)
 
-        state = initial_state(tile.sequences, heads, q.shape[2], size)
-        out, lse = finish(lax.fori_loop(*queries.blocks(key_block), body, state), rows, masked=arrays.given)
+        state = initial_state(tile.sequences, heads, q.shape[2], value_size)
+        state = lax.fori_loop(*queries.blocks(key_block), body, state)
+        out, lse = finish(state, rows, sinks_of_rows(first), masked=arrays.given)
         out, lse = isolate(out.astype(query.dtype), lse)
         return from_rows(out, tile.queries, group), from_rows(lse, tile.queries, group)
 
@@ -221,6 +289,6 @@ def attend(
             lax.dynamic_update_slice(results[1], lse, (first, begin, zero)),
         )
 
-    zeros = (jnp.zeros(query.shape, query.dtype), jnp.zeros(query.shape[:3], jnp.float32))
+    zeros = (jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.zeros(query.shape[:3], jnp.float32))
     results: tuple[jax.Array, jax.Array] = lax.fori_loop(zero, jnp.int32(steps[0] * steps[1]), body, zeros)
     return results

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.schedule.cpu.attention import Tile
@@ -14,7 +16,31 @@ FetchBlock = Callable[[jax.Array, jax.Array], jax.Array]
 """Maps the first sequence of a tile and the index of a block to (sequences, keys, K, H) float32."""
 
 
-def contiguous_blocks(cache: jax.Array, tile: Tile, key_block: int) -> FetchBlock:
+class Cache(NamedTuple):
+    """Keys or values, as they are or quantised.
+
+    Attributes:
+        stored: (B, S, K, H), or (P, page, K, H).
+        dtype: Dtype of the elements that are attended to.
+        scale: (B or 1, K, H or 1), the factors of the stored elements; None where they are attended to as they are.
+    """
+
+    stored: jax.Array
+    dtype: DTypeLike
+    scale: jax.Array | None = None
+
+    def read(self, block: jax.Array, first: jax.Array, tile: Tile) -> jax.Array:
+        """Returns a block (sequences, keys, K, H) of stored elements as what they stand for, in float32."""
+        if self.scale is None:
+            return isolate(block.astype(jnp.float32))[0]
+        scale = self.scale.astype(jnp.float32)
+        if scale.shape[0] > 1:
+            scale = lax.dynamic_slice_in_dim(scale, first, tile.sequences, axis=0)
+        (product,) = isolate(block.astype(jnp.float32) * scale[:, None])
+        return isolate(product.astype(self.dtype).astype(jnp.float32))[0]
+
+
+def contiguous_blocks(cache: Cache, tile: Tile, key_block: int) -> FetchBlock:
     """Returns the reader of a cache (B, S, K, H); positions beyond S read as zeros.
 
     Nothing else of the cache is copied than the block.
@@ -24,7 +50,7 @@ def contiguous_blocks(cache: jax.Array, tile: Tile, key_block: int) -> FetchBloc
         tile: Of at most B sequences.
         key_block: Keys of a block.
     """
-    _, capacity, heads, size = cache.shape
+    _, capacity, heads, size = cache.stored.shape
     held = min(capacity, tile.keys)
 
     def fetch(first: jax.Array, block: jax.Array) -> jax.Array:
@@ -32,29 +58,29 @@ def contiguous_blocks(cache: jax.Array, tile: Tile, key_block: int) -> FetchBloc
         # XLA moves a slice that reaches over the end back, so it is taken early and its content pushed forward.
         early = jnp.minimum(start, capacity - held)
         zero = jnp.int32(0)
-        read = lax.dynamic_slice(cache, (first, early, zero, zero), (tile.sequences, held, heads, size))
+        read = lax.dynamic_slice(cache.stored, (first, early, zero, zero), (tile.sequences, held, heads, size))
         if capacity % tile.keys:
             read = lax.pad(read, jnp.zeros((), read.dtype), [(0, 0, 0), (0, tile.keys, 0), (0, 0, 0), (0, 0, 0)])
             read = lax.dynamic_slice_in_dim(read, start - early, tile.keys, axis=1)
-        return isolate(read.astype(jnp.float32))[0]
+        return cache.read(read, first, tile)
 
     return fetch
 
 
-def paged_blocks(pages: jax.Array, page_table: jax.Array, tile: Tile, key_block: int) -> FetchBlock:
+def paged_blocks(cache: Cache, page_table: jax.Array, tile: Tile, key_block: int) -> FetchBlock:
     """Returns the reader of a paged cache.
 
     Args:
-        pages: (P, page, K, H), the keys or the values of all pages.
+        cache: (P, page, K, H), the keys or the values of all pages.
         page_table: (B, n) int32, the pages of each sequence in order. What entries outside of [0, P) read is
             arbitrary; the caller sees to it that no query sees their keys.
         tile: Of at most B sequences.
         key_block: Keys of a block.
     """
-    number, page, heads, size = pages.shape
+    number, page, heads, size = cache.stored.shape
     # The largest piece that never lies across the edge of a page or of a block.
     piece = math.gcd(page, key_block)
-    pieces = pages.reshape(number * (page // piece), piece, heads, size)
+    pieces = cache.stored.reshape(number * (page // piece), piece, heads, size)
 
     def fetch(first: jax.Array, block: jax.Array) -> jax.Array:
         table = lax.dynamic_slice_in_dim(page_table, first, tile.sequences, axis=0)
@@ -63,6 +89,6 @@ def paged_blocks(pages: jax.Array, page_table: jax.Array, tile: Tile, key_block:
         entry = jnp.take(table, start // page, axis=1, mode="clip")
         index = entry * (page // piece) + (start % page) // piece
         read = jnp.take(pieces, index, axis=0, mode="clip")
-        return isolate(read.reshape(tile.sequences, tile.keys, heads, size).astype(jnp.float32))[0]
+        return cache.read(read.reshape(tile.sequences, tile.keys, heads, size), first, tile)
 
     return fetch

@@ -1,4 +1,4 @@
-"""What is given for every pair of a query and a key: a bias of the scores, and a mask."""
+"""What is given for every pair of a query and a key: a bias of the scores, a mask, slopes along the distance."""
 
 from typing import Final, NamedTuple
 
@@ -15,15 +15,34 @@ class ScoreArrays(NamedTuple):
     Attributes:
         bias: Added to the scaled scores.
         mask: bool, false where a query does not see a key.
+        slopes: What is added to the scores for each step from the query's position to the key's.
+        position: int32, absolute positions of the queries, where there are slopes.
     """
 
     bias: jax.Array | None = None
     mask: jax.Array | None = None
+    slopes: jax.Array | None = None
+    position: jax.Array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        query: jax.Array,
+        offsets: jax.Array,
+        bias: jax.Array | None,
+        mask: jax.Array | None,
+        slopes: jax.Array | None,
+    ) -> "ScoreArrays":
+        """Returns the arrays of a call: queries (B, T, N, H), the first ones at `offsets`, and slopes (B or 1, N)."""
+        if slopes is None:
+            return cls(bias, mask)
+        position = offsets[:, None] + jnp.arange(query.shape[1], dtype=jnp.int32)
+        return cls(bias, mask, slopes.astype(jnp.float32)[:, :, None, None], position[:, None, :, None])
 
     @property
     def given(self) -> bool:
         """Whether there is any."""
-        return self.bias is not None or self.mask is not None
+        return any(x is not None for x in self)
 
     def padded(self, front: int, back: int, keys: int) -> "ScoreArrays":
         """Returns the arrays with further queries before and behind, and whole blocks of keys."""

@@ -13,7 +13,7 @@ import numpy as np
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.ops.attention.cpu import _backward, _tiling
 from pallas_kernels.ops.attention.cpu._forward import attend
-from pallas_kernels.ops.attention.cpu._keys import contiguous_blocks
+from pallas_kernels.ops.attention.cpu._keys import Cache, contiguous_blocks
 from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
@@ -34,6 +34,10 @@ def attention(
     page_table: jax.Array | None = None,
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
+    key_scale: jax.Array | None = None,
+    value_scale: jax.Array | None = None,
     *,
     spec: AttentionSpec,
 ) -> tuple[jax.Array, jax.Array]:
@@ -41,8 +45,9 @@ def attention(
 
     Args:
         query: (B, T, N, H) float32, bfloat16 or float16.
-        key: (B, S, K, H) of the same dtype, K a divisor of N; or (P, page, K, H) with a page table.
-        value: Of the shape and dtype of `key`.
+        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn, K a divisor of N; or (P, page, K, H) with a page
+            table.
+        value: (B, S, K, V) or (P, page, K, V) of the dtype of `key`.
         offsets: (B,) int32, absolute position of the first query of each sequence.
         query_lengths: (B,) int32; later queries see nothing.
         key_lengths: (B,) int32; what the cache holds beyond is never seen.
@@ -50,10 +55,15 @@ def attention(
             in [0, P).
         bias: (B or 1, N or 1, T or 1, S or 1), added to the scaled scores.
         mask: bool of such a shape; false where a query does not see a key.
-        spec: Order of the sums, scale and mask.
+        sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
+        slopes: (B or 1, N), times the key's position minus the query's, added to the scaled scores.
+        key_scale: (B or 1, K, H or 1), the factors of quantised keys: what is attended to is their product with the
+            stored elements, in float32, rounded to the dtype of `query`.
+        value_scale: The same for the values.
+        spec: Order of the sums, scale, cap and mask.
 
     Returns:
-        The outputs (B, T, N, H) of the query's dtype and the log-sum-exp (B, T, N) of the scores, float32. A query
+        The outputs (B, T, N, V) of the query's dtype and the log-sum-exp (B, T, N) of the scores, float32. A query
         that sees no key gives zeros and -inf.
 
     Guarantee: row-invariant.
@@ -66,8 +76,10 @@ def attention(
         >>> attention(q, k, k, 0 * n, n, 3 * n, spec=AttentionSpec(attention_contract(), 1.0))[0].tolist()
         [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
-    caches = (query, key, value, offsets, query_lengths, key_lengths, page_table)
-    return _tiling.run(*caches, ScoreArrays(bias, mask), spec=spec, choose=_verified)
+    caches = Cache(key, query.dtype, key_scale), Cache(value, query.dtype, value_scale)
+    arrays = ScoreArrays.of(query, offsets, bias, mask, slopes)
+    limits = (offsets, query_lengths, key_lengths)
+    return _tiling.run(query, *caches, *limits, page_table, arrays, sinks, spec=spec, choose=_verified)
 
 
 def gradients(
@@ -82,6 +94,7 @@ def gradients(
     key_lengths: jax.Array,
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
+    slopes: jax.Array | None = None,
     *,
     spec: AttentionSpec,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -90,26 +103,58 @@ def gradients(
     Args:
         query: (B, T, N, H).
         key: (B, S, K, H).
-        value: (B, S, K, H).
-        out: (B, T, N, H), the result of the forward pass.
+        value: (B, S, K, V).
+        out: (B, T, N, V), the result of the forward pass.
         lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: (B, T, N, H), the gradient of `out`.
+        cotangent: (B, T, N, V), the gradient of `out`.
         offsets: (B,) int32.
         query_lengths: (B,) int32.
         key_lengths: (B,) int32.
         bias: As in `attention`.
         mask: As in `attention`.
-        spec: Order of the sums, scale and mask, as in the forward pass.
+        slopes: As in `attention`.
+        spec: Order of the sums, scale, cap and mask, as in the forward pass.
 
     Returns:
         The gradients of `query`, `key` and `value`, of their shapes and dtypes.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
-    shape = ProgramShape(key.shape[2], query.shape[2] // max(1, key.shape[2]), key.shape[3])
-    tile = next(t for t in gradient_tiles(query.shape[1]) if 0 in key.shape or honours_gradients(t, shape))
+    heads, capped = key.shape[2], spec.soft_cap is not None
+    shape = ProgramShape(heads, query.shape[2] // max(1, heads), key.shape[3], value.shape[3], capped)
+    empty = 0 in key.shape or not value.shape[3]
+    tile = next(t for t in gradient_tiles(query.shape[1]) if empty or honours_gradients(t, shape))
     arrays = (query, key, value, out, lse, cotangent, offsets, query_lengths, key_lengths)
-    return _backward.gradients(*arrays, ScoreArrays(bias, mask), spec=spec, tile=tile)
+    given = ScoreArrays.of(query, offsets, bias, mask, slopes)
+    return _backward.gradients(*arrays, given, spec=spec, tile=tile)
+
+
+def score_gradients(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    cotangent: jax.Array,
+    offsets: jax.Array,
+    query_lengths: jax.Array,
+    key_lengths: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    slopes: jax.Array | None = None,
+    *,
+    spec: AttentionSpec,
+) -> jax.Array:
+    """Computes the gradients of what is added to the scaled and capped scores; arguments as for `gradients`.
+
+    Returns:
+        (B, N, T, S) float32, zeros where a query does not see a key.
+
+    Guarantee: row-invariant; a row is a query.
+    """
+    arrays = (query, key, value, out, lse, cotangent, offsets, query_lengths, key_lengths)
+    given = ScoreArrays.of(query, offsets, bias, mask, slopes)
+    return _backward.score_gradients(*arrays, given, spec=spec, tile=GRADIENT_REFERENCE)
 
 
 def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> Tile:
@@ -136,7 +181,7 @@ def honours_contract(tile: Tile, shape: ProgramShape) -> bool:
     at = np.ix_(sequences, queries)
     keys = tile.keys if tile.keys < REFERENCE.keys else 2 * REFERENCE.keys
     query, key, value, first, last = _probe(shape, keys)
-    actual = _run_probe(tile, query[at], key[sequences], value[sequences], first[at], last[at])
+    actual = _run_probe(tile, shape.capped, query[at], key[sequences], value[sequences], first[at], last[at])
     expected = _reference_of_probe(shape, keys)
     return all((a.view(np.uint32) == e[at].view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))
 
@@ -152,7 +197,7 @@ def _probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
     query = rng.standard_normal((_SEQUENCES, _QUERIES, shape.heads * shape.group, shape.size))
     query[:, 1] *= 2.0 ** rng.integers(-20, 3, query[:, 1].shape)
     query[:, 2] = np.linspace(-3, 3, shape.size)
-    key, value = rng.standard_normal((2, _SEQUENCES, keys, shape.heads, shape.size))
+    key, value = (rng.standard_normal((_SEQUENCES, keys, shape.heads, n)) for n in (shape.size, shape.value_size))
     value[1] *= 2.0 ** rng.integers(-60, 60, value[1].shape)
     first = np.array([[0, 0, 0], [0, 3, keys // 2 + 9]])
     last = np.array([[keys, keys // 2, 0], [keys // 2 - 1, keys - 28, keys]])
@@ -161,17 +206,17 @@ def _probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
 
 @functools.cache
 def _reference_of_probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
-    return _run_probe(REFERENCE, *_probe(shape, keys))
+    return _run_probe(REFERENCE, shape.capped, *_probe(shape, keys))
 
 
-def _run_probe(tile: Tile, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+def _run_probe(tile: Tile, capped: bool, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     def program(
         query: jax.Array, key: jax.Array, value: jax.Array, first: jax.Array, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        block = REFERENCE.keys
-        readers = contiguous_blocks(key, tile, block), contiguous_blocks(value, tile, block)
-        what = Sight(first, last)
-        return attend(query, *readers, what, heads=key.shape[2], tile=tile, key_block=block, scale=_SCALE)
+        keys, values = (contiguous_blocks(Cache(x, x.dtype), tile, REFERENCE.keys) for x in (key, value))
+        what, heads, size = Sight(first, last), key.shape[2], value.shape[3]
+        spec = _probe_spec(capped)
+        return attend(query, keys, values, what, heads=heads, value_size=size, tile=tile, spec=spec)
 
     return _compile_and_run(program, *arrays)
 
@@ -188,18 +233,23 @@ def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
         return True
     rng = np.random.default_rng([*shape])
     keys, length = REFERENCE.keys + 40, 2 * tile.queries
-    query, out, cotangent = rng.standard_normal((3, 1, length, shape.heads * shape.group, shape.size))
+    sizes, rows = (shape.size, shape.value_size), (1, length, shape.heads * shape.group)
+    query, out, cotangent = (rng.standard_normal((*rows, sizes[i])) for i in (0, 1, 1))
     cotangent *= 2.0 ** rng.integers(-30, 30, cotangent.shape)
-    key, value = rng.standard_normal((2, 1, keys, shape.heads, shape.size))
+    key, value = (rng.standard_normal((1, keys, shape.heads, n)) for n in sizes)
     lse = np.full(query.shape[:3], 3 + np.log(keys))
     floats = [x.astype(np.float32) for x in (query, key, value, out, lse, cotangent)]
     lengths = [np.array([n], np.int32) for n in (keys - length + 5, length - 7, keys)]
-    spec = AttentionSpec(attention_contract(), _SCALE, causal=True)
+    spec = _probe_spec(shape.capped)
     actual, expected = (
         _compile_and_run(functools.partial(_backward.gradients, spec=spec, tile=t), *floats, *lengths)
         for t in (tile, GRADIENT_REFERENCE)
     )
     return all((a.view(np.uint32) == e.view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))
+
+
+def _probe_spec(capped: bool) -> AttentionSpec:
+    return AttentionSpec(attention_contract(), _SCALE, causal=True, soft_cap=2.0 if capped else None)
 
 
 def _compile_and_run(program: Callable[..., tuple[jax.Array, ...]], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:

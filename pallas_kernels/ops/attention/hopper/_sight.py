@@ -65,20 +65,6 @@ class Sight:
         whole_first, whole_last = lax.div(whole_start + (block - 1), block), lax.div(jnp.maximum(whole_end, 0), block)
         return Blocks(begin, stop, whole_first, whole_last, start, end)
 
-    def sees(self, positions: jax.Array, keys: jax.Array, start: Any, length: Any) -> jax.Array:
-        """Returns whether queries see keys, bool.
-
-        Args:
-            positions: Positions of queries, int32.
-            keys: Numbers of keys from `start` on, int32, of the same shape.
-            start: Position of the first key, int32.
-            length: Keys of the sequence, int32.
-        """
-        seen: jax.Array = (keys < length - start) & (positions + (self.after + 1 - start) > keys)
-        if self.before is not None:
-            seen = seen & (positions - (self.before + start) <= keys)
-        return seen
-
     def range(self, positions: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
         """Returns the first key and the end of the keys that queries see; the end may lie before the first.
 

@@ -172,8 +172,8 @@ class Body:
         """Walks one split of a tile of rows and stores what it gives."""
         interpret, call = bool(self.call.interpret), self.call
 
-        def positions(shape: tuple[int, ...], layout: Any) -> jax.Array:
-            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+        def positions() -> jax.Array:
+            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
             found: jax.Array = lengths.offsets[item.sequence] + lax.div(row, jnp.full_like(row, call.group))
             return found
 

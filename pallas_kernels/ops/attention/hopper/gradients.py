@@ -19,7 +19,8 @@ from jax import lax
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, accumulator, tiled
+from pallas_kernels.parts.hopper.products import finish, share, start
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled, tiled
 from pallas_kernels.schedule.hopper.attention import GradientSchedule
 
 PARTS: Final = 2
@@ -27,6 +28,8 @@ PARTS: Final = 2
 
 STATS: Final = 3
 """Numbers of a query: minus its log-sum-exp to base 2, the sum of output times cotangent, whether its tile is bad."""
+
+_NEVER: Final = 30  # no block of the grid takes 2 ** 30 steps
 
 MARKS: Final = 2
 """Numbers for each key: whether it is not finite, and whether any key of its block is not."""
@@ -92,7 +95,6 @@ class Scratch(NamedTuple):
         stats: (stages, 3, rows) float32.
         slopes: (2, 2, rows / 64, 64, 64), of keys (rows) and queries (columns), twice.
         sums: (2, 64, 64) float32, what is to be added to the gradient of queries.
-        weights: (2, 64, rows), in the interpreter; None elsewhere.
         cache_full: Barrier of keys, values and marks.
         queries_full: Barriers of queries and stats.
         cotangents_full: Barriers of cotangents.
@@ -111,7 +113,6 @@ class Scratch(NamedTuple):
     stats: Any
     slopes: Any
     sums: Any
-    weights: Any
     cache_full: Any
     queries_full: Any
     cotangents_full: Any
@@ -130,6 +131,7 @@ class Step(NamedTuple):
         head: Index of the query head in the interpreter; a division that nothing else needs, so None elsewhere.
         tile: Index of the tile.
         slot: Stage of the queries.
+        index: Number of the steps before with this block of keys.
         position: Number of the steps before in this block of the grid.
         part: This warpgroup, and its 64 keys.
         masked: Whether some query does not see some key, or some key is not finite.
@@ -139,6 +141,7 @@ class Step(NamedTuple):
     head: Any
     tile: Any
     slot: Any
+    index: Any
     position: Any
     part: Any
     masked: Any
@@ -165,8 +168,8 @@ class Body:
         """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
         place = lax.axis_index("block")
         return lax.fori_loop(
-            0,
-            self.tiles.count(place),
+            self.tiles.first_round(place),
+            self.tiles.rounds,
             lambda index, carry: one(self.tiles.item(lengths, place, index), carry),
             start,
         )
@@ -279,22 +282,20 @@ class Body:
             # Keys that are not finite are seen by none as a whole.
             whole_first, whole_end = (jnp.where(unclean, end, x) for x in (item.whole_first, item.whole_end))
 
-            def sums(dk: Any, dv: Any) -> tuple[jax.Array, jax.Array]:
-                def step(index: Any, tile: Any) -> Any:
-                    at = position + index
-                    slot = lax.rem(at, self.schedule.stages)
-                    masked = (tile < whole_first) | (tile >= whole_end)
-                    head = (
-                        item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1)) if interpret else None
-                    )
-                    self.one_step(Step(item, head, tile, slot, at, part, masked), lengths, results, scratch, dk, dv)
-                    return jnp.where(tile + 1 == end, item.first, tile + 1)
+            def step(index: Any, carry: Any) -> Any:
+                tile, dk, dv, sums = carry
+                at = position + index
+                masked = (tile < whole_first) | (tile >= whole_end)
+                head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1)) if interpret else None
+                taken = Step(item, head, tile, lax.rem(at, self.schedule.stages), index, at, part, masked)
+                dk, dv, sums = self.one_step(taken, lengths, results, scratch, dk, dv, sums)
+                return jnp.where(tile + 1 == end, item.first, tile + 1), dk, dv, sums
 
-                lax.fori_loop(0, steps, step, item.first)
-                return dk[...], dv[...]
-
-            kind = accumulator(ROWS, self.call.size)
-            dk, dv = pl.run_scoped(sums, kind, kind)
+            keys, piece = (ROWS, self.call.size), (ROWS, ROWS)
+            start = item.first, filled(keys, 0), filled(keys, 0), filled(piece, 0)
+            _, dk, dv, sums = lax.fori_loop(0, steps, step, start)
+            if not interpret:
+                pl.when(steps > 0)(partial(self.hand_on, position + steps - 1, part, sums, scratch))
             self.store(item, part, dk, dv, results, scratch)
             return position + steps
 
@@ -334,93 +335,95 @@ class Body:
         plgpu.commit_smem()
         self.meet(scratch)
 
-    def one_step(self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any) -> None:
-        """Takes a tile of queries: adds to `dk` and `dv`, and sends on the gradient of the queries."""
+    def one_step(
+        self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any, sums: Any
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Takes a tile of queries.
+
+        The tensor core always has a product waiting: those of the keys' gradient while the other warpgroup's slopes
+        are on their way, the next scores while what they gave to the queries is handed on.
+
+        Returns:
+            `dk` and `dv` with what the tile adds, and this warpgroup's piece of the gradient of the tile's queries,
+            which is handed on in the next step.
+        """
+        interpret, dtype = bool(self.call.interpret), scratch.queries.dtype
         plgpu.barrier_wait(scratch.queries_full.at[step.slot])
         plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
         unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
         pl.when(unclean)(partial(self.clean_queries, step, scratch))
-        half = lax.rem(step.position, 2)
-        slopes = self.slopes(step, lengths, scratch, dv).astype(scratch.queries.dtype)
-        for row in range(self.call.rows):
-            scratch.slopes.at[half, step.part, row][...] = slopes[:, row * ROWS : (row + 1) * ROWS]
-        plgpu.commit_smem()
-        self.meet(scratch)
-        self.send_on(step, half, slopes, results, scratch, dk)
-        plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
-
-    def slopes(self, step: Step, lengths: Lengths, scratch: Scratch, dv: Any) -> jax.Array:
-        """Returns the slopes of the scores of 64 keys (rows) and a tile of queries, and starts to add to `dv`."""
-        shape, math = (ROWS, self.tiles.rows), self.math
+        # A zero that ptxas does not know: addresses that stay the same would be kept in local memory.
+        part, half = step.part + (step.position >> _NEVER), lax.rem(step.position, 2)
         queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
+        keys = tuple(scratch.keys.at[column, part] for column in range(self.call.columns))
+        pieces = [pl.ds(row * ROWS, ROWS) for row in range(self.call.rows)]
+        scores, raised = [], []
+        for row, piece in enumerate(pieces):
+            scores.append(start(None, keys, (queries.at[piece],), interpret=interpret))
+            if row == 0 and not interpret:
+                pl.when(step.index > 0)(partial(self.hand_on, step.position - 1, part, sums, scratch))
+            raised.append(start(None, (scratch.values.at[part],), (cotangents.at[piece],), interpret=interpret))
+        behind = 2 * len(pieces) - 1  # products that were started later than the one that is waited for
+        for row, piece in enumerate(pieces):
+            (found,) = finish(behind, scores[row], interpret=interpret)
+            weights = self.weights(step, row, lengths, found, scratch)
+            rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
+            (found,) = finish(behind - 1, raised[row], interpret=interpret)
+            dv = start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret)
+            found = found - self.numbers(step, row, 1, scratch)
+            found = lax.cond(step.masked, lambda x, w=weights: jnp.where(w < 0, 0.0, x), lambda x: x, found)
+            slopes = self.math.product(weights, found).astype(dtype)
+            share(slopes, scratch.slopes.at[half, part, row], interpret)
+            dk = start(dk, slopes, (queries.at[piece],), right_along=False, interpret=interpret)
+        plgpu.barrier_arrive(scratch.together)
+        plgpu.barrier_wait(scratch.together)
+        row, column = self.piece(part)
+        sums = start(
+            None,
+            tuple(scratch.slopes.at[half, other, row] for other in range(PARTS)),
+            tuple(scratch.keys.at[column, other] for other in range(PARTS)),
+            left_along=False,
+            right_along=False,
+            interpret=interpret,
+        )
+        dk, dv, sums = finish(0, dk, dv, sums, interpret=interpret)
+        sums = self.math.scaled(sums, 1.0)
+        plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
+        if interpret:  # which neither adds to memory nor has semaphores
+            scratch.sums.at[part][...] = sums
+            plgpu.commit_smem()
+            self.send(step.item, step.tile, results.query.at[step.item.block, :, :, step.head], None, [part], scratch)
+            plgpu.wait_smem_to_gmem(0)
+        return dk, dv, sums
 
-        def numbers(which: int) -> jax.Array:
-            x = plgpu.load(scratch.stats.at[step.slot, which], layout=TILE.reduce(0), optimized=False)
-            return lax.broadcast_in_dim(x, shape, [1])
+    def numbers(self, step: Step, row: int, which: int, scratch: Scratch) -> jax.Array:
+        """Returns a number of each of 64 queries of a tile, for all keys (64, 64)."""
+        own = scratch.stats.at[step.slot, which, pl.ds(row * ROWS, ROWS)]
+        x = plgpu.load(own, layout=TILE.reduce(0), optimized=False)
+        return lax.broadcast_in_dim(x, (ROWS, ROWS), [1])
+
+    def weights(self, step: Step, row: int, lengths: Lengths, scores: jax.Array, scratch: Scratch) -> jax.Array:
+        """Returns the weights of 64 keys (rows) for 64 queries of a tile, -1 where a key is not seen.
+
+        A mask that is kept would take registers.
+        """
 
         def where_seen(weights: jax.Array) -> jax.Array:
             own = scratch.marks.at[0, pl.ds(step.part * ROWS, ROWS)]
             marks = plgpu.load(own, layout=TILE.reduce(1), optimized=False)
-            weights = jnp.where(lax.broadcast_in_dim(marks, shape, [0]) != 0, jnp.nan, weights)
+            weights = jnp.where(lax.broadcast_in_dim(marks, weights.shape, [0]) != 0, jnp.nan, weights)
             first, last = self.tiles.seen(lengths, step.item, step.tile, step.part)
-            return keep_band(weights, first, last, -1.0, bool(self.call.interpret))
+            return keep_band(weights, first - row * ROWS, last - row * ROWS, -1.0, bool(self.call.interpret))
 
-        def products(scores: Any, slopes: Any) -> jax.Array:
-            for column in range(self.call.columns):
-                across = queries.at[:, pl.ds(column * ROWS, ROWS)].transpose((1, 0))
-                plgpu.wgmma(scores, scratch.keys.at[column, step.part], across)
-            plgpu.wgmma(slopes, scratch.values.at[step.part], cotangents.transpose((1, 0)))
-            raw = plgpu.wgmma_accumulator_load(scores, wait_n=1)
-            weights = math.exp2(math.fused(raw, self.call.factor, numbers(0)))
-            # -1 where a key is not seen: a mask that is kept would take registers.
-            weights = lax.cond(step.masked, where_seen, lambda x: x, weights)
-            rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(queries.dtype)
-            raised = plgpu.wgmma_accumulator_load(slopes, wait_n=0) - numbers(1)
-            raised = lax.cond(step.masked, lambda x: jnp.where(weights < 0, 0.0, x), lambda x: x, raised)
-            self.add_values(step, rounded, cotangents, scratch, dv)
-            return math.product(weights, raised)
-
-        kind = accumulator(*shape)
-        found: jax.Array = pl.run_scoped(products, kind, kind)
+        weights = self.math.exp2(self.math.fused(scores, self.call.factor, self.numbers(step, row, 0, scratch)))
+        found: jax.Array = lax.cond(step.masked, where_seen, lambda x: x, weights)
         return found
 
-    def add_values(self, step: Step, weights: jax.Array, cotangents: Any, scratch: Scratch, dv: Any) -> None:
-        """Starts to add to the gradient of values."""
-        if self.call.interpret:  # which takes no operand in registers
-            scratch.weights.at[step.part][...] = weights
-            plgpu.commit_smem()
-            plgpu.wgmma(dv, scratch.weights.at[step.part], cotangents)
-        else:
-            plgpu.wgmma(dv, weights, cotangents)
-
-    def send_on(self, step: Step, half: Any, slopes: jax.Array, results: Results, scratch: Scratch, dk: Any) -> None:
-        """Computes this warpgroup's piece of the gradient of queries, hands it on, and adds to `dk` meanwhile."""
-        (row, column), queries = self.piece(step.part), scratch.queries.at[step.slot]
-
-        def products(total: Any) -> None:
-            for keys in range(PARTS):
-                across = scratch.slopes.at[half, keys, row].transpose((1, 0))
-                plgpu.wgmma(total, across, scratch.keys.at[column, keys])
-            if self.call.interpret:
-                for piece in range(self.call.rows):
-                    rows = pl.ds(piece * ROWS, ROWS)
-                    plgpu.wgmma(dk, scratch.slopes.at[half, step.part, piece], queries.at[rows])
-            else:
-                plgpu.wgmma(dk, slopes, queries)
-            found = plgpu.wgmma_accumulator_load(total, wait_n=1)
-            if not self.call.interpret:
-                pl.when(step.position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
-            scratch.sums.at[step.part][...] = found
-            plgpu.commit_smem()
-            if self.call.interpret:  # which neither adds to memory nor has semaphores
-                target = results.query.at[step.item.block, :, :, step.head]
-                self.send(step.item, step.tile, target, None, [step.part], scratch)
-                plgpu.wait_smem_to_gmem(0)
-            else:
-                plgpu.barrier_arrive(scratch.sums_full)
-            plgpu.wgmma_wait(0)
-
-        pl.run_scoped(products, accumulator(ROWS, ROWS))
+    def hand_on(self, position: Any, part: Any, sums: jax.Array, scratch: Scratch) -> None:
+        """Hands this warpgroup's piece of the gradient of a tile's queries, made in a step, to the one that adds it."""
+        pl.when(position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+        share(sums, scratch.sums.at[part], bool(self.call.interpret))
+        plgpu.barrier_arrive(scratch.sums_full)
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:
         """Writes the gradients of this warpgroup's keys and values, over the keys and values in shared memory."""
@@ -473,7 +476,7 @@ def gradients(
     def kernel(*refs: Any) -> None:
         operands, numbers, refs = Operands(*refs[:count]), Lengths(*refs[count : count + 3]), refs[count + 3 :]
         results, refs = Results(*refs[:3]), refs[3:]
-        scratch = Scratch(*refs) if call.interpret else Scratch(*refs[:8], None, *refs[8:])  # type: ignore[call-arg]
+        scratch = Scratch(*refs)
         warpgroup = lax.axis_index("warpgroup")
         turns = None
         if not call.interpret:
@@ -539,7 +542,6 @@ def _scratch(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list
         plgpu.SMEM((stages, STATS, tiles.rows), jnp.float32),
         plgpu.SMEM((2, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
         plgpu.SMEM((PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
-        *([plgpu.SMEM((PARTS, ROWS, tiles.rows), dtype, transforms=tiled(dtype))] if call.interpret else []),
         plgpu.Barrier(num_arrivals=cached),
         plgpu.Barrier(num_arrivals=2, num_barriers=stages),
         plgpu.Barrier(num_barriers=stages),

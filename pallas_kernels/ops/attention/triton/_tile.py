@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.parts.triton.arithmetic import LOG2E, product
+from pallas_kernels.parts.triton.arithmetic import product
 
 LEAST: Final = -3e38
 """The maximum before any key: finite, so that differences of maxima are never nan."""
@@ -36,10 +36,13 @@ class Call:
         heads: Key heads K.
         group: Query heads to a key head.
         size: Width H of a head, a multiple of 16.
+        value_size: Width V of a head of the values, a multiple of 16.
         capacity: Keys for which there is room in a sequence.
         page: Keys of a page; None for contiguous keys.
         bias: Shape of the bias, None without one.
         mask: Shape of the mask, None without one.
+        soft_cap: Bound of the scores, None without one.
+        fp8: Whether keys and values are the bits of float8_e4m3fn.
         interpret: Whether the kernel runs on a CPU.
     """
 
@@ -51,10 +54,13 @@ class Call:
     heads: int
     group: int
     size: int
+    value_size: int
     capacity: int
     page: int | None
     bias: tuple[int, ...] | None
     mask: tuple[int, ...] | None
+    soft_cap: float | None
+    fp8: bool
     interpret: bool
 
     @property
@@ -62,12 +68,11 @@ class Call:
         """Rows of a sequence and a key head: one for each query and each head of the group, query by query."""
         return self.queries * self.group
 
-    @property
-    def pieces(self) -> list[tuple[int, int]]:
+    def pieces(self, size: int) -> list[tuple[int, int]]:
         """Where the parts of a head start and how wide they are: a tensor of Triton is a power of two wide."""
         found, start = [], 0
-        while start < self.size:
-            width = min(64 if self.dtype == "float32" else 128, 1 << (self.size - start).bit_length() - 1)
+        while start < size:
+            width = min(64 if self.dtype == "float32" else 128, 1 << (size - start).bit_length() - 1)
             found.append((start, width))
             start += width
         return found
@@ -79,14 +84,19 @@ class Refs:
 
     Attributes:
         query: (B, T, N, H).
-        key: (B, S, K, H), or (P, page, K, H).
-        value: Of the shape of `key`.
+        key: (B, S, K, H), or (P, page, K, H); int8 of float8_e4m3fn if `Call.fp8`.
+        value: The same with V.
         first: (B, T) int32, the first key that a query sees.
         last: (B, T) int32, the key behind the last one.
         table: (B, n) int32, the pages of a sequence, or None.
         bias: Of `Call.bias`, or None.
         mask: int8 of `Call.mask`, 0 where a key is not seen, or None.
-        cotangent: (B, T, N, H), in the backward pass, as what follows.
+        sinks: (B or 1, N), or None.
+        slopes: (B or 1, N) float32, or None.
+        offsets: (B,) int32, where there are slopes.
+        key_scale: (B or 1, K, H) float32, or None.
+        value_scale: (B or 1, K, V) float32, or None.
+        cotangent: (B, T, N, V), in the backward pass, as what follows.
         lse: (B, T, N) float32.
         delta: (B, T, N) float32, the sum of cotangent * result.
         begin: (B, tiles of keys) int32, the first query that sees any key of a tile.
@@ -101,6 +111,11 @@ class Refs:
     table: Any = None
     bias: Any = None
     mask: Any = None
+    sinks: Any = None
+    slopes: Any = None
+    offsets: Any = None
+    key_scale: Any = None
+    value_scale: Any = None
     cotangent: Any = None
     lse: Any = None
     delta: Any = None
@@ -141,15 +156,20 @@ def rows_at(
     return Rows(sequence, head, query, head * call.group + index % call.group, first, last)
 
 
+def of_heads(ref: Any, sequence: Any, head: Any) -> Any:
+    """Reads what an array (B or 1, heads, ...) holds for heads of a sequence."""
+    return ref[sequence if ref.shape[0] > 1 else 0, head]
+
+
 def read_rows(ref: Any, rows: Rows, call: Call) -> list[jax.Array]:
     """Reads the pieces of the heads of (B, T, N, H): (R, width) float32 each."""
     at = (rows.sequence, rows.query, rows.query_head)
-    return [ref[*at, start : start + width].astype(jnp.float32) for start, width in call.pieces]
+    return [ref[*at, start : start + width].astype(jnp.float32) for start, width in call.pieces(ref.shape[3])]
 
 
 def write_rows(ref: Any, rows: Rows, pieces: list[jax.Array], call: Call) -> None:
     """Writes the pieces of the heads of (B, T, N, H), rounded; a zero as +0."""
-    for (start, width), piece in zip(call.pieces, pieces, strict=True):
+    for (start, width), piece in zip(call.pieces(ref.shape[3]), pieces, strict=True):
         value = jnp.where(piece == 0, 0.0, piece).astype(ref.dtype)
         ref[rows.sequence, rows.query, rows.query_head, start : start + width] = value
 
@@ -159,10 +179,12 @@ class Keys:
     """Keys of a sequence at neighbouring positions.
 
     Attributes:
+        sequence: Their sequence.
         position: (n,) int32, their absolute positions.
         entry: What the first two axes of keys and values are indexed with.
     """
 
+    sequence: Any
     position: jax.Array
     entry: tuple[Any, Any]
 
@@ -172,13 +194,40 @@ def keys_at(refs: Refs, call: Call, sequence: Any, start: Any, count: int) -> Ke
     position = start + lax.iota(jnp.int32, count)
     held = jnp.minimum(position, call.capacity - 1)
     if call.page is None:
-        return Keys(position, (sequence, held))
-    return Keys(position, (refs.table[sequence, held // call.page], held % call.page))
+        return Keys(sequence, position, (sequence, held))
+    return Keys(sequence, position, (refs.table[sequence, held // call.page], held % call.page))
 
 
-def read_keys(ref: Any, keys: Keys, head: Any, call: Call) -> list[jax.Array]:
-    """Reads the pieces of keys or values: (n, width) float32 each."""
-    return [ref[*keys.entry, head, start : start + width].astype(jnp.float32) for start, width in call.pieces]
+def read_keys(ref: Any, keys: Keys, head: Any, call: Call, scale: Any = None) -> list[jax.Array]:
+    """Reads the pieces of keys or values: (n, width) float32 each.
+
+    Args:
+        ref: The keys or the values.
+        keys: Which ones.
+        head: Their head.
+        call: What is fixed.
+        scale: Their factors (B or 1, K, width of a head), if they are quantised.
+    """
+    found = []
+    for start, width in call.pieces(ref.shape[3]):
+        stored = ref[*keys.entry, head, start : start + width]
+        if scale is None:
+            found.append(stored.astype(jnp.float32))
+            continue
+        number = float_of_e4m3(stored) if call.fp8 else stored.astype(jnp.float32)
+        row = scale[keys.sequence if scale.shape[0] > 1 else 0, head, start : start + width]
+        found.append(product(number, row[None], call.interpret).astype(call.dtype).astype(jnp.float32))
+    return found
+
+
+def float_of_e4m3(bits: jax.Array) -> jax.Array:
+    """Returns the float32 values of float8_e4m3fn numbers, given as int8: not every GPU has instructions for them."""
+    pattern = bits.astype(jnp.int32) & 0xFF
+    size = pattern & 0x7F
+    normal = lax.bitcast_convert_type((size + (120 << 3)) << 20, jnp.float32)
+    small = size.astype(jnp.float32) * jnp.float32(2.0**-9)
+    value = jnp.where(size < 8, small, jnp.where(size == 0x7F, jnp.nan, normal))
+    return jnp.where(pattern > 0x7F, -value, value)
 
 
 def finite(x: jax.Array) -> jax.Array:
@@ -230,57 +279,6 @@ def add_rows(total: jax.Array, x: jax.Array) -> jax.Array:
     for part in reversed(three_parts(x)):
         total = dot(total, (part,), (ones,), (1, 0))
     return total
-
-
-def scores(
-    refs: Refs, call: Call, rows: Rows, keys: Keys, query: list[Parts], key: list[Parts], *, by_keys: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the scores (R, n) in units of ln(2), -inf where a key is not seen, and what is seen.
-
-    Args:
-        refs: Holds the bias and the mask.
-        call: What is fixed.
-        rows: R rows.
-        keys: n keys.
-        query: The parts of each piece of the rows' queries.
-        key: The parts of each piece of the keys.
-        by_keys: Whether the results are (n, R).
-    """
-    total = product_of_pieces(query, key, by_keys=by_keys)
-    total = product(total, jnp.float32(call.scale * float(LOG2E)), call.interpret)
-    position = _lay(keys.position, by_keys)
-    seen = (position >= _lay(rows.first, not by_keys)) & (position < _lay(rows.last, not by_keys))
-    if refs.bias is not None and call.bias is not None:
-        found = _of_scores(refs.bias, call.bias, rows, keys, call, by_keys).astype(jnp.float32)
-        total = total + product(found, LOG2E, call.interpret)
-    if refs.mask is not None and call.mask is not None:
-        seen = seen & (_of_scores(refs.mask, call.mask, rows, keys, call, by_keys) != 0)
-    return jnp.where(seen, total, -jnp.inf), seen
-
-
-def product_of_pieces(a: list[Parts], b: list[Parts], *, by_keys: bool) -> jax.Array:
-    """Returns the products (R, n) of rows and keys, or (n, R): one chain over all pieces of the head."""
-    shape = (a[0][0].shape[0], b[0][0].shape[0])
-    total = jnp.zeros(shape[::-1] if by_keys else shape, jnp.float32)
-    for left, right in zip(a, b, strict=True):
-        total = dot(total, left, right, (1, 1), swap=by_keys)
-    return total
-
-
-def _lay(x: jax.Array, along_rows: bool) -> jax.Array:
-    return x[:, None] if along_rows else x[None]
-
-
-def _of_scores(ref: Any, shape: tuple[int, ...], rows: Rows, keys: Keys, call: Call, by_keys: bool) -> jax.Array:
-    """Reads what an array (B or 1, N or 1, T or 1, S or 1) holds for rows and keys."""
-    sizes = (rows.query.shape[0], keys.position.shape[0])
-    sizes = sizes[::-1] if by_keys else sizes
-    held = jnp.minimum(keys.position, call.capacity - 1)
-    of_rows = (_lay(x, not by_keys) for x in (rows.query_head, rows.query))
-    places = (rows.sequence, *of_rows, _lay(held, by_keys))
-    whole = (jnp.broadcast_to(x if n > 1 else 0, sizes) for n, x in zip(shape, places, strict=True))
-    found: jax.Array = ref[*(x.astype(jnp.int32) for x in whole)]
-    return found
 
 
 def blocks_seen(rows: Rows, block: int) -> tuple[jax.Array, jax.Array]:

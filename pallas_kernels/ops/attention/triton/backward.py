@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.ops.attention.triton._scores import Scores, product_of_pieces, scores
 from pallas_kernels.ops.attention.triton._tile import (
     Call,
-    Keys,
     Parts,
     Refs,
     Rows,
@@ -17,11 +17,9 @@ from pallas_kernels.ops.attention.triton._tile import (
     dot,
     finite,
     keys_at,
-    product_of_pieces,
     read_keys,
     read_rows,
     rows_at,
-    scores,
     split,
     split_all,
     write_rows,
@@ -48,12 +46,13 @@ def query_kernel(refs: Refs, query_ref: Any, *, call: Call, count: int, tiles: i
         keys = keys_at(refs, call, sequence, i * call.key_block, call.key_block)
         pieces = read_keys(refs.key, keys, head, call)
         values = split_all(read_keys(refs.value, keys, head, call), call)
-        weights, seen = _weights(refs, call, rows, keys, query, split_all(pieces, call), lse)
-        slopes = split(_slopes(weights, seen, cotangent, values, delta, call), call)
-        found = [split(finite(piece), call) for piece in pieces]
-        return [dot(total, slopes, piece, (1, 0)) for total, piece in zip(sums, found, strict=True)]
+        found = scores(refs, call, rows, keys, query, split_all(pieces, call))
+        weights = _weights(found, lse, call)
+        slopes = split(_bent(_slopes(weights, found, cotangent, values, delta, call), found, call), call)
+        right = [split(finite(piece), call) for piece in pieces]
+        return [dot(total, slopes, piece, (1, 0)) for total, piece in zip(sums, right, strict=True)]
 
-    start = [jnp.zeros((count, width), jnp.float32) for _, width in call.pieces]
+    start = [jnp.zeros((count, width), jnp.float32) for _, width in call.pieces(call.size)]
     sums = lax.fori_loop(*blocks_seen(rows, call.key_block), block, start)
     write_rows(query_ref, rows, [product(x, jnp.float32(call.scale), call.interpret) for x in sums], call)
 
@@ -64,7 +63,7 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, call: Call, count: i
     Args:
         refs: What it reads.
         key_ref: (B, S, K, H), the gradient of the keys.
-        value_ref: The same, of the values.
+        value_ref: (B, S, K, V), the gradient of the values.
         call: What is fixed.
         count: Keys of a tile.
     """
@@ -77,10 +76,12 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, call: Call, count: i
         queries, cotangents = (read_rows(ref, rows, call) for ref in (refs.query, refs.cotangent))
         lse, delta = _statistics(refs, rows, call)
         query = split_all(queries, call)
-        weights, seen = _weights(refs, call, rows, keys, query, key, lse, by_keys=True)
-        slopes = _slopes(weights, seen, split_all(cotangents, call), value, delta, call, by_keys=True)
+        found = scores(refs, call, rows, keys, query, key, by_keys=True)
+        weights = _weights(found, lse, call, by_keys=True)
+        slopes = _slopes(weights, found, split_all(cotangents, call), value, delta, call, by_keys=True)
+        slopes = _bent(slopes, found, call)
         # A cotangent that is not finite reaches the values that its row sees, and no others.
-        weights = jnp.where(seen & ~(jnp.abs(delta) < jnp.inf)[None], jnp.nan, weights)
+        weights = jnp.where(found.seen & ~(jnp.abs(delta) < jnp.inf)[None], jnp.nan, weights)
         of_keys, of_values = sums
         return [
             [dot(total, parts, split(finite(piece), call), (1, 0)) for total, piece in zip(totals, pieces, strict=True)]
@@ -90,15 +91,52 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, call: Call, count: i
             )
         ]
 
-    zeros = [jnp.zeros((count, width), jnp.float32) for _, width in call.pieces]
+    zeros = [
+        [jnp.zeros((count, width), jnp.float32) for _, width in call.pieces(size)]
+        for size in (call.size, call.value_size)
+    ]
     begin, end = (ref[sequence, tile] * call.group for ref in (refs.begin, refs.end))
     blocks = (begin // call.row_block, (end + (call.row_block - 1)) // call.row_block)
-    of_keys, of_values = lax.fori_loop(*blocks, block, [zeros, zeros])
+    of_keys, of_values = lax.fori_loop(*blocks, block, zeros)
     of_keys = [product(x, jnp.float32(call.scale), call.interpret) for x in of_keys]
     for ref, pieces in ((key_ref, of_keys), (value_ref, of_values)):
-        for (start, width), piece in zip(call.pieces, pieces, strict=True):
+        for (start, width), piece in zip(call.pieces(ref.shape[3]), pieces, strict=True):
             at = (sequence, pl.ds(tile * count, count), head, slice(start, start + width))
             ref[at] = jnp.where(piece == 0, 0.0, piece).astype(ref.dtype)
+
+
+def score_kernel(refs: Refs, out_ref: Any, *, call: Call, count: int, tiles: int) -> None:
+    """Computes the gradients of what is added to the scores, for `count` queries of one head.
+
+    Args:
+        refs: What it reads.
+        out_ref: (B, N, tiles of queries, blocks of keys) float32.
+        call: What is fixed.
+        count: Queries of a tile.
+        tiles: Tiles of a sequence and a query head.
+    """
+    index = pl.program_id(0)
+    tile = index % tiles
+    query_head = index // tiles % (call.heads * call.group)
+    sequence = index // tiles // (call.heads * call.group)
+    head = query_head // call.group
+    place = tile * count + lax.iota(jnp.int32, count)
+    query = jnp.minimum(place, call.queries - 1)
+    first, last = (jnp.where(place < call.queries, ref[sequence, query], 0) for ref in (refs.first, refs.last))
+    rows = Rows(sequence, head, query, jnp.full((count,), query_head, jnp.int32), first, last)
+    queries, cotangent = (split_all(read_rows(ref, rows, call), call) for ref in (refs.query, refs.cotangent))
+    lse, delta = _statistics(refs, rows, call)
+
+    def block(i: Any, _: Any) -> Any:
+        keys = keys_at(refs, call, sequence, i * call.key_block, call.key_block)
+        found = scores(refs, call, rows, keys, queries, split_all(read_keys(refs.key, keys, head, call), call))
+        values = split_all(read_keys(refs.value, keys, head, call), call)
+        slopes = _slopes(_weights(found, lse, call), found, cotangent, values, delta, call)
+        at = (sequence, query_head, pl.ds(tile * count, count), pl.ds(i * call.key_block, call.key_block))
+        out_ref[at] = jnp.where(slopes == 0, 0.0, slopes)
+        return 0
+
+    lax.fori_loop(0, out_ref.shape[3] // call.key_block, block, 0)
 
 
 def _place(call: Call, sequences: int) -> tuple[Any, Any, Any]:
@@ -114,26 +152,15 @@ def _statistics(refs: Refs, rows: Rows, call: Call) -> tuple[jax.Array, jax.Arra
     return jnp.where(lse == -jnp.inf, 0.0, product(lse, LOG2E, call.interpret)), delta
 
 
-def _weights(
-    refs: Refs,
-    call: Call,
-    rows: Rows,
-    keys: Keys,
-    query: list[Parts],
-    key: list[Parts],
-    lse: jax.Array,
-    *,
-    by_keys: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights of the forward pass, divided by their sum, and what is seen."""
-    found, seen = scores(refs, call, rows, keys, query, key, by_keys=by_keys)
+def _weights(found: Scores, lse: jax.Array, call: Call, *, by_keys: bool = False) -> jax.Array:
+    """Returns the weights of the forward pass, divided by their sum."""
     lse = lse[None] if by_keys else lse[:, None]
-    return jnp.where(seen, power_of_two(found - lse, call.interpret), 0.0), seen
+    return jnp.where(found.seen, power_of_two(found.masked - lse, call.interpret), 0.0)
 
 
 def _slopes(
     weights: jax.Array,
-    seen: jax.Array,
+    found: Scores,
     cotangent: list[Parts],
     value: list[Parts],
     delta: jax.Array,
@@ -141,6 +168,14 @@ def _slopes(
     *,
     by_keys: bool = False,
 ) -> jax.Array:
-    """Returns the gradient of the scores, without their scale."""
+    """Returns the gradient of what is added to the scores."""
     slope = product_of_pieces(cotangent, value, by_keys=by_keys) - (delta[None] if by_keys else delta[:, None])
-    return jnp.where(seen, product(weights, slope, call.interpret), 0.0)
+    return jnp.where(found.seen, product(weights, slope, call.interpret), 0.0)
+
+
+def _bent(slopes: jax.Array, found: Scores, call: Call) -> jax.Array:
+    """Returns the gradient of the scores before the soft cap, without their scale."""
+    if found.bent is None:
+        return slopes
+    rest = 1.0 - product(found.bent, found.bent, call.interpret)
+    return jnp.where(found.seen, product(slopes, rest, call.interpret), 0.0)

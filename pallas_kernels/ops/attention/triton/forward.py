@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.ops.attention.triton._scores import scores
 from pallas_kernels.ops.attention.triton._tile import (
     LEAST,
     SUMS,
@@ -16,15 +17,15 @@ from pallas_kernels.ops.attention.triton._tile import (
     dot,
     finite,
     keys_at,
+    of_heads,
     read_keys,
     read_rows,
     rows_at,
-    scores,
     split,
     split_all,
     write_rows,
 )
-from pallas_kernels.parts.triton.arithmetic import LN2, power_of_two, product, quotient
+from pallas_kernels.parts.triton.arithmetic import LN2, LOG2E, power_of_two, product, quotient
 
 
 def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count: int, tiles: int) -> None:
@@ -32,7 +33,7 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count:
 
     Args:
         refs: What it reads.
-        out_ref: (B, T, N, H), the results.
+        out_ref: (B, T, N, V), the results.
         lse_ref: (B, T, N) float32, the log-sum-exp.
         call: What is fixed.
         count: Rows of a tile.
@@ -50,16 +51,17 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count:
     def block(i: Any, state: Any) -> Any:
         maximum, total, *values = state
         keys = keys_at(refs, call, sequence, i * call.key_block, call.key_block)
-        found, seen = scores(refs, call, rows, keys, query, split_all(read_keys(refs.key, keys, head, call), call))
-        highest = jnp.maximum(maximum, jnp.max(found, axis=1))
-        weights = power_of_two(found - highest[:, None], call.interpret)
+        key = split_all(read_keys(refs.key, keys, head, call, refs.key_scale), call)
+        found = scores(refs, call, rows, keys, query, key)
+        highest = jnp.maximum(maximum, jnp.max(found.masked, axis=1))
+        weights = power_of_two(found.masked - highest[:, None], call.interpret)
         decay = power_of_two(maximum - highest, call.interpret)[:, None]
-        pieces = read_keys(refs.value, keys, head, call)
+        pieces = read_keys(refs.value, keys, head, call, refs.value_scale)
         # A value that is not finite makes the rows nan that see it, and no others.
         bad = jnp.zeros((call.key_block,), jnp.int32)
         for piece in pieces:
             bad = jnp.maximum(bad, jnp.max(jnp.where(jnp.abs(piece) < jnp.inf, 0, 1), axis=1))
-        weights = jnp.where(seen & (bad[None] > 0), jnp.nan, weights)
+        weights = jnp.where(found.seen & (bad[None] > 0), jnp.nan, weights)
         total = add_rows(product(total, decay, call.interpret), weights)
         parts = split(weights, call)
         values = [
@@ -71,12 +73,20 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count:
     start = (
         jnp.full((count,), LEAST, jnp.float32),
         jnp.zeros((count, SUMS), jnp.float32),
-        *(jnp.zeros((count, width), jnp.float32) for _, width in call.pieces),
+        *(jnp.zeros((count, width), jnp.float32) for _, width in call.pieces(call.value_size)),
     )
     maximum, sums, *values = lax.fori_loop(*blocks_seen(rows, call.key_block), block, start)
     total = jnp.max(sums, axis=1)
     nothing = total == 0
     total = jnp.where(nothing, 1.0, total)
+    if refs.sinks is not None:
+        sink = of_heads(refs.sinks, sequence, rows.query_head).astype(jnp.float32)
+        sink = product(sink, LOG2E, call.interpret)
+        highest = jnp.maximum(maximum, sink)
+        decay = power_of_two(maximum - highest, call.interpret)
+        total = product(total, decay, call.interpret) + power_of_two(sink - highest, call.interpret)
+        values = [product(value, decay[:, None], call.interpret) for value in values]
+        maximum = highest
     write_rows(out_ref, rows, [quotient(value, total[:, None], call.interpret) for value in values], call)
     lse = product(maximum + jnp.log2(total), LN2, call.interpret)
     lse_ref[sequence, rows.query, rows.query_head] = jnp.where(nothing, -jnp.inf, lse)

@@ -1,8 +1,10 @@
-"""The end of the Hopper matmul: what happens to a float32 tile between its sum over K and memory.
+"""The end of the Hopper matmul: what happens to a tile of sums between its sum over K and memory.
 
 The order is fixed: `activation(tile + bias) + residual`, or for a pair of products `activation(gate) * up`, every step
-in float32, rounded once to the result's dtype, whatever the schedule. No product meets a sum but inside of an
-activation, whose instructions are fixed (`pallas_kernels.ops.matmul.hopper.activation`): so none is fused with it.
+in float32, rounded once to the result's dtype, whatever the schedule. Sums of integers are multiplied by the scales of
+their row and of their column first, in this order. No product meets a sum but inside of an activation and behind the
+scales, whose instructions are fixed (`pallas_kernels.ops.matmul.hopper.activation`, `parts.hopper.tile.Arithmetic`): so
+none is fused with it.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.matmul.hopper.activation import activate_tile
+from pallas_kernels.parts.hopper.groups import send_rows
 from pallas_kernels.parts.hopper.operand import ROWS, SWIZZLE_BYTES, in_stack, tile_transforms
+from pallas_kernels.parts.hopper.tile import Arithmetic, along
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 
@@ -29,12 +33,15 @@ class Epilogue:
         activation: A name that `pallas_kernels.ops.matmul.activations.activate` takes.
         residual: Of the shape and the dtype of the result.
         up: Weights of a second product of the same rows, stored as the first: activation(first) * second. No bias then.
+        scales: For sums of integers: (M,) float32, one for each row, and one for each column, (N,) of any float dtype
+            or (B, N) for the entries of a stack of weights.
     """
 
     bias: jax.Array | None = None
     activation: str | None = None
     residual: jax.Array | None = None
     up: jax.Array | None = None
+    scales: tuple[jax.Array, jax.Array] | None = None
 
     @property
     def gated(self) -> bool:
@@ -44,13 +51,13 @@ class Epilogue:
     @property
     def inputs(self) -> tuple[jax.Array, ...]:
         """Arrays that the kernel gets behind its operands."""
-        return tuple(a for a in (self.up, self.bias, self.residual) if a is not None)
+        return tuple(a for a in (*(self.scales or ()), self.up, self.bias, self.residual) if a is not None)
 
     def map(self, change: Callable[[jax.Array], jax.Array]) -> "Epilogue":
         """Returns the epilogue with its arrays changed."""
         arrays = (None if a is None else change(a) for a in (self.bias, self.residual, self.up))
         bias, residual, up = arrays
-        return Epilogue(bias, self.activation, residual, up)
+        return replace(self, bias=bias, residual=residual, up=up)
 
     def padded(self, columns: int) -> "Epilogue":
         """Returns the epilogue with a bias of whole tiles of `columns`."""
@@ -129,6 +136,23 @@ class Store:
         for index, (block, window) in enumerate(windows):
             plgpu.copy_smem_to_gmem(block, window, commit_group=index == len(windows) - 1)
 
+    def send_valid(self, tiled: Any, plain: Any, out: Any, row: Any, column: Any, valid: Any) -> None:
+        """The same of the first `valid` rows of the block, which may be more than it has, or less than none."""
+
+        @pl.when(valid >= self.rows)
+        def _() -> None:
+            for block, window in self._windows(tiled, plain, out, row, column):
+                plgpu.copy_smem_to_gmem(block, window, commit_group=False)
+
+        @pl.when((valid > 0) & (valid < self.rows))
+        def _() -> None:
+            pieces = [(tiled, 0, 0)]
+            if plain is not None:
+                pieces = [(plain.at[index], i, j) for index, (i, j) in enumerate(self.pieces)]
+            send_rows(pieces, out, row, column, valid)
+
+        plgpu.commit_smem_to_gmem_group()
+
     def fetch(self, tiled: Any, plain: Any, source: Any, row: Any, column: Any, barrier: Any) -> None:
         """Starts the copy of one block from memory; what lies outside comes as zeros."""
         for block, window in self._windows(tiled, plain, source, row, column):
@@ -143,7 +167,9 @@ class Store:
         ]
 
 
-def make_store(s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype: Any, epilogue: Epilogue) -> Store:
+def make_store(
+    s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype: Any, epilogue: Epilogue, in_groups: bool = False
+) -> Store:
     """Returns how an (M, N) result of `dtype` leaves the kernel from warpgroups with accumulators of `shape`.
 
     Where both the result and a block have one tile along a dimension, Mosaic GPU drops that dimension of tiles from the
@@ -151,6 +177,7 @@ def make_store(s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype:
     blocks leave as plain rows, which keep every index.
 
     A residual is fetched while the products are summed, so every block of the tile has a buffer of its own then.
+    Of rows in groups a block may have only its first ones, which leave as plain rows.
     """
     covered_m, covered_n = s.block_m, s.block_n // (2 if epilogue.gated else 1)
     s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
@@ -162,7 +189,7 @@ def make_store(s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype:
     else:
         swizzle, ragged = width, m % ROWS != 0 or n % width != 0
     outside = (m <= ROWS == rows < covered_m) or (n <= swizzle == width < covered_n)
-    return Store(rows, width, swizzle, ragged or outside, buffers)
+    return Store(rows, width, swizzle, ragged or outside or in_groups, buffers)
 
 
 @dataclass(frozen=True)
@@ -178,6 +205,7 @@ class Ending:
         plain: The same as plain rows, or None.
         bias: Reference of the bias, or None.
         residual: Reference of the residual, or None.
+        scales: References of the scales of rows and columns, or None.
         fetched: Barrier of the residual's blocks, or None.
         interpret: Whether the interpreter runs the kernel.
     """
@@ -190,6 +218,7 @@ class Ending:
     plain: Any
     bias: Any = None
     residual: Any = None
+    scales: Any = None
     fetched: Any = None
     interpret: Any = False
 
@@ -204,8 +233,18 @@ class Ending:
         for slot, (i, j) in enumerate(self._blocks(shape)):
             self.store.fetch(*self._buffer(slot), source, row + i, column + j, self.fetched)
 
-    def finish(self, tiles: tuple[Any, ...], place: Any, row: Any, column: Any) -> None:
-        """Finishes the float32 tiles that start at wgmma's `row` and `column`, and starts their way to memory."""
+    def finish(self, tiles: tuple[Any, ...], place: Any, row: Any, column: Any, valid: Any = None) -> None:
+        """Finishes the float32 tiles that start at wgmma's `row` and `column`, and starts their way to memory.
+
+        Args:
+            tiles: The tiles.
+            place: Entry of the stack.
+            row: First row.
+            column: First column.
+            valid: How many rows of the result are stored; None for all that it has.
+        """
+        if self.scales is not None:
+            tiles = (self._rescaled(tiles[0], place, row, column),)
         bias = None
         if self.bias is not None:
             bias = _broadcast_bias(self.bias, row if self.swap else column, tiles[0].shape, self.swap)
@@ -217,14 +256,39 @@ class Ending:
         if self.swap:
             row, column = column, row
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
-        self._put(tile, in_stack(self.out, place), row, column)
+        self._put(tile, in_stack(self.out, place), row, column, valid)
 
-    def _put(self, tile: Any, out: Any, row: Any, column: Any) -> None:
+    def _rescaled(self, tile: Any, place: Any, row: Any, column: Any) -> Any:
+        """Returns the product of a tile of integers with the scales of its rows, and that with those of its columns."""
+        arithmetic = Arithmetic(interpret=bool(self.interpret))
+        rows, columns = self.scales
+        columns = columns if len(columns.shape) == 1 else columns.at[place]
+        of_rows, of_columns = (
+            ((rows, column, 1), (columns, row, 0)) if self.swap else ((rows, row, 0), (columns, column, 1))
+        )
+        tile = tile.astype(jnp.float32)
+        for numbers, start, axis in (of_rows, of_columns):
+            tile = arithmetic.product(tile, along(numbers, start, tile.shape, axis, self.interpret))
+        return tile
+
+    def fill(self, tile: Any, row: Any, column: Any) -> None:
+        """Stores a float32 tile of a matrix as it is, from wgmma's `row` and `column` on."""
+        tile = tile.astype(self.out.dtype)
+        if self.swap:
+            row, column = column, row
+            tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
+        self._put(tile, self.out, row, column, None)
+
+    def _put(self, tile: Any, out: Any, row: Any, column: Any, valid: Any) -> None:
         """Writes a tile from (row, column) of the result on, transposed with `swap`, block by block."""
         store, blocks = self.store, self._blocks(tile.shape)
 
         def send(index: int, i: int, j: int) -> None:
-            store.send(*self._buffer(index % store.buffers), out, row + i, column + j)
+            buffer = self._buffer(index % store.buffers)
+            if valid is None:
+                store.send(*buffer, out, row + i, column + j)
+            else:
+                store.send_valid(*buffer, out, row + i, column + j, valid - i)
 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the tile before, every block has left its buffer
         if len(blocks) <= store.buffers:

@@ -1,0 +1,106 @@
+"""JAX's primitives for cuDNN's attention, with their operands and parameters, by the library's own attention."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bijax.ops._attention_rule import Extras, attend, bias_gradient, gradients
+from pallas_kernels.contract import attention_contract
+from pallas_kernels.ops.attention.cpu import AttentionSpec
+
+_HEADS_FIRST = 1
+"""Value of the parameter `layout` for (B, N, T, H), in place of (B, T, N, H)."""
+
+
+class _Call(NamedTuple):
+    """What the operands and parameters of a primitive mean.
+
+    Attributes:
+        arrays: Queries, keys and values, (B, T, N, H), (B, S, K, H) and (B, S, K, V).
+        limits: Offsets, lengths of queries and of keys, (B,).
+        extras: The bias, if there is one.
+        spec: What is fixed.
+        heads_first: Whether operands and results have the heads before the tokens.
+    """
+
+    arrays: tuple[jax.Array, jax.Array, jax.Array]
+    limits: tuple[jax.Array, jax.Array, jax.Array]
+    extras: Extras
+    spec: AttentionSpec
+    heads_first: bool
+
+    def arranged(self, x: jax.Array) -> jax.Array:
+        """Returns an array (B, T, N, H) in the layout of the primitive, or one of that layout as (B, T, N, H)."""
+        return jnp.swapaxes(x, 1, 2) if self.heads_first else x
+
+
+def cudnn_attention(*operands: jax.Array, is_training: bool, **parameters: Any) -> tuple[jax.Array, ...]:
+    """Attends as `dot_product_attention_fwd` of JAX.
+
+    Args:
+        *operands: Queries, keys, values, bias, lengths of queries and of keys, offsets of packed sequences (of which
+            there are none), page tables of keys and of values. What is not given has no elements.
+        is_training: Whether to return the log-sum-exp too.
+        **parameters: The others of the primitive.
+
+    Returns:
+        The outputs, and (B, N, T) float32.
+
+    Guarantee: row-invariant: the bits are those of `bijax.dot_product_attention`. The pages of each sequence are
+    gathered first, since keys and values have tables of their own.
+    """
+    call = _call(operands[:10], parameters)
+    out, lse = attend(*call.arrays, *call.limits, None, call.extras, call.spec, "dot_product_attention_fwd")
+    return (call.arranged(out), jnp.swapaxes(lse, 1, 2)) if is_training else (call.arranged(out),)
+
+
+def cudnn_attention_gradients(*operands: jax.Array, **parameters: Any) -> tuple[jax.Array, ...]:
+    """Differentiates as `dot_product_attention_bwd` of JAX.
+
+    Args:
+        *operands: Those of `cudnn_attention`, then the log-sum-exp, the outputs and their cotangents.
+        **parameters: Those of the primitive.
+
+    Returns:
+        The gradients of queries, keys and values and, where the second of `variadic_args` asks for it, of the bias.
+
+    Guarantee: as `bijax.dot_product_attention`.
+    """
+    call = _call(operands[:10], parameters)
+    lse = jnp.swapaxes(operands[10], 1, 2)
+    out, cotangent = (call.arranged(x) for x in operands[11:13])
+    arguments = (*call.arrays, out, lse, cotangent, call.limits, call.extras, call.spec)
+    found = tuple(call.arranged(g) for g in gradients(*arguments))
+    has_bias_gradient = parameters["variadic_args"][1]
+    return (*found, bias_gradient(*arguments)) if has_bias_gradient else found
+
+
+def _call(operands: tuple[jax.Array, ...], parameters: dict[str, Any]) -> _Call:
+    query, key, value, bias, query_lengths, key_lengths, _, _, key_table, value_table = operands
+    heads_first = parameters["layout"] == _HEADS_FIRST
+    if heads_first:
+        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    paged = key_table.ndim == 4
+    if paged:
+        key, value = _gathered(key, key_table), _gathered(value, value_table)
+    batch, (queries, keys) = query.shape[0], (x.shape[1] for x in (query, key))
+    mask = parameters["mask_type"].name
+    has_lengths = paged or mask.startswith("PADDING")
+
+    def up_to(lengths: jax.Array, most: int) -> jax.Array:
+        return jnp.clip(lengths, 0, most).astype(jnp.int32) if has_lengths else jnp.full(batch, most, jnp.int32)
+
+    limits = (jnp.zeros(batch, jnp.int32), up_to(query_lengths, queries), up_to(key_lengths, keys))
+    # A query at p sees keys behind p - length, and none behind itself.
+    length = parameters["sliding_window_length"]
+    window = (length - 1, 0) if length else None
+    spec = AttentionSpec(attention_contract(), float(parameters["scale"]), mask.endswith("CAUSAL"), window)
+    extras = Extras(bias=bias if parameters["variadic_args"][0] else None)
+    return _Call((query, key, value), limits, extras, spec, heads_first)
+
+
+def _gathered(pages: jax.Array, table: jax.Array) -> jax.Array:
+    """Returns pages (P, page, K, H) by a table (B, 1, n, 1) as (B, n * page, K, H)."""
+    found = jnp.take(pages, table[:, 0, :, 0], axis=0, mode="clip")
+    return found.reshape(found.shape[0], -1, *found.shape[3:])

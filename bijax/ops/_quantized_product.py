@@ -1,0 +1,103 @@
+"""Products of int8 matrices with their scales as primitives, which choose their kernel for the platform.
+
+Sums of integers are the same in every order, and the steps behind them are fixed, so all kernels have the same bits.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.ops._experts import rows_by_count
+from bijax.ops._integer_product import dequantize, integer_product
+from pallas_kernels.ops.ragged_dot.portable import multiply_groups
+
+if TYPE_CHECKING:
+    from pallas_kernels.ops.matmul.hopper import int8
+else:
+    int8 = on_first_use("pallas_kernels.ops.matmul.hopper.int8")
+
+
+def _portable(
+    x: jax.Array,
+    w: jax.Array,
+    row: jax.Array,
+    column: jax.Array,
+    *bias: jax.Array,
+    transposed: tuple[bool, bool],
+    dtype: str,
+) -> Arrays:
+    total = integer_product(x, w, *transposed)
+    return (dequantize(total, row, column, bias[0] if bias else None, jnp.dtype(dtype)),)
+
+
+def _cuda(
+    x: jax.Array,
+    w: jax.Array,
+    row: jax.Array,
+    column: jax.Array,
+    *bias: jax.Array,
+    transposed: tuple[bool, bool],
+    dtype: str,
+) -> Arrays:
+    if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w):
+        return _portable(x, w, row, column, *bias, transposed=transposed, dtype=dtype)
+    added = bias[0] if bias else None
+    x = x.T if transposed[0] else x
+    return (int8.quant_matmul(x, w, row, column, transpose_w=transposed[1], bias=added, out_dtype=dtype),)
+
+
+def _portable_groups(
+    x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
+) -> Arrays:
+    rows = rows_by_count("bijax.moe_quant_group_gemm", "experts_token_count", sizes, w.shape[0], x.shape[0])
+    used = rows.expert < w.shape[0]
+    if 0 in (*x.shape, *w.shape):
+        total = jnp.zeros((x.shape[0], w.shape[2]), jnp.int32)
+    else:
+        total = multiply_groups(x, w, rows.count, product=integer_product)
+    row = jnp.where(rows.fit, jnp.where(used, row, jnp.float32(0)), jnp.float32(jnp.nan))
+    if w.shape[0] == 0:
+        by_row = jnp.zeros(total.shape, column.dtype)
+    else:
+        by_row = jnp.take(column, rows.expert, axis=0, mode="clip")
+        # A scale that is not finite must not meet the zero of a row that is not used.
+        by_row = jnp.where(used[:, None], by_row, jnp.ones((), column.dtype))
+    return (dequantize(total, row, by_row, None, jnp.dtype(dtype)),)
+
+
+def _cuda_groups(
+    x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
+) -> Arrays:
+    if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
+        return _portable_groups(x, w, row, column, sizes, dtype=dtype)
+    return (int8.quant_matmul(x, w, row, column, sizes=sizes, out_dtype=dtype),)
+
+
+def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
+    """Rows of a mapped axis are more rows."""
+    if parameters["transposed"][0] or any(d is not None for d in (axes[1], *axes[3:])):
+        return None
+    x, row = fold_rows(size, (arrays[0], arrays[2]), (axes[0], axes[2]))
+    return unfold_rows(size, quantized_kernel(x, arrays[1], row, *arrays[3:], **parameters))
+
+
+def _shape(x: jax.Array, w: jax.Array, *_: jax.Array, transposed: tuple[bool, bool], dtype: str) -> Arrays:
+    return (jnp.zeros((x.shape[int(transposed[0])], w.shape[int(not transposed[1])]), dtype),)
+
+
+def _groups_shape(x: jax.Array, w: jax.Array, *_: jax.Array, dtype: str) -> Arrays:
+    return (jnp.zeros((x.shape[0], w.shape[2]), dtype),)
+
+
+quantized_kernel = define_kernel("quantized_product", {"cpu": _portable, "cuda": _cuda}, _fold, _shape)
+"""(M, K) x (K, N) int8, either stored the other way round; scales (M,) and (N,); a fifth operand (N,) is a bias."""
+
+quantized_groups_kernel = define_kernel(
+    "quantized_groups", {"cpu": _portable_groups, "cuda": _cuda_groups}, shapes=_groups_shape
+)
+"""(M, K) x (G, K, N) int8, scales (M,) and (G, N), and sizes (G,) int32, -1 for what cannot be a size."""

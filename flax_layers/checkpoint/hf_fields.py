@@ -1,0 +1,60 @@
+"""Fields of the JSON files in a Hugging Face folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON file that holds an object.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If it is not JSON or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected JSON, got {error}; the file is damaged: get it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}; the file is damaged")
+    return value
+
+
+def whole_number(fields: dict[str, Any], name: str, path: Path, default: int | None = None) -> int:
+    """Returns an integer of the file.
+
+    Raises:
+        CheckpointError: If it is missing, and there is no default, or is no integer.
+    """
+    value = fields.get(name)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CheckpointError(f"{path}: {name} must be an integer, got {value!r}; the file is damaged or incomplete")
+    return value
+
+
+def number(value: object, name: str, path: Path) -> float:
+    """Returns a number of the file as a float.
+
+    Raises:
+        CheckpointError: If it is none.
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise CheckpointError(f"{path}: {name} must be a number, got {value!r}; the file is damaged")
+    return float(value)
+
+
+def flag(fields: dict[str, Any], name: str, path: Path) -> bool:
+    """Returns whether something holds that is absent, null, true or false in the file.
+
+    Raises:
+        CheckpointError: If it is something else.
+    """
+    value = fields.get(name) or False
+    if value is not True and value is not False:
+        raise CheckpointError(f"{path}: {name} must be true or false, got {value!r}; the file is damaged")
+    return value

@@ -1,0 +1,150 @@
+"""One block of a model, and what stands before the first and behind the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .._signature import ConstructorSignature
+from ..ops import Ops
+from .layers import MLP, Attention, Embed, LayerCache, Linear, MoE, RMSNorm, RotaryEmbedding
+
+if TYPE_CHECKING:
+    # Reading checkpoints needs packages that the model does not.
+    from ..checkpoint import LlamaConfig
+
+type Rotary = tuple[jax.Array, jax.Array]
+
+
+class Block(nnx.Module):
+    """One block: attention and MLP (or experts), each behind a norm and added to the residual stream.
+
+    Args:
+        config: The model's numbers.
+        layer: Which block it is.
+        dtype: Dtype of the computation.
+        param_dtype: Dtype of the parameters.
+        ops: The operations to compute with.
+        rngs: Keys; `rngs.params()` is drawn from.
+    """
+
+    __signature__ = ConstructorSignature()
+
+    def __init__(
+        self, config: LlamaConfig, layer: int, *, dtype: Any, param_dtype: Any, ops: Ops, rngs: nnx.Rngs
+    ) -> None:
+        common: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "ops": ops, "rngs": rngs}
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, scale_offset=config.norm_offset, **common)
+
+        self.attention_norm = norm()
+        self.attention = Attention(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            qk_norm=config.rms_norm_eps if config.qk_norm else None,
+            qk_norm_offset=config.norm_offset,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
+            scale=config.attention_scale,
+            soft_cap=config.attention_soft_cap,
+            window=config.window(layer),
+            **common,
+        )
+        self.mlp_norm = norm()
+        self.attention_output_norm: Any = norm() if config.output_norms else nnx.data(None)
+        self.mlp_output_norm: Any = norm() if config.output_norms else nnx.data(None)
+        self.mlp: MLP | MoE
+        if config.experts is None:
+            self.mlp = MLP(
+                config.hidden_size,
+                config.intermediate_size,
+                activation=config.activation,
+                use_bias=config.mlp_bias,
+                **common,
+            )
+        else:
+            self.mlp = MoE(
+                config.hidden_size,
+                config.experts.intermediate_size,
+                routing=config.experts.routing,
+                shared_features=config.experts.shared_size,
+                **common,
+            )
+
+    def __call__(self, x: jax.Array, rotary: Rotary) -> jax.Array:
+        """Maps x (B, T, hidden_size) to the same shape; see `Attention`."""
+        return self._behind_attention(x, self.attention(self.attention_norm(x), rotary))
+
+    def extend(
+        self, x: jax.Array, rotary: Rotary, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, LayerCache]:
+        """Appends the tokens of x (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`."""
+        y, cache = self.attention.extend(self.attention_norm(x), rotary, cache, start=start, lengths=lengths)
+        return self._behind_attention(x, y), cache
+
+    def _behind_attention(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        x = x + (y if self.attention_output_norm is None else self.attention_output_norm(y))
+        y = self.mlp(self.mlp_norm(x))
+        return x + (y if self.mlp_output_norm is None else self.mlp_output_norm(y))
+
+
+def start_tokens(
+    embed: Embed,
+    rotaries: Sequence[RotaryEmbedding],
+    tokens: jax.Array,
+    *,
+    start: jax.Array,
+    lengths: jax.Array,
+    capacity: int,
+) -> tuple[jax.Array, tuple[Rotary, ...]]:
+    """Returns the residual stream of new tokens (B, T) before the first block, and their angles by each embedding.
+
+    Tokens that find no room get nan angles, so that they cannot be mistaken for others.
+    """
+    length = tokens.shape[1]
+    positions = start[:, None] + jnp.arange(length, dtype=start.dtype)
+    room = (positions < capacity) & ((lengths >= 0) & (lengths <= length))[:, None]
+    outside = rotaries[0].max_positions
+    return embed(tokens), tuple(rotary(jnp.where(room, positions, outside)) for rotary in rotaries)
+
+
+def project(norm: RMSNorm, projection: Embed | Linear, x: jax.Array, soft_cap: float | None) -> jax.Array:
+    """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
+    x = norm(x)
+    if isinstance(projection, Embed):
+        logits = projection.attend(x, preferred_element_type=jnp.float32)
+    else:
+        logits = projection(x)
+    return logits if soft_cap is None else norm.ops.soft_cap(logits, soft_cap)
+
+
+def check_room(held: jax.Array, lengths: jax.Array, length: int, capacity: int) -> None:
+    """Checks, unless they are traced, that sequences which hold `held` (B,) tokens can take `lengths` (B,) more.
+
+    Raises:
+        TypeError: If the lengths are not integers.
+        ValueError: If their shape is wrong, they are out of range, or a sequence has no room.
+    """
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"lengths must be integers, got {lengths.dtype.name}{lengths.shape}.")
+    if lengths.shape != held.shape:
+        raise ValueError(f"lengths must have the shape {held.shape}, one for each sequence, got {lengths.shape}.")
+    if isinstance(lengths, jax.core.Tracer) or isinstance(held, jax.core.Tracer):
+        return
+    new, total = np.asarray(lengths), np.asarray(held) + np.asarray(lengths)
+    if ((new < 0) | (new > length)).any():
+        raise ValueError(f"lengths must be from 0 to {length}, the number of tokens given, got {new.tolist()}.")
+    if (total > capacity).any():
+        full = int(np.argmax(total > capacity))
+        raise ValueError(
+            f"the cache holds {capacity} tokens a sequence, but sequence {full} would have {total[full]}"
+            f" ({total[full] - new[full]} and {new[full]} new ones); make the cache larger."
+        )

@@ -1,0 +1,164 @@
+"""Rows of the backward pass: queries of a sequence in tiles that begin at the edges of query blocks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.ops.attention.cpu._forward import rows_sight, to_rows
+from pallas_kernels.ops.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks
+from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
+from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
+from pallas_kernels.ops.attention.programs import row_products
+from pallas_kernels.ops.attention.sight import Sight, sight
+from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.schedule.cpu.attention import Tile
+
+
+class Rows(NamedTuple):
+    """The rows of a tile of queries.
+
+    Attributes:
+        query: (1, K, R, H).
+        cotangent: (1, K, R, V).
+        lse: (1, K, R).
+        delta: (1, K, R), the sums of cotangent * result.
+        seen: (1, R).
+        queries: (1, t), what the queries of the tile see.
+        begin: Its first query.
+        group: Query heads to a key head.
+        given: Returns bias, mask and slopes of the rows and a block of keys.
+    """
+
+    query: jax.Array
+    cotangent: jax.Array
+    lse: jax.Array
+    delta: jax.Array
+    seen: Sight
+    queries: Sight
+    begin: jax.Array
+    group: int
+    given: Callable[[jax.Array], ScoreArrays]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the sequences of a call share.
+
+    Attributes:
+        rows: Queries, cotangents, results and log-sum-exp, (B, T, N, ...).
+        limits: (B,) offsets, lengths of queries and of keys.
+        arrays: Bias, mask and slopes, padded.
+        read_keys: Reads a block of keys.
+        read_values: Reads a block of values.
+        heads: Number of key heads.
+        keys: Keys of whole blocks.
+        factor: Of the products of queries and keys.
+        spec: Order of the sums, scale, cap and mask.
+        tile: Of a program.
+    """
+
+    rows: tuple[jax.Array, ...]
+    limits: tuple[jax.Array, jax.Array, jax.Array]
+    arrays: ScoreArrays
+    read_keys: FetchBlock
+    read_values: FetchBlock
+    heads: int
+    keys: int
+    factor: jax.Array
+    spec: AttentionSpec
+    tile: Tile
+
+    @classmethod
+    def of(
+        cls,
+        rows: tuple[jax.Array, ...],
+        key: jax.Array,
+        value: jax.Array,
+        limits: tuple[jax.Array, jax.Array, jax.Array],
+        arrays: ScoreArrays,
+        spec: AttentionSpec,
+        tile: Tile,
+    ) -> "Call":
+        length, (capacity, heads) = rows[0].shape[1], key.shape[1:3]
+        offsets, query_lengths, key_lengths = limits
+        block = spec.contract.key_block
+        read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (key, value))
+        return cls(
+            rows,
+            (offsets, jnp.minimum(query_lengths, length), jnp.minimum(key_lengths, capacity)),
+            arrays.padded(spec.contract.query_block, tile.queries, block),
+            read_keys,
+            read_values,
+            heads,
+            -(-capacity // block) * block,
+            isolate(jnp.float32(spec.factor))[0],
+            spec,
+            tile,
+        )
+
+    def sequence(self, s: jax.Array) -> "Sequence":
+        """Returns one sequence."""
+        front = self.spec.contract.query_block
+        rows = tuple(_padded_sequence(x, s, front, self.tile.queries) for x in self.rows)
+        offsets, queries, keys = (lax.dynamic_slice_in_dim(x, s, 1) for x in self.limits)
+        return Sequence(self, s, rows, (offsets, queries, keys))
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence; its queries are padded by a block in front and by a tile behind.
+
+    Attributes:
+        call: Where it belongs to.
+        index: Its index.
+        rows: As in `Call`, (1, ...).
+        limits: As in `Call`, (1,).
+    """
+
+    call: Call
+    index: jax.Array
+    rows: tuple[jax.Array, ...]
+    limits: tuple[jax.Array, jax.Array, jax.Array]
+
+    @property
+    def _before(self) -> jax.Array:
+        # The first tile begins at the edge of a query block, so up to a block less one rows before the first query.
+        return self.limits[0][0] % self.call.spec.contract.query_block
+
+    @property
+    def tiles(self) -> jax.Array:
+        """Number of tiles of queries."""
+        queries = self.call.tile.queries
+        tiles: jax.Array = (self._before + self.limits[1][0] + (queries - 1)) // queries
+        return tiles
+
+    def tile_of_queries(self, i: jax.Array) -> Rows:
+        """Returns the rows of a tile."""
+        spec, tile, heads = self.call.spec, self.call.tile, self.call.heads
+        begin = i * tile.queries - self._before
+        indices = begin + jnp.arange(tile.queries, dtype=jnp.int32)[None]
+        seen = sight(*self.limits, indices, causal=spec.causal, window=spec.window)
+        place = spec.contract.query_block + begin
+        q, ct, o, stat = (
+            to_rows(lax.dynamic_slice_in_dim(x, place, tile.queries, axis=1).astype(jnp.float32), heads)
+            for x in self.rows
+        )
+        q, ct, stat, delta = isolate(q, ct, stat, row_products(ct, o))
+        query_heads = self.rows[0].shape[2]
+        group = query_heads // heads
+        rows_seen = Sight(*isolate(*rows_sight(seen, group)))
+
+        def given(block: jax.Array) -> ScoreArrays:
+            part = self.call.arrays.block(self.index, place, block * spec.contract.key_block, tile)
+            return part.by_rows(heads, tile, query_heads, q.shape[2])
+
+        return Rows(q, ct, stat, delta, rows_seen, seen, begin, group, given)
+
+
+def _padded_sequence(x: jax.Array, s: jax.Array, front: int, back: int) -> jax.Array:
+    one = lax.dynamic_slice_in_dim(x, s, 1, axis=0)
+    return jnp.pad(one, [(0, 0), (front, back)] + [(0, 0)] * (x.ndim - 2))
