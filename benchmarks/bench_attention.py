@@ -3,7 +3,9 @@
     PYTHONPATH=. python benchmarks/bench_attention.py
 
 Prefill is a whole batch of equal lengths, also "with gradients" (the forward and the backward pass), decode one query
-of each sequence against its cache, also from pages of 64 keys in any order. Times are device times of all kernels of a
+of each sequence against its cache, also from pages of 64 keys in any order. The ratio of a row with gradients is to
+cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
+`xla_gpu_deterministic_ops`. Times are device times of all kernels of a
 call (CUPTI), medians of calls that take turns; calls walk through sets of arguments that together do not fit into the
 L2 cache. `rate` is TFLOP/s of the products that the mask leaves, or TB/s of keys and values.
 """
@@ -29,6 +31,7 @@ ROTATED_BYTES: Final = 150_000_000  # several times the L2 cache
 THREADS: Final = 12
 ROUNDS: Final = 3
 PAGE: Final = 64
+DETERMINISTIC: Final = "deterministic"
 
 
 class Case(NamedTuple):
@@ -115,13 +118,15 @@ def main() -> None:
 
 
 def programs(case: Case) -> dict[str, Any]:
-    """Returns cuDNN's program, ours and, for decode, ours from pages."""
+    """Returns cuDNN's program, ours and, for decode, ours from pages; with gradients, cuDNN's deterministic one."""
     stock = functools.partial(
         jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
     )
     if not case.decodes:
         ours = functools.partial(bijax.dot_product_attention, is_causal=case.causal)
-        return {name: with_gradients(f) if case.gradients else f for name, f in (("cudnn", stock), ("ours", ours))}
+        if not case.gradients:
+            return {"cudnn": stock, "ours": ours}
+        return {name: with_gradients(f) for name, f in (("cudnn", stock), ("ours", ours), (DETERMINISTIC, stock))}
     last = functools.partial(bijax.dot_product_attention, is_causal=True, query_offset=case.keys - 1)
 
     def paged(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:
@@ -151,7 +156,8 @@ def compiled(case: Case, name: str) -> Any:
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     if name == "paged":
         arrays.append(jax.ShapeDtypeStruct((case.batch, case.keys // PAGE), jnp.int32))
-    return jax.jit(programs(case)[name]).lower(*arrays).compile()
+    options = {"xla_gpu_deterministic_ops": True} if name == DETERMINISTIC else None
+    return jax.jit(programs(case)[name]).lower(*arrays).compile(options)
 
 
 def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +176,7 @@ def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
     rate = case.work / us["ours"] / 1e6
     what = "decode" if case.decodes else "causal" if case.causal else "full"
     what += " with gradients" if case.gradients else ""
-    extra = {"paged_us": round(us["paged"], 2)} if case.decodes else {}
+    extra = {f"{name}_us": round(us[name], 2) for name in ("paged", DETERMINISTIC) if name in us}
     shape = {
         "batch": case.batch,
         "keys": case.keys,

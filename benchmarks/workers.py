@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,22 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _TUNING_THREADS: Final = 6  # more would disturb each other's measurements
 
-Program = Callable[[jax.Array, jax.Array], jax.Array]
+Program = Callable[..., jax.Array]
+
+
+class Work(Protocol):
+    """A program that worker processes can build: an object that can be pickled."""
+
+    @property
+    def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The arrays that it takes."""
+
+    @property
+    def result(self) -> jax.ShapeDtypeStruct:
+        """The array that it returns."""
+
+    def function(self, *arrays: Any) -> Any:
+        """Our form of it."""
 
 
 class Job(NamedTuple):
@@ -39,6 +54,20 @@ class Job(NamedTuple):
     def operands(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         shape = (self.n, self.k) if self.transpose_w else (self.k, self.n)
         return jax.ShapeDtypeStruct((self.m, self.k), self.dtype), jax.ShapeDtypeStruct(shape, self.dtype)
+
+    @property
+    def result(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.m, self.n), self.out_dtype or self.dtype)
+
+    def function(self, x: Any, w: Any) -> Any:
+        return matmul(
+            x,
+            w,
+            contract=WgmmaContract(),
+            schedule=self.schedule,
+            transpose_w=self.transpose_w,
+            out_dtype=self.out_dtype,
+        )
 
 
 class Workers:
@@ -62,14 +91,14 @@ class Workers:
         self._threads.shutdown(cancel_futures=True)
         self._tuning.shutdown(cancel_futures=True)
 
-    def ours(self, job: Job) -> Future[Program]:
+    def ours(self, work: Work) -> Future[Program]:
         """Starts to compile our program."""
-        lowered = self._processes.submit(stablehlo, job)
-        return self._threads.submit(lambda: compiled(job, lowered.result()))
+        lowered = self._processes.submit(stablehlo, work)
+        return self._threads.submit(lambda: compiled(work, lowered.result()))
 
-    def xla(self, job: Job) -> Future[Program]:
-        """Starts to compile XLA's default dot, which is tuned on the GPU meanwhile: see `device_time`."""
-        return self._tuning.submit(lambda: jax.jit(lambda x, w: jnp.dot(x, w)).lower(*job.operands).compile())
+    def xla(self, work: Work, function: Callable[..., Any] = jnp.dot) -> Future[Program]:
+        """Starts to compile XLA's form, which is tuned on the GPU meanwhile: see `device_time`."""
+        return self._tuning.submit(lambda: jax.jit(function).lower(*work.operands).compile())
 
 
 def without_gpu() -> None:
@@ -77,32 +106,20 @@ def without_gpu() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def stablehlo(job: Job) -> bytes:
+def stablehlo(work: Work) -> bytes:
     """Returns the program that a Hopper GPU gets, serialised."""
-
-    def multiply(x: Any, w: Any) -> Any:
-        return matmul(
-            x,
-            w,
-            contract=WgmmaContract(),
-            schedule=job.schedule,
-            transpose_w=job.transpose_w,
-            out_dtype=job.out_dtype,
-        )
-
     unchecked = [export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
-    return export.export(jax.jit(multiply), platforms=("cuda",), disabled_checks=unchecked)(
-        *job.operands
-    ).mlir_module_serialized
+    exported = export.export(jax.jit(work.function), platforms=("cuda",), disabled_checks=unchecked)(*work.operands)
+    return exported.mlir_module_serialized
 
 
-def compiled(job: Job, program: bytes) -> Program:
+def compiled(work: Work, program: bytes) -> Program:
     """Compiles a program of `stablehlo`; a trivial program of the same signature lends its wrapper."""
-    out_dtype = job.out_dtype or job.dtype
+    result = work.result
 
-    def wrapper(x: Any, w: Any) -> Any:
-        return jnp.zeros((job.m, job.n), out_dtype) + x[0, 0].astype(out_dtype) + w[0, 0].astype(out_dtype)
+    def wrapper(*arrays: Any) -> Any:
+        return jnp.zeros(result.shape, result.dtype) + sum(a.ravel()[0].astype(result.dtype) for a in arrays)
 
-    shell = export.export(jax.jit(wrapper), platforms=("cuda",))(*job.operands)
+    shell = export.export(jax.jit(wrapper), platforms=("cuda",))(*work.operands)
     whole = dataclasses.replace(shell, mlir_module_serialized=program)
-    return jax.jit(whole.call).lower(*job.operands).compile()
+    return jax.jit(whole.call).lower(*work.operands).compile()

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 12)
 # Not in the project's metadata, but scripts/setup.sh installs them: pip itself and the build backend.
 TOOLS = ["pip", "hatchling"]
+# Extras whose packages want older versions than the others (google-tunix: safetensors before 0.8).
+APART = {"tunix"}
 HEADER = """\
 # Written by `make lock`; do not edit. Pins every package that the Makefile installs, for all extras.
 """
@@ -35,7 +37,7 @@ def main() -> None:
         expected = ".".join(map(str, OLDEST_PYTHON))
         sys.exit(f"make lock needs Python {expected}, not {sys.version.split()[0]}: make lock PYTHON=python{expected}")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = ",".join(project["optional-dependencies"])
+    extras = ",".join(extra for extra in project["optional-dependencies"] if extra not in APART)
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = Path(folder) / "bin" / "python"

@@ -156,8 +156,8 @@ def bias_gradient(
 
     index = jnp.arange(sizes[0], dtype=jnp.int32)
     if bias.shape[0] == 1:
-        start = jnp.zeros(bias.shape, jnp.float32)
-        total, _ = lax.scan(lambda total, s: (total + one(s), None), start, index)
+        # The first sequence starts the sum, so that it varies over the axes of a mesh as what is added.
+        total, _ = lax.scan(lambda total, s: (total + one(s), None), one(index[0]), index[1:])
         return total.astype(bias.dtype)
     of_sequences: jax.Array = lax.map(one, index)
     return of_sequences[:, 0].astype(bias.dtype)

@@ -72,6 +72,18 @@ def scale_vector(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: 
     return array
 
 
+def cache_scale(op: str, name: str, x: Any, sizes: dict[str, int]) -> jax.Array:
+    """Returns the factors of a cache of 8 bits, (K, D) for each channel or (K,) for each head.
+
+    Raises:
+        TypeError: If they are no floating array.
+        ValueError: If they have another shape.
+    """
+    array = float_array(op, name, x)
+    check_shape(op, name, array, ("K",) if array.ndim == 1 else ("K", "D"), sizes)
+    return array
+
+
 def check_shape(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: dict[str, int]) -> None:
     """Checks a shape, and learns from it the lengths that are not known yet.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.checks import describe
 from bijax.ops._sequences import Names, locate_tokens
 
 
@@ -36,6 +37,30 @@ class Packed(NamedTuple):
         return jnp.where(self.valid, found, jnp.asarray(jnp.nan, found.dtype))
 
 
+def check_packed(op: str, query: jax.Array, unfit: dict[str, Any]) -> None:
+    """Checks what stands beside packed queries.
+
+    Args:
+        op: Name of the operation.
+        query: The queries.
+        unfit: Arguments that go with padded sequences alone, by name.
+
+    Raises:
+        ValueError: If the queries have other dimensions than (T, N, H), or one of those is given.
+    """
+    if query.ndim != 3:
+        raise ValueError(
+            f"{op}: packed sequences (cu_query_seq_lengths) must have the dimensions (T, N, H), got query"
+            f" {describe(query)}."
+        )
+    given = [name for name, x in unfit.items() if x is not None]
+    if given:
+        raise ValueError(
+            f"{op}: cu_query_seq_lengths goes without {', '.join(given)}; pad the sequences and give query_seq_lengths"
+            " to use it."
+        )
+
+
 def find_packed(op: str, name: str, tokens: int, sums: Any, longest: int | None, names: Names) -> Packed:
     """Returns where packed tokens lie.
 
@@ -58,7 +83,7 @@ def find_packed(op: str, name: str, tokens: int, sums: Any, longest: int | None,
     batch = found.valid.shape[0]
     valid = jnp.all(found.valid)
     starts = jnp.cumsum(jnp.asarray(found.lengths)) - jnp.asarray(found.lengths)
-    index = jnp.arange(length, dtype=jnp.int32)
+    index = jnp.arange(length, dtype=jnp.int32)[None]
     inside = (index < jnp.asarray(found.lengths)[:, None]) & valid
     rows = jnp.where(inside, starts.astype(jnp.int32)[:, None] + index, tokens)
     places = jnp.where(found.inside, found.sequence * length + found.index, batch * length)

@@ -31,7 +31,8 @@ def _portable(
     transposed: tuple[bool, bool],
     dtype: str,
 ) -> Arrays:
-    return (dequantize(integer_product(x, w, *transposed), row, column, *(bias or (None,)), jnp.dtype(dtype)),)
+    total = integer_product(x, w, *transposed)
+    return (dequantize(total, row, column, bias[0] if bias else None, jnp.dtype(dtype)),)
 
 
 def _cuda(
@@ -45,8 +46,9 @@ def _cuda(
 ) -> Arrays:
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w):
         return _portable(x, w, row, column, *bias, transposed=transposed, dtype=dtype)
-    x, w = x.T if transposed[0] else x, w if transposed[1] else w.T
-    return (int8.quant_matmul(x, w, row, column, bias=bias[0] if bias else None, out_dtype=dtype),)
+    added = bias[0] if bias else None
+    x = x.T if transposed[0] else x
+    return (int8.quant_matmul(x, w, row, column, transpose_w=transposed[1], bias=added, out_dtype=dtype),)
 
 
 def _portable_groups(
@@ -73,7 +75,7 @@ def _cuda_groups(
 ) -> Arrays:
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
         return _portable_groups(x, w, row, column, sizes, dtype=dtype)
-    return (int8.quant_matmul(x, w.swapaxes(1, 2), row, column, sizes=sizes, out_dtype=dtype),)
+    return (int8.quant_matmul(x, w, row, column, sizes=sizes, out_dtype=dtype),)
 
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:

@@ -18,7 +18,7 @@ from bijax.ops._attention_arguments import (
 )
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
 from bijax.ops._attention_rule import Extras, attend
-from bijax.ops._packed import Packed, find_packed
+from bijax.ops._packed import Packed, check_packed, find_packed
 from bijax.ops._sequences import Names
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.ops.attention.cpu import AttentionSpec
@@ -226,13 +226,14 @@ def dot_product_attention(
     single, packed = query.ndim == 3, None
     if cu_query_seq_lengths is not None:
         unfit = {"bias": bias, "mask": mask, "query_seq_lengths": query_seq_lengths}
-        _check_packed(query, {**unfit, "key_value_seq_lengths": key_value_seq_lengths})
+        check_packed(_OP, query, {**unfit, "key_value_seq_lengths": key_value_seq_lengths})
         packed, packed_keys = _packed(
             (query, key),
             (cu_query_seq_lengths, cu_key_value_seq_lengths),
             (max_query_seq_length, max_key_value_seq_length),
         )
         query_seq_lengths, key_value_seq_lengths = packed.lengths, packed_keys.lengths
+        packed = packed._replace(valid=packed.valid & packed_keys.valid)
         query, key, value = packed.pad(query), packed_keys.pad(key), packed_keys.pad(value)
     elif any(x is not None for x in (cu_key_value_seq_lengths, max_query_seq_length, max_key_value_seq_length)):
         raise ValueError(
@@ -278,20 +279,6 @@ def dot_product_attention(
     elif single:
         out, lse = out[0], lse[0]
     return (out, lax.stop_gradient(lse)) if return_residual else out
-
-
-def _check_packed(query: jax.Array, unfit: dict[str, Any]) -> None:
-    if query.ndim != 3:
-        raise ValueError(
-            f"{_OP}: packed sequences (cu_query_seq_lengths) must have the dimensions (T, N, H), got query"
-            f" {describe(query)}."
-        )
-    given = [name for name, x in unfit.items() if x is not None]
-    if given:
-        raise ValueError(
-            f"{_OP}: cu_query_seq_lengths goes without {', '.join(given)}; pad the sequences and give query_seq_lengths"
-            " and key_value_seq_lengths to use it."
-        )
 
 
 def _packed(

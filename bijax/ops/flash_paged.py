@@ -1,6 +1,5 @@
 """Attention to caches in blocks by the names and arguments of an engine's operators: prefill and decode."""
 
-import functools
 from typing import Any
 
 import jax
@@ -8,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, float_array
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed, scale_vector
+from bijax.ops._attention_options import QUANTISED
+from bijax.ops._engine_arguments import cache_scale, check_known, check_shape, integer_array, is_known, narrowed
 from bijax.ops._sequences import Tokens, locate_tokens
-from bijax.ops.elementwise import elementwise
 from bijax.ops.paged_attention import paged_attention
 
 
@@ -31,20 +30,22 @@ def flash_attention_prefill(
     """Attends from new tokens of sequences to themselves and to the tokens before them, all of them in a cache.
 
     Token i of sequence b is token kv_lens[b] + i of its slot, and sees the tokens up to itself. Keys and values of the
-    new tokens have been written by `bijax.store_paged_kv_cache`. A cache of int8 holds round(key / k_scale); what is
-    attended to is int8 * k_scale, computed in float32 and rounded to the dtype of `q`.
+    new tokens have been written by `bijax.store_paged_kv_cache`. A cache of int8 or float8_e4m3fn holds
+    round(key / k_scale); what is attended to is its product with k_scale, computed in float32 and rounded to the dtype
+    of `q`, block by block.
 
     Args:
         q: (T, N, D), packed, sequence after sequence, or (B, L, N, D), padded; float32, bfloat16 or float16.
         block_table: (slots, blocks of a slot) ints in [0, blocks). Entries that hold no token are not looked at.
-        k_cache: (blocks, K, size, D) of the dtype of `q`, or int8; K divides N.
+        k_cache: (blocks, K, size, D) of the dtype of `q`, or int8 or float8_e4m3fn; K divides N.
         v_cache: Of the shape and dtype of `k_cache`.
         q_lens: (B,) ints, the new tokens of each sequence; by default L, or the differences of `accum_q_len`.
         kv_lens: (B,) ints, the tokens that each slot had before; 0 by default.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
         accum_q_len: (B + 1,) ints, for packed tokens: the tokens before each sequence and, last, of all; the running
             sums of `q_lens` by default.
-        k_scale: (K, D) of a floating dtype, for a cache of int8, and only for one.
+        k_scale: (K, D), or (K,) for a factor for each head, of a floating dtype, for a cache of 8 bits, and only for
+            one.
         v_scale: As `k_scale`, for the values.
         max_q_len: The largest length allowed in `q_lens`. Packed tokens whose lengths are traced are padded to it.
 
@@ -97,13 +98,14 @@ def flash_attention_decode(
     Args:
         q: (B, q_seq_len, N, D), padded, or (T, N, D), packed; float32, bfloat16 or float16.
         block_table: (slots, blocks of a slot) ints in [0, blocks).
-        k_cache: (blocks, K, size, D) of the dtype of `q`, or int8; K divides N.
+        k_cache: (blocks, K, size, D) of the dtype of `q`, or int8 or float8_e4m3fn; K divides N.
         v_cache: Of the shape and dtype of `k_cache`.
         kv_lens: (B,) ints, the tokens that each slot had before those of `q`.
         q_lens: (B,) ints, the tokens of each sequence; q_seq_len by default, or the differences of `accum_q_len`.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
         accum_q_len: (B + 1,) ints, for packed tokens; the running sums of `q_lens` by default.
-        k_scale: (K, D) of a floating dtype, for a cache of int8, and only for one.
+        k_scale: (K, D), or (K,) for a factor for each head, of a floating dtype, for a cache of 8 bits, and only for
+            one.
         v_scale: As `k_scale`, for the values.
         q_seq_len: The largest number of tokens of a sequence.
 
@@ -162,6 +164,8 @@ def _attend(
         total,
         query_offset=past,
         query_seq_lengths=tokens.lengths,
+        key_scale=scales[0],
+        value_scale=scales[1],
     )
     if q.ndim == 3:
         if 0 in y.shape[:2]:
@@ -197,31 +201,24 @@ def _pad(q: jax.Array, tokens: Tokens, longest: int | None) -> jax.Array:
 
 
 def _caches(op: str, q: jax.Array, given: tuple[Any, Any], scales: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
-    found = []
     sizes: dict[str, int] = {"D": q.shape[-1]}
     for name, cache, factor in zip(("k", "v"), given, scales, strict=True):
         dtype = getattr(cache, "dtype", None)
-        if dtype is None or jnp.dtype(dtype) not in (q.dtype, jnp.int8):
+        if dtype is None or (jnp.dtype(dtype) != q.dtype and str(dtype) not in QUANTISED):
             came = type(cache).__name__ if dtype is None else describe(cache)
-            raise TypeError(f"{op}: {name}_cache must be int8 or of the dtype of q {describe(q)}, got {came}.")
+            raise TypeError(
+                f"{op}: {name}_cache must be {' or '.join(QUANTISED)} or of the dtype of q {describe(q)}, got {came}."
+            )
         check_shape(op, f"{name}_cache", cache, ("blocks", "K", "size", "D"), sizes)
-        if (factor is None) == (jnp.dtype(dtype) == jnp.int8):
+        if (factor is None) == (str(dtype) in QUANTISED):
             raise ValueError(
-                f"{op}: {name}_scale is needed for a cache of int8 and belongs to no other, got"
+                f"{op}: {name}_scale is needed for a cache of {' or '.join(QUANTISED)} and belongs to no other, got"
                 f" {'none' if factor is None else 'one'} beside {name}_cache {describe(cache)}."
             )
-        array = jnp.asarray(cache)
         if factor is not None:
-            scale = scale_vector(op, f"{name}_scale", factor, ("K", "D"), sizes)
-            array = _dequantize(q.dtype)(array, scale[None, :, None])
-        found.append(array)
+            cache_scale(op, f"{name}_scale", factor, sizes)
     if given[0].dtype != given[1].dtype:
         raise TypeError(
             f"{op}: k_cache and v_cache must share one dtype, got {describe(given[0])}, {describe(given[1])}."
         )
-    return found[0], found[1]
-
-
-@functools.cache
-def _dequantize(dtype: Any) -> Any:
-    return elementwise(lambda x, scale: (x.astype(jnp.float32) * scale.astype(jnp.float32)).astype(dtype))
+    return jnp.asarray(given[0]), jnp.asarray(given[1])

@@ -1,4 +1,4 @@
-"""Storing keys and values in a cache: contiguous or in blocks, as they are or quantised to int8."""
+"""Storing keys and values in a cache: contiguous or in blocks, as they are or quantised to 8 bits."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ import numpy as np
 
 from bijax.core.checks import FLOATS, describe, float_array
 from bijax.core.forward_only import forward_only
+from bijax.ops._attention_options import QUANTISED
 from bijax.ops._cache_write import Blocks, Targets, find_targets, write
-from bijax.ops._engine_arguments import check_shape, integer_array, scale_vector
+from bijax.ops._engine_arguments import cache_scale, check_shape, integer_array
 from bijax.ops._sequences import locate_tokens
 from bijax.ops.elementwise import elementwise
 
@@ -38,22 +39,23 @@ def store_kv_cache(
     Args:
         key: (B, L, K, D), padded, or (T, K, D), packed, float32, bfloat16 or float16.
         value: Of the shape and dtype of `key`.
-        k_cache: (slots, K, S, D) of the dtype of `key`, or int8.
+        k_cache: (slots, K, S, D) of the dtype of `key`, or int8 or float8_e4m3fn.
         v_cache: Of the shape and dtype of `k_cache`.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
         q_lens: (B,) ints, the tokens of each sequence; by default L, or the differences of `accum_q_len`.
         kv_lens: (B,) ints, the tokens that each slot has already; 0 by default.
         accum_q_len: (B + 1,) ints, for packed tokens: the tokens before each sequence and, last, of all; the running
             sums of `q_lens` by default.
-        key_scale: (K, D) of a floating dtype, for a cache of int8, and only for one: what is stored is key / key_scale
-            in float32, rounded to nearest even, larger magnitudes than 127 as ±127.
+        key_scale: (K, D), or (K,) for a factor for each head, of a floating dtype, for a cache of 8 bits, and only for
+            one: what is stored is key / key_scale in float32, rounded to nearest even, larger magnitudes than the
+            largest of the dtype (127 of int8, 448 of float8_e4m3fn) as the largest.
         value_scale: As `key_scale`, for the values.
         max_q_len: The largest length allowed in `q_lens`.
 
     Returns:
         k_cache, v_cache, and stored, (B,) bool: False for a sequence of which nothing was written. That is one with a
         traced length, slot or past length that leads outside of the cache, or to the place of another token, or, in
-        a cache of int8, with a quotient that is inf or nan.
+        a cache of 8 bits, with a quotient that is inf or nan.
 
     Raises:
         TypeError: If a dtype is unsupported, or those of keys, values and caches differ.
@@ -104,13 +106,13 @@ def store_paged_kv_cache(
         key: (B, L, K, D), padded, or (T, K, D), packed, float32, bfloat16 or float16.
         value: Of the shape and dtype of `key`.
         block_table: (slots, blocks of a slot) ints in [0, blocks). Entries to which no token goes are not looked at.
-        k_cache: (blocks, K, size, D) of the dtype of `key`, or int8.
+        k_cache: (blocks, K, size, D) of the dtype of `key`, or int8 or float8_e4m3fn.
         v_cache: Of the shape and dtype of `k_cache`.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
         q_lens: (B,) ints, the tokens of each sequence; by default L, or the differences of `accum_q_len`.
         kv_lens: (B,) ints, the tokens that each slot has already; 0 by default.
         accum_q_len: (B + 1,) ints, for packed tokens; the running sums of `q_lens` by default.
-        key_scale: (K, D) of a floating dtype, for a cache of int8.
+        key_scale: (K, D) or (K,) of a floating dtype, for a cache of 8 bits.
         value_scale: As `key_scale`, for the values.
         max_q_len: The largest length allowed in `q_lens`.
 
@@ -146,9 +148,9 @@ def store_paged_kv_cache(
 def _caches(op: str, k_cache: Any, v_cache: Any, dims: str) -> tuple[jax.Array, jax.Array]:
     caches = []
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if getattr(cache, "dtype", None) is None or jnp.dtype(cache.dtype).name not in (*FLOATS, "int8"):
+        if getattr(cache, "dtype", None) is None or str(cache.dtype) not in (*FLOATS, *QUANTISED):
             came = type(cache).__name__ if getattr(cache, "dtype", None) is None else describe(cache)
-            raise TypeError(f"{op}: {name} must be an array of {', '.join(FLOATS)} or int8, got {came}.")
+            raise TypeError(f"{op}: {name} must be an array of {', '.join((*FLOATS, *QUANTISED))}, got {came}.")
         caches.append(jnp.asarray(cache))
     k, v = caches
     if k.dtype != v.dtype:
@@ -170,11 +172,11 @@ def _store(
     scales: tuple[Any, Any],
 ) -> Stored:
     key, value = (float_array(op, n, x) for n, x in zip(("key", "value"), rows, strict=True))
-    quantised = caches[0].dtype == jnp.int8
+    quantised = str(caches[0].dtype) in QUANTISED
     if len({x.dtype for x in (key, value, *([] if quantised else caches))}) > 1:
         raise TypeError(
-            f"{op}: key, value and caches that are not int8 must share one dtype, got key {describe(key)}, value"
-            f" {describe(value)} and k_cache {describe(caches[0])}."
+            f"{op}: key, value and caches that are not {' or '.join(QUANTISED)} must share one dtype, got key"
+            f" {describe(key)}, value {describe(value)} and k_cache {describe(caches[0])}."
         )
     heads, width = caches[0].shape[1], caches[0].shape[3]
     if key.ndim not in (3, 4) or key.shape[-2:] != (heads, width) or key.shape != value.shape:
@@ -187,7 +189,7 @@ def _store(
     flat = [x.reshape(tokens.inside.size, heads, width) for x in (key, value)]
     allowed = jnp.full(tokens.inside.shape, True)
     if quantised:
-        pairs = [_quantise(op, x, s) for x, s in zip(flat, factors, strict=True)]
+        pairs = [_quantise(op, x, s, caches[0].dtype) for x, s in zip(flat, factors, strict=True)]
         flat = [pairs[0][0], pairs[1][0]]
         allowed = (pairs[0][1] & pairs[1][1]).reshape(allowed.shape)
     targets = find_targets(op, tokens, blocks, **places, allowed=allowed)
@@ -205,29 +207,39 @@ def _scales(op: str, scales: tuple[Any, Any], quantised: bool, shape: tuple[int,
     found = []
     for name, scale in zip(("key_scale", "value_scale"), scales, strict=True):
         if (scale is None) == quantised:
-            wanted = "is needed for a cache of int8" if quantised else "belongs to a cache of int8"
+            wanted = f"{'is needed for' if quantised else 'belongs to'} a cache of {' or '.join(QUANTISED)}"
             came = f"got {'none' if scale is None else 'one'} beside k_cache {describe(cache)}"
             raise ValueError(f"{op}: {name} {wanted}, {came}.")
-        found.append(None if scale is None else scale_vector(op, name, scale, shape, {}))
+        found.append(None if scale is None else cache_scale(op, name, scale, dict(zip("KD", shape, strict=True))))
     return found
 
 
-def _divided(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _divided(x: jax.Array, scale: jax.Array, largest: float) -> tuple[jax.Array, jax.Array]:
     quotient = x.astype(jnp.float32) / scale.astype(jnp.float32)
     finite = jnp.isfinite(quotient)
-    rounded = jnp.clip(jnp.round(jnp.where(finite, quotient, jnp.float32(0))), jnp.float32(-127), jnp.float32(127))
-    return rounded.astype(jnp.int8), finite
+    return jnp.clip(jnp.where(finite, quotient, jnp.float32(0)), jnp.float32(-largest), jnp.float32(largest)), finite
 
 
-_divide: Any = elementwise(_divided)
+def _to_int8(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    quotient, finite = _divided(x, scale, 127)
+    return jnp.round(quotient).astype(jnp.int8), finite
 
 
-def _quantise(op: str, x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns (T, K, D) as int8, and which tokens can be stored so."""
+def _to_e4m3(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _divided(x, scale, 448)
+
+
+_divide_to_int8: Any = elementwise(_to_int8)
+_divide_to_e4m3: Any = elementwise(_to_e4m3)
+
+
+def _quantise(op: str, x: jax.Array, scale: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns (T, K, D) in 8 bits, and which tokens can be stored so."""
+    divide = _divide_to_int8 if dtype == jnp.int8 else _divide_to_e4m3
 
     def compute(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y, finite = _divide(x, scale[None])
-        return y, jnp.all(finite, axis=(1, 2))
+        y, finite = divide(x, scale[None] if scale.ndim == 2 else scale[None, :, None])
+        return y.astype(dtype), jnp.all(finite, axis=(1, 2))
 
     y, finite = forward_only(op, compute, x, scale)
     return y, finite

@@ -13,12 +13,13 @@ from bijax.ops._attention_arguments import (
     check_heads,
     per_sequence,
     scale_factor,
+    score_array,
     valid_pages,
     window_sizes,
 )
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
 from bijax.ops._attention_rule import Extras, attend
-from bijax.ops._packed import find_packed
+from bijax.ops._packed import check_packed, find_packed
 from bijax.ops._sequences import Names
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.ops.attention.cpu import AttentionSpec
@@ -33,6 +34,8 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
@@ -57,6 +60,8 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
@@ -81,6 +86,8 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
@@ -104,6 +111,8 @@ def paged_attention(
     value_pages: Any,
     page_table: Any,
     lengths: Any,
+    bias: Any = None,
+    mask: Any = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
@@ -133,6 +142,9 @@ def paged_attention(
         value_pages: (P, page, K, V) of the dtype of `key_pages`.
         page_table: (B, n) ints in [0, P). Entries that hold no key of the sequence are not looked at.
         lengths: int or (B,) ints in [0, n * page], number of keys of each sequence, those of the queries included.
+        bias: Floats that are added to the scaled scores, (B or 1, N or 1, T or 1, n * page or 1), the keys in the order
+            of their positions; leading dimensions may be missing.
+        mask: bool of such a shape; a query does not see the keys where it is false.
         scale: Factor of the scores, a Python number; 1 / sqrt(H) by default.
         is_causal: Whether a query sees no key after its own position.
         query_seq_lengths: (B,) ints in [0, T]; later queries see nothing. T by default.
@@ -150,7 +162,8 @@ def paged_attention(
             dtype of `query`; it is made block by block.
         value_scale: The same for the values, (K,) or (K, V).
         cu_query_seq_lengths: (B + 1,) ints, for packed queries and only for them: the queries before each sequence
-            and, last, of all. Queries behind the last sequence are padding. They are laid out in the padded form.
+            and, last, of all. Queries behind the last sequence are padding. They are laid out in the padded form. No
+            bias, mask or `query_seq_lengths` beside it.
         max_query_seq_length: The largest length of a packed sequence's queries, a Python int. Packed queries whose
             lengths are traced are laid out in this length, T by default.
         return_residual: Whether to return the log-sum-exp of the scores too, a sink among them.
@@ -188,11 +201,7 @@ def paged_attention(
     came = f"got query {describe(query)}, key_pages {describe(key_pages)} and value_pages {describe(value_pages)}"
     packed = None
     if cu_query_seq_lengths is not None:
-        if query.ndim != 3 or query_seq_lengths is not None:
-            raise ValueError(
-                f"{_OP}: packed queries (cu_query_seq_lengths) must have the dimensions (T, N, H) and go without"
-                f" query_seq_lengths, {came}{'' if query_seq_lengths is None else ', and query_seq_lengths'}."
-            )
+        check_packed(_OP, query, {"bias": bias, "mask": mask, "query_seq_lengths": query_seq_lengths})
         names = Names("the lengths of sequences", "cu_query_seq_lengths", "max_query_seq_length")
         packed = find_packed(_OP, "query", query.shape[0], cu_query_seq_lengths, max_query_seq_length, names)
         query, query_seq_lengths = packed.pad(query), packed.lengths
@@ -227,9 +236,12 @@ def paged_attention(
     offsets, valid_offsets = per_sequence(_OP, "query_offset", query_offset, batch, LAST_POSITION, meaning)
     valid = both(both(valid, valid_queries), valid_offsets)
     valid = both(valid, valid_pages(_OP, page_table, key_lengths, page, number))
+    sizes = (batch, query.shape[2], length, capacity)
     extras = Extras(
         # Whatever stands in entries without keys must not become another page when it is narrowed.
         page_table=jnp.clip(page_table, 0, max(0, number - 1)).astype(jnp.int32),
+        bias=score_array(_OP, "bias", bias, sizes, single=False),
+        mask=score_array(_OP, "mask", mask, sizes, single=False),
         sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
         slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
         key_scale=key_scale,

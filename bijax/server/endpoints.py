@@ -49,7 +49,12 @@ async def admitted(request: Request, prompts: Sequence[Prompt]) -> tuple[Generat
     limit = here.options.max_output_tokens
     if limit is not None and longest > limit:
         raise ApiError(400, f"the request asks for outputs of {longest} tokens, at most {limit} are taken")
-    return generation, await tokenize(prompts, here.model, max_prompt_tokens=here.options.max_prompt_tokens)
+    return generation, await tokenize(
+        prompts,
+        here.model,
+        max_prompt_tokens=here.options.max_prompt_tokens,
+        unknown_token_id=here.options.unknown_token_id,
+    )
 
 
 async def event_stream(request: Request, events: AsyncGenerator[dict[str, Any]]) -> Response:

@@ -32,6 +32,9 @@ class ServerOptions(Options):
     max_prompts: int = option(512, "most outputs that one request may ask for: prompts times n", least=1)
     max_prompt_tokens: int | None = option(None, "longest prompt; by default as long as the model can", least=1)
     max_output_tokens: int | None = option(None, "longest output; by default as long as the model can", least=1)
+    unknown_token_id: int | None = option(
+        None, "token that stands for ids above the vocabulary in input_ids; by default they are refused", least=0
+    )
     max_open_requests: int = option(1024, "most requests at a time; more are answered with 503", least=1)
     body_timeout: float = option(30.0, "seconds in which a body must come", kind=float, least=0.001, most=_DAY_S)
     drain_timeout: float = option(

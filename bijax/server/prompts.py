@@ -31,24 +31,33 @@ class Prompt:
     priority: int = 0
 
 
-async def tokenize(prompts: Sequence[Prompt], model: ServedModel, *, max_prompt_tokens: int | None) -> list[list[int]]:
+async def tokenize(
+    prompts: Sequence[Prompt], model: ServedModel, *, max_prompt_tokens: int | None, unknown_token_id: int | None = None
+) -> list[list[int]]:
     """The tokens of each prompt, from a thread of their own, since long texts take long.
+
+    Args:
+        prompts: The prompts.
+        model: Knows the tokens.
+        max_prompt_tokens: Tokens of a prompt at most; None for what the model can.
+        unknown_token_id: Stands for token ids above the vocabulary; with None they are refused.
 
     Raises:
         ApiError: With status 400, if a prompt has no tokens or too many, or holds what the model does not know.
     """
     longest = model.max_model_len if max_prompt_tokens is None else min(max_prompt_tokens, model.max_model_len)
-    return await asyncio.to_thread(lambda: [_tokens(prompt, model, longest) for prompt in prompts])
+    return await asyncio.to_thread(lambda: [_tokens(prompt, model, longest, unknown_token_id) for prompt in prompts])
 
 
-def _tokens(prompt: Prompt, model: ServedModel, longest: int) -> list[int]:
+def _tokens(prompt: Prompt, model: ServedModel, longest: int, unknown: int | None) -> list[int]:
     field = prompt.field
     match prompt.source:
         case str(text):
             tokens = _encoded(lambda: model.text(field).encode(text), field)
         case tuple(messages):
             tokens = _encoded(lambda: model.text(field).encode_chat(messages, add_generation_prompt=True), field)
-        case tokens:
+        case given:
+            tokens = given if unknown is None else [t if t < model.vocab_size else unknown for t in given]
             outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
             if outside is not None:
                 raise ApiError(400, f"token ids must be from 0 to {model.vocab_size - 1}, got {outside}", field=field)

@@ -39,6 +39,9 @@ class Service:
         open_engine: Loads the model, warms the engine up and starts it, which may take minutes.
         engine_options: Of the engine, as `/get_server_info` tells them; None tells nothing.
 
+    Raises:
+        ValueError: If `unknown_token_id` is not in the vocabulary.
+
     Attributes:
         phase: Only a server that is ready takes requests that generate.
         failure: Why it failed, if it did.
@@ -52,6 +55,12 @@ class Service:
         open_engine: Callable[[], Awaitable[Engine]],
         engine_options: EngineOptions | None = None,
     ) -> None:
+        unknown = options.unknown_token_id
+        if unknown is not None and unknown >= model.vocab_size:
+            raise ValueError(
+                f"ServerOptions: unknown_token_id must be from 0 to {model.vocab_size - 1} with this model, got"
+                f" {unknown}."
+            )
         self.model = model
         self.options = options
         self.engine_options = engine_options

@@ -57,7 +57,11 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
     async def open_engine() -> AsyncEngine:
         return AsyncEngine(await _in_thread(lambda: _warm_engine(checkpoint, engine_options)))
 
-    code = serve(Service(model, options, open_engine, engine_options), listener)
+    try:
+        service = Service(model, options, open_engine, engine_options)
+    except ValueError as error:
+        raise ServeError(str(error)) from error
+    code = serve(service, listener)
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         # Stopped while it starts: XLA still compiles, and would crash as the interpreter is taken down around it.
         logging.shutdown()

@@ -64,6 +64,27 @@ def _attention(query: jax.Array, key: jax.Array) -> jax.Array:
     return ops.dot_product_attention(query, key, key, is_causal=True)
 
 
+def _with_bias(query: jax.Array, key: jax.Array, bias: jax.Array) -> jax.Array:
+    return ops.dot_product_attention(query, key, key, bias)
+
+
+def _with_options(query: jax.Array, key: jax.Array, heads: jax.Array) -> jax.Array:
+    return ops.dot_product_attention(query, key, key, logits_soft_cap=30.0, sinks=heads, alibi_slopes=heads)
+
+
+def _quantised(query: jax.Array, key: jax.Array, scale: jax.Array) -> jax.Array:
+    return ops.dot_product_attention(query, key, key, key_scale=scale, value_scale=scale)
+
+
+def _packed(query: jax.Array, key: jax.Array, sums: jax.Array) -> jax.Array:
+    return ops.dot_product_attention(query, key, key, is_causal=True, cu_query_seq_lengths=sums)
+
+
+def _paged_quantised(query: jax.Array, pages: jax.Array, table: jax.Array, scale: jax.Array) -> Any:
+    lengths = jnp.ones(query.shape[0], jnp.int32)
+    return ops.paged_attention(query, pages, pages, table, lengths, key_scale=scale, value_scale=scale)
+
+
 def _by_columns(x: jax.Array, g: jax.Array) -> jax.Array:
     return lax.dot_general(x, g, (((0,), (0,)), ((), ())))
 
@@ -81,6 +102,7 @@ def _paged(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
 
 
 _X, _W, _WIDE_W, _HEADS, _PAGES = (8, 1024), (1024, 512), (512, 1024), (1, 256, 4, 64), (9, 16, 4, 64)
+_WIDE = (1, 256, 4, 192)
 
 _silu = functools.partial(ops.matmul, activation="silu")
 _highest = functools.partial(ops.matmul, precision="highest")
@@ -114,7 +136,20 @@ CASES: Final[tuple[Case, ...]] = (
     Case("attention", "heads of 64", _attention, (_HEADS, _HEADS)),
     Case("attention", "heads of 80", _attention, ((1, 256, 4, 80), (1, 256, 4, 80))),
     Case("attention", "gradients", _gradient(_attention, 0, 1), (_HEADS, _HEADS)),
+    Case("attention", "packed sequences", _packed, (_HEADS[1:], _HEADS[1:], (3, _LABELS))),
+    Case("attention", "heads of 192, values of 128", ops.dot_product_attention, (_WIDE, _WIDE, (1, 256, 4, 128))),
+    Case("attention", "a bias or a mask", _with_bias, (_HEADS, _HEADS, (1, 4, 256, 256))),
+    Case("attention", "gradient of a bias", _gradient(_with_bias, 2), (_HEADS, _HEADS, (1, 4, 256, 256))),
+    Case("attention", "soft cap, sinks, slopes", _with_options, (_HEADS, _HEADS, (4,))),
+    Case("attention", "keys of int8", _quantised, (_HEADS, (*_HEADS, "int8"), (4, 64, "float32"))),
+    Case("attention", "keys of fp8", _quantised, (_HEADS, (*_HEADS, "float8_e4m3fn"), (4, "float32"))),
     Case("paged_attention", "heads of 64", _paged, ((1, 1, 4, 64), _PAGES, (1, 8, _LABELS))),
+    Case(
+        "paged_attention",
+        "pages of int8",
+        _paged_quantised,
+        ((1, 1, 4, 64), (*_PAGES, "int8"), (1, 8, _LABELS), (4, 64, "float32")),
+    ),
     *(
         Case(name, f"rows of {columns}", function, ((8, columns), *more))
         for name, function, more in (

@@ -165,8 +165,8 @@ class MmaAttentionContract:
     gradient of a query is one chain of t @ keys over the blocks of keys that it sees, upwards, times the scale; that of
     a key is one of t^T @ queries over blocks of `row_block` of the rows that see it, query by query and in a query head
     by head, times the scale; that of a value one of p^T @ cotangents. Blocks that are not seen change no bit. Blocks of
-    keys hold `row_block` keys there. With a soft cap t is multiplied by 1 - tanh^2 first; the gradient of a bias is t as
-    it was.
+    keys hold `row_block` keys there. With a soft cap t is multiplied by 1 - tanh^2 first; the gradient of a bias is t
+    as it was.
 
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.

@@ -186,8 +186,16 @@ X, C, C8 = jnp.ones((2, 3, K, D)), jnp.ones((2, K, 4, D)), jnp.ones((2, K, 4, D)
         ({"value": X.astype(jnp.float16)}, TypeError, r"must share one dtype, got key float32.*value float16"),
         ({"k_cache": C8}, TypeError, r"k_cache and v_cache must share one dtype"),
         ({"k_cache": C[0], "v_cache": C[0]}, ValueError, r"must have the dimensions \(slots, K, S, D\)"),
-        ({"k_cache": C8, "v_cache": C8}, ValueError, r"key_scale is needed for a cache of int8, got none beside"),
-        ({"key_scale": jnp.ones((K, D))}, ValueError, r"key_scale belongs to a cache of int8, got one beside k_cache"),
+        (
+            {"k_cache": C8, "v_cache": C8},
+            ValueError,
+            r"key_scale is needed for a cache of int8 or float8_e4m3fn, got none beside",
+        ),
+        (
+            {"key_scale": jnp.ones((K, D))},
+            ValueError,
+            r"key_scale belongs to a cache of int8 or float8_e4m3fn, got one beside k_cache",
+        ),
         ({"k_cache": None}, TypeError, r"k_cache must be an array of .*, got NoneType"),
         ({"k_cache": C.astype(int)}, TypeError, r"k_cache must be an array of .*, got int32\[2,2,4,3\]"),
     ],

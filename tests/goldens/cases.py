@@ -124,6 +124,25 @@ def attentions() -> Iterator[tuple[str, Case]]:
         table = np.random.default_rng(33).permutation(40).reshape(2, 20).astype(np.int32)
         lengths = np.array([317, 5], np.int32)
         yield f"paged_attention {dtype}", Case(bijax.paged_attention, (token, *pages, table, lengths))
+        shapes = ((1, 150, 4, 48), (1, 150, 2, 48), (1, 150, 2, 32), (4,), (1, 150, 150), (1, 150, 4, 32))
+        given = tuple(array(34 + i, s, dtype) for i, s in enumerate(shapes))
+        yield f"attention with options {dtype}", Case(with_gradients(attention_with_options, among=5), given)
+    q = array(8, (1, 150, 4, 64), "bfloat16")
+    for dtype in ("int8", "float8_e4m3fn"):
+        k, v = ((40 * array(9 + i, (1, 150, 2, 64), "float32")).astype(jnp.dtype(dtype)) for i in range(2))
+        scales = [np.abs(array(11 + i, (2, 64) if dtype == "int8" else (2,), "float32")) / 20 for i in range(2)]
+        yield f"attention with options {dtype}", Case(quantised_attention, (q, k, v, *scales))
+
+
+def attention_with_options(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> jax.Array:
+    """Everything that may be added to the scores, with a bias for all heads."""
+    slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
+    more = {"logits_soft_cap": 5.0, "alibi_slopes": slopes, "is_causal": True}
+    return bijax.dot_product_attention(q, k, v, bias, sinks=sinks, **more)
+
+
+def quantised_attention(q: Any, k: Any, v: Any, key_scale: Any, value_scale: Any) -> jax.Array:
+    return bijax.dot_product_attention(q, k, v, key_scale=key_scale, value_scale=value_scale, is_causal=True)
 
 
 def attention_and_sums(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
-from pallas_kernels.schedule.hopper.int8 import int8_candidates
+from pallas_kernels.schedule.hopper.int8 import int8_candidates, turns_weights
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.engine import oracles
 
@@ -30,6 +30,8 @@ OTHERS = {
     "narrow, in turn": MatmulSchedule(True, 128, 48, 128, 3, 2, "tiles", blocks=3),
     "wide": MatmulSchedule(False, 64, 128, 128, 3, 2, blocks=132),
     "80 columns": MatmulSchedule(False, 64, 80, 256, 3),
+    "128 rows": MatmulSchedule(False, 128, 128, 128, 4, 2, blocks=5),
+    "64 rows of weights": MatmulSchedule(True, 64, 64, 384, 4),
 }
 
 
@@ -58,17 +60,21 @@ def with_one_nan(x: Any) -> np.ndarray:
     return array
 
 
+@pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_schedule_gives_the_bits_of_the_oracle(name: str, out: str) -> None:
+def test_every_schedule_gives_the_bits_of_the_oracle(name: str, out: str, transpose_w: bool) -> None:
     (m, k, n), with_bias = SHAPES[name]
     x, w, row, column, bias = operands(m, k, n)
     given = bias if with_bias else None
     expected = expected_of(x, w[0], row, column[0], given, jnp.dtype(out))
-    found: dict[str, Any] = {"chosen": None, **OTHERS, **int8_candidates(m, k, n, out_itemsize=jnp.dtype(out).itemsize)}
+    ranked = int8_candidates(m, k, n, turned=not transpose_w, out_itemsize=jnp.dtype(out).itemsize)
+    others = {label: schedule for label, schedule in OTHERS.items() if transpose_w or turns_weights(schedule)}
+    found: dict[str, Any] = {"chosen": None, **others, **ranked}
     for label, schedule in list(found.items())[:: 1 if out == "bfloat16" else 4]:
         y = quant_matmul(
-            *map(jnp.asarray, (x, w[0], row, column[0])),
+            *map(jnp.asarray, (x, w[0] if transpose_w else w[0].T, row, column[0])),
+            transpose_w=transpose_w,
             bias=None if given is None else jnp.asarray(given),
             out_dtype=out,
             schedule=schedule,

@@ -205,3 +205,21 @@ def test_tokens_that_only_the_engine_checks(server):
     reply = server.post("/generate", {"text": "a", "sampling_params": {"stop_token_ids": [300]}})
     assert reply.status == 400
     assert "stop_token_ids" in reply.error
+
+
+def test_unknown_tokens_are_refused_or_replaced(server):
+    """A client that draws token ids at random, as SGLang's script does."""
+    wild = [*TOKENS, 257, 49829]
+    reply = server.post("/generate", {"input_ids": wild, "sampling_params": GREEDY})
+    assert (reply.status, "token ids must be from 0 to 256, got 257" in reply.error) == (400, True)
+    with live(unknown_token_id=7) as other:
+        body = {"sampling_params": GREEDY, "return_logprob": True, "logprob_start_len": 0}
+        replaced = other.generate(input_ids=wild, **body)
+        assert replaced["output_ids"] == expected([*TOKENS, 7, 7], 5)
+        assert [entry[1] for entry in replaced["meta_info"]["input_token_logprobs"]] == [*TOKENS, 7, 7]
+        assert other.post("/generate", {"input_ids": [-1]}).status == 400
+    with (
+        pytest.raises(ValueError, match="unknown_token_id must be from 0 to 256 with this model, got 300"),
+        live(unknown_token_id=300),
+    ):
+        pass

@@ -93,7 +93,7 @@ BAD: list[tuple[type[Exception], str, Any]] = [
     (ValueError, "belong to packed sequences", lambda: attend(Q[0], K[0], K[0], max_query_seq_length=3)),
     (ValueError, "differences of cu_query_seq_lengths must be in.*got 3",
      lambda: paged(Q[0], PAGES, PAGES, TABLE[:1], 8, cu_query_seq_lengths=[0, 3], max_query_seq_length=2)),
-    (ValueError, "packed queries.*go without query_seq_lengths", lambda: paged(
+    (ValueError, "cu_query_seq_lengths goes without query_seq_lengths", lambda: paged(
         Q[0], PAGES, PAGES, TABLE[:1], 8, cu_query_seq_lengths=[0, 3], query_seq_lengths=3)),
     (ValueError, "width of a head", lambda: attend(Q, K[..., :4], K[..., :4])),
     (ValueError, "width of a head", lambda: attend(Q[..., :0], K[..., :0], K[..., :0])),

@@ -12,6 +12,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaAttentionContract, attention_contract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention import triton
+from pallas_kernels.ops.attention.triton._tile import float_of_e4m3
 from tests.grad.test_attention import visible_keys
 
 KEYS, HEADS, KEY_HEADS, SIZE = 50, 4, 2, 24
@@ -55,6 +56,56 @@ def test_results_and_gradients(case: str) -> None:
     gradients = triton.gradients(Q, K, V, found, lse, CT, *limits, **options)
     for ours, right in zip((found, *gradients), (out, *pull(CT)), strict=True):
         np.testing.assert_allclose(ours, right, atol=1e-5)
+
+
+def test_cap_sinks_slopes_and_values_of_another_width() -> None:
+    """In bfloat16: a product is one of the tensor core's in place of six, which compile for long."""
+    q, k, v, ct = (x.astype(jnp.bfloat16) for x in (Q, K, V[..., :8], CT[..., :8]))
+    slopes, sinks, limits = jnp.array([[0.1, 0.2, 0.3, 0.4]]), random(6, 1, HEADS), (OFFSETS, USED, LENGTHS)
+    position = OFFSETS[:, None] + jnp.arange(20)
+    distance = (jnp.arange(KEYS) - position[..., None])[:, None]
+    seen = (distance <= 0) & (jnp.arange(KEYS) < LENGTHS[:, None, None, None])
+    seen &= (jnp.arange(20) < USED[:, None])[:, None, :, None]
+
+    def expected(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array) -> jax.Array:
+        k, v = (jnp.repeat(x, HEADS // KEY_HEADS, axis=2) for x in (k, v))
+        found = 2 * jnp.tanh(jnp.einsum("btnh,bsnh->bnts", q, k) * 0.1) + bias + slopes[:, :, None, None] * distance
+        column = jnp.broadcast_to(sinks[:, :, None, None], (2, HEADS, 20, 1))
+        found = jnp.concatenate([jnp.where(seen, found, -jnp.inf), column], axis=-1)
+        return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(found, axis=-1)[..., :-1], v)
+
+    options = {**OPTIONS, "bias": BIAS, "slopes": slopes, "causal": True, "soft_cap": 2.0}
+
+    @jax.jit
+    def run() -> Any:
+        out, lse = triton.attention(q, k, v, *limits, sinks=sinks, **options)
+        rows = (q, k, v, out, lse, ct, *limits)
+        of_bias = triton.score_gradients(*rows, **options).sum(0, keepdims=True)
+        return out, *triton.gradients(*rows, **options), of_bias
+
+    out, pull = jax.vjp(expected, *(x.astype(jnp.float32) for x in (q, k, v)), BIAS)
+    for ours, right in zip(run(), (out, *pull(ct.astype(jnp.float32))), strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float32), right, atol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_keys_and_values_of_8_bits(dtype: str) -> None:
+    """The bits are those of the numbers that they stand for."""
+    q = Q.astype(jnp.bfloat16)
+    k, v = ((20 * x).astype(dtype) for x in (K, V))
+    shape = (1, KEY_HEADS, SIZE if dtype == "int8" else 1)
+    factors = [jnp.exp(random(seed, *shape)) / 20 for seed in (7, 8)]
+    wide = [(x.astype(jnp.float32) * f[:, None]).astype(jnp.bfloat16) for x, f in zip((k, v), factors, strict=True)]
+    attend = jax.jit(functools.partial(triton.attention, causal=True, **OPTIONS))
+    found = attend(q, k, v, OFFSETS, USED, LENGTHS, key_scale=factors[0], value_scale=factors[1])
+    assert_bits_equal(found, attend(q, *wide, OFFSETS, USED, LENGTHS))
+
+
+def test_every_number_of_e4m3() -> None:
+    bits = jnp.arange(256, dtype=jnp.uint8)
+    found = float_of_e4m3(jax.lax.bitcast_convert_type(bits, jnp.int8))
+    expected = jax.lax.bitcast_convert_type(bits, jnp.float8_e4m3fn).astype(jnp.float32)
+    assert_bits_equal(found, expected)
 
 
 def test_pages_and_what_is_not_seen() -> None:

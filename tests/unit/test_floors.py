@@ -29,6 +29,7 @@ FLOORS = (
     ("bijax.serving", 5),
     ("bijax.server", 5),
     ("bijax.determinism", 5),
+    ("bijax.integrations", 5),
     ("bijax.cli", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),

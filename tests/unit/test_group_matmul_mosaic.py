@@ -15,7 +15,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.groups import group_matmul, group_weight_gradient
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
 from pallas_kernels.parts.hopper.groups import GroupWalk, Table
-from pallas_kernels.schedule.hopper.group_matmul import group_candidates, sums_schedule
+from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, group_candidates, sums_schedule
 from pallas_kernels.schedule.hopper.int8 import int8_candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 from tests.exhaustive import sampled
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("hopper")
 
 CONTRACT, CHUNKS = WgmmaContract(), WgmmaChunkContract()
 NARROW = MatmulSchedule(True, 64, 8, 128, 3)
-WIDE = MatmulSchedule(False, 64, 64, 64, 3, 2, blocks=3)
+WIDE = MatmulSchedule(False, 64, 64, 64, 3, 2, blocks=2)
 G, M = 4, 43
 SIZES = {
     "some": (0, 17, 3, 16),
@@ -39,7 +39,7 @@ INTERPRETED = {
     "narrow": (136, 72, True, "float32", NARROW),
     "narrow, two pieces": (64, 136, False, "bfloat16", dataclasses.replace(NARROW, tile_rows=128, out_buffers=1)),
     "narrow, in turn": (64, 200, False, "float32", MatmulSchedule(True, 64, 8, 64, 3, 2, "tiles", blocks=2)),
-    "wide": (72, 136, False, "bfloat16", WIDE),
+    "wide": (72, 80, False, "bfloat16", WIDE),
     "in turn": (64, 80, True, "float32", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", blocks=2)),
     "padded": (77, 21, False, "float32", None),
 }
@@ -59,9 +59,8 @@ def test_the_walk_meets_every_place_once(sizes: tuple[int, ...], swap: bool) -> 
     m, n, tile = 40, 50, 8
     fit = sum(sizes) <= m
     real = sizes if fit else (0,) * len(sizes)
-    table = np.zeros((2, 32), np.int32)
-    table[0, 1:6], table[1, 1:6] = np.cumsum(real), np.cumsum([-(-size // tile) for size in real])
-    table[0, 6] = fit
+    table = np.stack([np.cumsum(real), np.cumsum([-(-size // tile) for size in real])]).astype(np.int32)
+    table[0, -1] = table[0, -1] if fit else -1
     walk = GroupWalk(Table(len(sizes), m, tile), n, 16, swap, 2, 3)
     bound, met = walk.of(jnp.asarray(table)), np.full((m, n), -2)
 
@@ -116,7 +115,8 @@ def test_interpreted_kernel_multiplies(case: tuple[str, str], reported_races: Ca
 @pytest.mark.parametrize("sizes", sampled(SIZES, ["some"]))
 def test_interpreted_kernel_sums_outer_products(sizes: str, reported_races: Callable[[], int]) -> None:
     rng = np.random.default_rng(0)
-    x, g = integers(rng, (M, 136)), integers(rng, (M, 70))
+    k, n = 72, 70
+    x, g = integers(rng, (M, k)), integers(rng, (M, n))
     schedule = MatmulSchedule(False, 64, 64, 64, 3, 2, blocks=2)
     y = group_weight_gradient(
         *(jnp.asarray(a, "bfloat16") for a in (x, g)),
@@ -125,7 +125,7 @@ def test_interpreted_kernel_sums_outer_products(sizes: str, reported_races: Call
         schedule=schedule,
         interpret=interpreter(),
     )
-    expected = np.full((G, 136, 70), np.nan, np.float32)
+    expected = np.full((G, k, n), np.nan, np.float32)
     if fits(SIZES[sizes]):
         ends = np.cumsum(SIZES[sizes])
         expected = np.stack([x[e - s : e].T @ g[e - s : e] for e, s in zip(ends, SIZES[sizes], strict=True)])
@@ -135,14 +135,17 @@ def test_interpreted_kernel_sums_outer_products(sizes: str, reported_races: Call
 
 @pytest.mark.parametrize(
     "case",
-    sampled([(s, n) for s in (None, *SIZES) for n in (True, False)], [(None, False), ("some", True)]),
+    sampled(
+        [(s, n, t) for s in (None, *SIZES) for n in (True, False) for t in (True, False)],
+        [(None, False, False), ("some", True, True)],
+    ),
     ids=str,
 )
 def test_interpreted_kernel_multiplies_integers(
-    case: tuple[str | None, bool], reported_races: Callable[[], int]
+    case: tuple[str | None, bool, bool], reported_races: Callable[[], int]
 ) -> None:
-    sizes, narrow = case
-    rng, k, n = np.random.default_rng(1), 272, 72
+    sizes, narrow, transpose_w = case
+    rng, k, n = np.random.default_rng(1), 144, 72
     groups = 1 if sizes is None else G
     x, w = (rng.integers(-127, 128, shape).astype(np.int8) for shape in ((M, k), (groups, n, k)))
     # Powers of two: the interpreter contracts products and sums.
@@ -150,9 +153,10 @@ def test_interpreted_kernel_multiplies_integers(
     bias = None if sizes else jnp.asarray(rng.integers(-9, 9, n), "bfloat16")
     y = quant_matmul(
         jnp.asarray(x),
-        jnp.asarray(w if sizes else w[0]),
+        jnp.asarray((w if transpose_w else w.swapaxes(1, 2))[slice(None) if sizes else 0]),
         jnp.asarray(row),
         jnp.asarray(column if sizes else column[0]),
+        transpose_w=transpose_w,
         bias=bias,
         sizes=None if sizes is None else jnp.asarray(SIZES[sizes], jnp.int32),
         out_dtype="float32",
@@ -189,16 +193,19 @@ def test_empty_operands() -> None:
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("groups", [8, 64, 256])
+@pytest.mark.parametrize("groups", [8, 256, 1024])
 @pytest.mark.parametrize(("k", "n"), [(7168, 4096), (768, 2048), (64, 16)])
 def test_schedules_fit_the_chip(groups: int, k: int, n: int, itemsize: int) -> None:
     for m in (1, 7, 64, 512, 4096, 65536):
         found = group_candidates(m, groups, k, n, out_itemsize=itemsize)
         assert found
-        assert all(s.shared_bytes(2, itemsize) <= SHARED_BYTES and s.blocks for s in found.values())
+        assert all(bytes_in_groups(s, groups, 2, itemsize) <= SHARED_BYTES and s.blocks for s in found.values())
         integers = int8_candidates(m, k, n, groups=groups, out_itemsize=itemsize)
         assert integers
-        assert all(s.shared_bytes(1, itemsize) <= SHARED_BYTES and s.k_step % 128 == 0 for s in integers.values())
+        assert all(bytes_in_groups(s, groups, 1, itemsize) <= SHARED_BYTES for s in integers.values())
+        assert all(s.k_step % 128 == 0 for s in integers.values())
+        assert int8_candidates(m, k, n, groups=groups, turned=True, out_itemsize=itemsize)
+        assert int8_candidates(m, k, n, turned=True, out_itemsize=itemsize)
         assert not sums_schedule(m, groups, k, n, out_itemsize=itemsize).swap
 
 
@@ -215,7 +222,7 @@ X, W = jnp.ones((3, 16), jnp.bfloat16), jnp.ones((2, 16, 8), jnp.bfloat16)
         ({"out_dtype": "int8"}, "expected out_dtype"),
         ({"schedule": MatmulSchedule(False, 64, 88, 64, 3)}, "whole rows of 128 bytes"),
         ({"schedule": dataclasses.replace(WIDE, stages=60)}, "shared memory"),
-        ({"w": jnp.ones((1023, 16, 8), jnp.bfloat16)}, "at most 1022 groups"),
+        ({"w": jnp.ones((1025, 16, 8), jnp.bfloat16)}, "at most 1024 groups"),
     ],
 )
 def test_unsupported_operands_are_named(change: dict[str, object], message: str) -> None:
@@ -228,7 +235,8 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
     ("change", "message"),
     [
         ({"w": jnp.ones((4, 16), jnp.bfloat16)}, "int8 operands"),
-        ({"x": jnp.ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(N, K\)"),
+        ({"x": jnp.ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(K, N\)"),
+        ({"schedule": MatmulSchedule(False, 64, 256, 128, 3, 2)}, "at most 32 KiB of weights"),
         ({"row_scale": jnp.ones(4)}, r"row_scale float32\[3\]"),
         ({"bias": jnp.ones(3)}, "a bias for each column"),
         ({"schedule": MatmulSchedule(True, 64, 16, 64, 3)}, "multiple of 128"),
@@ -236,7 +244,7 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
     ],
 )
 def test_unsupported_integers_are_named(change: dict[str, object], message: str) -> None:
-    arguments = {"x": jnp.ones((3, 16), jnp.int8), "w": jnp.ones((4, 16), jnp.int8), "row_scale": jnp.ones(3)}
+    arguments = {"x": jnp.ones((3, 16), jnp.int8), "w": jnp.ones((16, 4), jnp.int8), "row_scale": jnp.ones(3)}
     with pytest.raises(UnsupportedError, match=message):
         quant_matmul(**{**arguments, "column_scale": jnp.ones(4), **change})
 

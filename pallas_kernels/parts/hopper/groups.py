@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, memref, nvvm, scf
 from pallas_kernels.parts.hopper.pipeline import Place
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
-MOST_GROUPS: Final = 1022
+MOST_GROUPS: Final = 1024
 """Groups of a table at most: a thread of a warp makes up to 32 of its entries."""
 
 _WARP: Final = 32
@@ -27,11 +27,11 @@ _WARP: Final = 32
 
 @dataclass(frozen=True)
 class Table:
-    """Where groups begin, as shared memory (2, entries) int32.
+    """Where groups end, as shared memory (2, groups) int32.
 
-    Row 0 has the first row of every group, the rows of all groups, and whether the sizes fit; row 1 has the number of
-    tiles in front of every group, and of all groups. Sizes that are negative or add up to more than `rows` do not
-    fit: there are no rows in any group then.
+    Row 0 has the row behind every group, row 1 the number of tiles of all groups up to each. Sizes that are negative or
+    add up to more than `rows` do not fit: there are no rows in any group then, and row 0 ends in -1. A table of 256
+    groups takes 2048 bytes; with one more the largest schedules had no room for it.
 
     Attributes:
         groups: Number of groups, at most `MOST_GROUPS`.
@@ -46,12 +46,7 @@ class Table:
     @property
     def each(self) -> int:
         """Entries that one thread of a warp makes."""
-        return -(-(self.groups + 2) // _WARP)
-
-    @property
-    def bytes(self) -> int:
-        """Shared memory that the table takes."""
-        return 2 * 4 * self.each * _WARP
+        return -(-self.groups // _WARP)
 
     @property
     def most_tiles(self) -> int:
@@ -60,7 +55,7 @@ class Table:
 
     def scratch(self) -> Any:
         """Returns the shared memory of the table."""
-        return plgpu.SMEM((2, self.each * _WARP), jnp.int32)
+        return plgpu.SMEM((2, self.groups), jnp.int32)
 
     def fill(self, sizes: Any, table: Any, interpret: Any) -> None:
         """Makes the table; for one warpgroup.
@@ -77,58 +72,70 @@ class Table:
         inline(lambda _, sizes, table: self._fill(sizes, table))(sizes, table)
 
     def _fill_interpreted(self, sizes: Any, table: Any) -> None:
-        given, more = sizes[...], self.each * _WARP - self.groups - 1
+        given = sizes[...]
         given = jnp.where(given < 0, self.rows + 1, jnp.minimum(given, self.rows + 1))
         ends = jnp.cumsum(given, dtype=jnp.int32)
-        fit = (ends[-1] <= self.rows).astype(jnp.int32)
+        fit = ends[-1] <= self.rows
         tiles = jnp.cumsum((given + self.tile - 1) // self.tile, dtype=jnp.int32)
-        flag = jnp.zeros(more, jnp.int32).at[0].set(fit)
-        table[0, :] = jnp.concatenate([jnp.zeros(1, jnp.int32), fit * ends, flag])
-        table[1, :] = jnp.concatenate([jnp.zeros(1, jnp.int32), fit * tiles, jnp.zeros(more, jnp.int32)])
+        table[0, :] = jnp.where(fit, ends, jnp.zeros_like(ends).at[-1].set(-1))
+        table[1, :] = jnp.where(fit, tiles, 0)
 
     def _fill(self, sizes: Any, table: Any) -> None:
         """The same by threads: each adds up its own entries, and a scan over the warp what lies in front of them."""
         lane = arith.remui(thread_of_warpgroup(), i32(_WARP))
         cap, zero = i32(self.rows + 1), i32(0)
         entries = [arith.addi(arith.muli(lane, i32(self.each)), i32(j)) for j in range(self.each)]
+        exist = [arith.cmpi(arith.CmpIPredicate.ult, entry, i32(self.groups)) for entry in entries]
 
-        def size(entry: Any) -> Any:
-            inside = arith.cmpi(arith.CmpIPredicate.ult, entry, i32(self.groups))
-            at = arith.index_cast(ir.IndexType.get(), arith.select(inside, entry, zero))
+        def size(entry: Any, exists: Any) -> Any:
+            at = arith.index_cast(ir.IndexType.get(), arith.select(exists, entry, zero))
             # As an unsigned number a negative size is a large one.
-            return arith.select(inside, arith.minui(memref.load(sizes, [at]), cap), zero)
+            return arith.select(exists, arith.minui(memref.load(sizes, [at]), cap), zero)
 
         def capped(a: Any, b: Any) -> Any:
             return arith.minui(arith.addi(a, b), cap)
 
-        found = [size(entry) for entry in entries]
+        found = [size(*entry) for entry in zip(entries, exist, strict=True)]
         starts, total = _exclusive_sums(found, capped, lane)
         fit = arith.cmpi(arith.CmpIPredicate.ule, total, i32(self.rows))
-        starts = [arith.select(fit, start, zero) for start in starts]
         rounded = [
             arith.select(fit, arith.divui(arith.addi(one, i32(self.tile - 1)), i32(self.tile)), zero) for one in found
         ]
-        tiles, _ = _exclusive_sums(rounded, arith.addi, lane)
-        flag = arith.extui(ir.IntegerType.get_signless(32), fit)
+        before, _ = _exclusive_sums(rounded, arith.addi, lane)
         # All four warps have the same numbers; one of them writes.
-        branch: Any = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ult, thread_of_warpgroup(), i32(_WARP)))  # type: ignore[call-arg]
-        with ir.InsertionPoint(branch.then_block):
-            for entry, start, before in zip(entries, starts, tiles, strict=True):
-                is_flag = arith.cmpi(arith.CmpIPredicate.eq, entry, i32(self.groups + 1))
+        writes = arith.cmpi(arith.CmpIPredicate.ult, thread_of_warpgroup(), i32(_WARP))
+        for j, (entry, exists) in enumerate(zip(entries, exist, strict=True)):
+            branch: Any = scf.IfOp(arith.andi(writes, exists))  # type: ignore[call-arg]
+            with ir.InsertionPoint(branch.then_block):
+                is_last = arith.cmpi(arith.CmpIPredicate.eq, entry, i32(self.groups - 1))
+                end = arith.select(fit, arith.addi(starts[j], found[j]), arith.select(is_last, i32(-1), zero))
                 at = arith.index_cast(ir.IndexType.get(), entry)
-                for row, number in enumerate((arith.select(is_flag, flag, start), before)):
+                for row, number in enumerate((end, arith.addi(before[j], rounded[j]))):
                     memref.store(number, table, [mgpu.c(row, ir.IndexType.get()), at])
-            scf.yield_([])
+                scf.yield_([])
         mgpu.utils.warpgroup_barrier()
 
     def find(self, table: Any, tile: Any) -> Any:
-        """Returns the group of a tile: the last one in front of which there are no more tiles than its number."""
+        """Returns the group of a tile: as many groups end before it or at it."""
         group, half = jnp.int32(0), 1 << (self.groups.bit_length() - 1)
         while half:
             further = jnp.minimum(group + half, self.groups)
-            group = jnp.where(table[1, further] <= tile, further, group)
+            group = jnp.where(table[1, further - 1] <= tile, further, group)
             half //= 2
         return jnp.minimum(group, self.groups - 1)
+
+    def span(self, table: Any, row: int, group: Any) -> tuple[Any, Any]:
+        """Returns where a group begins in a row of the table, and how long it is there."""
+        start = jnp.where(group > 0, table[row, jnp.maximum(group - 1, 0)], 0)
+        return start, jnp.where(self.fit(table), table[row, group] - start, 0)
+
+    def rows_in_groups(self, table: Any) -> Any:
+        """Returns how many rows are in groups."""
+        return jnp.maximum(table[0, self.groups - 1], 0)
+
+    def fit(self, table: Any) -> Any:
+        """Returns whether the sizes fit."""
+        return table[0, self.groups - 1] >= 0
 
 
 def _exclusive_sums(numbers: list[Any], add: Callable[[Any, Any], Any], lane: Any) -> tuple[list[Any], Any]:
@@ -204,7 +211,7 @@ class TableWalk:
     @property
     def fit(self) -> Any:
         """Whether the sizes of the groups fit."""
-        return self.table[0, self.walk.table.groups + 1] != 0
+        return self.walk.table.fit(self.table)
 
     def count(self, block: Any) -> Any:
         """Returns how many tiles of groups a block has."""
@@ -213,7 +220,7 @@ class TableWalk:
     def turns(self, block: Any) -> Any:
         """Returns how many tiles a block has, those of rows without a group included."""
         tile = self.walk.table.tile
-        left = self.walk.table.rows - self.table[0, self.walk.table.groups]
+        left = self.walk.table.rows - self.walk.table.rows_in_groups(self.table)
         return self._turns(self._group_tiles + lax.div(left + tile - 1, tile) * self.walk.column_tiles, block)
 
     def place(self, block: Any, tile: Any) -> Place:
@@ -221,8 +228,7 @@ class TableWalk:
         table, walk, columns = self.table, self.walk, self.walk.column_tiles
         index = block + tile * walk.blocks
         group = walk.table.find(table, lax.div(index, columns))
-        start, before = table[0, group], table[1, group]
-        size, row_tiles = table[0, group + 1] - start, table[1, group + 1] - before
+        (start, size), (before, row_tiles) = (walk.table.span(table, row, group) for row in range(2))
         inside = index - before * columns
         # Bands of rows, so that blocks that run together share weights and rows in the L2 cache.
         band = lax.div(inside, walk.band * columns)
@@ -237,12 +243,12 @@ class TableWalk:
         walk = self.walk
         index = block + turn * walk.blocks - self._group_tiles
         row_tile = lax.div(index, walk.column_tiles)
-        row = self.table[0, walk.table.groups] + row_tile * walk.table.tile
+        row = walk.table.rows_in_groups(self.table) + row_tile * walk.table.tile
         return self._corner(row, index - row_tile * walk.column_tiles)
 
     @property
     def _group_tiles(self) -> Any:
-        return self.table[1, self.walk.table.groups] * self.walk.column_tiles
+        return self.table[1, self.walk.table.groups - 1] * self.walk.column_tiles
 
     def _turns(self, tiles: Any, block: Any) -> Any:
         return lax.div(tiles - block + self.walk.blocks - 1, self.walk.blocks)

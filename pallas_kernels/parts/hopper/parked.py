@@ -1,6 +1,6 @@
 """Tiles that wait in memory while their registers hold something else, each thread's numbers in its own chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -11,7 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARPGROUP, elementwise, i32, thread_of_warpgroup
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, elementwise, i32, thread_of_warpgroup
 
 _CHUNK: Final = 4  # numbers that a thread moves at once
 _AT_ONCE: Final = 4  # chunks that are read before the first of them is written
@@ -77,6 +77,61 @@ def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
 
     loaded: jax.Array = load(ref)
     return loaded
+
+
+def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
+    """Puts numbers for rows (64,), float32, into shared memory (n, 64); see `unpark_rows`."""
+    if interpret:
+        for at, x in enumerate(numbers):
+            ref.at[at][...] = x
+        return
+    inline: Any = plgpu.inline_mgpu(arg_types=(*[ROW] * len(numbers), plgpu.RefType()))
+
+    @inline  # type: ignore[untyped-decorator]
+    def store(_: Any, *given: Any) -> None:
+        *numbers, ref = given
+        places = _rows(ref)
+        for x, pair in zip(numbers, places, strict=True):
+            for register, place in zip(x.registers.flat, pair, strict=True):
+                llvm.store(_element(register, 0) if isinstance(register.type, ir.VectorType) else register, place)
+
+    store(*numbers, ref)
+
+
+def unpark_rows(ref: Any, interpret: bool) -> tuple[jax.Array, ...]:
+    """Takes numbers back that `park_rows` put there; a thread reads what it wrote itself, so no barrier is needed."""
+    count = ref.shape[0]
+    if interpret:
+        return tuple(ref[at] for at in range(count))
+    result = plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=(result,) * count)
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, ref: Any) -> Any:
+        layout, f32 = ROW.to_mgpu(), ir.F32Type.get()
+        found = []
+        for pair in _rows(ref):
+            registers = np.empty(layout.registers_shape((ROWS,)), dtype=object)
+            for at, place in enumerate(pair):
+                registers.flat[at] = llvm.load(ir.VectorType.get((1,), f32), place)
+            found.append(mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None))
+        return tuple(found)
+
+    loaded: tuple[jax.Array, ...] = load(ref)
+    return loaded
+
+
+def _rows(ref: Any) -> list[tuple[Any, Any]]:
+    """Returns where the numbers of this thread's two rows are; the threads that share rows have the same places."""
+    f32, thread = ir.F32Type.get(), thread_of_warpgroup()
+    warp, lane = arith.divui(thread, i32(32)), arith.remui(thread, i32(32))
+    row = arith.addi(arith.muli(warp, i32(16)), arith.divui(lane, i32(4)))
+    base = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(ref), [row], f32)
+    count = ir.MemRefType(ref.type).shape[0]
+    return [
+        (mgpu.utils.getelementptr(base, [at * ROWS], f32), mgpu.utils.getelementptr(base, [at * ROWS + 8], f32))
+        for at in range(count)
+    ]
 
 
 def _chunks(ref: Any, pairs: int) -> Iterator[Any]:

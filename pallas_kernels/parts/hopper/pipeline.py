@@ -7,7 +7,7 @@ again; other warpgroups wait for a stage to be full, multiply what is there (wgm
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import jax
 import jax.experimental.pallas as pl
@@ -20,6 +20,10 @@ PRODUCER_REGISTERS: Final = 40
 
 COMPUTE_REGISTERS: Final = {2: 232, 3: 152}
 """Registers of a thread that multiplies, by the number of warpgroups that do; a single one keeps what it has."""
+
+
+TURN_REGISTERS: Final = {1: (40, 104, 232), 2: (40, 88, 192)}
+"""Registers of a thread that copies, that turns tiles in shared memory, and that multiplies, by those that do."""
 
 
 class Place(NamedTuple):
@@ -101,6 +105,14 @@ class Walk:
         return Place(part, entry, row * self.tile_rows, column * self.tile_columns)
 
 
+class Turns(Protocol):
+    """What the number of stages depends on."""
+
+    @property
+    def most_turns(self) -> int:
+        """Tiles of the block that has most."""
+
+
 @dataclass(frozen=True)
 class Ring:
     """The stages of a block, which are filled and emptied in turn.
@@ -114,7 +126,7 @@ class Ring:
     steps: int
 
     @classmethod
-    def of(cls, walk: Walk, steps: int, most_stages: int, multiple: int = 1) -> "Ring":
+    def of(cls, walk: "Turns", steps: int, most_stages: int, multiple: int = 1) -> "Ring":
         """Returns the ring for tiles of so many steps; it has no stage that no block would use."""
         used = -(-steps * walk.most_turns // multiple) * multiple
         return cls(min(most_stages, used), steps)

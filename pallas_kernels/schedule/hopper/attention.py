@@ -101,7 +101,7 @@ class GradientSchedule:
 
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}
-_GRADIENT_HEADS: Final = {64: 8, 128: 64}
+_GRADIENT_HEADS: Final = {True: 8, False: 64}  # whether all queries see all keys
 
 
 def gradient_schedule(head_size: int, sees_all: bool) -> GradientSchedule:
@@ -112,4 +112,4 @@ def gradient_schedule(head_size: int, sees_all: bool) -> GradientSchedule:
         sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
             window.
     """
-    return GradientSchedule(_GRADIENT_ROWS[head_size], heads=_GRADIENT_HEADS[head_size], to_and_fro=not sees_all)
+    return GradientSchedule(_GRADIENT_ROWS[head_size], heads=_GRADIENT_HEADS[sees_all], to_and_fro=not sees_all)

@@ -4,9 +4,11 @@ from typing import Final, NamedTuple
 
 from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
 
+BYTES_PER_NS: Final = 4370
+"""Bytes that the memory moves."""
+
 # Fitted to the times of 740 schedules of 140 shapes on an H200: off by 5 % on the average (benchmarks/NOTES.md).
 _CYCLES_PER_NS: Final = 1.75
-_BYTES_PER_NS: Final = 4370  # of the memory
 _MULTIPLY_PER_CYCLE: Final = 2025  # of the 2048 of one multiprocessor
 _MULTIPLY_CYCLES: Final = 55  # of a stage beside its products
 _CHAIN_CYCLES: Final = 19.7  # one dependent wgmma of 16 elements of K, ...
@@ -70,6 +72,6 @@ def estimate_ns(s: MatmulSchedule, blocks: int, problem: Problem) -> float:
     writes = 1 if s.split == "tiles" else waves  # those that no other warpgroup's products hide
     computing = (_START_CYCLES + waves * steps * stage + writes * write) / _CYCLES_PER_NS
     moved = stack * ((m * k + k * n) * itemsize + m * n * out_itemsize)
-    memory = moved / _BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
+    memory = moved / BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
     # Where the memory is the limit, the form that leaves it most of the time is preferred.
     return max(computing, memory) + 0.02 * computing

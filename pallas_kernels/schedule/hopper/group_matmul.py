@@ -1,17 +1,21 @@
 """Which Hopper schedule multiplies rows in groups (experts) fast.
 
-The sizes of groups are known on the GPU only, so tiles follow the rows that a group has on the average. Rows that are
-spread unevenly cost more tiles, or emptier ones, never other bits.
+The sizes of groups are known on the GPU only. So a schedule is chosen that is not much slower than the best one whether
+rows are shared out evenly, unevenly, or are all in one group. Sizes move the time, never bits.
 """
 
 from dataclasses import replace
 from typing import Final
 
+from pallas_kernels.schedule.hopper.estimate import BYTES_PER_NS, Problem, estimate_ns
 from pallas_kernels.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _RESERVED_BYTES: Final = 1024  # of each block's shared memory, by the system
-_FEW_ROWS: Final = 64
+_RARE: Final = 0.85  # what slowness counts where all rows are in one group
+_ROWS_BESIDE_WEIGHTS: Final = 0.2  # of the time that the weights take, for as many bytes of rows beside them
+_BARRIER_BYTES: Final = 320  # of all barriers
+_ALIGNMENT: Final = 1024  # of what lies in shared memory
 _STEP: Final = 64  # rows of a stage of a gradient: the rows of a group are filled up to a multiple
 _ROW_BYTES: Final = 128
 
@@ -26,7 +30,7 @@ def group_schedule(
     itemsize: int = 2,
     out_itemsize: int = 2,
 ) -> MatmulSchedule:
-    """Returns the schedule of a shape: the candidate that is estimated fastest.
+    """Returns the schedule of a shape: the candidate that loses least for any sizes of the groups, by an estimate.
 
     Args:
         m: Rows of all groups, at least 1.
@@ -41,8 +45,8 @@ def group_schedule(
         >>> group_schedule(64, 64, 4096, 4096).swap, group_schedule(65536, 64, 4096, 4096).swap
         (True, False)
     """
-    sizes = {"transpose_w": transpose_w, "itemsize": itemsize, "out_itemsize": out_itemsize}
-    return next(iter(group_candidates(m, groups, k, n, **sizes).values()))
+    found = group_candidates(m, groups, k, n, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize)
+    return next(iter(found.values()))
 
 
 def group_candidates(
@@ -55,15 +59,43 @@ def group_candidates(
     itemsize: int = 2,
     out_itemsize: int = 2,
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first."""
-    rows = expected_rows(m, groups)
-    sizes = {"transpose_w": transpose_w, "itemsize": itemsize, "out_itemsize": out_itemsize}
-    found = candidates(rows, k, n, stack=min(groups, m), **sizes)
-    return {
-        name: in_groups(schedule, itemsize, out_itemsize)
+    """Returns the schedules that are worth trying for a shape by name, the one that is best at worst first."""
+    found: dict[str, MatmulSchedule] = {}
+    for rows, stack in ((-(-m // groups), min(groups, m)), (m, 1)):
+        found |= candidates(
+            rows, k, n, stack=stack, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize
+        )
+    found = {
+        name: in_groups(schedule, groups, itemsize, out_itemsize)
         for name, schedule in found.items()
-        if holds_groups(schedule, out_itemsize) and _covers(schedule, rows)
+        if holds_groups(schedule, out_itemsize)
     }
+    times = {
+        name: _times(schedule, Problem(groups, m, k, n, transpose_w, itemsize, out_itemsize))
+        for name, schedule in found.items()
+    }
+    best = [min(each) for each in zip(*times.values(), strict=True)]
+
+    def worst(name: str) -> float:
+        """How much slower than the fastest one a schedule is at worst, whatever the sizes of the groups are."""
+        even, uneven, one = (time / least for time, least in zip(times[name], best, strict=True))
+        return float(max(even, uneven, _RARE * one))
+
+    return {name: found[name] for name in sorted(found, key=worst)}
+
+
+def _times(schedule: MatmulSchedule, problem: Problem) -> tuple[float, ...]:
+    """Returns rough times for rows that are shared out evenly, unevenly, and that are all in one group."""
+    groups, m = min(problem.stack, problem.m), problem.m
+    resident, tile = schedule.blocks // SMS, schedule.block_m
+    full = min(tile, m)  # rows that are copied for a tile, whether they are the group's or a neighbour's
+    weights = groups * problem.k * problem.n * problem.itemsize / BYTES_PER_NS
+    weights *= 1 + _ROWS_BESIDE_WEIGHTS * full / schedule.block_n
+    even = estimate_ns(schedule, resident, problem._replace(stack=groups, m=max(full, -(-m // groups))))
+    # Of uneven groups each ends in a tile of which half is used, on the average.
+    tiles = -(-m // tile) + (groups - 1) // 2
+    uneven = estimate_ns(schedule, resident, problem._replace(stack=1, m=tiles * tile))
+    return max(even, weights), max(uneven, weights), estimate_ns(schedule, resident, problem._replace(stack=1))
 
 
 def sums_schedule(m: int, groups: int, k: int, n: int, *, itemsize: int = 2, out_itemsize: int = 4) -> MatmulSchedule:
@@ -83,20 +115,10 @@ def sums_schedule(m: int, groups: int, k: int, n: int, *, itemsize: int = 2, out
     """
     found = candidates(k, -(-m // groups), n, stack=groups, itemsize=itemsize, out_itemsize=out_itemsize)
     return next(
-        in_groups(schedule, itemsize, out_itemsize)
+        in_groups(schedule, groups, itemsize, out_itemsize)
         for schedule in found.values()
         if not schedule.swap and schedule.split == "rows" and schedule.k_step == _STEP
     )
-
-
-def expected_rows(m: int, groups: int) -> int:
-    """Returns for how many rows of a group the tiles are chosen.
-
-    A tile for few rows reads all weights of its group, whatever rows it has: tiles for twice as many rows as a group
-    has on the average cost little, and few groups need a second one.
-    """
-    average = -(-m // groups)
-    return min(m, 2 * average) if average <= _FEW_ROWS else average
 
 
 def holds_groups(schedule: MatmulSchedule, out_itemsize: int) -> bool:
@@ -104,13 +126,18 @@ def holds_groups(schedule: MatmulSchedule, out_itemsize: int) -> bool:
     return schedule.swap or schedule.tile_columns * out_itemsize % _ROW_BYTES == 0
 
 
-def in_groups(schedule: MatmulSchedule, itemsize: int, out_itemsize: int) -> MatmulSchedule:
-    """Returns the schedule with as many blocks as the GPU holds at once, which walk the tiles of all groups."""
-    used = schedule.shared_bytes(itemsize, out_itemsize) + _RESERVED_BYTES
+def in_groups(schedule: MatmulSchedule, groups: int, itemsize: int, out_itemsize: int) -> MatmulSchedule:
+    """Returns the schedule with as many blocks as the GPU holds at once, and with room for the table of the groups."""
+    if bytes_in_groups(schedule, groups, itemsize, out_itemsize) > SHARED_BYTES:
+        schedule = replace(schedule, out_buffers=1)
+    while bytes_in_groups(schedule, groups, itemsize, out_itemsize) > SHARED_BYTES:
+        schedule = replace(schedule, stages=schedule.stages - 1)
+    used = bytes_in_groups(schedule, groups, itemsize, out_itemsize) + _RESERVED_BYTES
     fit = 2 if schedule.warpgroups == 1 and 2 * used <= SHARED_BYTES + _RESERVED_BYTES else 1
     return replace(schedule, blocks=fit * SMS)
 
 
-def _covers(schedule: MatmulSchedule, rows: int) -> bool:
-    """Whether few rows are one tile: a second one would read the weights again."""
-    return rows > _FEW_ROWS or schedule.block_m >= rows
+def bytes_in_groups(schedule: MatmulSchedule, groups: int, itemsize: int, out_itemsize: int) -> int:
+    """Returns the shared memory of a block with its table, which has two numbers for each group."""
+    table = -(-8 * groups // _ALIGNMENT) * _ALIGNMENT
+    return schedule.buffer_bytes(itemsize, out_itemsize) + table + _BARRIER_BYTES

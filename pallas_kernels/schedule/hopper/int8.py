@@ -10,10 +10,15 @@ from pallas_kernels.schedule.hopper.group_matmul import group_candidates
 from pallas_kernels.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
+_TURNED_BYTES: Final = 32 * 1024  # 64 registers of each thread
+_TURNED_COLUMNS: Final = 128
+_TURNED_SUMS: Final = 128 * 128
 _NARROW: Final = 32  # columns up to which wgmma takes any multiple of 8 of integers; from there multiples of 16
 
 
-def int8_schedule(m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2) -> MatmulSchedule:
+def int8_schedule(
+    m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
+) -> MatmulSchedule:
     """Returns the schedule of a shape: the candidate that is estimated fastest.
 
     Args:
@@ -21,17 +26,18 @@ def int8_schedule(m: int, k: int, n: int, *, groups: int | None = None, out_item
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
         groups: Number of groups of rows with weights of their own; None for one matrix of weights.
+        turned: Whether a warpgroup turns weights that are stored as (K, N).
         out_itemsize: Bytes of a result's element.
 
     Example:
         >>> int8_schedule(8, 4096, 4096).swap, int8_schedule(8192, 4096, 4096).swap
         (True, False)
     """
-    return next(iter(int8_candidates(m, k, n, groups=groups, out_itemsize=out_itemsize).values()))
+    return next(iter(int8_candidates(m, k, n, groups=groups, turned=turned, out_itemsize=out_itemsize).values()))
 
 
 def int8_candidates(
-    m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2
+    m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
 ) -> dict[str, MatmulSchedule]:
     """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first."""
     pairs = -(-k // 2)
@@ -39,13 +45,23 @@ def int8_candidates(
         found = candidates(m, pairs, n, transpose_w=True, out_itemsize=out_itemsize)
     else:
         found = group_candidates(m, groups, pairs, n, transpose_w=True, out_itemsize=out_itemsize)
+    wide = {name: replace(schedule, k_step=2 * schedule.k_step) for name, schedule in found.items()}
     return {
-        name: replace(schedule, k_step=2 * schedule.k_step)
-        for name, schedule in found.items()
-        if takes_integers(schedule)
+        name: schedule
+        for name, schedule in wide.items()
+        if takes_integers(schedule) and (not turned or turns_weights(schedule))
     }
 
 
 def takes_integers(schedule: MatmulSchedule) -> bool:
     """Whether wgmma has an instruction for integers with so many columns."""
     return schedule.tile_columns % (8 if schedule.tile_columns <= _NARROW else 16) == 0
+
+
+def turns_weights(schedule: MatmulSchedule) -> bool:
+    """Whether a warpgroup can turn the tiles of the weights: their bytes and the sums must fit into registers."""
+    in_step = schedule.split == "rows" and schedule.warpgroups <= 2
+    if schedule.warpgroups == 2:  # 512 threads begin with 128 registers each
+        sums = schedule.tile_rows * schedule.tile_columns
+        in_step = in_step and schedule.tile_columns <= _TURNED_COLUMNS and sums <= _TURNED_SUMS
+    return in_step and schedule.block_n % 32 == 0 and schedule.block_n * schedule.k_step <= _TURNED_BYTES

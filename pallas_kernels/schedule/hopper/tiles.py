@@ -113,6 +113,10 @@ class MatmulSchedule:
             itemsize: Bytes of an operand's element.
             out_itemsize: Bytes of a result's element.
         """
+        return self.buffer_bytes(itemsize, out_itemsize) + _BARRIER_BYTES
+
+    def buffer_bytes(self, itemsize: int, out_itemsize: int) -> int:
+        """Returns the shared memory of the stages and of the blocks of the result."""
         stage = (self.block_rows + self.block_columns) * self.k_step * itemsize
         out = math.prod(self.out_blocks(out_itemsize)) * out_itemsize
-        return self.stages * stage + self.warpgroups * out + _BARRIER_BYTES
+        return self.stages * stage + self.warpgroups * out

@@ -85,20 +85,25 @@ class Tiles:
         """Blocks of the grid."""
         return min(self.grid, self.items)
 
-    def count(self, place: Any) -> Any:
-        """Returns the number of items of a block of the grid."""
-        whole, rest = divmod(self.items, self.size)
-        return whole + jnp.where(self._turned(whole, place) < rest, 1, 0)
+    @property
+    def rounds(self) -> int:
+        """Rounds in which each block of the grid takes an item; the first may have fewer items than blocks."""
+        return -(-self.items // self.size)
+
+    def first_round(self, place: Any) -> Any:
+        """Returns the first round in which a block of the grid has an item."""
+        return jnp.where(self._number(place, 0) < 0, 1, 0)
 
     def item(self, lengths: Lengths, place: Any, index: Any) -> Item:
         """Returns an item of a block of the grid.
 
         The last block of keys of a head comes first: it adds to the gradients of queries before the others, which wait
-        for it. An item waits only for items with smaller numbers, so the grid cannot come to a standstill.
+        for it. An item waits only for items with smaller numbers, so the grid cannot come to a standstill. Under a
+        causal mask the first items are the shortest ones, so the round that is not full comes first.
         """
         every = self.batch * self.heads
         heads: Any = min(self.together, every)
-        number = index * self.size + self._turned(index, place)
+        number = self._number(place, index)
         start = lax.div(number, heads * self.blocks) * heads
         number = lax.rem(number, heads * self.blocks)
         heads = jnp.minimum(every - start, heads)
@@ -111,6 +116,9 @@ class Tiles:
         some = whole_first < whole_end
         whole_first, whole_end = jnp.where(some, whole_first, end), jnp.where(some, whole_end, end)
         return Item(sequence, lax.rem(head, self.heads), block, first, end - first, whole_first, whole_end)
+
+    def _number(self, place: Any, index: Any) -> Any:
+        return index * self.size + self._turned(index, place) - (self.rounds * self.size - self.items)
 
     def _turned(self, index: Any, place: Any) -> Any:
         """Returns the place of a block of the grid in a round of items."""

@@ -7,6 +7,7 @@ while the warpgroup makes weights of the scores.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.clean import spoil_rows
-from pallas_kernels.parts.hopper.parked import park, unpark
+from pallas_kernels.parts.hopper.parked import park, park_rows, unpark, unpark_rows
 from pallas_kernels.parts.hopper.products import await_sums, behind_wait, finish, start
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
@@ -34,7 +35,6 @@ class State(NamedTuple):
         weights: (64, block) of the values' dtype, of the last block.
         factor: (64,) float32, of the values: the last block's decay, or how a split that it ends is taken.
         kept: (64,) float32, of what is parked, if the last block begins a split.
-        before: Of the splits before.
     """
 
     values: jax.Array
@@ -42,7 +42,18 @@ class State(NamedTuple):
     weights: jax.Array
     factor: jax.Array
     kept: jax.Array
-    before: Stats
+
+
+class Parked(NamedTuple):
+    """Memory of a warpgroup for the splits before the one that is walked; registers are for what each block needs.
+
+    Attributes:
+        values: (64 * H,) float32 of shared or of GPU memory.
+        rows: (2, 64) float32 of shared memory, maximum and total.
+    """
+
+    values: Any
+    rows: Any
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Walk:
         queries: Shared memory (64, H).
         ring: Where the blocks are.
         position: Position in the ring of the first block of the tile.
-        parked: (64 * H,) float32 of shared or of GPU memory for the values of the splits before; None for one split.
+        parked: Where the splits before wait; None for one split.
         after_scores: Called when the queries have been read for the last time.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
@@ -73,7 +84,7 @@ class Walk:
     queries: Any
     ring: Ring
     position: Any
-    parked: Any
+    parked: Parked | None
     after_scores: Callable[[], None]
     interpret: bool
 
@@ -100,21 +111,18 @@ class Walk:
         stats = stats._replace(total=add_lanes(stats.total, self.interpret))
         (values,) = finish(0, values, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.values_free.at[self._slot(last - 1)])
-        if self.parked is None:
+        parked = self.parked
+        if parked is None:
             return values, stats
 
-        def merged(values: jax.Array, stats: Stats, before: Stats) -> tuple[jax.Array, Stats]:
-            merged, kept, taken = merge_stats(before, stats, self.math)
+        def merged(values: jax.Array, stats: Stats) -> tuple[jax.Array, Stats]:
+            merged, kept, taken = merge_stats(self._stats_before(parked), stats, self.math)
             values = self.math.product(values, across(taken, self.size))
-            return self.math.fused(self._unparked(), across(kept, self.size), values), merged
+            old = unpark(parked.values, self.size, self.interpret)
+            return self.math.fused(old, across(kept, self.size), values), merged
 
         result: tuple[jax.Array, Stats] = lax.cond(
-            self._split(last - 1) == self._split(first),
-            lambda values, stats, _: (values, stats),
-            merged,
-            values,
-            stats,
-            state.before,
+            self._in_first_split(last - 1), lambda values, stats: (values, stats), merged, values, stats
         )
         return result
 
@@ -126,7 +134,7 @@ class Walk:
         scores = self._masked(self._finish_scores(scores, 0, block), block)
         stats, decay, weights = weigh(scores, no_keys(), self.factor, self.contract, self.math)
         weights = weights.astype(self.ring.values.dtype)
-        return State(filled((ROWS, self.size), 0), stats, weights, decay, decay, no_keys())
+        return State(filled((ROWS, self.size), 0), stats, weights, decay, decay)
 
     def _block(self, block: Any, state: State) -> State:
         """Takes a block's scores and the values of the block before."""
@@ -134,18 +142,19 @@ class Walk:
         scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
         values, stats = self._start_values(block - 1, state)
         scores = self._masked(self._finish_scores(scores, 1, block), block)
-        begin, before, taken, kept = stats, state.before, None, state.kept
-        if self.parked is not None:
+        begin, taken, kept = stats, None, state.kept
+        parked = self.parked
+        if parked is not None:
             fresh = self._begins_split(block)
 
-            def end_split(stats: Stats, before: Stats) -> tuple[Stats, Stats, jax.Array, jax.Array]:
+            def end_split(stats: Stats) -> tuple[Stats, jax.Array, jax.Array]:
                 stats = stats._replace(total=add_lanes(stats.total, self.interpret))
+                before = lax.cond(self._in_first_split(block - 1), no_keys, partial(self._stats_before, parked))
                 merged, kept, taken = merge_stats(before, stats, self.math)
-                return no_keys(), merged, kept, taken
+                park_rows(merged, parked.rows, self.interpret)
+                return no_keys(), taken, kept
 
-            begin, before, kept, taken = lax.cond(
-                fresh, end_split, lambda stats, before: (stats, before, state.kept, state.kept), stats, before
-            )
+            begin, taken, kept = lax.cond(fresh, end_split, lambda stats: (stats, state.kept, state.kept), stats)
         new, factor, weights = weigh(scores, begin, self.factor, self.contract, self.math)
         if taken is not None:
             factor = lax.cond(fresh, lambda: taken, lambda: factor)
@@ -153,28 +162,33 @@ class Walk:
         await_sums(new.total, self.interpret)
         values, weights = finish(0, values, weights, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.values_free.at[self._slot(block - 1)])
-        return State(values, new, weights.astype(self.ring.values.dtype), factor, kept, before)
+        return State(values, new, weights.astype(self.ring.values.dtype), factor, kept)
 
     def _start_values(self, block: Any, state: State) -> tuple[jax.Array, Stats]:
         """Starts the values of a block, and returns them and its stats."""
         stats = self._wait_for_values(block, state.stats)
         factor = behind_wait(state.factor, self.interpret)  # or these products would hold back those of the scores
         values = self.math.product(state.values, across(factor, self.size))
-        if self.parked is not None:
+        parked = self.parked
+        if parked is not None:
 
-            def put_aside(values: jax.Array, kept: jax.Array) -> jax.Array:
-                first = self._split(block - 1) == self._split(self.blocks.first)
+            def put_aside(values: jax.Array) -> jax.Array:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                park(values, across(kept, self.size), self.parked, first, self.interpret)
+                kept = across(state.kept, self.size)
+                park(values, kept, parked.values, self._in_first_split(block - 1), self.interpret)
                 return filled((ROWS, self.size), 0)
 
             begins = (block != self.blocks.first) & self._begins_split(block)
-            values = lax.cond(begins, put_aside, lambda values, _: values, values, state.kept)
+            values = lax.cond(begins, put_aside, lambda values: values, values)
         values = start(values, state.weights, (self._values(block),), right_along=False, interpret=self.interpret)
         return values, stats
 
-    def _unparked(self) -> jax.Array:
-        return unpark(self.parked, self.size, self.interpret)
+    def _stats_before(self, parked: Parked) -> Stats:
+        return Stats(*unpark_rows(parked.rows, self.interpret))
+
+    def _in_first_split(self, block: Any) -> Any:
+        """Returns whether a block belongs to the tile's first split, before which nothing is parked."""
+        return self._split(block) == self._split(self.blocks.first)
 
     def _begins_split(self, block: Any) -> Any:
         return self._split(block) != self._split(block - 1)

@@ -168,8 +168,8 @@ class Body:
         """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
         place = lax.axis_index("block")
         return lax.fori_loop(
-            0,
-            self.tiles.count(place),
+            self.tiles.first_round(place),
+            self.tiles.rounds,
             lambda index, carry: one(self.tiles.item(lengths, place, index), carry),
             start,
         )

@@ -19,7 +19,7 @@ from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
-from pallas_kernels.ops.attention.hopper._walk import Walk
+from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, tiled
 from pallas_kernels.schedule.hopper.attention import WIDEST_PARKED, PrefillSchedule
 
@@ -124,13 +124,13 @@ class Scratch(NamedTuple):
 
     Attributes:
         queries: Shared memory.
-        parked: Values of the splits before: shared memory, or the block's part of GPU memory; None for one split.
+        parked: Of each warpgroup, values in shared memory or in the block's part of GPU memory; None for one split.
         results: Shared memory: over the parked values if those lie there, over the queries for wide heads.
         queries_full: A barrier for each warpgroup.
     """
 
     queries: Any
-    parked: Any
+    parked: Parked | None
     results: Any
     queries_full: Any
 
@@ -224,7 +224,7 @@ class Body:
                 queries,
                 ring,
                 position,
-                None if scratch.parked is None else scratch.parked.at[warpgroup],
+                None if scratch.parked is None else Parked(*(x.at[warpgroup] for x in scratch.parked)),
                 (lambda: None) if self.wide else partial(fetch_next, index),
                 bool(self.call.interpret),
             )
@@ -291,11 +291,14 @@ def prefill(
         queries, queries_full, *stages = refs
         stages, places = stages[: len(in_ring)], stages[len(in_ring) :]
         parked = None
-        if parks:
-            parked, *places = places if interpret else places[0]
+        if body.splits:
+            *places, rows = places
+            if body.wide:
+                values = parked_ref[0].at[lax.axis_index("block")]
+            else:
+                values, *places = places if interpret else places[0]
+            parked = Parked(values, rows)
         results = queries if body.wide else places[0].at[:, 0]
-        if body.wide and body.splits:
-            parked = parked_ref[0].at[lax.axis_index("block")]
         scratch = Scratch(queries, parked, results, queries_full)
         ring = Ring(s.stages, call.source, interpret, *stages)
         warpgroup = lax.axis_index("warpgroup")
@@ -337,6 +340,7 @@ def prefill(
             plgpu.Barrier(num_barriers=s.warpgroups),
             *in_ring,
             *union,
+            *([plgpu.SMEM((s.warpgroups, 2, ROWS), jnp.float32)] if body.splits else []),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

@@ -24,7 +24,7 @@ from pallas_kernels.ops.matmul.hopper.operands import (
 from pallas_kernels.ops.matmul.hopper.ring import ring_matmul
 from pallas_kernels.parts.hopper.groups import MOST_GROUPS
 from pallas_kernels.parts.served import served_if
-from pallas_kernels.schedule.hopper.group_matmul import group_schedule, holds_groups, sums_schedule
+from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, group_schedule, holds_groups, sums_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.ops.matmul.hopper.groups.group_matmul"
@@ -57,7 +57,7 @@ def group_matmul(
 
     Args:
         x: (M, K), bfloat16 or float16, sorted by group.
-        w: (G, K, N) of the same dtype, or (G, N, K) with `transpose_w`; at most 1022 groups.
+        w: (G, K, N) of the same dtype, or (G, N, K) with `transpose_w`; at most 1024 groups.
         sizes: (G,) int32, the rows of each group.
         contract: Order of the sum over K.
         transpose_w: Whether the weights of a group are stored as (N, K).
@@ -101,7 +101,7 @@ def group_matmul(
         raise UnsupportedError(
             f"{_OP}: expected a schedule whose tiles have whole rows of 128 bytes of the result, got {schedule}."
         )
-    check_shared_memory(_OP, schedule, schedule.shared_bytes(**bytes_of))
+    check_shared_memory(_OP, schedule, bytes_in_groups(schedule, groups, **bytes_of))
     out = ring_matmul(
         x,
         w,
@@ -137,7 +137,7 @@ def group_weight_gradient(
     Args:
         x: (M, K), bfloat16 or float16, sorted by group.
         g: (M, N) of the same dtype, the cotangent of the product. Exchange the two for weights stored as (N, K).
-        sizes: (G,) int32, the rows of each group; at most 1022 groups.
+        sizes: (G,) int32, the rows of each group; at most 1024 groups.
         contract: Order of the sum over the rows of a group.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
         schedule: Tiles, without `swap` or tiles in turn; chosen from the shape by default. No schedule moves a bit.
@@ -174,7 +174,7 @@ def group_weight_gradient(
         schedule = sums_schedule(m, groups, k, n, **bytes_of)
     if schedule.swap or schedule.split != "rows":
         raise UnsupportedError(f"{_SUMS_OP}: expected a schedule without swap or tiles in turn, got {schedule}.")
-    check_shared_memory(_SUMS_OP, schedule, schedule.shared_bytes(**bytes_of))
+    check_shared_memory(_SUMS_OP, schedule, bytes_in_groups(schedule, groups, **bytes_of))
     source = _moved_apart(sizes, m, schedule.k_step)
     x, g = (jnp.take(pad(a, -1, _WEIGHT_COLUMNS), source, axis=0, mode="fill", fill_value=0) for a in (x, g))
     out = sum_groups(x, g, sizes, rows=m, schedule=schedule, out_dtype=out_dtype, interpret=interpret)

@@ -48,9 +48,10 @@ def sum_groups(
         (G, K, N) of `out_dtype`.
     """
     (m, k), n, groups, s = x.shape, g.shape[1], sizes.shape[0], schedule
+    # wgmma reads both operands with one swizzle.
+    swizzle = whole_swizzle(x.dtype, k, s.block_m, n, s.block_n)
     rows_side, columns_side = (
-        Operand(size, m, False, tile, tile, whole_swizzle(x.dtype, size, tile), s.k_step)
-        for size, tile in ((k, s.block_m), (n, s.block_n))
+        Operand(size, m, False, tile, tile, swizzle, s.k_step) for size, tile in ((k, s.block_m), (n, s.block_n))
     )
     walk = Walk((groups,), rows_side.tiles, columns_side.tiles, s.block_m, s.block_n, s.group, s.blocks or SMS)
     shape = s.tile_rows, s.tile_columns
@@ -167,10 +168,9 @@ class _Body:
         """The stage of a position; positions count the stages of all tiles of the block."""
         return lax.rem(position, self.call.schedule.stages)
 
-    def steps(self, group: Any) -> tuple[Any, Any]:
+    def steps(self, group: Any) -> Any:
         """Returns the first stage of a group among those of all groups, and how many it has."""
-        first = self.table[1, group]
-        return first, self.table[1, group + 1] - first
+        return self.call.table.span(self.table, 1, group)
 
     def produce(self) -> None:
         """Copies the rows of all tiles of the block."""
@@ -220,8 +220,7 @@ class _Body:
                 plgpu.WGMMAAccumulatorRef(call.shape, jnp.float32),
             )
             # Sizes that do not fit leave no rows in any group.
-            fit = self.table[0, call.table.groups + 1] != 0
-            sums = sums + jnp.where(fit, jnp.float32(0), jnp.float32(jnp.nan))
+            sums = sums + jnp.where(call.table.fit(self.table), jnp.float32(0), jnp.float32(jnp.nan))
             ending.finish((sums,), group, row + offset, column)
             return position + steps
 

@@ -12,13 +12,14 @@ from pallas_kernels.ops.matmul.hopper.ring import ring_matmul
 from pallas_kernels.parts.hopper.groups import MOST_GROUPS
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES
 from pallas_kernels.parts.served import served_if
-from pallas_kernels.schedule.hopper.group_matmul import holds_groups
-from pallas_kernels.schedule.hopper.int8 import int8_schedule, takes_integers
+from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, holds_groups
+from pallas_kernels.schedule.hopper.int8 import int8_schedule, takes_integers, turns_weights
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.ops.matmul.hopper.int8.quant_matmul"
 _ALIGN: Final = 16  # elements in the 16 bytes to which the copy engine aligns rows of K
 _COLUMNS: Final = 8  # the same of rows of the result
+_TURNED_COLUMNS: Final = 32  # columns of the narrowest swizzled tile
 _INT8: Final = jnp.dtype(jnp.int8)
 
 
@@ -34,23 +35,25 @@ def quant_matmul(
     row_scale: jax.Array,
     column_scale: jax.Array,
     *,
+    transpose_w: bool = False,
     bias: jax.Array | None = None,
     sizes: jax.Array | None = None,
     out_dtype: Any = jnp.bfloat16,
     schedule: MatmulSchedule | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """Returns (x @ w.T) * row_scale * column_scale + bias, for rows in groups each with the weights of its group.
+    """Returns (x @ w) * row_scale * column_scale + bias, for rows in groups each with the weights of its group.
 
     Sums of integers are exact. What follows is computed in float32 from left to right and rounded once more, to
-    `out_dtype`. Operands are used where they lie if K is a multiple of 16 and N one of 8; others are copied, padded
-    with zeros.
+    `out_dtype`. Operands are used where they lie if K is a multiple of 16, and N one of 8 for weights stored as (N, K),
+    of 32 for (K, N); others are copied, padded with zeros. Weights (K, N) are turned in shared memory.
 
     Args:
         x: (M, K) int8, not empty; sorted by group where there are groups.
-        w: (N, K) int8, or (G, N, K) with `sizes`; at most 1022 groups. The largest sum must fit in int32.
+        w: (K, N) int8, or (G, K, N) with `sizes`; at most 1024 groups. The largest sum must fit in int32.
         row_scale: (M,) float32.
         column_scale: (N,) of any float dtype, or (G, N).
+        transpose_w: Whether `w` is stored as (N, K), or (G, N, K).
         bias: (N,) of any float dtype, or None; none with `sizes`.
         sizes: (G,) int32, the rows of each group; None for one matrix of weights.
         out_dtype: bfloat16, float16 or float32.
@@ -70,20 +73,21 @@ def quant_matmul(
         The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
-        >>> x, w, one = jnp.ones((3, 128), jnp.int8), jnp.ones((64, 128), jnp.int8), jnp.ones(64)
+        >>> x, w, one = jnp.ones((3, 128), jnp.int8), jnp.ones((128, 64), jnp.int8), jnp.ones(64)
         >>> quant_matmul(x, w, 0.5 * one[:3], one, interpret=plgpu.InterpretGPUParams())[0, :2].tolist()
         [64.0, 64.0]
     """
     out_dtype = jnp.dtype(out_dtype)
-    _check(x, w, row_scale, column_scale, bias, sizes, out_dtype)
+    _check(x, w, row_scale, column_scale, transpose_w, bias, sizes, out_dtype)
     if not interpret:
         check_device(_OP)
-    (m, k), n = x.shape, w.shape[-2]
-    x, w = pad(x, -1, _ALIGN), pad(pad(w, -1, _ALIGN), -2, _COLUMNS)
+    (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
+    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
+    x, w = pad(x, -1, _ALIGN), pad(pad(w, k_axis, _ALIGN), n_axis, _COLUMNS if transpose_w else _TURNED_COLUMNS)
     if schedule is None:
         groups = None if sizes is None else sizes.shape[0]
-        schedule = int8_schedule(m, k, n, groups=groups, out_itemsize=out_dtype.itemsize)
-    _check_schedule(schedule, sizes is not None, out_dtype.itemsize)
+        schedule = int8_schedule(m, k, n, groups=groups, turned=not transpose_w, out_itemsize=out_dtype.itemsize)
+    _check_schedule(schedule, transpose_w, None if sizes is None else sizes.shape[0], out_dtype.itemsize)
     epilogue = Epilogue(bias, scales=(row_scale, column_scale))
     out = ring_matmul(
         x,
@@ -91,38 +95,53 @@ def quant_matmul(
         epilogue.padded(schedule.block_n),
         sizes=sizes,
         schedule=schedule,
-        transpose_w=True,
+        transpose_w=transpose_w,
         out_dtype=out_dtype,
         interpret=interpret,
     )
     return out if out.shape[-1] == n else out[:, :n]
 
 
-def _check(x: Any, w: Any, row_scale: Any, column_scale: Any, bias: Any, sizes: Any, out_dtype: Any) -> None:
+def _check(
+    x: Any, w: Any, row_scale: Any, column_scale: Any, transpose_w: bool, bias: Any, sizes: Any, out_dtype: Any
+) -> None:
     given = {"x": x, "w": w, "row_scale": row_scale, "column_scale": column_scale, "bias": bias, "sizes": sizes}
     came = "got " + ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in given.items() if a is not None)
     lead = () if sizes is None else sizes.shape
-    if x.ndim != 2 or w.ndim != 2 + len(lead) or w.shape[:-2] != lead or x.shape[1] != w.shape[-1]:
-        raise UnsupportedError(f"{_OP}: expected x (M, K) and w (N, K), or w (G, N, K) and sizes (G,), {came}.")
-    if row_scale.shape != x.shape[:1] or column_scale.shape != w.shape[:-1] or row_scale.dtype != jnp.float32:
+    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
+    if x.ndim != 2 or w.ndim != 2 + len(lead) or w.shape[:-2] != lead or x.shape[1] != w.shape[k_axis]:
         raise UnsupportedError(
-            f"{_OP}: expected row_scale float32[{x.shape[0]}] and column_scale {list(w.shape[:-1])}, {came}."
+            f"{_OP}: expected x (M, K) and w (K, N), or w (G, K, N) and sizes (G,), {came}, {transpose_w=}; pass"
+            f" transpose_w={not transpose_w} if w is stored the other way."
         )
-    if bias is not None and (sizes is not None or bias.shape != w.shape[:1]):
+    columns = (*lead, w.shape[n_axis])
+    if row_scale.shape != x.shape[:1] or column_scale.shape != columns or row_scale.dtype != jnp.float32:
+        raise UnsupportedError(
+            f"{_OP}: expected row_scale float32[{x.shape[0]}] and column_scale {list(columns)}, {came}."
+        )
+    if bias is not None and (sizes is not None or bias.shape != columns):
         raise UnsupportedError(f"{_OP}: expected a bias for each column, and none with sizes, {came}.")
     if sizes is not None and sizes.dtype != jnp.int32:
         raise UnsupportedError(f"{_OP}: expected sizes of int32, {came}; cast them.")
     check_result(_OP, out_dtype, came)
 
 
-def _check_schedule(schedule: MatmulSchedule, in_groups: bool, out_itemsize: int) -> None:
+def _check_schedule(schedule: MatmulSchedule, transpose_w: bool, groups: int | None, out_itemsize: int) -> None:
     if schedule.k_step % SWIZZLE_BYTES or not takes_integers(schedule):
         raise UnsupportedError(
             f"{_OP}: expected a schedule with a k_step that is a multiple of {SWIZZLE_BYTES} and a number of columns"
-            f" that wgmma takes for integers, a multiple of 16 or 8 or 24, got {schedule}."
+            f" that wgmma takes for integers, 8, 24 or a multiple of 16, got {schedule}."
         )
-    if in_groups and not holds_groups(schedule, out_itemsize):
+    if not transpose_w and not turns_weights(schedule):
+        raise UnsupportedError(
+            f"{_OP}: expected a schedule whose warpgroups, at most two, share tiles of at most 32 KiB of weights, a"
+            f" multiple of 32 columns, got {schedule}; pass weights stored as (N, K) for others."
+        )
+    if groups is None:
+        check_shared_memory(_OP, schedule, schedule.shared_bytes(1, out_itemsize))
+        return
+    if not holds_groups(schedule, out_itemsize):
         raise UnsupportedError(
             f"{_OP}: expected a schedule whose tiles have whole rows of 128 bytes of the result, got {schedule}."
         )
-    check_shared_memory(_OP, schedule, schedule.shared_bytes(1, out_itemsize))
+    check_shared_memory(_OP, schedule, bytes_in_groups(schedule, groups, 1, out_itemsize))

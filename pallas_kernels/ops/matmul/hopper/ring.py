@@ -22,8 +22,18 @@ from jax import lax
 from pallas_kernels.contract import add_as_tree
 from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, add_tiles, make_store
 from pallas_kernels.parts.hopper.groups import GroupWalk, Table
-from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows
-from pallas_kernels.parts.hopper.pipeline import COMPUTE_REGISTERS, PRODUCER_REGISTERS, Place, Ring, Walk, here, launch
+from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
+from pallas_kernels.parts.hopper.pipeline import (
+    COMPUTE_REGISTERS,
+    PRODUCER_REGISTERS,
+    TURN_REGISTERS,
+    Place,
+    Ring,
+    Walk,
+    here,
+    launch,
+)
+from pallas_kernels.parts.hopper.turn_bytes import turn_bytes
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
 
@@ -64,8 +74,8 @@ def ring_matmul(
         x: (M, K), or a stack (B, M, K); K a multiple of 8 (of 16 for int8), M and B at least 1. (K, M) with
             `transpose_x`, where M is a multiple of 16. A matrix beside a stack of `w` belongs to every entry.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
-            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry. Operands of
-            int8, whose sums are exact, are both stored along K.
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry. Of int8,
+            whose sums are exact, weights (K, N) with N a multiple of 32 are turned in shared memory.
         epilogue: What is done to the sums before they are rounded; scales for int8.
         total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
             block computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
@@ -91,6 +101,11 @@ def ring_matmul(
         across, length = shards.across, shards.length
         stack, chains = ((shards.count,), 1) if across else ((), shards.count)
     x_side, w_side = _operands(m, k, n, x.dtype, epilogue, s, transpose_x, transpose_w)
+    turned = None
+    if x.dtype == jnp.int8 and not transpose_w:
+        turned = w_side
+        x_side = replace(x_side, swizzle=SWIZZLE_BYTES)
+        w_side = Operand(w_side.tile * w_side.tiles, s.k_step, True, w_side.tile, w_side.tile, SWIZZLE_BYTES, s.k_step)
     walk: Walk | GroupWalk
     if sizes is not None:
         x_side = replace(x_side, anywhere=True)
@@ -106,6 +121,7 @@ def ring_matmul(
         s,
         rows,
         columns,
+        turned,
         walk,
         Ring.of(walk, chains * chain_steps, s.stages),
         shape,
@@ -121,7 +137,7 @@ def ring_matmul(
         ((*stack, m, n), out_dtype),
         call.scratch(x.dtype, out_dtype),
         blocks=walk.blocks,
-        warpgroups=s.warpgroups + 1,
+        warpgroups=s.warpgroups + call.turners + 1,
         interpret=interpret,
     )
     return run(x, w, *(a for a in (total, sizes) if a is not None), *epilogue.inputs)
@@ -161,6 +177,7 @@ class _Call:
         schedule: Tiles and stages.
         rows: wgmma's rows.
         columns: wgmma's columns.
+        turned: The weights as they are copied, where a warpgroup turns them before they are read; else None.
         walk: How blocks walk the tiles.
         ring: The stages.
         shape: Rows and columns of an accumulator.
@@ -177,6 +194,7 @@ class _Call:
     schedule: MatmulSchedule
     rows: Operand
     columns: Operand
+    turned: Operand | None
     walk: Walk | GroupWalk
     ring: Ring
     shape: tuple[int, int]
@@ -191,6 +209,26 @@ class _Call:
     def alias(self) -> list[bool]:
         """Which of rows, columns and store need their shared memory as plain rows too."""
         return [not self.interpret and one.ragged for one in (self.rows, self.columns, self.store)]
+
+    @property
+    def copied(self) -> tuple[Operand, Operand]:
+        """Rows and columns as they are copied."""
+        if self.turned is None:
+            return self.rows, self.columns
+        return (self.turned, self.columns) if self.schedule.swap else (self.rows, self.turned)
+
+    @property
+    def turners(self) -> int:
+        """Warpgroups that turn the weights."""
+        return 0 if self.turned is None else 1
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Registers of a thread that copies, that turns, that computes; 0 to leave them as they are."""
+        if self.turners:
+            return TURN_REGISTERS[self.schedule.warpgroups]
+        several = self.schedule.warpgroups > 1
+        return (PRODUCER_REGISTERS, 0, COMPUTE_REGISTERS[self.schedule.warpgroups]) if several else (0, 0, 0)
 
     @property
     def takers(self) -> int:
@@ -210,15 +248,27 @@ class _Call:
     def scratch(self, dtype: Any, out_dtype: Any) -> list[Any]:
         """Returns the shared memory and the barriers of a block."""
         s, ring, (rows_alias, columns_alias, store_alias) = self.schedule, self.ring, self.alias
-        return [
+        stages = [
             self.rows.scratch(ring.stages, dtype, rows_alias),
             self.columns.scratch(ring.stages, dtype, columns_alias),
+        ]
+        apart = []
+        if self.turned is not None:
+            weights, tiles = 0 if s.swap else 1, self.turned.scratch(ring.stages, dtype, False)
+            if self.interpret:  # which knows no two views of the same bytes
+                apart = [tiles]
+            else:
+                stages[weights] = plgpu.RefUnion(stages[weights], tiles)
+        rows_side, columns_side = self.copied
+        return [
+            *stages,
             self.store.scratch(s.warpgroups, out_dtype, store_alias),
             plgpu.Barrier(
-                num_arrivals=self.rows.arrivals + self.columns.arrivals, num_barriers=ring.stages * self.takers
+                num_arrivals=rows_side.arrivals + columns_side.arrivals, num_barriers=ring.stages * self.takers
             ),
             plgpu.Barrier(num_arrivals=s.warpgroups // self.takers, num_barriers=ring.stages),
             *([] if self.epilogue.residual is None else [self.store.barrier(s.warpgroups, store_alias)]),
+            *(apart if self.turned is None else [*apart, plgpu.Barrier(num_barriers=ring.stages)]),
             *([self.walk.table.scratch(), plgpu.Barrier()] if isinstance(self.walk, GroupWalk) else []),
         ]
 
@@ -233,16 +283,28 @@ class _Call:
             ref if aliased else (ref, None) for ref, aliased in zip(scratch, self.alias, strict=False)
         )
         full, empty, *others = scratch[3:]
+        fetched = None if residual is None else others.pop(0)
+        tiles, turned = None, None
+        if self.turned is not None:
+            weights_side = 0 if self.schedule.swap else 1
+            if self.interpret:
+                tiles = others.pop(0)
+            else:
+                sides = [rows, columns]
+                (read, tiles), _ = sides[weights_side]
+                sides[weights_side] = read, None
+                rows, columns = sides
+            turned = others.pop(0)
         weights = [w] if up is None else [w, up]
         warpgroup, block = here()
         walk: Any = self.walk
         if isinstance(self.walk, GroupWalk):
-            table, ready = others[-2:]
+            groups, (table, ready) = self.walk.table, others
             walk = self.walk.of(table)
 
             @pl.when(warpgroup == 0)
             def _() -> None:
-                self.walk.table.fill(sizes, table, self.interpret)
+                groups.fill(sizes, table, self.interpret)
                 plgpu.barrier_arrive(ready)
 
             plgpu.barrier_wait(ready)
@@ -260,14 +322,19 @@ class _Call:
             scales=scales,
             full=full,
             empty=empty,
-            fetched=None if residual is None else others[0],
+            fetched=fetched,
+            tiles=tiles,
+            turned=turned,
             walk=walk,
             warpgroup=warpgroup,
             block=block,
             count=walk.count(block),
         )
-        pl.when(warpgroup == self.schedule.warpgroups)(body.produce)
-        pl.when(warpgroup < self.schedule.warpgroups)(body.consume)
+        computing = self.schedule.warpgroups
+        pl.when(warpgroup == computing + self.turners)(body.produce)
+        if self.turners:
+            pl.when(warpgroup == computing)(body.turn)
+        pl.when(warpgroup < computing)(body.consume)
 
 
 @dataclass(frozen=True)
@@ -289,6 +356,8 @@ class _Body:
         full: Barriers of the stages that have arrived.
         empty: Barriers of the stages that have been read.
         fetched: Barriers of the residual, or None.
+        tiles: Stages of weights before they are turned, or None.
+        turned: Barriers of the stages whose weights have been turned, or None.
         walk: Where the tiles of the block stand.
         warpgroup: This warpgroup.
         block: This block.
@@ -309,6 +378,8 @@ class _Body:
     full: Any
     empty: Any
     fetched: Any
+    tiles: Any
+    turned: Any
     walk: Any
     warpgroup: Any
     block: Any
@@ -322,8 +393,11 @@ class _Body:
     def produce(self) -> None:
         """Copies both operands of all tiles of the block."""
         call, s = self.call, self.call.schedule
-        if s.warpgroups > 1:
-            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        if call.registers[0]:
+            plgpu.set_max_registers(call.registers[0], action="decrease")
+        rows, columns = ((tiled if plain is None else plain) for tiled, plain in (self.rows, self.columns))
+        if self.tiles is not None:
+            rows, columns = (self.tiles, columns) if s.swap else (rows, self.tiles)
 
         def begin(tile: Any) -> tuple[Place, Any]:
             place = self.walk.place(self.block, tile)
@@ -331,21 +405,41 @@ class _Body:
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
-            for operand, sources, (tiled, plain), first in (
-                (call.rows, self.row_sources, self.rows, place.row),
-                (call.columns, self.column_sources, self.columns, place.column),
+            for operand, sources, target, first in (
+                (call.copied[0], self.row_sources, rows, place.row),
+                (call.copied[1], self.column_sources, columns, place.column),
             ):
                 k, full = start + step * s.k_step, self.full.at[self.arrival(tile, slot)]
                 entries = [in_stack(source, place.entry) for source in sources]
-                operand.copy(entries, tiled if plain is None else plain, first, k, slot, full)
+                operand.copy(entries, target, first, k, slot, full)
 
         call.ring.produce(self.count, self.empty, begin, copy)
+
+    def turn(self) -> None:
+        """Turns the weights of every stage in place."""
+        call, s = self.call, self.call.schedule
+        tiled = (self.rows if s.swap else self.columns)[0]
+        plgpu.set_max_registers(call.registers[1], action="decrease")
+        copied, read = call.copied[0 if s.swap else 1], call.rows if s.swap else call.columns
+
+        @pl.loop(0, self.count * call.ring.steps)
+        def _(position: Any) -> None:
+            slot = lax.rem(position, call.ring.stages)
+            plgpu.barrier_wait(self.full.at[slot])
+            source, target = self.tiles.at[slot, 0], tiled.at[slot, 0]
+            if call.interpret:
+                target[...] = source[...].T
+            else:
+                transforms = tile_transforms(copied.swizzle, jnp.int8), tile_transforms(read.swizzle, jnp.int8)
+                turn_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(self.turned.at[slot])
 
     def consume(self) -> None:
         """Multiplies and stores this warpgroup's part of the tiles of the block."""
         call, s, takers = self.call, self.call.schedule, self.call.takers
-        if s.warpgroups > 1:
-            plgpu.set_max_registers(COMPUTE_REGISTERS[s.warpgroups], action="increase")
+        if call.registers[2]:
+            plgpu.set_max_registers(call.registers[2], action="increase")
         row_offset = self.warpgroup * call.shape[0] if s.split == "rows" else 0
         tiled, plain = self.buffers
         ending = Ending(
@@ -430,6 +524,8 @@ class _Body:
         call = self.call
         slot = call.ring.slot(tile, step)
         plgpu.barrier_wait(self.full.at[self.arrival(tile, slot)])
+        if self.turned is not None:
+            plgpu.barrier_wait(self.turned.at[slot])
         for piece in range(call.pieces):
             for source, accumulator in enumerate(accumulators):
                 left = call.rows.read(self.rows[0], slot, source, piece, call.pieces, part)

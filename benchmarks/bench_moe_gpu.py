@@ -1,0 +1,226 @@
+"""Products of rows in groups (experts) and of int8 matrices on a Hopper GPU, against XLA's in the same run.
+
+    PYTHONPATH=. python benchmarks/bench_moe_gpu.py --limit-s 400
+
+Grouped products: 8, 64 and 256 experts of DeepSeek-V3 and Qwen3-MoE, rows shared out evenly, by Zipf's law or all to
+one expert. XLA's times are the smaller of `jax.lax.ragged_dot` (left out where it would multiply all rows by all
+experts for more than a few ms) and of a loop of dots whose sizes are known when it is compiled. int8: XLA's dot with
+the same scales behind it, and our product of bfloat16. Times are device times of all kernels of a call, medians.
+"""
+
+import argparse
+import math
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from device_time import device_time_us
+from harness import RESULTS, cell, device_name, record, write
+from workers import Job, Workers
+
+from pallas_kernels.contract import WgmmaContract
+from pallas_kernels.ops.matmul.hopper.groups import group_matmul
+from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
+
+LAYERS: Final = {
+    "DeepSeek-V3 up": (7168, 4096),
+    "DeepSeek-V3 down": (2048, 7168),
+    "Qwen3-MoE up": (2048, 1536),
+    "Qwen3-MoE down": (768, 2048),
+}
+EXPERTS: Final = (8, 64, 256)
+ROWS: Final = (64, 512, 4096, 65536)
+LOADS: Final = ("balanced", "Zipf", "one expert")
+INT8: Final = (
+    *((m, 4096, 4096) for m in (1, 8, 64, 512, 4096)),
+    *((m, 4096, 14336) for m in (8, 64, 512)),
+    (8192, 8192, 8192),
+)
+
+ROTATED_BYTES: Final = 250_000_000  # several times the L2 cache
+MOST_FLOP: Final = 5e12  # of a ragged_dot that multiplies all rows by all weights
+MOST_BYTES: Final = 16_000_000_000  # of weights
+CALLS: Final = 8
+
+
+class Groups(NamedTuple):
+    """Rows (M, K) in groups by weights (G, K, N), bfloat16."""
+
+    m: int
+    groups: int
+    k: int
+    n: int
+
+    @property
+    def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        shapes = ((self.m, self.k), "bfloat16"), ((self.groups, self.k, self.n), "bfloat16"), ((self.groups,), "int32")
+        return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+
+    @property
+    def result(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.m, self.n), "bfloat16")
+
+    def function(self, x: Any, w: Any, sizes: Any) -> Any:
+        return group_matmul(x, w, sizes, contract=WgmmaContract())
+
+
+class Integers(NamedTuple):
+    """int8 (M, K) by (N, K), or (K, N) where it is not `along_k`, with scales."""
+
+    m: int
+    k: int
+    n: int
+    along_k: bool
+
+    @property
+    def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        w = (self.n, self.k) if self.along_k else (self.k, self.n)
+        shapes = ((self.m, self.k), "int8"), (w, "int8"), ((self.m,), "float32"), ((self.n,), "float32")
+        return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+
+    @property
+    def result(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.m, self.n), "bfloat16")
+
+    def function(self, x: Any, w: Any, row: Any, column: Any) -> Any:
+        return quant_matmul(x, w, row, column, transpose_w=self.along_k)
+
+    def stock(self, x: Any, w: Any, row: Any, column: Any) -> Any:
+        dims = (((1,), (1 if self.along_k else 0,)), ((), ()))
+        total = jax.lax.dot_general(x, w, dims, preferred_element_type=jnp.int32)
+        return (total.astype(jnp.float32) * row[:, None] * column).astype(jnp.bfloat16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experts", type=integers, default=EXPERTS, help="numbers of experts, separated by commas")
+    parser.add_argument("--rows", type=integers, default=ROWS, help="numbers of rows, separated by commas")
+    parser.add_argument("--loads", default=",".join(LOADS), help="how rows are shared out, separated by commas")
+    parser.add_argument("--only", choices=("groups", "int8"), help="one half of the benchmark")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
+    parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
+    arguments = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        print(f"bench_moe_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
+        return
+    deadline = time.monotonic() + arguments.limit_s
+    with Workers() as workers:
+        if arguments.only != "groups":
+            save("quant_matmul", int8_cells(workers, deadline), arguments.json)
+        if arguments.only != "int8":
+            shapes = [
+                (name, Groups(m, g, k, n))
+                for name, (k, n) in LAYERS.items()
+                for g in arguments.experts
+                for m in arguments.rows
+            ]
+            save("group_matmul", group_cells(workers, shapes, arguments.loads.split(","), deadline), arguments.json)
+
+
+def int8_cells(workers: Workers, deadline: float) -> list[dict[str, Any]]:
+    jobs = [Integers(*shape, along_k) for shape in INT8 for along_k in (True, False)]
+    ours = {job: workers.ours(job) for job in jobs}
+    bfloat16 = {shape: workers.ours(Job(*shape, "bfloat16")) for shape in INT8}
+    # XLA tunes on the GPU while it compiles: it has to be done before anything is timed.
+    theirs = {job: workers.xla(job, job.stock) for job in jobs}
+    for program in theirs.values():
+        program.result()
+    cells = []
+    for job in jobs:
+        if time.monotonic() > deadline:
+            break
+        copies = max(2, min(64, math.ceil(ROTATED_BYTES / (job.k * job.n))))
+        sets = [arrays(i, job.operands) for i in range(copies)]
+        times = [device_time_us(f.result(), sets, max(CALLS, copies)) for f in (ours[job], theirs[job])]
+        wide = Job(job.m, job.k, job.n, "bfloat16")
+        sets = [arrays(i, wide.operands) for i in range(max(2, copies // 2))]
+        ours_16 = device_time_us(bfloat16[job[:3]].result(), sets, max(CALLS, copies // 2))
+        shape = {"m": job.m, "k": job.k, "n": job.n, "weights": "(N, K)" if job.along_k else "(K, N)"}
+        cells.append(cell(*times, **shape, bfloat16_us=round(ours_16, 2)))
+        print(cells[-1], flush=True)
+    return cells
+
+
+def group_cells(
+    workers: Workers, shapes: list[tuple[str, Groups]], loads: list[str], deadline: float
+) -> list[dict[str, Any]]:
+    shapes = [(name, job) for name, job in shapes if 2 * math.prod(job[1:]) <= MOST_BYTES]
+    ours = {job: workers.ours(job) for _, job in shapes}
+    cells: list[dict[str, Any]] = []
+    for name, job in shapes:
+        if time.monotonic() > deadline:
+            break
+        stock = {load: workers.xla(job, loop_of(shared_out(load, job.m, job.groups))) for load in loads}
+        ragged = workers.xla(job, jax.lax.ragged_dot) if 2.0 * math.prod(job) <= MOST_FLOP else None
+        for program in (*stock.values(), *(() if ragged is None else (ragged,))):
+            program.result()
+        copies = max(1, min(16, math.ceil(ROTATED_BYTES / (2 * math.prod(job[1:])))))
+        sets = [arrays(i, job.operands[:2]) for i in range(copies)]
+        for load in loads:
+            sizes = shared_out(load, job.m, job.groups)
+            given = [(*one, jnp.asarray(sizes)) for one in sets]
+            ours_us, loop_us = (device_time_us(f.result(), given, CALLS) for f in (ours[job], stock[load]))
+            ragged_us = math.inf if ragged is None else device_time_us(ragged.result(), given, CALLS)
+            others = {
+                "loop_us": round(loop_us, 2),
+                **({} if ragged is None else {"ragged_dot_us": round(ragged_us, 2)}),
+            }
+            shape = {"layer": name, "experts": job.groups, "rows": job.m, "k": job.k, "n": job.n, "load": load}
+            cells.append(cell(ours_us, min(loop_us, ragged_us), **shape, **others))
+            print(cells[-1], f"{2e-6 * job.m * job.k * job.n / ours_us:.0f} TFLOP/s", flush=True)
+    return cells
+
+
+def loop_of(sizes: np.ndarray) -> Any:
+    """Returns a program with one dot for each group that has rows."""
+    ends = np.cumsum(sizes)
+
+    def multiply(x: Any, w: Any, _: Any) -> Any:
+        parts = [x[e - s : e] @ w[i] for i, (e, s) in enumerate(zip(ends, sizes, strict=True)) if s]
+        return jnp.concatenate(parts)
+
+    return multiply
+
+
+def shared_out(load: str, m: int, groups: int) -> np.ndarray:
+    """Returns the rows of each group."""
+    if load == "balanced":
+        return (np.full(groups, m // groups) + (np.arange(groups) < m % groups)).astype(np.int32)
+    if load == "one expert":
+        return np.where(np.arange(groups) == groups // 3, m, 0).astype(np.int32)
+    rng, weights = np.random.default_rng(0), 1 / np.arange(1, groups + 1)
+    return rng.multinomial(m, rng.permutation(weights / weights.sum())).astype(np.int32)
+
+
+def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
+    """Returns random operands."""
+
+    def make(key: jax.Array) -> tuple[jax.Array, ...]:
+        keys = jax.random.split(key, len(operands))
+        return tuple(
+            jax.random.randint(k, a.shape, -127, 128, a.dtype)
+            if a.dtype == jnp.int8
+            else jax.random.normal(k, a.shape, a.dtype)
+            for k, a in zip(keys, operands, strict=True)
+        )
+
+    return jax.jit(make)(jax.random.key(seed))
+
+
+def save(name: str, cells: list[dict[str, Any]], folder: Path | None) -> None:
+    if not cells:
+        return
+    result = record(name, cells)
+    path = write(result, (folder or RESULTS) / f"{name}_{device_name()}.json")
+    print(f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}", flush=True)
+
+
+def integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+if __name__ == "__main__":
+    main()

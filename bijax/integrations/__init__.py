@@ -1,0 +1,1 @@
+"""bijax inside other libraries. Each module needs the library that it is named after."""

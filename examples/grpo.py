@@ -1,0 +1,268 @@
+"""GRPO where trainer and sampler compute the same bits.
+
+`python examples/grpo.py` trains a Llama model of four layers by reinforcement learning, in two minutes on two cores. A
+prompt is three digits, and the reward the share of the sampled tokens that are the largest of them. Samples come from
+`bijax.serving.Engine`, gradients from the same model under `jax.grad`; after each step the weights go back into the
+engine in memory. At every step the log-probabilities of both are compared: they are equal to the last bit, so that the
+importance ratio is exactly 1 wherever the policy has not moved. Then the same run is made with JAX's own operations,
+whose differences `--plot FILE` draws.
+"""
+
+import argparse
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from bijax.serving import Engine, EngineOptions, SamplingParams
+from flax_layers import PLAIN, Llama, ServedLlama
+from flax_layers.checkpoint import LlamaConfig
+from flax_layers.ops import INVARIANT
+
+EQUALS = 10
+"""The token behind the digits, which are 0 to 9."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A run.
+
+    Attributes:
+        steps: Optimizer steps.
+        prompts: Prompts of a step.
+        group: Samples of a prompt, among which rewards are compared.
+        new_tokens: Tokens of a sample.
+        together: Samples that the engine decodes at once.
+        width: Of the residual stream, in heads of 64.
+        layers: Of the model.
+        learning_rate: Of Adam.
+        clip: Ratios farther from 1 than this give no gradient.
+        seed: Of weights, prompts and samples.
+        invariant: Whether to compute with bijax, or with JAX's own operations.
+    """
+
+    steps: int = 60
+    prompts: int = 8
+    group: int = 8
+    new_tokens: int = 4
+    together: int = 8
+    width: int = 192
+    layers: int = 4
+    learning_rate: float = 3e-4
+    clip: float = 0.2
+    seed: int = 0
+    invariant: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What a step has found.
+
+    Attributes:
+        reward: Mean of the rewards.
+        difference: Largest difference between the log-probabilities of trainer and sampler.
+        differing: Number of tokens whose log-probabilities have other bits.
+        tokens: Number of tokens.
+        ratio: The importance ratio farthest from 1.
+    """
+
+    reward: float
+    difference: float
+    differing: int
+    tokens: int
+    ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """Samples of a step.
+
+    Attributes:
+        tokens: (B, T) int32, prompt and output.
+        logprobs: (B, N) float32, of the output, as the sampler computed them.
+        advantages: (B,) float32.
+        reward: Mean of the rewards.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    advantages: np.ndarray
+    reward: float
+
+
+def train(settings: Settings, on_step: Callable[[int, Comparison], None]) -> list[Comparison]:
+    """Trains a new model.
+
+    Args:
+        settings: The run.
+        on_step: Called after each step.
+
+    Returns:
+        What each step has found.
+    """
+    model = make_model(settings)
+    graph, weights, rest = nnx.split(model, nnx.Param, ...)
+    engine = Engine(ServedLlama(model), options=engine_options(settings))
+    optimizer = optax.adam(settings.learning_rate)
+    moments = optimizer.init(weights)
+
+    @jax.jit
+    def update(weights: Any, moments: Any, rollout: Any) -> Any:
+        (_, found), gradient = jax.value_and_grad(loss, has_aux=True)(weights, graph, rest, rollout, settings.clip)
+        changes, moments = optimizer.update(gradient, moments, weights)
+        return optax.apply_updates(weights, changes), moments, found
+
+    comparisons = []
+    for step in range(settings.steps):
+        rollout = sample(engine, settings, step)
+        arrays = (rollout.tokens, rollout.logprobs, rollout.advantages)
+        weights, moments, (logprobs, ratios) = update(weights, moments, arrays)
+        # In memory: the engine gets the trainer's arrays, and forgets what it had computed with the old ones.
+        engine.update_weights(nnx.state(nnx.merge(graph, weights, rest)), version=str(step + 1))
+        comparisons.append(compare(rollout, np.asarray(logprobs), np.asarray(ratios)))
+        on_step(step, comparisons[-1])
+    return comparisons
+
+
+def make_model(settings: Settings) -> Llama:
+    """Returns a model with random weights, of the proportions of SmolLM2-135M."""
+    heads = settings.width // 64
+    config = LlamaConfig(
+        vocab_size=EQUALS + 1,
+        hidden_size=settings.width,
+        intermediate_size=settings.width * 8 // 3,
+        num_layers=settings.layers,
+        num_heads=heads,
+        num_kv_heads=1,
+        head_dim=64,
+        rope_theta=100000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+    return Llama(config, ops=INVARIANT if settings.invariant else PLAIN, rngs=nnx.Rngs(settings.seed))
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """Returns options with room for the samples that are decoded at once."""
+    return EngineOptions(
+        page_size=4,
+        num_pages=16 * settings.together,
+        max_running=settings.together,
+        max_prefill_tokens=16,
+        enable_deterministic_inference=settings.invariant,
+    )
+
+
+def sample(engine: Engine, settings: Settings, step: int) -> Rollout:
+    """Returns samples with rewards, which are compared with those of the same prompt."""
+    rng = np.random.default_rng((settings.seed, step))
+    prompts = [[*digits, EQUALS] for digits in rng.integers(0, 10, (settings.prompts, 3)).tolist()]
+    params = [
+        SamplingParams(
+            max_new_tokens=settings.new_tokens,
+            n=settings.group,
+            seed=(step * settings.prompts + index) * settings.group,
+            logprobs=True,
+        )
+        for index in range(settings.prompts)
+    ]
+    outputs = engine.generate(prompts, params)
+    completions = [(o.prompt_tokens, c) for o in outputs for c in o.completions]
+    rewards = np.array([reward(prompt, c.tokens) for prompt, c in completions], np.float32)
+    groups = rewards.reshape(settings.prompts, settings.group)
+    advantages = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, keepdims=True) + 1e-4)
+    return Rollout(
+        np.array([prompt + c.tokens for prompt, c in completions], np.int32),
+        np.array([[p.logprob for p in c.logprobs] for _, c in completions], np.float32),
+        advantages.reshape(-1),
+        float(rewards.mean()),
+    )
+
+
+def reward(prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
+    """Returns the share of the output's tokens that are the largest digit of the prompt."""
+    return sum(token == max(prompt[:-1]) for token in output) / len(output)
+
+
+def loss(weights: Any, graph: Any, rest: Any, rollout: Any, clip: float) -> Any:
+    """Returns the loss of GRPO, and the trainer's log-probabilities with the importance ratios.
+
+    Source: Z. Shao et al., "DeepSeekMath" (https://arxiv.org/abs/2402.03300), equation 3, without the KL term.
+    """
+    tokens, sampled, advantages = rollout
+    model = nnx.merge(graph, weights, rest)
+    logprobs = token_logprobs(model, tokens)[:, -sampled.shape[1] :]
+    ratios = jnp.exp(logprobs - sampled)
+    advantages = advantages[:, None]
+    gain = jnp.minimum(ratios * advantages, jnp.clip(ratios, 1 - clip, 1 + clip) * advantages)
+    return -gain.mean(), (logprobs, ratios)
+
+
+def token_logprobs(model: Llama, tokens: jax.Array) -> jax.Array:
+    """Returns the log-probability of each token but the first, (B, T - 1), as the engine's sampler computes it."""
+    logprobs = model.norm.ops.log_softmax(model(tokens)[:, :-1])
+    return jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1)[..., 0]
+
+
+def compare(rollout: Rollout, logprobs: np.ndarray, ratios: np.ndarray) -> Comparison:
+    """Compares the log-probabilities of trainer and sampler, bit by bit."""
+    differing = logprobs.view(np.uint32) != rollout.logprobs.view(np.uint32)
+    return Comparison(
+        reward=rollout.reward,
+        difference=float(np.abs(logprobs - rollout.logprobs).max()),
+        differing=int(differing.sum()),
+        tokens=differing.size,
+        ratio=float(ratios.flat[np.abs(ratios - 1).argmax()]),
+    )
+
+
+def draw(runs: dict[str, list[Comparison]], axes: Any) -> None:
+    """Draws rewards, and differences between trainer and sampler, into two axes of matplotlib."""
+    for name, comparisons in runs.items():
+        axes[0].plot([c.reward for c in comparisons], label=name)
+        axes[1].plot([c.difference for c in comparisons], label=name)
+    axes[0].set(xlabel="step", ylabel="mean reward")
+    axes[1].set(xlabel="step", ylabel="largest |trainer - sampler|, log-probability")
+    axes[1].legend()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs both ways; returns 0 if trainer and sampler had the same bits with bijax."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps")
+    parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="picture to write")
+    parsed = parser.parse_args(argv)
+    runs: dict[str, list[Comparison]] = {}
+    for name, invariant in (("bijax", True), ("plain JAX", False)):
+        print(f"{name}\nstep  reward  differing tokens  largest difference  ratio")
+        settings = Settings(steps=parsed.steps, invariant=invariant)
+        runs[name] = train(settings, functools.partial(_print, settings.steps))
+    if parsed.plot is not None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 3.5), layout="constrained")
+        draw(runs, figure.subplots(1, 2))
+        figure.savefig(parsed.plot)
+    return int(any(c.differing for c in runs["bijax"]))
+
+
+def _print(steps: int, step: int, c: Comparison) -> None:
+    if step % 5 == 0 or step == steps - 1:
+        print(
+            f"{step:4}  {c.reward:6.3f}  {c.differing:9} of {c.tokens:3}  {c.difference:18.3g}  {c.ratio!r}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Attention with what the kernels for Hopper leave to Triton: one set of bits in batches, chunks, decode and pages."""
+
+import functools
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing import assert_bits_equal
+from tests.goldens import cases
+
+pytestmark = pytest.mark.gpu
+
+LENGTH: Final = 700
+HEADS: Final = 8
+KEY_HEADS: Final = 2
+TOKENS: Final = (0, 1, 63, 64, 65, 500, 699)
+
+
+def array(seed: int, *shape: int, dtype: Any = "bfloat16") -> jax.Array:
+    return jnp.asarray(cases.array(seed, shape, jnp.dtype(dtype)))
+
+
+SLOPES, SINKS = jnp.abs(array(5, HEADS, dtype="float32")) / 8, array(6, HEADS, dtype="float32")
+
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "cap, sinks, slopes": {"logits_soft_cap": 5.0, "sinks": SINKS, "alibi_slopes": SLOPES},
+    "values of another width": {"value_size": 128, "size": 192},
+    "int8": {"stored": "int8"},
+    "float8_e4m3fn": {"stored": "float8_e4m3fn"},
+    "float32": {"dtype": "float32", "logits_soft_cap": 5.0, "sinks": SINKS, "alibi_slopes": SLOPES},
+}
+
+
+def given(name: str) -> tuple[list[jax.Array], dict[str, Any]]:
+    """Returns queries, keys and values of two sequences, and the options of their calls."""
+    options = dict(KINDS[name])
+    dtype, size = options.pop("dtype", "bfloat16"), options.pop("size", 128)
+    value_size, stored = options.pop("value_size", size), options.pop("stored", None)
+    shapes = ((HEADS, size), (KEY_HEADS, size), (KEY_HEADS, value_size))
+    q, k, v = (array(i, 2, LENGTH, *s, dtype=dtype) for i, s in enumerate(shapes))
+    if stored:
+        k, v = ((40 * x).astype(stored) for x in (k, v))
+        shape = (KEY_HEADS, size) if stored == "int8" else (KEY_HEADS,)
+        scales = (jnp.abs(array(i, *shape, dtype="float32")) / 20 for i in (7, 8))
+        options |= dict(zip(("key_scale", "value_scale"), scales, strict=True))
+    return [q, k, v], options
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_prefill_chunks_decode_and_pages(name: str) -> None:
+    (q, k, v), options = given(name)
+    attend = functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True, **options)
+    whole = jax.jit(attend)(q, k, v)
+    assert_bits_equal(jax.jit(attend)(q[1:], k[1:], v[1:]), tuple(x[1:] for x in whole))
+    at = jax.jit(attend)
+    for chunk in (1, 7, 64):
+        for start in TOKENS:
+            if start + chunk > LENGTH:
+                continue
+            part = at(q[:, start : start + chunk], k, v, query_offset=np.full(2, start))
+            assert_bits_equal(part, tuple(x[:, start : start + chunk] for x in whole), err_msg=f"{chunk} at {start}")
+    page, table = 20, np.random.default_rng(0).permutation(70).reshape(2, 35)
+    pages = [
+        jnp.zeros((70, page, *x.shape[2:]), x.dtype).at[table].set(x.reshape(2, 35, page, *x.shape[2:])) for x in (k, v)
+    ]
+    paged = jax.jit(functools.partial(bijax.paged_attention, return_residual=True, **options))
+    found = paged(q[:, 690:], *pages, table, np.full(2, LENGTH))
+    assert_bits_equal(found, tuple(x[:, 690:] for x in whole))
+
+
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+def test_8_bits_have_the_bits_of_what_they_stand_for(stored: str) -> None:
+    (q, k, v), options = given(stored)
+    wide = [
+        (x.astype(jnp.float32) * (f if f.ndim == 2 else f[:, None])).astype(q.dtype)
+        for x, f in zip((k, v), options.values(), strict=True)
+    ]
+    # A cap that bends nothing sends the call to the same kernel.
+    found = jax.jit(functools.partial(bijax.dot_product_attention, logits_soft_cap=50.0, **options))(q, k, v)
+    assert_bits_equal(found, jax.jit(functools.partial(bijax.dot_product_attention, logits_soft_cap=50.0))(q, *wide))
+
+
+def test_against_float64() -> None:
+    (q, k, v), options = given("cap, sinks, slopes")
+    bias, ct = array(9, 1, HEADS, 1, LENGTH, dtype="float32"), array(10, *q.shape, dtype="float32")
+
+    def ours(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> Any:
+        return bijax.dot_product_attention(q, k, v, bias, is_causal=True, **{**options, "sinks": sinks})
+
+    def reference(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> Any:
+        k, v = (jnp.repeat(x, HEADS // KEY_HEADS, axis=2) for x in (k, v))
+        distance = jnp.arange(LENGTH) - jnp.arange(LENGTH)[:, None]
+        scores = 5 * jnp.tanh(jnp.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[3]) / 5) + bias
+        scores = jnp.where(distance <= 0, scores + SLOPES[:, None, None] * distance, -jnp.inf)
+        column = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
+        weights = jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)
+        return jnp.einsum("bnts,bsnh->btnh", weights[..., :-1], v)
+
+    out, pull = jax.vjp(jax.jit(ours), q, k, v, SINKS, bias)
+    found = (out, *pull(ct.astype(out.dtype)))
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (q, k, v, SINKS, bias)]
+        right, pull = jax.vjp(reference, *wide)
+        expected = (right, *pull(jnp.asarray(np.asarray(ct.astype(out.dtype), np.float64))))
+    for x, y in zip(found, expected, strict=True):
+        assert np.abs(np.asarray(x, np.float64) - np.asarray(y)).max() <= 0.02 * np.abs(np.asarray(y)).max()
+
+
+def test_gradients_in_batches_and_again() -> None:
+    """Those of queries, keys, values and a bias of the sequence alone; that of a shared bias again and again."""
+    (q, k, v), options = given("cap, sinks, slopes")
+    ct, bias = array(10, *q.shape), array(9, 2, 1, LENGTH, LENGTH)
+
+    @jax.jit
+    def gradients(q: Any, k: Any, v: Any, bias: Any, ct: Any) -> Any:
+        _, pull = jax.vjp(lambda *a: bijax.dot_product_attention(*a, is_causal=True, **options), q, k, v, bias)
+        return pull(ct)
+
+    whole = gradients(q, k, v, bias, ct)
+    assert_bits_equal(gradients(*(x[1:] for x in (q, k, v, bias, ct))), tuple(x[1:] for x in whole))
+    shared = gradients(q, k, v, bias[:1], ct)
+    for _ in range(3):
+        assert_bits_equal(gradients(q, k, v, bias[:1], ct), shared)
+
+
+def test_packed_sequences() -> None:
+    """By the kernels for Hopper."""
+    sums = np.array([0, 300, 301, 690], np.int32)
+    q, k, v, ct = (array(i, LENGTH, n, 128) for i, n in enumerate((HEADS, KEY_HEADS, KEY_HEADS, HEADS)))
+
+    def run(q: Any, k: Any, v: Any, ct: Any, **options: Any) -> Any:
+        attend = functools.partial(bijax.dot_product_attention, is_causal=True, **options)
+        out, pull = jax.vjp(attend, q, k, v)
+        return (out, *pull(ct))
+
+    packed = jax.jit(functools.partial(run, max_query_seq_length=400))
+    found = packed(q, k, v, ct, cu_query_seq_lengths=sums)
+    for i in range(3):
+        own = slice(*sums[i : i + 2])
+        assert_bits_equal(jax.jit(run)(*(x[own] for x in (q, k, v, ct))), tuple(x[own] for x in found))
+
+
+def test_cudnn_is_replaced() -> None:
+    q, k, v = (array(i, 2, 512, n, 64) for i, n in enumerate((HEADS, KEY_HEADS, KEY_HEADS)))
+    bias = array(9, 1, HEADS, 512, 512)
+    theirs = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+
+    def gradients(attend: Any, *arrays: Any, **options: Any) -> Any:
+        return jax.grad(lambda *a: attend(*a, **options).astype(jnp.float32).sum(), range(len(arrays)))(*arrays)
+
+    for arrays, options in (((q, k, v), {"is_causal": True, "local_window_size": (100, 0)}), ((q, k, v, bias), {})):
+        call = functools.partial(gradients, theirs, **options)
+        found = jax.jit(bijax.invariant(call))(*arrays)
+        expected = jax.jit(functools.partial(gradients, bijax.dot_product_attention, **options))(*arrays)
+        assert_bits_equal(found, expected)
+        assert "cudnn" not in jax.jit(bijax.invariant(call)).lower(*arrays).compile().as_text()

@@ -1,0 +1,49 @@
+"""The trainer of `examples/grpo.py` computes the log-probabilities of its sampler, to the last bit."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bijax.serving import Engine
+from examples.grpo import Comparison, Settings, main, train
+
+SMALL = Settings(prompts=2, group=2, new_tokens=3, together=1, width=64, layers=1)
+SAME = (0, 0.0, 1.0, 12)
+
+
+def numbers(found: Comparison) -> tuple[int, float, float, int]:
+    return found.differing, found.difference, found.ratio, found.tokens
+
+
+def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each step, and so with new weights; ratios are exactly 1. A sampler that keeps old weights is seen."""
+
+    def on_step(step: int, _: Comparison) -> None:
+        if step == 1:  # the weights behind the next step do not reach the sampler
+            monkeypatch.setattr(Engine, "update_weights", lambda *_, **__: None)
+
+    found = train(dataclasses.replace(SMALL, steps=4), on_step)
+    assert [numbers(c) for c in found[:3]] == [SAME] * 3
+    assert found[3].differing > 6
+    assert abs(found[3].ratio - 1) > 1e-4
+
+
+@pytest.mark.exhaustive
+def test_plain_operations_differ() -> None:
+    """The control."""
+    [found] = train(dataclasses.replace(SMALL, steps=1, width=128, invariant=False), lambda *_: None)
+    assert found.differing > 0
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints both runs, draws them, and fails if a bit differs with bijax."""
+    for wrong in (0, 3):
+        found = Comparison(reward=0.5, difference=0.0, differing=wrong, tokens=12, ratio=1.0)
+        monkeypatch.setattr(
+            "examples.grpo.train", lambda settings, on_step, found=found: [on_step(0, found), found][1:]
+        )
+        picture = tmp_path / "grpo.png"
+        assert main(["--steps", "1", "--plot", str(picture)]) == (wrong > 0)
+        assert picture.stat().st_size > 0
+        assert capsys.readouterr().out.count(f"{wrong} of  12") == 2
