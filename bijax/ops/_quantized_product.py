@@ -54,9 +54,10 @@ def _cuda(
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w):
         return _portable(x, w, row, column, *bias, transposed=transposed, dtype=dtype)
     added = bias[0] if bias else None
-    x = x.T if transposed[0] else x
+    # The form that turns weights (K, N) in shared memory has not run on a GPU yet: they are copied first.
+    x, w = x.T if transposed[0] else x, w if transposed[1] else w.T
     like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[0])
-    options = {"transpose_w": transposed[1], "bias": added, "out_dtype": dtype}
+    options = {"transpose_w": True, "bias": added, "out_dtype": dtype}
     return (run(int8.quant_matmul, x, w, row, column, like=like, contract=_CONTRACT, **options),)
 
 
@@ -86,8 +87,8 @@ def _cuda_groups(
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
         return _portable_groups(x, w, row, column, sizes, dtype=dtype)
     like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[1])
-    options = {"sizes": sizes, "out_dtype": dtype}
-    return (run(int8.quant_matmul, x, w, row, column, like=like, contract=_CONTRACT, **options),)
+    options = {"transpose_w": True, "sizes": sizes, "out_dtype": dtype}
+    return (run(int8.quant_matmul, x, w.swapaxes(1, 2), row, column, like=like, contract=_CONTRACT, **options),)
 
 
 def _results_like(*_: jax.Array, rows: int, columns: int, out_dtype: str, **__: Any) -> jax.Array:
