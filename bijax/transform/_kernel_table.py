@@ -86,6 +86,10 @@ def _paged_quantised(query: jax.Array, pages: jax.Array, table: jax.Array, scale
     return ops.paged_attention(query, pages, pages, table, lengths, key_scale=scale, value_scale=scale)
 
 
+def _mixed_product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
 def _by_columns(x: jax.Array, g: jax.Array) -> jax.Array:
     return lax.dot_general(x, g, (((0,), (0,)), ((), ())))
 
@@ -116,6 +120,14 @@ CASES: Final[tuple[Case, ...]] = (
     Case("matmul", 'precision="highest"', _highest, (_X, _W), ("float32",)),
     Case("matmul", "split_k=4", _split, (_X, _W)),
     Case("matmul", 'activation="silu"', _silu, (_X, _W)),
+    Case("matmul", "float32 beside bfloat16", _invariant(_mixed_product), (_X, (*_W, "bfloat16")), ("float32",)),
+    Case(
+        "matmul",
+        "float32 beside bfloat16, gradient",
+        _invariant(_gradient(_mixed_product, 1)),
+        (_X, (*_W, "bfloat16")),
+        ("float32",),
+    ),
     Case("matmul", "a stack", jax.vmap(ops.matmul), ((2, *_X), (2, *_W))),
     Case("matmul", "gradients", _gradient(ops.matmul, 0, 1), (_X, _W)),
     Case("matmul", "gradients of a stack", _gradient(jax.vmap(ops.matmul), 0, 1), ((2, *_X), (2, *_W))),
