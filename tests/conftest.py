@@ -15,6 +15,7 @@ os.environ.setdefault("NPROC", "16")
 import jax  # reads the environment
 
 import bijax
+from tests.exhaustive import LONG_DOCTESTS
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--exhaustive"):
-        left_out = {item.nodeid for item in items if item.get_closest_marker("exhaustive")} | not_sampled(items)
+        left_out = {item.nodeid for item in items if is_exhaustive(item)} | not_sampled(items)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
     if any(item.get_closest_marker("gpu") for item in items) and jax.default_backend() != "gpu":
@@ -38,6 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+
+
+def is_exhaustive(item: pytest.Item) -> bool:
+    long = isinstance(item, pytest.DoctestItem) and item.name in LONG_DOCTESTS
+    return long or item.get_closest_marker("exhaustive") is not None
 
 
 def not_sampled(items: list[pytest.Item]) -> set[str]:

@@ -95,6 +95,7 @@ def test_sums_are_those_of_bijax() -> None:
         assert_bits_equal(reduce.reduce_sum(x, axes=axes), bijax.sum(x, axes))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import GPU, ROOT, Block, blocks, commands
+from tests.exhaustive import rarely
 
 DOCS = ROOT / "docs"
 BUILT = ("generated", "modules", "notebooks")  # by `make docs`
@@ -18,6 +19,7 @@ GUIDES = [p for p in PAGES if p.parent.name in ("guide", "reference") or p.stem 
 RUNNABLE = [p for p in PAGES if any(not b.not_run and b.language in ("python", "console") for b in blocks(p))]
 FOR_A_GPU = [p for p in PAGES if any(b.not_run == GPU for b in blocks(p))]
 LANGUAGES = {"python", "console", "text"}
+LONG = {"guide/attention.md", "guide/layers.md", "guide/model.md"}  # tests of the same functions run anyway
 DIRECTIVES = {"{eval-rst}", "{include}", "{image}", "{toctree}", "{note}", "{public-members}", "{code-block}"}
 
 
@@ -38,7 +40,7 @@ def run_page(page: Path, folder: Path, *options: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
+@pytest.mark.parametrize("page", [rarely(p) if name(p) in LONG else p for p in RUNNABLE], ids=name)
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
 

@@ -221,6 +221,7 @@ def test_lifted(lift: Callable[..., Any]) -> None:
     drop_ins.assert_invariant(lambda x: ours.apply(variables, x)[0], x)
 
 
+@pytest.mark.exhaustive
 def test_rnn() -> None:
     ours, theirs = (nn.RNN(p.OptimizedLSTMCell(40)) for p in (linen, nn))
     x = rows(8, 3, K)

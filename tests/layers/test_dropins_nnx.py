@@ -97,7 +97,7 @@ BITS: list[Case] = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", BITS, ids=names)
 def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
     name, args, kwargs, shape = case

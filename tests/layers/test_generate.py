@@ -24,7 +24,7 @@ def alone() -> list[Generation]:
     return [run([prompt]) for prompt in PROMPTS]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options",
     [{}, {"prefill_chunk": 1}, {"prefill_chunk": 7}, {"cache": "paged", "prefill_chunk": 7, "page_size": 5}],

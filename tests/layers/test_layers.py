@@ -47,7 +47,7 @@ def rows(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [linear, rms_norm, mlp, attend])
 def test_rows_do_not_mind_their_batch(make: Callable[[Ops], Callable[[jax.Array], jax.Array]]) -> None:
     assert_batch_invariant(make(INVARIANT), rows(8, FEATURES), batch_sizes=SIZES, neighbours=KINDS)
@@ -101,6 +101,7 @@ def test_dtypes(ops: Ops) -> None:
     assert Embed(5, 4, dtype=jnp.bfloat16, ops=ops, rngs=nnx.Rngs(0))(jnp.array([1])).dtype == jnp.bfloat16
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_parameters_take_micro_batches() -> None:
     """Micro-batches of 128 rows, added in order, give the gradients of the whole batch bit for bit."""
     x, weight = rows(384, FEATURES), rows(384, 77)

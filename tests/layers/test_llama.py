@@ -31,6 +31,7 @@ def test_without_padding() -> None:
     assert_bits_equal(small.in_full(small.model(), (row,), len(row))[0], alone()[1])
 
 
+@pytest.mark.exhaustive
 def test_eager() -> None:
     rows = small.sequences()
     tokens = small.padded(rows, small.LENGTH)
@@ -38,7 +39,7 @@ def test_eager() -> None:
     assert_bits_equal(small.trimmed(np.asarray(scores), rows), alone())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("chunk", "make"),
     [(1, small.contiguous), (7, small.contiguous), (160, small.contiguous), (1, small.paged), (64, small.paged)],
@@ -47,6 +48,7 @@ def test_prefill_chunks_and_token_by_token(chunk: int, make: small.Make) -> None
     assert_bits_equal(small.in_chunks(small.model(), small.sequences(), chunk, make), alone())
 
 
+@pytest.mark.exhaustive
 def test_token_by_token_alone() -> None:
     rows = small.sequences()[1:2]
     assert_bits_equal(small.in_chunks(small.model(), rows, 1), alone()[1:2])
@@ -74,6 +76,7 @@ def test_mixed_chunks_of_mixed_lengths() -> None:
     assert_bits_equal([np.concatenate(part)[:-1] for part in parts], alone())
 
 
+@pytest.mark.exhaustive
 def test_inside_gradients() -> None:
     """The forward pass of `jax.value_and_grad`, blocks computed again in the backward pass included."""
     rows, model = small.sequences(), small.model(config=small.SHALLOW)
@@ -89,6 +92,7 @@ def test_inside_gradients() -> None:
     assert_bits_equal(small.trimmed(np.asarray(scores), rows), small.in_full(model, rows))
 
 
+@pytest.mark.exhaustive
 def test_under_vmap() -> None:
     rows = small.sequences()
     tokens = small.padded(rows, small.LENGTH)

@@ -21,6 +21,7 @@ def parameters(model: Llama) -> dict:
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tied", [False, True])
 def test_both_formats_give_the_same_parameters(tmp_path: Path, tied: bool) -> None:
     weights = files.random_weights(tied=tied)

@@ -21,7 +21,8 @@ FEWER_SIZES = {
     },
     "why_bits_change": {"SIZES = (2, 3, 5, 8, 16, 33)": "SIZES = (3, 33)"},
 }
-LONG = {"trainer_equals_sampler"}  # tests/serving/test_trainer.py runs its program
+# tests/serving/test_trainer.py runs the program of the one, tests/transform and tests/layers whole models.
+LONG = {"trainer_equals_sampler", "whole_model"}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

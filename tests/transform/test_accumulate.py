@@ -185,10 +185,11 @@ def test_narrow_integers_and_bools_are_counted() -> None:
 
 
 def test_empty_last_unit_filled_with_weights_of_zero() -> None:
-    gradient = bijax.accumulate_gradients(summed, unit=UNIT, reduction="sum", has_aux=True)
+    gradient = jax.jit(bijax.accumulate_gradients(summed, unit=UNIT, reduction="sum", has_aux=True))
+    plain = jax.jit(jax.value_and_grad(summed, has_aux=True))
     filled = [jnp.concatenate([a[:27], jnp.zeros_like(a[:5])]) for a in (X, Y, WEIGHTS)]
     (loss, aux), _ = gradient(PARAMS, *filled)
-    (expected, expected_aux), _ = jax.value_and_grad(summed, has_aux=True)(PARAMS, X[:27], Y[:27], WEIGHTS[:27])
+    (expected, expected_aux), _ = plain(PARAMS, X[:27], Y[:27], WEIGHTS[:27])
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(aux["weights"], expected_aux["weights"], rtol=1e-6)
     padded = [jnp.concatenate([a, jnp.zeros_like(a[:8])]) for a in filled]

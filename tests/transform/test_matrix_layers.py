@@ -29,8 +29,14 @@ class Block(nn.Module):
         return nn.Dense(WIDTH)(nn.gelu(nn.Dense(300)(nn.LayerNorm()(x))))
 
 
+def filled(shapes: Any) -> Any:
+    """Returns random parameters: the initializers of the layers would be compiled."""
+    leaves, structure = jax.tree.flatten(shapes)
+    return structure.unflatten([normal(i, *leaf.shape, scale=0.1) for i, leaf in enumerate(leaves)])
+
+
 BLOCK = Block()
-BLOCK_PARAMS = jax.jit(BLOCK.init)(jax.random.key(0), SEQUENCES[:1])
+BLOCK_PARAMS = filled(jax.eval_shape(BLOCK.init, jax.random.key(0), SEQUENCES[:1]))
 
 
 class Layer(nnx.Module):

@@ -1,5 +1,6 @@
 """Models of Equinox, with its own transforms."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -32,26 +33,28 @@ class Block(eqx.Module):
         return x + jax.vmap(self.mlp)(x)
 
 
-ARRAYS, STATIC = eqx.partition(Block(jax.random.key(0)), eqx.is_array)
+@functools.cache
+def block() -> tuple[Any, Any]:
+    return eqx.partition(Block(jax.random.key(0)), eqx.is_array)
 
 
 def forward(arrays: Any, x: jax.Array) -> jax.Array:
-    return jax.vmap(eqx.combine(arrays, STATIC))(x)
+    return jax.vmap(eqx.combine(arrays, block()[1]))(x)
 
 
 @pytest.mark.exhaustive
 def test_block() -> None:
-    check_model(forward, ARRAYS, X)
+    check_model(forward, block()[0], X)
 
 
 @pytest.mark.exhaustive
 def test_control_block() -> None:
-    check_control(forward, ARRAYS, X)
+    check_control(forward, block()[0], X)
 
 
 @pytest.mark.exhaustive
 def test_filtered_transforms() -> None:
-    model = eqx.combine(ARRAYS, STATIC)
+    model = eqx.combine(*block())
 
     @eqx.filter_jit
     def rows(model: Block, x: jax.Array) -> jax.Array:

@@ -44,7 +44,7 @@ def forward(state: Any, shift: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def test_small() -> None:
-    check_model(forward, small()[1], SHIFT, TOKENS)
+    check_model(forward, small()[1], SHIFT, TOKENS, sizes=(1,))
 
 
 def test_control_small() -> None:

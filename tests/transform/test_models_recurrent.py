@@ -55,6 +55,7 @@ def test_linen() -> None:
     check_model(linen, linen_params(), X)
 
 
+@pytest.mark.exhaustive
 def test_nnx() -> None:
     args = (lstm()[1], X, normal(2, 8, 9, 77))
     fn = bijax.invariant(nnx_with_dx)

@@ -17,7 +17,7 @@ from tests.layers import reference_llama
 from tests.transform import plain_llama
 
 
-@pytest.mark.parametrize("layers", [5, rarely(30)])
+@pytest.mark.parametrize("layers", [1, rarely(5), rarely(30)])
 def test_smollm2(layers: int) -> None:
     checkpoint = load_checkpoint(smollm2_path())
     config = dataclasses.replace(checkpoint.config, num_layers=layers)

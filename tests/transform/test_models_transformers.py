@@ -80,7 +80,7 @@ def test_linen() -> None:
 
 
 def test_nnx() -> None:
-    check_model(nnx_forward, nnx_block()[1], X)
+    check_model(nnx_forward, nnx_block()[1], X, sizes=(1,), mode=False)
 
 
 def test_control_linen() -> None:

@@ -20,7 +20,7 @@ CONTRACT = MmaAttentionContract(32, 16)
 
 
 def random(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 Q, CT = (random(seed, 2, 20, HEADS, SIZE) for seed in (0, 3))

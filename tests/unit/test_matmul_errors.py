@@ -14,6 +14,7 @@ from pallas_kernels.contract import MatmulContract, RowContract, matmul_contract
 X, W = jnp.ones((4, 6)), jnp.ones((6, 3))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("x", "w", "shape"),
     [((0, 6), (6, 3), (0, 3)), ((4, 0), (0, 3), (4, 3)), ((4, 6), (6, 0), (4, 0)), ((6,), (6, 3), (3,)),

@@ -115,6 +115,7 @@ def test_six_products_have_float32_accuracy(kind: str) -> None:
     assert np.sqrt(((kept - exact) ** 2).sum()) <= 2.0**-26 * np.sqrt((exact**2).sum())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("which", MATMULS)
 def test_a_matrix_belongs_to_every_entry_of_a_stack(which: str) -> None:
     x, _ = operands((5, 64), 32, False)

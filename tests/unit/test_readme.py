@@ -14,7 +14,9 @@ from tests.exhaustive import rarely
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-@pytest.mark.parametrize("options", [{"batch_sizes": (3,)}, rarely({})], ids=["few sizes", "as written"])
+@pytest.mark.parametrize(
+    "options", [{"batch_sizes": (3,), "modes": ("jit",)}, rarely({})], ids=["few sizes", "as written"]
+)
 def test_the_example_runs(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bijax.testing.assert_batch_invariant", functools.partial(assert_batch_invariant, **options))
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
