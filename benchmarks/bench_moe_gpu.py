@@ -21,7 +21,7 @@ from device_time import device_time_us
 from harness import RESULTS, cell, device_name, record, write
 from workers import Job, Workers
 
-from pallas_kernels.contract import WgmmaContract
+from pallas_kernels.contract import QuantContract, WgmmaContract
 from pallas_kernels.ops.matmul.hopper.groups import group_matmul
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
 
@@ -86,7 +86,7 @@ class Integers(NamedTuple):
         return jax.ShapeDtypeStruct((self.m, self.n), "bfloat16")
 
     def function(self, x: Any, w: Any, row: Any, column: Any) -> Any:
-        return quant_matmul(x, w, row, column, transpose_w=self.along_k)
+        return quant_matmul(x, w, row, column, contract=QuantContract(), transpose_w=self.along_k)
 
     def stock(self, x: Any, w: Any, row: Any, column: Any) -> Any:
         dims = (((1,), (1 if self.along_k else 0,)), ((), ()))

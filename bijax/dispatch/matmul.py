@@ -19,6 +19,8 @@ from bijax.core.on_first_use import on_first_use
 from pallas_kernels.contract import (
     ChunkContract,
     MatmulContract,
+    PartsChunkContract,
+    PartsContract,
     ShardContract,
     SplitChunkContract,
     SplitWgmmaContract,
@@ -36,10 +38,11 @@ from pallas_kernels.ops.matmul.cpu import gradient, stacked
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.matmul import hopper, triton
-    from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
+    from pallas_kernels.ops.matmul.hopper import bf16x6, parts, tf32
 else:
     hopper = on_first_use("pallas_kernels.ops.matmul.hopper.launch")
     bf16x6 = on_first_use("pallas_kernels.ops.matmul.hopper.bf16x6")
+    parts = on_first_use("pallas_kernels.ops.matmul.hopper.parts")
     tf32 = on_first_use("pallas_kernels.ops.matmul.hopper.tf32")
     triton = on_first_use("pallas_kernels.ops.matmul.triton")
 
@@ -224,6 +227,37 @@ def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array
     return _fold_gradient((bf16x6.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
 
 
+def _parts_of(product: Product) -> int:
+    """Returns the bfloat16 parts of a float32 operand beside a bfloat16 one: as exact as JAX's product, or more."""
+    return 2 if product.precision in IN_TF32 else 3
+
+
+def _hopper_mixed_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    return run(
+        parts.matmul,
+        x,
+        w,
+        like=sums_like,
+        contract=PartsContract(_parts_of(product)),
+        transpose_w=product.transpose_w,
+        bias=bias,
+        out_dtype=product.out_dtype,
+    )
+
+
+def _hopper_mixed_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
+    left, right = (g, x) if product.transpose_w else (x, g)
+    return run(
+        parts.weight_gradient,
+        left,
+        right,
+        like=_gradient_sums,
+        contract=PartsChunkContract(_parts_of(product)),
+        accumulate=total,
+        out_dtype=product.out_dtype,
+    )
+
+
 def sums_like(
     x: jax.Array, w: jax.Array, *, transpose_w: bool = False, out_dtype: Any = jnp.float32, **_: Any
 ) -> jax.Array:
@@ -241,6 +275,7 @@ CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)
 PORTABLE: Final = Backend(_by_shards(_triton_matmul), _triton_weight_gradient)
 HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
 HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _hopper_float32_weight_gradient)
+HOPPER_MIXED: Final = Backend(_by_shards(_hopper_mixed_matmul), _hopper_mixed_weight_gradient)
 
 CUDA: Final[dict[tuple[str, str], Backend]] = {
     (HOPPER, "bfloat16"): HOPPER_16_BIT,
@@ -261,7 +296,10 @@ def _cuda_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, p
 
 
 def for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend, jax.Array, jax.Array]:
-    """Returns the backend for two operands, and the operands in one dtype that holds the values of both."""
+    """Returns the backend for two operands, and the operands in a dtype that it takes and that holds their values."""
+    mixed = {a.dtype.name, b.dtype.name} == {"bfloat16", "float32"} and product.out_dtype != "float64"
+    if mixed and cuda_architecture() == HOPPER:
+        return HOPPER_MIXED, a, b
     dtype = jnp.promote_types(a.dtype, b.dtype)
     if product.out_dtype == "float64":
         dtype = jnp.dtype("float64")

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,10 @@ def correlate_in_phases(
     """
     kernel, shape = w.shape[:-3], x.shape[1:-2]
     size = [-(-n // h) for n, h in zip(counts, holes, strict=True)]
-    parts = []
+    # Phases that read the same elements, as all do where windows do not overlap, share one product: their weights are
+    # further columns of it, which no bit of the others depends on.
+    shared: dict[Any, list[tuple[int, jax.Array]]] = {}
+    parts: list[Any] = []
     for phase in itertools.product(*map(range, holes)):
         first = [(low - p) % h for p, low, h in zip(phase, before, holes, strict=True)]
         some = w[tuple(slice(k, None, h) for k, h in zip(first, holes, strict=True))]
@@ -74,7 +77,13 @@ def correlate_in_phases(
         ]
         lows = [(low - p - k) // h for p, low, k, h in zip(phase, before, first, holes, strict=True)]
         padding = [(low, span - n - low, 0) for low, span, n in zip(lows, spans, shape, strict=True)]
-        parts.append(correlate(lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *padding, (0, 0, 0), (0, 0, 0)]), some))
+        shared.setdefault(tuple(padding), []).append((len(parts), some))
+        parts.append(None)
+    for padding, phases in shared.items():
+        padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *padding, (0, 0, 0), (0, 0, 0)])
+        y = correlate(padded, lax.concatenate([some for _, some in phases], w.ndim - 1))
+        for (place, _), part in zip(phases, jnp.split(y, len(phases), axis=-1), strict=True):
+            parts[place] = part
     axes = len(holes)
     y = jnp.stack(parts).reshape(*holes, *parts[0].shape)
     order = [axis for i in range(axes) for axis in (axes + 1 + i, i)]

@@ -169,11 +169,12 @@ def _arranged(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
 
 
 def _sizes(group_sizes: jax.Array, lead: tuple[int, ...], times: int, rows: int) -> jax.Array:
-    """Returns the sizes in rows as (batch, outer, groups), -1 for those that cannot be."""
+    """Returns the sizes in rows as (batch, outer, groups) int32; those that cannot be stay so."""
     if group_sizes.dtype.itemsize < 4:
         group_sizes = group_sizes.astype(jnp.int32)
-    possible = (group_sizes >= 0) & (group_sizes <= rows)
-    group_sizes = jnp.where(possible, group_sizes.astype(jnp.int32) * times, jnp.int32(-1))
+    if times > 1 or group_sizes.dtype != jnp.int32:
+        possible = (group_sizes >= 0) & (group_sizes <= rows)
+        group_sizes = jnp.where(possible, group_sizes.astype(jnp.int32) * times, jnp.int32(-1))
     if group_sizes.ndim == 1:
         return jnp.broadcast_to(group_sizes, (*lead, group_sizes.shape[0]))
     return group_sizes.reshape(*lead, group_sizes.shape[-1])

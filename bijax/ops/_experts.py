@@ -119,7 +119,7 @@ def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:
 
 
 def checked_counts(op: str, name: str, count: Any, experts: int | None, rows: int) -> jax.Array:
-    """Returns the rows of each expert as int32; -1 for a traced number that is negative or more than all rows.
+    """Returns the rows of each expert as int32, in which a traced number may be negative or more than all rows.
 
     Args:
         op: Name of the operation.
@@ -137,7 +137,8 @@ def checked_counts(op: str, name: str, count: Any, experts: int | None, rows: in
     check_known(op, name, counts, 0, rows, "the rows")
     if is_known(counts) and counts.astype(np.int64).sum() > rows:
         raise ValueError(f"{op}: {name} must add up to at most the {rows} rows, got {counts.astype(np.int64).sum()}.")
-    return narrowed(counts, 0, rows)
+    counts = jnp.asarray(counts)
+    return counts if counts.dtype == jnp.int32 else narrowed(counts, 0, rows)
 
 
 def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int) -> Rows:
@@ -145,7 +146,7 @@ def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int
 
     The arguments and the errors are those of `checked_counts`.
     """
-    found = checked_counts(op, name, count, experts, rows)
+    found = narrowed(checked_counts(op, name, count, experts, rows), 0, rows)
     ends = capped_sums(jnp.maximum(found, 0), rows + 1)
     fit = jnp.all(found >= 0) & jnp.all(ends <= rows)
     found, ends = (jnp.where(fit, a, 0) for a in (found, ends))

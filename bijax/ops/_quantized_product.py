@@ -3,23 +3,29 @@
 Sums of integers are the same in every order, and the steps behind them are fixed, so all kernels have the same bits.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 
 from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.contracts import note, run
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.ops._experts import rows_by_count
 from bijax.ops._integer_product import dequantize, integer_product
+from pallas_kernels.contract import QuantContract
 from pallas_kernels.ops.ragged_dot.portable import multiply_groups
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.matmul.hopper import int8
 else:
     int8 = on_first_use("pallas_kernels.ops.matmul.hopper.int8")
+
+
+_CONTRACT: Final = QuantContract()
 
 
 def _portable(
@@ -31,6 +37,7 @@ def _portable(
     transposed: tuple[bool, bool],
     dtype: str,
 ) -> Arrays:
+    note(integer_product, _CONTRACT, arrays=(x, w))
     total = integer_product(x, w, *transposed)
     return (dequantize(total, row, column, bias[0] if bias else None, jnp.dtype(dtype)),)
 
@@ -47,13 +54,17 @@ def _cuda(
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w):
         return _portable(x, w, row, column, *bias, transposed=transposed, dtype=dtype)
     added = bias[0] if bias else None
-    x = x.T if transposed[0] else x
-    return (int8.quant_matmul(x, w, row, column, transpose_w=transposed[1], bias=added, out_dtype=dtype),)
+    # The form that turns weights (K, N) in shared memory has not run on a GPU yet: they are copied first.
+    x, w = x.T if transposed[0] else x, w if transposed[1] else w.T
+    like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[0])
+    options = {"transpose_w": True, "bias": added, "out_dtype": dtype}
+    return (run(int8.quant_matmul, x, w, row, column, like=like, contract=_CONTRACT, **options),)
 
 
 def _portable_groups(
     x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
 ) -> Arrays:
+    note(integer_product, _CONTRACT, arrays=(x, w))
     rows = rows_by_count("bijax.moe_quant_group_gemm", "experts_token_count", sizes, w.shape[0], x.shape[0])
     used = rows.expert < w.shape[0]
     if 0 in (*x.shape, *w.shape):
@@ -75,7 +86,13 @@ def _cuda_groups(
 ) -> Arrays:
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
         return _portable_groups(x, w, row, column, sizes, dtype=dtype)
-    return (int8.quant_matmul(x, w, row, column, sizes=sizes, out_dtype=dtype),)
+    like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[1])
+    options = {"transpose_w": True, "sizes": sizes, "out_dtype": dtype}
+    return (run(int8.quant_matmul, x, w.swapaxes(1, 2), row, column, like=like, contract=_CONTRACT, **options),)
+
+
+def _results_like(*_: jax.Array, rows: int, columns: int, out_dtype: str, **__: Any) -> jax.Array:
+    return jnp.zeros((rows, columns), out_dtype)
 
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
@@ -100,4 +117,4 @@ quantized_kernel = define_kernel("quantized_product", {"cpu": _portable, "cuda":
 quantized_groups_kernel = define_kernel(
     "quantized_groups", {"cpu": _portable_groups, "cuda": _cuda_groups}, shapes=_groups_shape
 )
-"""(M, K) x (G, K, N) int8, scales (M,) and (G, N), and sizes (G,) int32, -1 for what cannot be a size."""
+"""(M, K) x (G, K, N) int8, scales (M,) and (G, N), and sizes (G,) int32."""

@@ -120,8 +120,8 @@ def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: An
     """Returns the gradient of the weights of `matmul(x, w)` for the cotangent `g`, in float32.
 
     The rows are summed in ascending order: in chunks of 128, or on a Hopper GPU, for two operands of bfloat16 or of
-    float16, in one chain with 16 rows a step. With `accumulate` the sum of a previous call goes on, so that
-    micro-batches cut at multiples of 128 rows give the bits of the whole batch.
+    float16 and for one of bfloat16 beside one of float32, in one chain with 16 rows a step. With `accumulate` the sum
+    of a previous call goes on, so that micro-batches cut at multiples of 128 rows give the bits of the whole batch.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.

@@ -47,7 +47,7 @@ def quant_matmul(
         UnsupportedError: In differentiation.
 
     Guarantee: row-invariant, and the bits are the same on every platform: sums of integers are exact in every order.
-    On a Hopper GPU operands stored along K are multiplied where they lie, others are turned first.
+    On a Hopper GPU operands stored along K are multiplied where they lie, others are copied first.
 
     Source: "quant_matmul" of xpu-perf (https://github.com/bytedance/xpu-perf).
 

@@ -22,6 +22,7 @@ TARGETS: Final[tuple[tuple[str, str], ...]] = (("cpu", ""), ("cuda", "sm_90"), (
 
 _FLOATS: Final = ("float32", "bfloat16", "float16")
 _LABELS: Final = "int32"
+_INT8: Final = "int8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,10 @@ def _paged_quantised(query: jax.Array, pages: jax.Array, table: jax.Array, scale
     return ops.paged_attention(query, pages, pages, table, lengths, key_scale=scale, value_scale=scale)
 
 
+def _mixed_product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
 def _by_columns(x: jax.Array, g: jax.Array) -> jax.Array:
     return lax.dot_general(x, g, (((0,), (0,)), ((), ())))
 
@@ -102,7 +107,7 @@ def _paged(query: jax.Array, pages: jax.Array, table: jax.Array) -> Any:
 
 
 _X, _W, _WIDE_W, _HEADS, _PAGES = (8, 1024), (1024, 512), (512, 1024), (1, 256, 4, 64), (9, 16, 4, 64)
-_WIDE = (1, 256, 4, 192)
+_WIDE, _INT8_X = (1, 256, 4, 192), (*_X, _INT8)
 
 _silu = functools.partial(ops.matmul, activation="silu")
 _highest = functools.partial(ops.matmul, precision="highest")
@@ -115,6 +120,14 @@ CASES: Final[tuple[Case, ...]] = (
     Case("matmul", 'precision="highest"', _highest, (_X, _W), ("float32",)),
     Case("matmul", "split_k=4", _split, (_X, _W)),
     Case("matmul", 'activation="silu"', _silu, (_X, _W)),
+    Case("matmul", "float32 beside bfloat16", _invariant(_mixed_product), (_X, (*_W, "bfloat16")), ("float32",)),
+    Case(
+        "matmul",
+        "float32 beside bfloat16, gradient",
+        _invariant(_gradient(_mixed_product, 1)),
+        (_X, (*_W, "bfloat16")),
+        ("float32",),
+    ),
     Case("matmul", "a stack", jax.vmap(ops.matmul), ((2, *_X), (2, *_W))),
     Case("matmul", "gradients", _gradient(ops.matmul, 0, 1), (_X, _W)),
     Case("matmul", "gradients of a stack", _gradient(jax.vmap(ops.matmul), 0, 1), ((2, *_X), (2, *_W))),
@@ -125,6 +138,14 @@ CASES: Final[tuple[Case, ...]] = (
     Case("ragged_dot", "gradients", _invariant(_gradient(lax.ragged_dot, 1)), (_X, (2, *_W), (2, _LABELS))),
     Case("group_matmul", "", ops.group_matmul, (_X, (2, *_W), (2, _LABELS))),
     Case("group_matmul", "gradients", _gradient(ops.group_matmul, 0, 1), (_X, (2, *_W), (2, _LABELS))),
+    Case("quant_matmul", "", ops.quant_matmul, (_INT8_X, (*_W, _INT8), (8,), (512,)), ("float32",)),
+    Case(
+        "moe_quant_group_gemm",
+        "",
+        ops.moe_quant_group_gemm,
+        (_INT8_X, (8,), (2, *_W, _INT8), (2, 512), (2, _LABELS)),
+        ("float32",),
+    ),
     Case("conv", "", _invariant(lambda x, w: lax.conv(x, w, (1, 1), "SAME")), ((1, 64, 8, 8), (8, 64, 3, 3))),
     Case("conv", "one feature", _invariant(lambda x, w: lax.conv(x, w, (1, 1), "SAME")), ((1, 1, 8, 8), (8, 1, 3, 3))),
     Case(

@@ -34,6 +34,9 @@ from pallas_kernels.contract.matmul import WgmmaChunkContract as WgmmaChunkContr
 from pallas_kernels.contract.matmul import WgmmaContract as WgmmaContract
 from pallas_kernels.contract.matmul import matmul_contract as matmul_contract
 from pallas_kernels.contract.pairs import PairContract as PairContract
+from pallas_kernels.contract.parts import PartsChunkContract as PartsChunkContract
+from pallas_kernels.contract.parts import PartsContract as PartsContract
+from pallas_kernels.contract.quant import QuantContract as QuantContract
 from pallas_kernels.contract.rows import LANES as LANES
 from pallas_kernels.contract.rows import RowContract as RowContract
 from pallas_kernels.contract.rows import row_contract as row_contract

@@ -104,6 +104,7 @@ def test_pages_and_longer_caches() -> None:
     assert_bits_equal(paged(Q, *pages, bias=bias, mask=mask), expected)
 
 
+@pytest.mark.exhaustive
 def test_vmap_keeps_the_bits_of_gradients() -> None:
     """A bias that the mapped axis does not carry has a gradient for each entry."""
     bias = random(9, 1, HEADS, QUERIES, KEYS)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
@@ -85,6 +86,7 @@ def test_pages() -> None:
         assert_bits_equal(tuple(x[0] for x in alone), tuple(x[own] for x in found))
 
 
+@pytest.mark.exhaustive
 def test_self_attention_and_no_sequences() -> None:
     k, v = K[:TOKENS], V[:TOKENS]
     found = bijax.dot_product_attention(Q, k, v, cu_query_seq_lengths=SUMS)

@@ -10,7 +10,6 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
 
 BATCH, TOKENS, HEADS, KEY_HEADS, SIZE, PAGE = 2, 140, 4, 2, 24, 10
 
@@ -35,8 +34,7 @@ def stored(dtype: str) -> tuple[list[jax.Array], dict[str, jax.Array], list[jax.
     return caches, {"key_scale": factors[0], "value_scale": factors[1]}, wide
 
 
-# tests/engine/test_flash_attention.py does it in int8.
-@pytest.mark.parametrize("dtype", [rarely("int8"), "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.exhaustive)])
 def test_prefill_decode_and_pages(dtype: str) -> None:
     caches, factors, wide = stored(dtype)
     q = random(0, BATCH, 12, HEADS, SIZE)
@@ -56,6 +54,7 @@ def test_prefill_decode_and_pages(dtype: str) -> None:
     assert_bits_equal(bijax.paged_attention(q, *pages, table, TOKENS, return_residual=True, **factors), whole)
 
 
+@pytest.mark.exhaustive
 def test_float64_and_vmap() -> None:
     """Factors that the mapped axis carries belong to its entries."""
     caches, factors, wide = stored("int8")

@@ -16,7 +16,7 @@ from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, lowers_for_cuda, normal, substitute
-from tests.exhaustive import sampled
+from tests.exhaustive import rarely, sampled
 
 RULES = {"conv_general_dilated": conv_general_dilated}
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
@@ -178,6 +178,19 @@ def test_sums_are_those_of_a_product() -> None:
         ]
         expected = functools.reduce(lax.add, parts).reshape(2, 4, 3, 4)
         assert_bits_equal(jax.jit(substitute(conv(padding="VALID"), RULES))(x, w), expected, err_msg=str(features))
+
+
+@pytest.mark.parametrize("groups", [1, rarely(2)])
+def test_phases_that_share_a_product_have_the_bits_of_each_alone(groups: int) -> None:
+    """A transposed convolution whose windows do not overlap: each place meets one position of the kernel."""
+    x, w = normal(20, 3, 5, 4, 16 * groups), normal(21, 2, 2, 16, 6 * groups)
+    up = conv(padding=((1, 1), (1, 1)), lhs_dilation=(2, 2), feature_group_count=groups)
+    alone = conv(feature_group_count=groups)
+    whole = jax.jit(substitute(up, RULES))(x, w)
+    run = jax.jit(substitute(alone, RULES))
+    for p, q in np.ndindex(2, 2):
+        phase = whole[:, p::2, q::2]
+        assert_bits_equal(phase, run(x, w[1 - p, 1 - q][None, None]), err_msg=f"{p} {q}")
 
 
 def test_tiles_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.gpu
 
 CONTRACT, CHUNKS = WgmmaContract(), WgmmaChunkContract()
 THREADS = 12
+FEW, EVERY = 4, 5  # candidates that are tried, and how far apart they are among all
 EMPTY = 3  # a group without rows, whose weights are nan
 
 # (M, G, K, N), weights stored as (N, K), operands, result: ragged in each dimension, padded, few rows of many groups.
@@ -28,7 +29,7 @@ SHAPES = {
     "ragged": ((300, 7, 1000, 528), False, "bfloat16", "float32"),
     "ragged transposed": ((300, 7, 1000, 520), True, "bfloat16", "bfloat16"),
     "float16": ((1100, 40, 512, 640), False, "float16", "float16"),
-    "few rows": ((64, 256, 1024, 512), False, "bfloat16", "bfloat16"),
+    "few rows": ((64, 256, 256, 128), False, "bfloat16", "bfloat16"),
     "unaligned": ((45, 5, 77, 21), False, "bfloat16", "float32"),
 }
 OTHERS = {
@@ -76,7 +77,8 @@ def test_every_schedule_gives_the_bits_of_a_plain_matmul(name: str) -> None:
     one = jax.jit(lambda x, w: matmul(x, w, **options))
     plain = np.stack([np.asarray(one(x, weights)) for weights in w])
     found: dict[str, MatmulSchedule | None] = {"chosen": None, **OTHERS}
-    found |= group_candidates(m, g, k, n, transpose_w=transpose_w, out_itemsize=jnp.dtype(out).itemsize)
+    ranked = group_candidates(m, g, k, n, transpose_w=transpose_w, out_itemsize=jnp.dtype(out).itemsize)
+    found |= dict(list(ranked.items())[1 : EVERY * FEW : EVERY])
     sizes = jnp.zeros(g, jnp.int32)
     failures = []
     with ThreadPoolExecutor(THREADS) as pool:

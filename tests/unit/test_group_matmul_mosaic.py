@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.contract import MatmulContract, WgmmaChunkContract, WgmmaContract
+from pallas_kernels.contract import MatmulContract, QuantContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.groups import group_matmul, group_weight_gradient
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
@@ -156,6 +156,7 @@ def test_interpreted_kernel_multiplies_integers(
         jnp.asarray((w if transpose_w else w.swapaxes(1, 2))[slice(None) if sizes else 0]),
         jnp.asarray(row),
         jnp.asarray(column if sizes else column[0]),
+        contract=QuantContract(),
         transpose_w=transpose_w,
         bias=bias,
         sizes=None if sizes is None else jnp.asarray(SIZES[sizes], jnp.int32),
@@ -235,6 +236,7 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
     ("change", "message"),
     [
         ({"w": jnp.ones((4, 16), jnp.bfloat16)}, "int8 operands"),
+        ({"contract": CONTRACT}, "expected the contract quant/v1"),
         ({"x": jnp.ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(K, N\)"),
         ({"schedule": MatmulSchedule(False, 64, 256, 128, 3, 2)}, "at most 32 KiB of weights"),
         ({"row_scale": jnp.ones(4)}, r"row_scale float32\[3\]"),
@@ -246,7 +248,7 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
 def test_unsupported_integers_are_named(change: dict[str, object], message: str) -> None:
     arguments = {"x": jnp.ones((3, 16), jnp.int8), "w": jnp.ones((16, 4), jnp.int8), "row_scale": jnp.ones(3)}
     with pytest.raises(UnsupportedError, match=message):
-        quant_matmul(**{**arguments, "column_scale": jnp.ones(4), **change})
+        quant_matmul(**{**arguments, "column_scale": jnp.ones(4), "contract": QuantContract(), **change})
 
 
 def products(x: np.ndarray, w: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:

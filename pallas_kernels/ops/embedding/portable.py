@@ -35,21 +35,24 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
     if not chunks:
         return total
     # One more than the id, so that the zeros which pad the last chunk name no row.
-    names = pad_rows(jnp.where((tokens >= 0) & (tokens < size), tokens, -1) + 1, chunks * rows)
-    g = pad_rows(g, chunks * rows)
+    names = pad_rows(jnp.where((tokens >= 0) & (tokens < size), tokens, -1) + 1, chunks * rows).reshape(chunks, rows)
+    g = pad_rows(g, chunks * rows).reshape(chunks, rows, g.shape[1])
+    # Rows of one token meet in the place of its first row in the chunk. All chunks take a row at a time.
+    place = jnp.argmax(names[:, :, None] == names[:, None, :], axis=2).astype(jnp.int32)
+    chunk = jnp.arange(chunks, dtype=jnp.int32)
 
-    def add_chunk(chunk: jax.Array, total: jax.Array) -> jax.Array:
-        here = lax.dynamic_slice_in_dim(names, chunk * rows, rows)
-        # Rows of one token meet in the place of its first row.
-        place = jnp.argmax(here[:, None] == here, axis=1).astype(jnp.int32)
+    def add_row(i: jax.Array, sums: jax.Array) -> jax.Array:
+        here = lax.dynamic_index_in_dim(place, i, 1, keepdims=False)
+        row = lax.dynamic_index_in_dim(g, i, 1, keepdims=False).astype(jnp.float32)
+        at = sums.at[chunk, here]
+        return at.set(at.get(mode="promise_in_bounds") + row, unique_indices=True, mode="promise_in_bounds")
 
-        def add_row(i: jax.Array, sums: jax.Array) -> jax.Array:
-            row = lax.dynamic_slice_in_dim(g, chunk * rows + i, 1).astype(jnp.float32)
-            return lax.dynamic_update_slice_in_dim(sums, lax.dynamic_slice_in_dim(sums, place[i], 1) + row, place[i], 0)
+    sums = lax.fori_loop(jnp.int32(0), jnp.int32(rows), add_row, jnp.zeros(g.shape, jnp.float32))
+    first = (place == jnp.arange(rows)) & (names > 0)
+    targets = jnp.where(first, names - 1, size)
 
-        sums = lax.fori_loop(jnp.int32(0), jnp.int32(rows), add_row, jnp.zeros((rows, g.shape[1]), jnp.float32))
-        first = (place == jnp.arange(rows)) & (here > 0)
-        return total.at[jnp.where(first, here - 1, size)].add(sums, mode="drop")
+    def add_chunk(c: jax.Array, total: jax.Array) -> jax.Array:
+        return total.at[targets[c]].add(sums[c], mode="drop")
 
     total = lax.fori_loop(jnp.int32(0), jnp.int32(chunks), add_chunk, total)
     return total

@@ -1,7 +1,7 @@
 """Rows in groups (experts) whose sizes only the GPU knows: a table of where groups and their tiles begin, and its walk.
 
 Every block of a launch makes the table for itself in shared memory, from the sizes in GPU memory, before its first
-tile; that takes less than the launch of a kernel that would make it once.
+tile, so that no other kernel has to run first.
 """
 
 from collections.abc import Callable

@@ -266,18 +266,13 @@ class _Run:
         warpgroups, stages = self.schedule.warpgroups, self.schedule.stages
         blocks = min(self.schedule.blocks, self.rows)
         pieces = _Parts.of(self.columns, self.schedule.piece)
-        if stages % warpgroups or warpgroups > pieces.count or (pieces.count > 1 and pieces.size % segments.size):
-            raise ValueError(
-                f"expected stages a multiple of warpgroups, at most one warpgroup a piece and whole segments of"
-                f" {segments.size} columns in a piece, got {self.schedule} for {pieces.count} pieces."
-            )
+        self._check_pieces(pieces)
         again = 0 if self.step is None else max(0, pieces.count - stages)  # pieces that the second pass reads anew
         fetches = pieces.count + again
 
         def kernel(source: Any, *refs: Any) -> None:
             known, written, (scratch, barriers, ring, *rest) = _sort(refs, len(given), len(out))
-            shared: Any = rest[0] if rest else None
-            meeting = rest[1:]
+            shared, *meeting = rest or [None]
             first_row = lax.axis_index("block")
             warpgroup = lax.axis_index("warpgroup") if warpgroups > 1 else 0
             rows = lax.div(self.rows - first_row + blocks - 1, blocks)
@@ -364,8 +359,8 @@ class _Run:
 
             @pl.loop(0, rows)
             def _(i: Any) -> None:
-                index = first_row + i * blocks
-                row = OnlineRow(index, source, known, written[self.results :], _first(warpgroup, warpgroups), interpret)
+                others, is_first = written[self.results :], _first(warpgroup, warpgroups)
+                row = OnlineRow(first_row + i * blocks, source, known, others, is_first, interpret)
                 start = i * fetches
                 constants = self.finish(row, *_combine(statistics(i), scratch.at[warpgroup], interpret))
                 if self.step is None:
@@ -384,17 +379,34 @@ class _Run:
                 if again:
                     each(start + pieces.count, again, write_again)
 
+        return self._launch(kernel, out, {"block": blocks}, self._ring_memory(pieces, x.dtype), warpgroups)(x, *given)
+
+    def _check_pieces(self, pieces: _Parts) -> None:
+        """Raises `ValueError` if the schedule does not fit the row."""
+        if (
+            self.schedule.stages % self.schedule.warpgroups
+            or self.schedule.warpgroups > pieces.count
+            or (pieces.count > 1 and pieces.size % self.segments.size)
+        ):
+            raise ValueError(
+                f"expected stages a multiple of warpgroups, at most one warpgroup a piece and whole segments of"
+                f" {self.segments.size} columns in a piece, got {self.schedule} for {pieces.count} pieces."
+            )
+
+    def _ring_memory(self, pieces: _Parts, dtype: Any) -> list[Any]:
+        """Returns the types of `ring`'s shared memory and barriers."""
+        warpgroups, stages = self.schedule.warpgroups, self.schedule.stages
         capacity = -(-max(pieces.last, pieces.size if pieces.count > 1 else 0) // WARPGROUP) * WARPGROUP
         memory: list[Any] = [
             plgpu.SMEM((warpgroups, 2, WARPGROUP), jnp.float32),
             plgpu.Barrier(num_barriers=stages),
-            plgpu.SMEM((stages, capacity), x.dtype),
+            plgpu.SMEM((stages, capacity), dtype),
         ]
-        if segments.count > 1:
-            memory.append(plgpu.SMEM((2, segments.count, WARPGROUP), jnp.float32))
+        if self.segments.count > 1:
+            memory.append(plgpu.SMEM((2, self.segments.count, WARPGROUP), jnp.float32))
         if warpgroups > 1:
             memory += [plgpu.Barrier(num_arrivals=warpgroups)] * 2
-        return self._launch(kernel, out, {"block": blocks}, memory, warpgroups)(x, *given)
+        return memory
 
     def _launch(
         self, kernel: Any, out: Sequence[Any], grid: dict[str, int], memory: list[Any], warpgroups: int = 1

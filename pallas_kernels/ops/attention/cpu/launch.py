@@ -222,6 +222,7 @@ def _run_probe(tile: Tile, capped: bool, *arrays: np.ndarray) -> tuple[np.ndarra
 
 
 @functools.cache
+@remembered
 def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
     """Returns whether a tile of the backward pass gives the reference's bits on this machine.
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.contract import QuantContract, honour
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue
 from pallas_kernels.ops.matmul.hopper.operands import check_device, check_result, check_shared_memory, pad
@@ -35,6 +36,7 @@ def quant_matmul(
     row_scale: jax.Array,
     column_scale: jax.Array,
     *,
+    contract: QuantContract,
     transpose_w: bool = False,
     bias: jax.Array | None = None,
     sizes: jax.Array | None = None,
@@ -53,6 +55,7 @@ def quant_matmul(
         w: (K, N) int8, or (G, K, N) with `sizes`; at most 1024 groups. The largest sum must fit in int32.
         row_scale: (M,) float32.
         column_scale: (N,) of any float dtype, or (G, N).
+        contract: What the sums are and in which order the scales follow.
         transpose_w: Whether `w` is stored as (N, K), or (G, N, K).
         bias: (N,) of any float dtype, or None; none with `sizes`.
         sizes: (G,) int32, the rows of each group; None for one matrix of weights.
@@ -65,7 +68,7 @@ def quant_matmul(
         everything is nan.
 
     Raises:
-        UnsupportedError: If this backend does not take these operands.
+        UnsupportedError: If this backend does not take these operands, or another contract is asked for.
 
     Guarantee: row-invariant; the sums are those of integers, exact in every order.
 
@@ -74,9 +77,13 @@ def quant_matmul(
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w, one = jnp.ones((3, 128), jnp.int8), jnp.ones((128, 64), jnp.int8), jnp.ones(64)
-        >>> quant_matmul(x, w, 0.5 * one[:3], one, interpret=plgpu.InterpretGPUParams())[0, :2].tolist()
+        >>> y = quant_matmul(
+        ...     x, w, 0.5 * one[:3], one, contract=QuantContract(), interpret=plgpu.InterpretGPUParams()
+        ... )
+        >>> y[0, :2].tolist()
         [64.0, 64.0]
     """
+    honour(_OP, contract, QuantContract())
     out_dtype = jnp.dtype(out_dtype)
     _check(x, w, row_scale, column_scale, transpose_w, bias, sizes, out_dtype)
     if not interpret:

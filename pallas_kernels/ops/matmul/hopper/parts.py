@@ -1,0 +1,157 @@
+"""Products of float32 by bfloat16 on a Hopper GPU: the float32 operand in bfloat16 parts, by the 16-bit kernels.
+
+The gradients of a bfloat16 product with float32 results are such products. In parts the bfloat16 operand is used where
+it lies, and the tensor core runs at twice the rate of TF32.
+"""
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels.contract import PartsChunkContract, PartsContract, WgmmaChunkContract, WgmmaContract
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.matmul.hopper import launch
+from pallas_kernels.ops.matmul.hopper.operands import check_contract, pad
+
+_OP: Final = "pallas_kernels.ops.matmul.hopper.parts.matmul"
+_GRADIENT_OP: Final = "pallas_kernels.ops.matmul.hopper.parts.weight_gradient"
+_UPPER: Final = np.int32(-65536)
+_BOTH: Final = {"float32", "bfloat16"}
+
+
+def matmul(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    contract: PartsContract,
+    transpose_w: bool = False,
+    bias: jax.Array | None = None,
+    out_dtype: Any = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Multiplies rows by weights, one of them float32 and the other bfloat16, or every matrix of a stack.
+
+    An infinity in the bfloat16 operand gives nan, because parts that are zero meet it.
+
+    Args:
+        x: (M, K) or (..., M, K). Any sizes, 0 included.
+        w: (K, N) or (..., K, N); (N, K) or (..., N, K) with `transpose_w`.
+        contract: Parts, and the order of the sum.
+        transpose_w: Whether `w` is stored as (N, K).
+        bias: (N,), added to the float32 sum.
+        out_dtype: float32 by default; the sum is rounded once.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
+
+    Returns:
+        (M, N) or (..., M, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract for these operands.
+
+    Guarantee: row-invariant; the bits depend on K, the row, the weights and the bias alone.
+
+    Example:
+        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+
+        >>> from jax.experimental.pallas import mosaic_gpu as plgpu
+        >>> x, w = jnp.full((3, 64), 1 / 3), jnp.ones((64, 64), jnp.bfloat16)
+        >>> matmul(x, w, contract=PartsContract(3), interpret=plgpu.InterpretGPUParams())[0, :2].tolist()
+        [21.33333396911621, 21.33333396911621]
+    """
+    check_contract(_OP, contract, PartsContract)
+    _check(_OP, x, w)
+
+    def product(part: jax.Array) -> jax.Array:
+        a, b = (part, w) if x.dtype == jnp.float32 else (x, part)
+        kind = WgmmaContract()
+        return launch.matmul(a, b, contract=kind, transpose_w=transpose_w, out_dtype=jnp.float32, interpret=interpret)
+
+    *others, last = _parts(x if x.dtype == jnp.float32 else w, contract.parts)
+    total = product(last)
+    for part in reversed(others):
+        total = total + product(part)
+    if bias is not None:
+        total = total + bias.astype(jnp.float32)
+    return total.astype(jnp.float32 if out_dtype is None else out_dtype)
+
+
+def weight_gradient(
+    x: jax.Array,
+    g: jax.Array,
+    *,
+    contract: PartsChunkContract,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Sums the outer products of rows, one operand float32 and the other bfloat16: the gradient of weights.
+
+    The rows of both are copied once: 16 rows of the one stand beside each of the parts of 16 rows of the other.
+
+    Args:
+        x: (M, K) or (..., M, K). Any sizes, 0 included.
+        g: (M, N) or (..., M, N), the cotangent of the product.
+        contract: Parts, and the order of the sum over the rows.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        out_dtype: float32 by default; the sum is rounded once.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
+
+    Returns:
+        (K, N) or (..., K, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract for these operands.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows. An element's bits depend on its column
+    of `x` and its column of `g` alone.
+
+    Example:
+        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+
+        >>> from jax.experimental.pallas import mosaic_gpu as plgpu
+        >>> x, g = jnp.ones((40, 64), jnp.bfloat16), jnp.full((40, 64), 0.1)
+        >>> contract, interpret = PartsChunkContract(2), plgpu.InterpretGPUParams()
+        >>> round(float(weight_gradient(x, g, contract=contract, interpret=interpret)[0, 0]), 4)
+        4.0
+    """
+    check_contract(_GRADIENT_OP, contract, PartsChunkContract)
+    _check(_GRADIENT_OP, x, g)
+
+    def beside(a: jax.Array) -> jax.Array:
+        """Returns (..., parts * M', n): of each 16 rows the last part, the one before it, and so on."""
+        a = pad(a, -2, contract.rows)
+        blocks = a.reshape(*a.shape[:-2], a.shape[-2] // contract.rows, contract.rows, a.shape[-1])
+        parts = _parts(blocks, contract.parts)[::-1] if a.dtype == jnp.float32 else [blocks] * contract.parts
+        return jnp.stack(parts, axis=-3).reshape(*a.shape[:-2], contract.parts * a.shape[-2], a.shape[-1])
+
+    return launch.weight_gradient(
+        beside(x),
+        beside(g),
+        contract=WgmmaChunkContract(),
+        accumulate=accumulate,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
+
+
+def _parts(x: jax.Array, count: int) -> list[jax.Array]:
+    """Returns the bfloat16 parts of float32 numbers, the largest first."""
+    parts, rest = [], x
+    for _ in range(count - 1):
+        # The upper bits as they are: a conversion to and fro may be dropped by XLA (`xla_allow_excess_precision`).
+        upper = lax.bitcast_convert_type(lax.bitcast_convert_type(rest, jnp.int32) & _UPPER, jnp.float32)
+        finite = jnp.abs(rest) < jnp.inf
+        parts.append(jnp.where(finite, upper, rest).astype(jnp.bfloat16))
+        rest = jnp.where(finite, rest - upper, 0.0)
+    return [*parts, rest.astype(jnp.bfloat16)]
+
+
+def _check(op: str, a: jax.Array, b: jax.Array) -> None:
+    if {a.dtype.name, b.dtype.name} != _BOTH:
+        raise UnsupportedError(
+            f"{op}: expected one float32 and one bfloat16 operand, got {a.dtype.name} and {b.dtype.name}; operands of"
+            " one dtype have kernels of their own."
+        )
