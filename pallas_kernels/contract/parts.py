@@ -4,7 +4,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class PartsContract:
+class _InParts:
+    parts: int
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.parts not in (2, 3):
+            raise ValueError(f"parts must be 2 or 3, got {self.parts}.")
+
+
+@dataclass(frozen=True)
+class PartsContract(_InParts):
     """How wgmma sums products of which one operand is float32 and the other bfloat16.
 
     The float32 operand is a sum of `parts` bfloat16 numbers: its upper 16 bits, those of the rest, and so on; the last
@@ -21,13 +31,6 @@ class PartsContract:
         'matmul/v1/f32-wgmma16-parts2-chains'
     """
 
-    parts: int
-    version: int = 1
-
-    def __post_init__(self) -> None:
-        if self.parts not in (2, 3):
-            raise ValueError(f"parts must be 2 or 3, got {self.parts}.")
-
     @property
     def id(self) -> str:
         """Name of the contract, stable across runs and machines."""
@@ -35,7 +38,7 @@ class PartsContract:
 
 
 @dataclass(frozen=True)
-class PartsChunkContract:
+class PartsChunkContract(_InParts):
     """How wgmma takes a sum over the rows of a batch where one operand is float32 and the other bfloat16.
 
     The float32 operand has the parts of `PartsContract`. One float32 accumulator starts at zero, or where a previous
@@ -49,13 +52,6 @@ class PartsChunkContract:
         >>> PartsChunkContract(2).id
         'chunks/v1/f32-wgmma16-parts2-chain'
     """
-
-    parts: int
-    version: int = 1
-
-    def __post_init__(self) -> None:
-        if self.parts not in (2, 3):
-            raise ValueError(f"parts must be 2 or 3, got {self.parts}.")
 
     @property
     def rows(self) -> int:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import vector
+
+from pallas_kernels.parts.hopper.registers import elementwise
 
 WARPGROUP: Final = 128
 """Threads of a warpgroup."""
@@ -114,21 +114,8 @@ def _apply(ptx: str, *operands: jax.Array) -> jax.Array:
     def apply(_: Any, *operands: Any) -> Any:
         registers = operands[0].registers.copy()
         for at in range(registers.size):
-            registers.flat[at] = _each_element(ptx, [o.registers.flat[at] for o in operands])
+            registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
         return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
 
     result: jax.Array = apply(*operands)
-    return result
-
-
-def _each_element(ptx: str, operands: list[Any]) -> Any:
-    """Applies instructions to registers that hold one number, or a vector of them, each."""
-    f32, result = ir.F32Type.get(), operands[0]
-    if not isinstance(result.type, ir.VectorType):
-        return mgpu.utils.inline_ptx(ptx, *operands, result_types=f32)
-    for i in range(ir.VectorType(result.type).shape[0]):
-        position = ir.DenseI64ArrayAttr.get([i])
-        elements = (vector.extract(o, dynamic_position=[], static_position=position) for o in operands)
-        value = mgpu.utils.inline_ptx(ptx, *elements, result_types=f32)
-        result = vector.insert(value, result, dynamic_position=[], static_position=position)
     return result

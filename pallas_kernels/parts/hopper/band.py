@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mlir.dialects import arith
 
+from pallas_kernels.parts.hopper.registers import element, number_of, with_element
 from pallas_kernels.parts.hopper.tile import ROW, TILE, i32, thread_of_warpgroup
 
 
@@ -39,20 +40,18 @@ def keep_band(tile: jax.Array, first: jax.Array | None, last: jax.Array, other: 
     def keep(_: Any, tile: Any, *numbers: Any) -> Any:
         outside = mgpu.c(other, ir.F32Type.get())
         own = arith.muli(arith.remui(thread_of_warpgroup(), i32(4)), i32(2))
-        limits = [[arith.subi(_number(x.registers.flat[half]), own) for half in range(2)] for x in numbers]
+        limits = [[arith.subi(number_of(x.registers.flat[half]), own) for half in range(2)] for x in numbers]
         registers = tile.registers.copy()
         pairs = registers.reshape(registers.shape[1], 2)
         for j in range(pairs.shape[0]):
             for half in range(2):
                 pair = pairs[j, half]
                 for i in range(2):
-                    at, place = i32(8 * j + i), ir.DenseI64ArrayAttr.get([i])
+                    at = i32(8 * j + i)
                     inside = arith.cmpi(arith.CmpIPredicate.sge, limits[0][half], at)
                     for least in limits[1:]:
                         inside = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.sle, least[half], at))
-                    number = vector.extract(pair, dynamic_position=[], static_position=place)
-                    number = arith.select(inside, number, outside)
-                    pair = vector.insert(number, pair, dynamic_position=[], static_position=place)
+                    pair = with_element(pair, i, arith.select(inside, element(pair, i), outside))
                 pairs[j, half] = pair
         return mgpu.FragmentedArray(
             _registers=pairs.reshape(registers.shape), _layout=tile.layout, _is_signed=tile.is_signed
@@ -60,10 +59,3 @@ def keep_band(tile: jax.Array, first: jax.Array | None, last: jax.Array, other: 
 
     kept: jax.Array = keep(tile, *given)
     return kept
-
-
-def _number(register: Any) -> Any:
-    """Returns the number in a register, which may be a vector of one."""
-    if not isinstance(register.type, ir.VectorType):
-        return register
-    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))

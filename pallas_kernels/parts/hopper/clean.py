@@ -11,6 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
+from pallas_kernels.parts.hopper.registers import element, number_of
 from pallas_kernels.parts.hopper.tile import ROW, i32, thread_of_warpgroup, tiled
 
 WORD: Final = 32
@@ -73,7 +74,7 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
             for chunk in chunks:
                 pairs = llvm.load(kind, chunk)
                 for i in range(4):
-                    pair = vector.extract(pairs, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
+                    pair = element(pairs, i)
                     sums[i] = mgpu.utils.inline_ptx(multiply, pair, zero, sums[i], result_types=word)
             bits = functools.reduce(arith.ori, sums)
             inside = arith.andi(
@@ -124,13 +125,13 @@ def spoil_rows(total: jax.Array, first: jax.Array, end: jax.Array, found: Any, i
         for at in range(registers.size):
             some = i32(0)
             for i, word in enumerate(read):
-                edges = [_within(_scalar(x.registers.flat[at]), i * WORD) for x in (first, end)]
+                edges = [_within(number_of(x.registers.flat[at]), i * WORD) for x in (first, end)]
                 before, until = (arith.shli(one, edge) for edge in edges)
                 bits = arith.trunci(word.type, arith.subi(until, before))
                 there = arith.cmpi(arith.CmpIPredicate.slt, *edges)
                 some = arith.ori(some, arith.select(there, arith.andi(word, bits), i32(0)))
             number = registers.flat[at]
-            spoiled = arith.select(arith.cmpi(arith.CmpIPredicate.ne, some, i32(0)), nan, _scalar(number))
+            spoiled = arith.select(arith.cmpi(arith.CmpIPredicate.ne, some, i32(0)), nan, number_of(number))
             if isinstance(number.type, ir.VectorType):
                 spoiled = vector.broadcast(number.type, spoiled)
             registers.flat[at] = spoiled
@@ -144,9 +145,3 @@ def _within(edge: Any, start: int) -> Any:
     """Returns an edge of a range as a number of bits of the word that begins at `start`, 64 bits wide."""
     edge = arith.minsi(arith.maxsi(arith.subi(edge, i32(start)), i32(0)), i32(WORD))
     return arith.extui(ir.IntegerType.get_signless(64), edge)
-
-
-def _scalar(register: Any) -> Any:
-    if not isinstance(register.type, ir.VectorType):
-        return register
-    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))

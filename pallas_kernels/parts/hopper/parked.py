@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, elementwise, i32, thread_of_warpgroup
+from pallas_kernels.parts.hopper.registers import element, elementwise, joined, number_of
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, i32, thread_of_warpgroup
 
 _CHUNK: Final = 4  # numbers that a thread moves at once
 _AT_ONCE: Final = 4  # chunks that are read before the first of them is written
@@ -43,9 +44,9 @@ def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpre
         def write(old: list[Any], first: int) -> None:
             for at, chunk in enumerate(old, first):
                 two = [elementwise("fma.rn.f32 $0, $1, $2, $3;", [pair, factors[i], values[i]]) for i, pair in chunk]
-                llvm.store(_joined(two), chunks[at])
+                llvm.store(joined([element(pair, i) for pair in two for i in range(2)]), chunks[at])
 
-        zero = _splat(0.0)
+        zero = joined([mgpu.c(0.0, ir.F32Type.get())] * 2)
         with mgpu.when(begins):
             write([[(2 * at, zero), (2 * at + 1, zero)] for at in range(len(chunks))], 0)
         with mgpu.when(arith.xori(begins, mgpu.c(1, ir.IntegerType.get_signless(1)))):
@@ -93,7 +94,7 @@ def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
         places = _rows(ref)
         for x, pair in zip(numbers, places, strict=True):
             for register, place in zip(x.registers.flat, pair, strict=True):
-                llvm.store(_element(register, 0) if isinstance(register.type, ir.VectorType) else register, place)
+                llvm.store(number_of(register), place)
 
     store(*numbers, ref)
 
@@ -145,23 +146,4 @@ def _chunks(ref: Any, pairs: int) -> Iterator[Any]:
 
 def _read(place: Any) -> list[Any]:
     chunk = llvm.load(ir.VectorType.get((_CHUNK,), ir.F32Type.get()), place)
-    return [_vector([_element(chunk, 2 * half + i) for i in range(2)]) for half in range(2)]
-
-
-def _joined(pairs: list[Any]) -> Any:
-    return _vector([_element(pair, i) for pair in pairs for i in range(2)])
-
-
-def _splat(value: float) -> Any:
-    return _vector([mgpu.c(value, ir.F32Type.get())] * 2)
-
-
-def _vector(numbers: list[Any]) -> Any:
-    found = llvm.mlir_undef(ir.VectorType.get((len(numbers),), ir.F32Type.get()))
-    for i, number in enumerate(numbers):
-        found = vector.insert(number, found, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))
-    return found
-
-
-def _element(register: Any, index: int) -> Any:
-    return vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([index]))
+    return [joined([element(chunk, 2 * half + i) for i in range(2)]) for half in range(2)]

@@ -16,6 +16,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm, vector
 
+from pallas_kernels.parts.hopper.registers import element, joined, number_of, with_number
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, tiled
 
 _K: Final = 16  # elements of K in one instruction
@@ -142,9 +143,10 @@ def await_sums(sums: jax.Array, interpret: bool) -> None:
     @inline  # type: ignore[untyped-decorator]
     def hold(_: Any, sums: Any) -> None:
         for register in sums.registers.flat:
-            number = _element(register, 0) if isinstance(register.type, ir.VectorType) else register
             mgpu.utils.inline_ptx(
-                "{ .reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p nanosleep.u32 0; }", number, has_side_effects=True
+                "{ .reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p nanosleep.u32 0; }",
+                number_of(register),
+                has_side_effects=True,
             )
 
     hold(sums)
@@ -166,11 +168,7 @@ def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
         registers = numbers.registers.copy()
         for at in range(registers.size):
             register = registers.flat[at]
-            if isinstance(register.type, ir.VectorType):
-                number = mgpu.utils.shfl_bfly(_element(register, 0), 0)
-                registers.flat[at] = vector.insert(number, register, dynamic_position=[], static_position=_at(0))
-            else:
-                registers.flat[at] = mgpu.utils.shfl_bfly(register, 0)
+            registers.flat[at] = with_number(register, mgpu.utils.shfl_bfly(number_of(register), 0))
         return mgpu.FragmentedArray(_registers=registers, _layout=numbers.layout, _is_signed=None)
 
     exchanged: jax.Array = exchange(numbers)
@@ -266,33 +264,22 @@ def _wgmma(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any, 
 def _words(array: Any) -> list[list[Any]]:
     """Returns the registers of 16-bit numbers as wgmma takes them for each step of K: four words of 32 bits."""
     word = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
-    words = [_element(vector.bitcast(word, register), 0) for register in array.registers.flat]
+    words = [element(vector.bitcast(word, register), 0) for register in array.registers.flat]
     return [words[at : at + _A_REGISTERS] for at in range(0, len(words), _A_REGISTERS)]
 
 
 def _numbers(array: Any) -> list[Any]:
-    return [_element(register, i) for register in array.registers.flat for i in range(2)]
+    return [element(register, i) for register in array.registers.flat for i in range(2)]
 
 
 def _array(numbers: list[Any], columns: int) -> Any:
     """Returns registers of an accumulator as an array (64, columns)."""
-    pair, layout = ir.VectorType.get((2,), ir.F32Type.get()), mgpu.WGMMA_LAYOUT
+    layout = mgpu.WGMMA_LAYOUT
     registers = np.empty(len(numbers) // 2, dtype=object)
     for at in range(registers.size):
-        both = llvm.mlir_undef(pair)
-        for i in range(2):
-            both = vector.insert(numbers[2 * at + i], both, dynamic_position=[], static_position=_at(i))
-        registers[at] = both
+        registers[at] = joined(numbers[2 * at : 2 * at + 2])
     registers = registers.reshape(layout.registers_shape((ROWS, columns)))
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
-
-
-def _at(index: int) -> Any:
-    return ir.DenseI64ArrayAttr.get([index])
-
-
-def _element(register: Any, index: int) -> Any:
-    return vector.extract(register, dynamic_position=[], static_position=_at(index))
 
 
 def _long(value: int) -> Any:

@@ -17,9 +17,9 @@ from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, memref
-from jaxlib.mlir.dialects import vector as vectors
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.registers import element
 from pallas_kernels.parts.hopper.tree import Combine
 
 _WARP: Final = 32
@@ -120,13 +120,13 @@ def combine_team(
         if vector == 1:
             # One group, whose lanes are spread over the four warps.
             for place, own in zip(places, arrays, strict=True):
-                memref.store(_element(own.registers.item(), 0), scratch, at(place, thread))
+                memref.store(element(own.registers.item(), 0), scratch, at(place, thread))
         else:
             first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
             first = arith.addi(first, arith.divui(thread, mgpu.c(WARPGROUP // vector, i32)))
             for i, own in enumerate(arrays):
                 kind, place = kinds[i // each], places[i // each]
-                values = [_element(own.registers.item(), j) for j in range(vector)]
+                values = [element(own.registers.item(), j) for j in range(vector)]
                 group = arith.addi(first, mgpu.c(i % each * vector, i32))
                 total = _group_tree(kind, values, thread)
                 if team.cluster == 1:
@@ -239,7 +239,3 @@ def _halve(kind: Combine, x: jax.Array) -> jax.Array:
         low, high = jnp.split(x, 2, axis=-1)
         x = low + high if kind == "add" else jnp.where(low > high, low, high)
     return x
-
-
-def _element(x: Any, i: int) -> Any:
-    return vectors.extract(x, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([i]))

@@ -4,7 +4,6 @@ Products, sums of products and exponentials are the instructions that they are n
 nor split them. Each has a plain form for Mosaic's interpreter, which knows no PTX.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +14,9 @@ import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref, vector
+from jaxlib.mlir.dialects import arith, llvm, memref
+
+from pallas_kernels.parts.hopper.registers import element, elementwise, number_of, with_element, with_number
 
 ROWS: Final = 64
 """Rows of a tile."""
@@ -76,7 +77,7 @@ def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret
                 index = arith.index_cast(ir.IndexType.get(), arith.minsi(index, i32(last)))
                 number = memref.load(ref, [index])
                 number = number if number.type == f32 else arith.extf(f32, number)
-                register = vector.insert(number, register, dynamic_position=[], static_position=_at(i))
+                register = with_element(register, i, number)
             registers[at] = register
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
 
@@ -159,25 +160,6 @@ class Arithmetic:
         return applied
 
 
-def elementwise(ptx: str, operands: Sequence[Any]) -> Any:
-    """Applies an instruction to registers that hold one float32 number, or a vector of them, each."""
-    result = operands[0]
-    if not isinstance(result.type, ir.VectorType):
-        return mgpu.utils.inline_ptx(ptx, *operands, result_types=ir.F32Type.get())
-    for i in range(ir.VectorType(result.type).shape[0]):
-        value = mgpu.utils.inline_ptx(ptx, *(_element(o, i) for o in operands), result_types=ir.F32Type.get())
-        result = vector.insert(value, result, dynamic_position=[], static_position=_at(i))
-    return result
-
-
-def _at(index: int) -> Any:
-    return ir.DenseI64ArrayAttr.get([index])
-
-
-def _element(register: Any, index: int) -> Any:
-    return vector.extract(register, dynamic_position=[], static_position=_at(index))
-
-
 def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: int, interpret: bool) -> jax.Array:
     """Returns fma(total, decay, sum of the lane's columns), where each of the 4 lanes of a row has its own total.
 
@@ -202,26 +184,21 @@ def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: in
         # (1, n / 8, 1, 1, 2, 1, ...): pairs of neighbouring columns, for a row of the upper and one of the lower half.
         pairs = tile.registers.reshape(tile.registers.shape[1], 2)
         for half in range(2):
-            numbers = [_element(pair, i) for pair in pairs[:, half] for i in range(2)]
+            numbers = [element(pair, i) for pair in pairs[:, half] for i in range(2)]
             sums = numbers[:chains]
             for at, number in enumerate(numbers[chains:]):
                 sums[at % chains] = arith.addf(sums[at % chains], number)
             while len(sums) > 1:
                 sums = [arith.addf(a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
-            registers.flat[half] = _with_fused(registers.flat[half], decay.registers.flat[half], sums[0])
+            own, factor = (number_of(x.registers.flat[half]) for x in (total, decay))
+            value = mgpu.utils.inline_ptx(
+                "fma.rn.f32 $0, $1, $2, $3;", own, factor, sums[0], result_types=ir.F32Type.get()
+            )
+            registers.flat[half] = with_number(registers.flat[half], value)
         return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
 
     added: jax.Array = add(total, decay, tile)
     return added
-
-
-def _with_fused(total: Any, decay: Any, number: Any) -> Any:
-    """Returns fma(total, decay, number) in the form of the register `total`."""
-    ptx, f32 = "fma.rn.f32 $0, $1, $2, $3;", ir.F32Type.get()
-    if not isinstance(total.type, ir.VectorType):
-        return mgpu.utils.inline_ptx(ptx, total, decay, number, result_types=f32)
-    value = mgpu.utils.inline_ptx(ptx, _element(total, 0), _element(decay, 0), number, result_types=f32)
-    return vector.insert(value, total, dynamic_position=[], static_position=_at(0))
 
 
 def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
@@ -236,12 +213,10 @@ def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
         registers = total.registers.copy()
         for at in range(registers.size):
             register = registers.flat[at]
-            number = _element(register, 0) if isinstance(register.type, ir.VectorType) else register
+            number = number_of(register)
             for distance in (1, 2):
                 number = arith.addf(number, mgpu.utils.shfl_bfly(number, distance))
-            if isinstance(register.type, ir.VectorType):
-                number = vector.insert(number, register, dynamic_position=[], static_position=_at(0))
-            registers.flat[at] = number
+            registers.flat[at] = with_number(register, number)
         return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
 
     added: jax.Array = add(total)
@@ -256,12 +231,6 @@ def thread_of_warpgroup() -> Any:
 def i32(value: int) -> Any:
     """Returns an int32 constant."""
     return mgpu.c(value, ir.IntegerType.get_signless(32))
-
-
-def accumulator(rows: int, columns: int) -> Any:
-    """Returns the type of a float32 accumulator of wgmma."""
-    pallas: Any = plgpu
-    return pallas.ACC((rows, columns), jnp.float32)
 
 
 def store_few(ref: Any, numbers: jax.Array, interpret: bool) -> None:

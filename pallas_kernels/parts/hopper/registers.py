@@ -1,0 +1,51 @@
+"""Registers of arrays that a warpgroup holds: one number each, or a vector of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm, vector
+
+
+def element(register: Any, index: int) -> Any:
+    """Returns a number of a vector."""
+    return vector.extract(register, dynamic_position=[], static_position=_at(index))
+
+
+def with_element(register: Any, index: int, number: Any) -> Any:
+    """Returns a vector with another number in one place."""
+    return vector.insert(number, register, dynamic_position=[], static_position=_at(index))
+
+
+def number_of(register: Any) -> Any:
+    """Returns the number in a register, which may be a vector of one."""
+    return element(register, 0) if isinstance(register.type, ir.VectorType) else register
+
+
+def with_number(register: Any, number: Any) -> Any:
+    """Returns a number in the form of a register, which may be a vector of one."""
+    return with_element(register, 0, number) if isinstance(register.type, ir.VectorType) else number
+
+
+def joined(numbers: Sequence[Any]) -> Any:
+    """Returns a vector of float32 numbers."""
+    found = llvm.mlir_undef(ir.VectorType.get((len(numbers),), ir.F32Type.get()))
+    for i, number in enumerate(numbers):
+        found = with_element(found, i, number)
+    return found
+
+
+def elementwise(ptx: str, operands: Sequence[Any]) -> Any:
+    """Applies instructions on float32 to registers that hold one number, or a vector of them, each."""
+    result = operands[0]
+    if not isinstance(result.type, ir.VectorType):
+        return mgpu.utils.inline_ptx(ptx, *operands, result_types=ir.F32Type.get())
+    for i in range(ir.VectorType(result.type).shape[0]):
+        value = mgpu.utils.inline_ptx(ptx, *(element(o, i) for o in operands), result_types=ir.F32Type.get())
+        result = with_element(result, i, value)
+    return result
+
+
+def _at(index: int) -> Any:
+    return ir.DenseI64ArrayAttr.get([index])
