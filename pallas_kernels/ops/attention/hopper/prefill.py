@@ -4,6 +4,7 @@ The splits of `SplitAttentionContract` are merged where they are computed. What 
 memory.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, result
 from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, tiled
@@ -30,7 +32,7 @@ class Call:
 
     Attributes:
         contract: Order of the sums.
-        factor: Factor of raw scores.
+        scoring: From products to scores.
         sight: How far queries see.
         source: Where keys come from.
         batch: Sequences.
@@ -38,12 +40,13 @@ class Call:
         heads: Query heads.
         group: Query heads to a key head.
         size: Width of a head.
+        value_size: The same of the values.
         capacity: Most keys of a sequence.
         interpret: False, or parameters of Mosaic's interpreter.
     """
 
     contract: SplitAttentionContract
-    factor: float
+    scoring: Scoring
     sight: Sight
     source: KeySource
     batch: int
@@ -51,6 +54,7 @@ class Call:
     heads: int
     group: int
     size: int
+    value_size: int
     capacity: int
     interpret: Any
 
@@ -61,6 +65,30 @@ class Lengths(NamedTuple):
     offsets: Any
     queries: Any
     keys: Any
+
+
+class Further(NamedTuple):
+    """Further arrays of a call, references in its kernels; None where there are none.
+
+    Attributes:
+        table: (B, n) int32, the pages of each sequence.
+        slopes: (B or 1, N) float32, times log2(e).
+        sinks: The same.
+    """
+
+    table: Any = None
+    slopes: Any = None
+    sinks: Any = None
+
+    @property
+    def given(self) -> list[Any]:
+        """Those that there are."""
+        return [x for x in self if x is not None]
+
+    def refs(self, given: Iterable[Any]) -> "Further":
+        """Returns references to those that there are."""
+        found = iter(given)
+        return Further(*(None if x is None else next(found) for x in self))
 
 
 class Tile(NamedTuple):
@@ -152,7 +180,7 @@ class Body:
     @property
     def wide(self) -> bool:
         """Whether heads are so wide that results go through the queries' memory, and are parked in GPU memory."""
-        return self.call.size > WIDEST_PARKED
+        return self.call.value_size > WIDEST_PARKED
 
     @property
     def order(self) -> Order:
@@ -181,7 +209,9 @@ class Body:
 
         ring.drain(lax.fori_loop(0, self.order.count(block), fill, jnp.int32(0)))
 
-    def compute(self, query: Any, lengths: Lengths, out: Any, lse: Any, scratch: Scratch, ring: Ring) -> None:
+    def compute(
+        self, query: Any, lengths: Lengths, further: Further, out: Any, lse: Any, scratch: Scratch, ring: Ring
+    ) -> None:
         """Computes this warpgroup's queries of all tiles of this block of the grid."""
         warpgroup, block = lax.axis_index("warpgroup"), lax.axis_index("block")
         count, order = self.order.count(block), self.order
@@ -216,9 +246,10 @@ class Body:
 
             walk = Walk(
                 self.call.contract,
-                self.call.factor,
+                self.call.scoring,
                 self.call.sight,
                 positions,
+                _of_head(further.slopes, tile),
                 keys,
                 blocks,
                 queries,
@@ -231,7 +262,8 @@ class Body:
             plgpu.barrier_wait(ready)
             values, stats = walk.run()
             valid = lengths.queries[tile.sequence] - first
-            self.store(tile, first, valid, out, lse, scratch.results.at[warpgroup], values, stats)
+            sink = _of_head(further.sinks, tile)
+            self.store(tile, first, valid, sink, out, lse, scratch.results.at[warpgroup], values, stats)
             if self.wide:
                 fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
@@ -241,11 +273,20 @@ class Body:
         plgpu.wait_smem_to_gmem(0)
 
     def store(
-        self, tile: Tile, first: Any, valid: Any, out: Any, lse: Any, staged: Any, values: jax.Array, stats: Stats
+        self,
+        tile: Tile,
+        first: Any,
+        valid: Any,
+        sink: jax.Array | None,
+        out: Any,
+        lse: Any,
+        staged: Any,
+        values: jax.Array,
+        stats: Stats,
     ) -> None:
         """Writes the results of a warpgroup's queries."""
         rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE)
-        values, log_sum = result(values, stats, rows < valid, Arithmetic(interpret=bool(self.call.interpret)))
+        values, log_sum = result(values, stats, rows < valid, sink, Arithmetic(interpret=bool(self.call.interpret)))
         lse.at[tile.sequence, tile.head, pl.ds(first, ROWS)][...] = log_sum
         if self.wide:
             plgpu.commit_smem()  # every warp has read the queries that lie there
@@ -256,12 +297,21 @@ class Body:
         plgpu.copy_smem_to_gmem(staged, out.at[tile.sequence, pl.ds(first, ROWS), tile.head])
 
 
+def _of_head(numbers: Any, tile: Tile) -> jax.Array | None:
+    """Returns a tile's number of (B or 1, N) for each of its queries, (64,)."""
+    if numbers is None:
+        return None
+    sequence = tile.sequence if numbers.shape[0] > 1 else 0
+    found: jax.Array = plgpu.layout_cast(jnp.full((ROWS,), numbers[sequence, tile.head], jnp.float32), ROW)
+    return found
+
+
 def prefill(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     lengths: Lengths,
-    table: jax.Array | None,
+    further: Further,
     *,
     call: Call,
     schedule: PrefillSchedule,
@@ -271,14 +321,14 @@ def prefill(
     Args:
         query: (B, T, N, H), T a multiple of 8.
         key: (B, S, K, H), S a multiple of 8, or (P, page, K, H) with a table.
-        value: Of the shape and dtype of `key`.
+        value: (B, S, K, V) or (P, page, K, V), of the dtype of `key`.
         lengths: Numbers of each sequence.
-        table: (B, n) int32, or None.
+        further: Further arrays.
         call: What is fixed about the call.
         schedule: Warpgroups, stages and order.
 
     Returns:
-        The outputs (B, T, N, H), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole tiles.
+        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole tiles.
     """
     s, dtype = schedule, query.dtype
     body = Body(call, s, call.capacity > call.contract.split)
@@ -286,7 +336,8 @@ def prefill(
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
-        (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
+        numbers, refs = refs[:3], refs[3:]
+        more, refs = further.refs(refs), refs[len(further.given) :]
         (out_ref, lse_ref, *parked_ref), refs = refs[: len(outputs)], refs[len(outputs) :]
         queries, queries_full, *stages = refs
         stages, places = stages[: len(in_ring)], stages[len(in_ring) :]
@@ -306,28 +357,29 @@ def prefill(
         @pl.when(warpgroup < s.warpgroups)
         def _() -> None:
             plgpu.set_max_registers(s.registers[0], action="increase")
-            body.compute(query_ref, Lengths(*numbers), out_ref, lse_ref, scratch, ring)
+            body.compute(query_ref, Lengths(*numbers), more, out_ref, lse_ref, scratch, ring)
 
         @pl.when(warpgroup == s.warpgroups)
         def _() -> None:
             plgpu.set_max_registers(s.registers[1], action="decrease")
-            body.produce((key_ref, value_ref), table_ref, Lengths(*numbers), ring)
+            body.produce((key_ref, value_ref), more.table, Lengths(*numbers), ring)
 
-    parks, places = body.splits and not body.wide, (s.warpgroups, ROWS * call.size)
+    parks, places = body.splits and not body.wide, (s.warpgroups, ROWS * call.value_size)
     # The parked values take twice the bytes of the results that lie over them.
     halves = 2 if parks and not interpret else 1
-    results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype, call.size))
+    width = call.value_size
+    results = plgpu.SMEM((s.warpgroups, halves, ROWS, width), dtype, transforms=tiled(dtype, width))
     union = [] if body.wide else [results]
     if parks:
         union = [plgpu.SMEM(places, jnp.float32), results]
         union = union if interpret else [plgpu.RefUnion(*union)]
     outputs = [
-        jax.ShapeDtypeStruct(query.shape, dtype),
+        jax.ShapeDtypeStruct((*query.shape[:3], width), dtype),
         jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
     ]
     if body.wide and body.splits:
         outputs.append(jax.ShapeDtypeStruct((body.order.blocks, *places), jnp.float32))
-    in_ring = Ring.scratch(s.stages, call.source, call.size, dtype, s.warpgroups)
+    in_ring = Ring.scratch(s.stages, call.source, call.size, width, dtype, s.warpgroups)
     launch = plgpu.kernel(
         kernel,
         out_type=outputs,
@@ -349,5 +401,5 @@ def prefill(
         ),
         interpret=call.interpret,
     )
-    out, lse, *_ = launch(query, key, value, *lengths, *([] if table is None else [table]))
+    out, lse, *_ = launch(query, key, value, *lengths, *further.given)
     return out, lse
