@@ -214,6 +214,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96"])
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
     case = CASES[name]
