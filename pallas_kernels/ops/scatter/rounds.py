@@ -138,7 +138,7 @@ def _targets(
         changes |= name[1:] != name[:-1]
     begins = jnp.concatenate([jnp.ones(1, bool), changes])
     first = jnp.sort(jnp.where(begins, numbers, count))
-    # Behind a barrier: XLA:CPU of jaxlib 0.12.0.1 gets a fusion of this concatenation with the next line's gather wrong.
+    # Behind a barrier: XLA:CPU of jaxlib 0.12.0.1 gets a fusion of it with the gather of the next line wrong.
     (ends,) = isolate(jnp.concatenate([first[1:], jnp.full(1, count, jnp.int32)]))
     outside = jnp.take(names[0], first, mode="clip") == _LARGEST
     lengths = jnp.where(outside, 0, ends - first)
