@@ -4,15 +4,16 @@
     PYTHONPATH=. python benchmarks/bench_model_gpu.py --layers 16 --cells train:4x2048 --params float32 --remat
 
 Steps are jitted and timed by the clock on the wall, in turns: a token against a cache, which is given away and comes
-back; a prompt; value and gradient of the loss; a training step with optax's adamw. They compute in bfloat16; weights
-are random, those of a training step in the dtype of `--params`. What is measured:
+back; a prompt; value and gradient of the loss; a training step with optax's adamw, of a batch at once or by units
+(`accumulate`: `bijax.accumulate_gradients` beside a loop that adds gradients). They compute in bfloat16; weights are
+random, those of a training step in the dtype of `--params`. What is measured:
 
 | model | is | beside |
 |---|---|---|
 | own | `flax_layers.Llama`, with `bijax.softmax_cross_entropy` | the faster of the two plain Llamas |
 | transformed | `bijax.invariant` around the plain Llama with XLA's attention | the same untouched |
 | transformed_cudnn | the same with cuDNN's attention | the faster of the two plain Llamas |
-| drop_in | a model of Flax's layers (`nnx.MultiHeadAttention` and others), converted | the same untouched |
+| drop_in | one of Flax's layers (`nnx.MultiHeadAttention`, ...), converted and transformed | the same untouched |
 | drop_in_cudnn | the same with cuDNN's attention | the faster of the two plain Flax models |
 
 The plain Llama is the same model with JAX's own operations. `ratio` is the other's time over ours. Peak memory is what
@@ -43,8 +44,9 @@ from flax_layers.ops import PlainOps
 CELLS: Final = (
     *(f"decode:{batch}x{keys}" for keys in (2048, 8192) for batch in (1, 8, 64, 256)),
     *("prefill:1x2048", "prefill:4x2048", "prefill:1x16384"),
-    *("gradient:2x512", "train:4x2048"),
+    *("gradient:2x512", "train:4x2048", "accumulate:16x2048"),
 )
+TRAINING: Final = ("train", "accumulate")
 MODELS: Final = ("own", "transformed", "transformed_cudnn", "drop_in", "drop_in_cudnn")
 
 BESIDE: Final = {
@@ -122,7 +124,8 @@ def models(names: Sequence[str], layers: int, keys: int, params: str, remat: boo
     if any("drop_in" in name for name in names):
         for name, implementation in (("flax", "xla"), ("flax_cudnn", "cudnn")):
             found[name] = FlaxTransformer(shape, implementation=implementation, remat=remat, **dtypes)
-        found |= {name: convert(found[plain]) for name, plain in CONVERTED.items()}
+        # A conversion changes a model in place: another one is made around the same parameters.
+        found |= {name: convert(nnx.merge(*nnx.split(found[plain]))) for name, plain in CONVERTED.items()}
     return found
 
 
@@ -163,10 +166,11 @@ def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterato
         if "flax" in name or "drop_in" in name:
             if cell.kind == "decode":
                 continue  # the cache of Flax's layer has one length for all sequences
-            yield name, step(found[name], cell, plain_loss), "flax"
+            made = step(found[name], cell, plain_loss, plain=name not in CONVERTED)
+            yield name, bijax.invariant(made) if name in CONVERTED else made, "flax"
             continue
         loss: Loss = own_loss if name == "own" else plain_loss
-        made = step(found[TRANSFORMED.get(name, name)], cell, loss)
+        made = step(found[TRANSFORMED.get(name, name)], cell, loss, plain=name not in BESIDE)
         yield name, bijax.invariant(made) if name in TRANSFORMED else made, "xla"
 
 
@@ -186,7 +190,7 @@ def measure(cell: Cell, held: dict[str, Arrays], ready: dict[str, Future[Program
 
 def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the lines of cells whose models have parameters of one dtype."""
-    params = arguments.params if cells[0].kind == "train" else "bfloat16"
+    params = arguments.params if cells[0].kind in TRAINING else "bfloat16"
     found = models(names, arguments.layers, max(cell.keys for cell in cells), params, arguments.remat)
     threads = 1 if arguments.compile_times else THREADS
     ready: list[dict[str, Future[Program]]] = []
@@ -202,7 +206,7 @@ def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespa
     for cell, row, source in zip(cells, ready, sources, strict=True):
         shared = {name: arrays(found[name], cell) for name in dict.fromkeys(source.values())}
         for line in measure(cell, {name: shared[plain] for name, plain in source.items()}, row):
-            yield line | ({"params": params, "remat": arguments.remat} if cell.kind == "train" else {})
+            yield line | ({"params": params, "remat": arguments.remat} if cell.kind in TRAINING else {})
         row.clear()
 
 
@@ -221,7 +225,7 @@ def main() -> None:
         parser.error(f"expected models among {', '.join(MODELS)}, got {', '.join(sorted(unknown))}")
     cells = [Cell.parse(text) for text in arguments.cells.split(",")]
     rows = []
-    for kinds in (("decode", "prefill"), ("gradient",), ("train",)):
+    for kinds in (("decode", "prefill"), ("gradient",), TRAINING):
         if some := [cell for cell in cells if cell.kind in kinds]:
             for row in run(some, names, arguments):
                 print(row, flush=True)
