@@ -82,7 +82,10 @@ def attention(
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     if schedule is None:
         sees_all = not causal and window is None
-        few, many = decode_schedule(size, value_size), prefill_schedule(size, length, sees_all, value_size)
+        few, many = (
+            decode_schedule(size, value_size),
+            prefill_schedule(size, length, sees_all, value_size, heads // key.shape[2]),
+        )
         schedule = few if length <= DECODE_QUERIES else many
     block = contract.key_block
     if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
