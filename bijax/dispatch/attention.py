@@ -68,7 +68,7 @@ _BACKWARD: Final = 9
 _SERVED_ON_HOPPER: Final = frozenset({"page_table"})
 """Which further arrays the kernels for Hopper take."""
 
-_GRADIENTS_ON_HOPPER: Final = frozenset({64, 128})
+_GRADIENTS_ON_HOPPER: Final = frozenset({64, 96, 128})
 """Widths of heads whose gradients have run on a GPU."""
 
 

@@ -25,7 +25,7 @@ from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
-from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
+from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
     COMPARED,
@@ -198,7 +198,7 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
             return stock(ctx, *(_fences.without_subnormal_numbers(x) for x in operands), **parameters)
         if primitive.name in FENCED or primitive.name in ROUNDED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
-        return _replaced(primitive, ctx, operands, parameters)
+        return _replaced(primitive, platform, ctx, operands, parameters)
 
     return rule
 
@@ -242,7 +242,9 @@ def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], param
     return [_fences.fence_product(product)]
 
 
-def _replaced(primitive: Primitive, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
+def _replaced(
+    primitive: Primitive, platform: str, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]
+) -> Sequence[Any]:
     if primitive.name in COLLECTIVES:
         with kernel_code():
             lowered: Sequence[Any] = mlir.lower_fun(REPLACEMENTS[primitive.name], multiple_results=False)(
@@ -252,7 +254,7 @@ def _replaced(primitive: Primitive, ctx: Context, operands: Sequence[Any], param
     if primitive.name == "dot_general":
         return _traced(_dot, *look_through_transposes(ctx, operands, parameters))
     on_whole_vectors = primitive.name in VECTORS
-    function = functools.partial(on_vectors, primitive) if on_whole_vectors else REPLACEMENTS[primitive.name]
+    function = functools.partial(on_vectors, primitive) if on_whole_vectors else replacement(primitive.name, platform)
     return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
 
 

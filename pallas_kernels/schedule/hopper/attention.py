@@ -19,19 +19,20 @@ _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2
 _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
 _BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
 _FULL_GROUP: Final = 16
-_MANY_QUERIES: Final = 2048  # for which tiles of 192 leave few rows empty
+_UNIT: Final = 64  # queries of a warpgroup
+_IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
 _LONG: Final = 16384
 
 
 @dataclass(frozen=True)
 class PrefillSchedule:
-    """Tiles of 64 queries of one head for each computing warpgroup, walked by persistent blocks.
+    """Tiles of 64 queries of a head for each computing warpgroup, walked by persistent blocks.
 
     Attributes:
         warpgroups: Computing warpgroups, up to 3.
         stages: Stages of keys and of values.
         blocks: Most blocks.
-        heads: Heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
+        heads: Query heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -60,7 +61,9 @@ class DecodeSchedule:
     registers: tuple[int, int, int] = (232, 40, 120)
 
 
-def prefill_schedule(head_size: int, queries: int, sees_all: bool, value_size: int | None = None) -> PrefillSchedule:
+def prefill_schedule(
+    head_size: int, queries: int, sees_all: bool, value_size: int | None = None, group: int = 1
+) -> PrefillSchedule:
     """Returns the schedule of tiles of queries.
 
     Args:
@@ -68,9 +71,11 @@ def prefill_schedule(head_size: int, queries: int, sees_all: bool, value_size: i
         queries: Queries of a sequence.
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
         value_size: Width of a head of the values, that of the keys by default.
+        group: Query heads to a key head.
     """
     heads = _FULL_GROUP if sees_all else 0
-    if head_size <= 64 and queries >= _MANY_QUERIES:
+    units = -(-queries // _UNIT) * group
+    if head_size <= 64 and -units % 3 <= _IDLE * units:
         # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
         stages = 4 if sees_all or queries >= _LONG else 3
         return PrefillSchedule(3, stages, heads=heads, registers=(160, 32))

@@ -91,7 +91,7 @@ def attention(
         if length <= DECODE_QUERIES:
             schedule = decode_schedule(size, value_size, eight_bits=key_scale is not None)
         else:
-            schedule = prefill_schedule(size, length, sees_all, value_size)
+            schedule = prefill_schedule(size, length, sees_all, value_size, heads // key.shape[2])
     block = contract.key_block
     few = isinstance(schedule, DecodeSchedule)
     if key_scale is not None and value_scale is not None:

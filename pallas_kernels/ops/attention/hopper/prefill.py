@@ -96,7 +96,15 @@ class Further(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile of queries: its sequence, its head, its first query."""
+    """What the warpgroups of a block compute with the same keys: a sequence, a key head, the first of its units."""
+
+    sequence: Any
+    key_head: Any
+    unit: Any
+
+
+class Unit(NamedTuple):
+    """What one warpgroup computes: 64 queries of a head, from the first one on."""
 
     sequence: Any
     head: Any
@@ -105,25 +113,44 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which blocks take tiles: to and fro over the blocks, heads in groups, the last queries first."""
+    """The order in which blocks take tiles: to and fro over the blocks, heads in groups, the last queries first.
+
+    A tile has as many units as there are warpgroups. The units of a key head are numbered from the last queries on, and
+    over its query heads first, so that those of a tile see about as many keys.
+    """
 
     call: Call
     schedule: PrefillSchedule
 
     @property
-    def rows(self) -> int:
-        """Queries of a tile."""
-        return ROWS * self.schedule.warpgroups
+    def pieces(self) -> int:
+        """Units of a query head."""
+        return -(-self.call.queries // ROWS)
+
+    @property
+    def units(self) -> int:
+        """Units of a key head."""
+        return self.pieces * self.call.group
+
+    @property
+    def padded(self) -> int:
+        """Queries of a sequence with those of the units behind the end, of which tiles are filled up."""
+        return (self.pieces + (1 if self.units % self.schedule.warpgroups else 0)) * ROWS
 
     @property
     def across(self) -> int:
-        """Tiles of a head."""
-        return -(-self.call.queries // self.rows)
+        """Tiles of a key head."""
+        return -(-self.units // self.schedule.warpgroups)
+
+    @property
+    def key_heads(self) -> int:
+        """Key heads of a sequence."""
+        return self.call.heads // self.call.group
 
     @property
     def tiles(self) -> int:
         """Tiles of all heads."""
-        return self.call.batch * self.call.heads * self.across
+        return self.call.batch * self.key_heads * self.across
 
     @property
     def blocks(self) -> int:
@@ -137,15 +164,28 @@ class Order:
 
     def tile(self, block: Any, index: Any) -> Tile:
         """Returns a block's tile."""
-        every = self.call.batch * self.call.heads
-        heads: Any = min(self.schedule.heads or every, every)
+        every = self.call.batch * self.key_heads
+        heads: Any = min(-(-self.schedule.heads // self.call.group) or every, every)
         number = index * self.blocks + self._place(index, block)
         start = lax.div(number, heads * self.across) * heads
         number = lax.rem(number, heads * self.across)
         heads = jnp.minimum(every - start, heads)
         row, head = lax.div(number, heads), start + lax.rem(number, heads)
-        first = (self.across - 1 - row) * self.rows
-        return Tile(lax.div(head, self.call.heads), lax.rem(head, self.call.heads), first)
+        return Tile(lax.div(head, self.key_heads), lax.rem(head, self.key_heads), row * self.schedule.warpgroups)
+
+    def unit(self, tile: Tile, warpgroup: Any) -> Unit:
+        """Returns a warpgroup's part of a tile; one behind the end has no queries that are there."""
+        number, group = tile.unit + warpgroup, self.call.group
+        first = jnp.where(number < self.units, self._first(number), self.pieces * ROWS)
+        return Unit(tile.sequence, tile.key_head * group + lax.rem(number, group), first)
+
+    def queries(self, tile: Tile) -> tuple[Any, Any]:
+        """Returns the first and the last query of a tile."""
+        end = jnp.minimum(tile.unit + self.schedule.warpgroups, self.units)
+        return self._first(end - 1), self._first(tile.unit) + (ROWS - 1)
+
+    def _first(self, unit: Any) -> Any:
+        return (self.pieces - 1 - lax.div(unit, self.call.group)) * ROWS
 
     def _place(self, index: Any, block: Any) -> Any:
         return jnp.where(lax.rem(index, 2) == 0, block, self.blocks - 1 - block)
@@ -193,11 +233,11 @@ class Body:
 
     def blocks_of(self, lengths: Lengths, tile: Tile) -> Blocks:
         """Returns the blocks of a tile, the same for all warpgroups."""
-        position = lengths.offsets[tile.sequence] + tile.first
-        last, keys = position + (self.order.rows - 1), lengths.keys[tile.sequence]
-        blocks = self.call.sight.blocks(position, last, keys, self.call.contract.key_block)
+        offset, keys = lengths.offsets[tile.sequence], lengths.keys[tile.sequence]
+        first, last = self.order.queries(tile)
+        blocks = self.call.sight.blocks(offset + first, offset + last, keys, self.call.contract.key_block)
         # Behind the sequence's last query there is nothing to see; one block is walked, with all its scores masked.
-        some = tile.first < lengths.queries[tile.sequence]
+        some = first < lengths.queries[tile.sequence]
         return blocks._replace(last=jnp.where(some, blocks.last, blocks.first + 1))
 
     def produce(self, caches: Any, table: Any, lengths: Lengths, ring: Ring) -> None:
@@ -207,8 +247,7 @@ class Body:
         def fill(index: Any, position: Any) -> Any:
             tile = self.order.tile(block, index)
             blocks = self.blocks_of(lengths, tile)
-            head = lax.div(tile.head, self.call.group)
-            ring.fill(blocks, position, caches, table, tile.sequence, head)
+            ring.fill(blocks, position, caches, table, tile.sequence, tile.key_head)
             return position + (blocks.last - blocks.first)
 
         ring.drain(lax.fori_loop(0, self.order.count(block), fill, jnp.int32(0)))
@@ -222,9 +261,8 @@ class Body:
         queries, ready = scratch.queries.at[warpgroup], scratch.queries_full.at[warpgroup]
 
         def fetch(index: Any) -> None:
-            tile = order.tile(block, index)
-            rows = pl.ds(tile.first + warpgroup * ROWS, ROWS)
-            plgpu.copy_gmem_to_smem(query.at[tile.sequence, rows, tile.head], queries, ready)
+            unit = order.unit(order.tile(block, index), warpgroup)
+            plgpu.copy_gmem_to_smem(query.at[unit.sequence, pl.ds(unit.first, ROWS), unit.head], queries, ready)
 
         def fetch_next(index: Any) -> None:
             @pl.when(index + 1 < count)
@@ -240,9 +278,8 @@ class Body:
 
         def one(index: Any, position: Any) -> Any:
             tile = order.tile(block, index)
-            blocks = self.blocks_of(lengths, tile)
-            first = tile.first + warpgroup * ROWS
-            keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + first
+            blocks, unit = self.blocks_of(lengths, tile), order.unit(tile, warpgroup)
+            keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + unit.first
 
             def positions() -> jax.Array:
                 found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
@@ -253,7 +290,7 @@ class Body:
                 self.call.scoring,
                 self.call.sight,
                 positions,
-                _of_head(further.slopes, tile),
+                _of_head(further.slopes, unit),
                 keys,
                 blocks,
                 queries,
@@ -265,9 +302,9 @@ class Body:
             )
             plgpu.barrier_wait(ready)
             values, stats = walk.run()
-            valid = lengths.queries[tile.sequence] - first
-            sink = _of_head(further.sinks, tile)
-            self.store(tile, first, valid, sink, out, lse, scratch.results.at[warpgroup], values, stats)
+            valid = lengths.queries[unit.sequence] - unit.first
+            sink = _of_head(further.sinks, unit)
+            self.store(unit, valid, sink, out, lse, scratch.results.at[warpgroup], values, stats)
             if self.wide:
                 fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
@@ -278,8 +315,7 @@ class Body:
 
     def store(
         self,
-        tile: Tile,
-        first: Any,
+        unit: Unit,
         valid: Any,
         sink: jax.Array | None,
         out: Any,
@@ -291,22 +327,22 @@ class Body:
         """Writes the results of a warpgroup's queries."""
         rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE)
         values, log_sum = result(values, stats, rows < valid, sink, Arithmetic(interpret=bool(self.call.interpret)))
-        lse.at[tile.sequence, tile.head, pl.ds(first, ROWS)][...] = log_sum
+        lse.at[unit.sequence, unit.head, pl.ds(unit.first, ROWS)][...] = log_sum
         if self.wide:
             plgpu.commit_smem()  # every warp has read the queries that lie there
         else:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         staged[...] = values.astype(staged.dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(staged, out.at[tile.sequence, pl.ds(first, ROWS), tile.head])
+        plgpu.copy_smem_to_gmem(staged, out.at[unit.sequence, pl.ds(unit.first, ROWS), unit.head])
 
 
-def _of_head(numbers: Any, tile: Tile) -> jax.Array | None:
-    """Returns a tile's number of (B or 1, N) for each of its queries, (64,)."""
+def _of_head(numbers: Any, unit: Unit) -> jax.Array | None:
+    """Returns a unit's number of (B or 1, N) for each of its queries, (64,)."""
     if numbers is None:
         return None
-    sequence = tile.sequence if numbers.shape[0] > 1 else 0
-    found: jax.Array = plgpu.layout_cast(jnp.full((ROWS,), numbers[sequence, tile.head], jnp.float32), ROW)
+    sequence = unit.sequence if numbers.shape[0] > 1 else 0
+    found: jax.Array = plgpu.layout_cast(jnp.full((ROWS,), numbers[sequence, unit.head], jnp.float32), ROW)
     return found
 
 
@@ -332,7 +368,8 @@ def prefill(
         schedule: Warpgroups, stages and order.
 
     Returns:
-        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole tiles.
+        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole
+        units and in some cases one more.
     """
     s, dtype = schedule, query.dtype
     body = Body(call, s, call.capacity > call.contract.split)
@@ -379,7 +416,7 @@ def prefill(
         union = union if interpret else [plgpu.RefUnion(*union)]
     outputs = [
         jax.ShapeDtypeStruct((*query.shape[:3], width), dtype),
-        jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
+        jax.ShapeDtypeStruct((call.batch, call.heads, body.order.padded), jnp.float32),
     ]
     if body.wide and body.splits:
         outputs.append(jax.ShapeDtypeStruct((body.order.blocks, *places), jnp.float32))
