@@ -37,17 +37,25 @@ class Case(NamedTuple):
     size: int
     causal: bool = True
     window: tuple[int, int] | None = None
+    soft_cap: float | None = None
+    sloped: bool = False
 
     @property
     def schedule(self) -> GradientSchedule:
         """One block of the grid: the interpreter runs a thread for each warpgroup of each block."""
-        return GradientSchedule(rows=8192 // self.size, blocks=1, heads=1)
+        return GradientSchedule(rows=128 if self.size == 64 else 64, blocks=1, heads=1)
+
+    @property
+    def slopes(self) -> np.ndarray | None:
+        """Slopes of each head of each sequence, if there are any."""
+        return np.linspace(0.02, 0.1, 2 * self.heads, dtype=np.float32).reshape(2, -1) if self.sloped else None
 
 
 CASES: Final = {
     "causal": Case((0, 0), (150, 20), (150, 20), 2, 64),
     "window, offsets": Case((80, 70), (70, 7), (150, 140), 1, 128, True, (60, 0)),
     "full": Case((0, 0), (9, 3), (140, 0), 1, 128, False),
+    "soft cap, slopes, heads of 96": Case((80, 0), (70, 0), (150, 0), 2, 96, soft_cap=1.5, sloped=True),
 }
 
 
@@ -72,6 +80,18 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     if case.window is not None:
         seen &= (key >= position - case.window[0]) & (key <= position + case.window[1])
     return seen
+
+
+def score(case: Case, sequence: int, head: int, products: np.ndarray) -> tuple[np.ndarray, Any]:
+    """Scores (queries, keys) of scaled products, and the derivative of the soft cap."""
+    bent: Any = 1.0
+    if case.soft_cap is not None:
+        tangents = np.tanh(products / case.soft_cap)
+        products, bent = case.soft_cap * tangents, 1 - tangents**2
+    if case.slopes is not None:
+        distance = np.arange(products.shape[1]) - np.arange(len(products))[:, None] - case.offsets[sequence]
+        products = products + case.slopes[sequence, head] * distance
+    return products, bent
 
 
 def softmax(case: Case, sequence: int, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +119,8 @@ def arrays(name: str) -> Arrays:
     for sequence in range(2):
         k, v = (np.nan_to_num(x[sequence, :, 0].astype(np.float64)) for x in (key, value))
         for head in range(case.heads):
-            scores = np.nan_to_num(query[sequence, :, head].astype(np.float64)) @ k.T * case.size**-0.5
+            products = np.nan_to_num(query[sequence, :, head].astype(np.float64)) @ k.T * case.size**-0.5
+            scores, _ = score(case, sequence, head, products)
             weights, lse[sequence, :, head] = softmax(case, sequence, scores)
             out[sequence, :, head] = weights @ v
     return Arrays(query, key, value, out, lse, cotangent)
@@ -110,10 +131,12 @@ def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
     found = attention_gradients(
         *(jnp.asarray(x) for x in given),
         *lengths,
+        None if case.slopes is None else jnp.asarray(case.slopes),
         contract=CONTRACT,
         scale=case.size**-0.5,
         causal=case.causal,
         window=case.window,
+        soft_cap=case.soft_cap,
         schedule=case.schedule,
         interpret=interpreter(),
     )
@@ -139,8 +162,9 @@ def as_contracted(case: Case, given: Arrays) -> list[np.ndarray]:
             )
             delta = (o * g).sum(1, keepdims=True)
             lse = given.lse[sequence, :, head, None].astype(np.float32)
-            weights = np.where(seen, np.exp(np.where(seen, q @ k.T * scale - lse, 0)), 0)
-            slopes = (weights * (g @ v.T - delta)).astype(jnp.bfloat16).astype(np.float32)
+            scores, bent = score(case, sequence, head, q @ k.T * scale)
+            weights = np.where(seen, np.exp(np.where(seen, scores - lse, 0)), 0).astype(np.float32)
+            slopes = (weights * bent * (g @ v.T - delta)).astype(jnp.bfloat16).astype(np.float32)
             for start in range((len(k) - 1) // block * block, -1, -block):
                 part = slice(start, start + block)
                 found[0][sequence, :, head] += slopes[:, part] @ k[part]
@@ -157,9 +181,10 @@ def exactly(case: Case, given: Arrays) -> list[np.ndarray]:
         k, v = (np.nan_to_num(x[sequence, :, 0].astype(np.float64)) for x in (given.key, given.value))
         for head in range(case.heads):
             q, g = (np.nan_to_num(x[sequence, :, head].astype(np.float64)) for x in (given.query, given.cotangent))
-            weights, _ = softmax(case, sequence, q @ k.T * scale)
+            scores, bent = score(case, sequence, head, q @ k.T * scale)
+            weights, _ = softmax(case, sequence, scores)
             out = weights @ v
-            slopes = weights * (g @ v.T - (g * out).sum(1, keepdims=True))
+            slopes = weights * bent * (g @ v.T - (g * out).sum(1, keepdims=True))
             found[0][sequence, :, head] = slopes @ k * scale
             found[1][sequence, :, 0] += slopes.T @ q * scale
             found[2][sequence, :, 0] += weights.T @ g

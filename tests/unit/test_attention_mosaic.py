@@ -46,6 +46,19 @@ class Case(NamedTuple):
     window: tuple[int, int] | None = None
     page: int | None = None
     size: int = 64
+    value_size: int | None = None
+    soft_cap: float | None = None
+    of_heads: bool = False
+
+    @property
+    def sinks(self) -> np.ndarray | None:
+        """Scores without keys, of all heads, if there are any."""
+        return np.linspace(1, 2, self.heads, dtype=np.float32)[None] if self.of_heads else None
+
+    @property
+    def slopes(self) -> np.ndarray | None:
+        """Slopes of each head of each sequence, if there are any."""
+        return np.linspace(0.02, 0.2, 2 * self.heads, dtype=np.float32).reshape(2, -1) if self.of_heads else None
 
 
 CASES: Final = {
@@ -59,6 +72,9 @@ CASES: Final = {
     "decode, heads of 96": Case((69, 3), (3, 1), (72, 4), 4, DECODE, size=96),
     "prefill, three warpgroups": Case((0, 0), (200, 9), (200, 9), 1, dataclasses.replace(PREFILL, warpgroups=3)),
     "prefill, wide heads": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192),
+    "prefill, values of another width": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192, value_size=128),
+    "prefill, soft cap, sinks, slopes": Case((60, 3), (70, 0), (130, 4), 2, PREFILL, soft_cap=1.5, of_heads=True),
+    "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
 
@@ -80,8 +96,9 @@ def data(case: Case) -> list[np.ndarray]:
     """Queries, keys and values, with nan in whatever is behind a length."""
     rng = np.random.default_rng(0)
     found = []
-    for lengths, heads in ((case.queries, case.heads), (case.keys, 1), (case.keys, 1)):
-        x = rng.standard_normal((2, max(lengths), heads, case.size)).astype(jnp.bfloat16)
+    widths = (case.size, case.size, case.value_size or case.size)
+    for lengths, heads, width in zip((case.queries, case.keys, case.keys), (case.heads, 1, 1), widths, strict=True):
+        x = rng.standard_normal((2, max(lengths), heads, width)).astype(jnp.bfloat16)
         for sequence, length in enumerate(lengths):
             x[sequence, length:] = np.nan
         found.append(x)
@@ -99,19 +116,20 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
 
         def pages(x: np.ndarray) -> np.ndarray:
             x = np.pad(x, room, constant_values=np.nan)
-            cache = np.full((2 * entries + 1, case.page, 1, case.size), np.nan, x.dtype)
-            cache[table] = x.reshape(2, entries, case.page, 1, case.size)
+            cache = np.full((2 * entries + 1, case.page, *x.shape[2:]), np.nan, x.dtype)
+            cache[table] = x.reshape(2, entries, case.page, *x.shape[2:])
             return cache
 
         key, value = pages(key), pages(value)
     lengths = (np.asarray(x, np.int32) for x in (case.offsets, case.queries, case.keys))
     out, lse = attention(
         *(jnp.asarray(x) for x in (query, key, value, *lengths)),
-        None if table is None else jnp.asarray(table),
+        *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes)),
         contract=CONTRACT,
         scale=case.size**-0.5,
         causal=case.causal,
         window=case.window,
+        soft_cap=case.soft_cap,
         schedule=case.schedule,
         interpret=interpreter(),
     )
@@ -142,16 +160,24 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     query, key, value = data(case)
     out, lse = plain(name)
     assert not races()
-    assert out.shape == query.shape
+    assert out.shape == (*query.shape[:3], value.shape[3])
     assert out.dtype == query.dtype
     for sequence in range(2):
         seen = seen_by(case, sequence)
         some = seen.any(1)
         q, k, v = (np.nan_to_num(np.asarray(x[sequence], np.float64)) for x in (query, key, value))
-        scores = np.where(seen, np.einsum("thd,sd->hts", q, k[:, 0]) * case.size**-0.5, -np.inf)[:, some]
+        scores = np.einsum("thd,sd->hts", q, k[:, 0]) * case.size**-0.5
+        if case.soft_cap is not None:
+            scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+        if case.slopes is not None:
+            distance = np.arange(len(k)) - np.arange(len(q))[:, None] - case.offsets[sequence]
+            scores = scores + case.slopes[sequence][:, None, None] * distance
+        scores = np.where(seen, scores, -np.inf)[:, some]
         largest = scores.max(-1, keepdims=True)
         weights = np.exp(scores - largest)
         total = weights.sum(-1, keepdims=True)
+        if case.sinks is not None:
+            total = total + np.exp(case.sinks[0][:, None, None] - largest)
         expected = np.einsum("hts,sd->thd", weights / total, v[:, 0])
         np.testing.assert_allclose(out[sequence][some].astype(np.float64), expected, rtol=0, atol=0.02)
         np.testing.assert_allclose(lse[sequence][some].T, (largest + np.log(total))[..., 0], rtol=0, atol=1e-5)

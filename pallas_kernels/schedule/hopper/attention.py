@@ -15,22 +15,23 @@ DECODE_QUERIES: Final = 16
 WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
-_PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2, 192: 3, 256: 2}
-_DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3, 192: 3, 256: 2}
+_PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
+_DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
 _FULL_GROUP: Final = 16
-_MANY_QUERIES: Final = 2048  # for which tiles of 192 leave few rows empty
+_UNIT: Final = 64  # queries of a warpgroup
+_IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
 _LONG: Final = 16384
 
 
 @dataclass(frozen=True)
 class PrefillSchedule:
-    """Tiles of 64 queries of one head for each computing warpgroup, walked by persistent blocks.
+    """Tiles of 64 queries of a head for each computing warpgroup, walked by persistent blocks.
 
     Attributes:
         warpgroups: Computing warpgroups, up to 3.
         stages: Stages of keys and of values.
         blocks: Most blocks.
-        heads: Heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
+        heads: Query heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -54,29 +55,35 @@ class DecodeSchedule:
     blocks: int = SMS
 
 
-def prefill_schedule(head_size: int, queries: int, sees_all: bool) -> PrefillSchedule:
+def prefill_schedule(
+    head_size: int, queries: int, sees_all: bool, value_size: int | None = None, group: int = 1
+) -> PrefillSchedule:
     """Returns the schedule of tiles of queries.
 
     Args:
         head_size: Width of a head.
         queries: Queries of a sequence.
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
+        value_size: Width of a head of the values, that of the keys by default.
+        group: Query heads to a key head.
     """
     heads = _FULL_GROUP if sees_all else 0
-    if head_size <= 64 and queries >= _MANY_QUERIES:
+    units = -(-queries // _UNIT) * group
+    if head_size <= 64 and -units % 3 <= _IDLE * units:
         # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
         stages = 4 if sees_all or queries >= _LONG else 3
         return PrefillSchedule(3, stages, heads=heads, registers=(160, 32))
-    return PrefillSchedule(stages=_PREFILL_STAGES[head_size], heads=heads)
+    return PrefillSchedule(stages=_PREFILL_STAGES[head_size, value_size or head_size], heads=heads)
 
 
-def decode_schedule(head_size: int) -> DecodeSchedule:
+def decode_schedule(head_size: int, value_size: int | None = None) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
     Args:
         head_size: Width of a head.
+        value_size: Width of a head of the values, that of the keys by default.
     """
-    return DecodeSchedule(_DECODE_STAGES[head_size])
+    return DecodeSchedule(_DECODE_STAGES[head_size, value_size or head_size])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """From the arrays of a backward pass to its kernels."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,15 @@ from pallas_kernels.contract import AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._delta import delta
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Tiles
-from pallas_kernels.ops.attention.hopper._online import score_factor
+from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.gradients import GradientCall, Operands, gradients
-from pallas_kernels.ops.attention.hopper.launch import padded, supports_scale
+from pallas_kernels.ops.attention.hopper.launch import padded
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import GradientSchedule, gradient_schedule
+
+_COLUMNS: Final = 64
 
 
 @in_32_bits
@@ -31,18 +33,20 @@ def attention_gradients(
     offsets: jax.Array,
     query_lengths: jax.Array,
     key_lengths: jax.Array,
+    slopes: jax.Array | None = None,
     *,
     contract: AttentionGradientContract,
     scale: float,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    soft_cap: float | None = None,
     schedule: GradientSchedule | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes the gradients of `attention` over a contiguous cache.
 
     Args:
-        query: (B, T, N, H) bfloat16 or float16; H is 64 or 128.
+        query: (B, T, N, H) bfloat16 or float16; H is 64, 96 or 128.
         key: (B, S, K, H) of the same dtype, K a divisor of N.
         value: Of the shape and dtype of `key`.
         out: Of the shape and dtype of `query`, the result of `attention`.
@@ -51,10 +55,12 @@ def attention_gradients(
         offsets: (B,) int32, absolute position of the first query of each sequence.
         query_lengths: (B,) int32; later queries see nothing.
         key_lengths: (B,) int32; later keys are never seen.
+        slopes: (B or 1, N), as in `attention`.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
         window: Keys before and after its own position that a query sees at most.
+        soft_cap: As in `attention`.
         schedule: Tiles and order; chosen by the head size and the mask by default.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
@@ -62,19 +68,21 @@ def attention_gradients(
         The gradients of `query`, `key` and `value`, of their shapes and dtypes; zeros for what nothing sees.
 
     Raises:
-        UnsupportedError: If the contract is another one, or `scale` is out of range.
+        UnsupportedError: If the contract is another one, or `scale` or `soft_cap` is out of range.
 
     Guarantee: row-invariant for `query`; a row is a query with the keys that it sees. The gradients of keys and values
     depend on their own sequence alone. The schedule moves no bit.
     """
     if not isinstance(contract, AttentionGradientContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
-    if not supports_scale(scale):
-        raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
-    batch, length, heads, size = query.shape
+    scoring = Scoring.of(scale, soft_cap)
+    batch, length, heads, width = query.shape
     capacity, key_heads = key.shape[1:3]
     if 0 in query.shape or 0 in key.shape:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
+    # Columns of zeros add nothing to any sum.
+    size = -(-width // _COLUMNS) * _COLUMNS
+    query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
     schedule = schedule or gradient_schedule(size, not causal and window is None)
     tiles = Tiles(
         Sight.of(causal, window),
@@ -95,12 +103,19 @@ def attention_gradients(
     query, cotangent, out, key, value = (padded(x) for x in (query, cotangent, out, key, value))
     deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
     given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
-    call = GradientCall(tiles, scale, score_factor(scale), size, interpret)
+    if slopes is not None:
+        given = given._replace(slopes=in_bits(slopes))
+    call = GradientCall(tiles, scale, scoring, size, interpret)
     sums, dk, dv = gradients(given, lengths, call=call, schedule=schedule)
     first_blocks, last_blocks = tiles.blocks_of_tiles(lengths)
     seen = jnp.repeat(first_blocks <= last_blocks, tiles.rows, axis=1)[:, :length, None, None]
-    dq = jnp.where(seen, sums[:, :length], 0) * jnp.float32(scale)
-    return dq.astype(query.dtype), dk[:, :capacity], dv[:, :capacity]
+    dq = jnp.where(seen, sums[:, :length, :, :width], 0) * jnp.float32(scale)
+    return dq.astype(query.dtype), dk[:, :capacity, :, :width], dv[:, :capacity, :, :width]
+
+
+def _widened(x: jax.Array, size: int) -> jax.Array:
+    """Returns heads (..., H) with zeros behind."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 
 def _stats(lse: jax.Array, deltas: jax.Array, tiles: Tiles) -> jax.Array:

@@ -21,7 +21,7 @@ from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._walk import Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge
-from pallas_kernels.ops.attention.hopper.prefill import Call, Lengths
+from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
@@ -141,7 +141,7 @@ class Body:
         def _(i: Any) -> None:
             plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
 
-    def compute(self, lengths: Lengths, values: Any, stats: Any, scratch: Any, ring: Ring) -> None:
+    def compute(self, lengths: Lengths, slopes: Any, values: Any, stats: Any, scratch: Any, ring: Ring) -> None:
         """Computes all items of this block of the grid."""
         block = lax.axis_index("block")
 
@@ -152,7 +152,7 @@ class Body:
 
             @pl.when(some)
             def _() -> None:
-                self.one_item(item, position, lax.rem(done, 2), lengths, values, stats, scratch, ring)
+                self.one_item(item, position, lax.rem(done, 2), lengths, slopes, values, stats, scratch, ring)
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
@@ -164,6 +164,7 @@ class Body:
         position: Any,
         slot: Any,
         lengths: Lengths,
+        slopes: Any,
         values: Any,
         stats: Any,
         scratch: Any,
@@ -177,11 +178,18 @@ class Body:
             found: jax.Array = lengths.offsets[item.sequence] + lax.div(row, jnp.full_like(row, call.group))
             return found
 
+        slope = None
+        if slopes is not None:
+            sequence = item.sequence if slopes.shape[0] > 1 else 0
+            slope = plgpu.load(
+                slopes.at[sequence, item.head, pl.ds(item.tile * ROWS, ROWS)], layout=ROW, optimized=False
+            )
         walk = Walk(
             call.contract,
-            call.factor,
+            call.scoring,
             call.sight,
             positions,
+            slope,
             lengths.keys[item.sequence],
             item.blocks,
             scratch.queries.at[slot],
@@ -251,6 +259,16 @@ def _store_rows(
     store(values_ref, stats_ref, jnp.asarray(first, jnp.int32), jnp.asarray(left, jnp.int32), values, maximum, total)
 
 
+def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = None) -> jax.Array:
+    """Returns numbers of heads (B or 1, N) for rows of key heads, (B or 1, R): `rows` of each, then zeros."""
+    sequences, call = numbers.shape[0], body.call
+    found = jnp.broadcast_to(
+        numbers.reshape(sequences, body.heads, 1, call.group), (sequences, body.heads, call.queries, call.group)
+    ).reshape(sequences, body.heads, body.rows)
+    found = jnp.pad(found, ((0, 0), (0, 0), (0, rows - body.rows))).reshape(sequences, -1)
+    return found if padded is None else jnp.pad(found, ((0, 0), (0, padded - found.shape[1])))
+
+
 class _Scratch(NamedTuple):
     queries: Any
     queries_full: Any
@@ -262,7 +280,7 @@ def decode(
     key: jax.Array,
     value: jax.Array,
     lengths: Lengths,
-    table: jax.Array | None,
+    further: Further,
     *,
     call: Call,
     schedule: DecodeSchedule,
@@ -272,14 +290,14 @@ def decode(
     Args:
         query: (B, T, N, H).
         key: (B, S, K, H), S a multiple of 8, or (P, page, K, H) with a table.
-        value: Of the shape and dtype of `key`.
+        value: (B, S, K, V) or (P, page, K, V), of the dtype of `key`.
         lengths: Numbers of each sequence.
-        table: (B, n) int32, or None.
+        further: Further arrays.
         call: What is fixed about the call.
         schedule: Stages and blocks.
 
     Returns:
-        The outputs (B, T, N, H), and the log-sum-exp (B, T, N), float32.
+        The outputs (B, T, N, V), and the log-sum-exp (B, T, N), float32.
     """
     s, body, dtype = schedule, Body(call, schedule), query.dtype
     shape = (call.batch, call.queries, body.heads, call.group)
@@ -287,10 +305,16 @@ def decode(
     if body.rows > _ROWS:
         packed = jnp.pad(packed, ((0, 0), (0, -body.rows % _ROWS), (0, 0)))
     padded = -(-body.heads * body.rows // MERGED_ROWS) * MERGED_ROWS
+    sinks = None if further.sinks is None else _of_rows(further.sinks, body, body.rows, padded)
+    if further.slopes is not None:
+        slopes = _of_rows(further.slopes, body, body.tiles * ROWS)
+        further = further._replace(slopes=slopes.reshape(-1, body.heads, body.tiles * ROWS))
+    further = further._replace(sinks=None)
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
-        (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
+        numbers, refs = refs[:3], refs[3:]
+        more, refs = further.refs(refs), refs[len(further.given) :]
         values_ref, stats_ref, queries, queries_full, queries_free, *stages = refs
         scratch, ring = (
             _Scratch(queries, queries_full, queries_free),
@@ -300,16 +324,16 @@ def decode(
 
         @pl.when(warpgroup == 0)
         def _() -> None:
-            body.compute(Lengths(*numbers), values_ref, stats_ref, scratch, ring)
+            body.compute(Lengths(*numbers), more.slopes, values_ref, stats_ref, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
-            body.produce(query_ref, (key_ref, value_ref), table_ref, Lengths(*numbers), scratch, ring)
+            body.produce(query_ref, (key_ref, value_ref), more.table, Lengths(*numbers), scratch, ring)
 
     launch = plgpu.kernel(
         kernel,
         out_type=[
-            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.size), jnp.float32),
+            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
             jax.ShapeDtypeStruct((call.batch, body.splits, 2, padded), jnp.float32),
         ],
         grid=(body.grid,),
@@ -319,7 +343,7 @@ def decode(
         scratch_types=[
             plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
             *[plgpu.Barrier(num_barriers=2)] * 2,
-            *Ring.scratch(s.stages, call.source, call.size, dtype, 1),
+            *Ring.scratch(s.stages, call.source, call.size, call.value_size, dtype, 1),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -328,11 +352,12 @@ def decode(
         ),
         interpret=call.interpret,
     )
-    partial_values, stats = launch(packed, key, value, *lengths, *([] if table is None else [table]))
+    partial_values, stats = launch(packed, key, value, *lengths, *further.given)
     out, lse = merge(
         partial_values,
         stats,
         lengths,
+        sinks,
         body.splits_seen,
         rows=body.rows,
         group=call.group,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
+from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.products import finish, share, start
@@ -42,14 +43,14 @@ class GradientCall:
     Attributes:
         tiles: The tiles of queries and blocks of keys.
         scale: Factor of the scores.
-        factor: The same, times log2(e).
+        scoring: From products to scores.
         size: Width of a head.
         interpret: False, or parameters of Mosaic's interpreter.
     """
 
     tiles: Tiles
     scale: float
-    factor: float
+    scoring: Scoring
     size: int
     interpret: Any
 
@@ -65,7 +66,10 @@ class GradientCall:
 
 
 class Operands(NamedTuple):
-    """Arrays in GPU memory: (B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H), and numbers of queries and keys."""
+    """Arrays in GPU memory: (B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H), and numbers of queries and keys.
+
+    Slopes (B or 1, N) are float32 and times log2(e); None where there are none.
+    """
 
     query: Any
     key: Any
@@ -73,6 +77,7 @@ class Operands(NamedTuple):
     cotangent: Any
     stats: Any
     marks: Any
+    slopes: Any = None
 
 
 class Results(NamedTuple):
@@ -128,7 +133,8 @@ class Step(NamedTuple):
 
     Attributes:
         item: The block of keys.
-        head: Index of the query head in the interpreter; a division that nothing else needs, so None elsewhere.
+        head: Index of the query head; None where nothing needs it, which saves a division.
+        slope: (64,) float32, minus the slope of the head; None without slopes.
         tile: Index of the tile.
         slot: Stage of the queries.
         index: Number of the steps before with this block of keys.
@@ -139,6 +145,7 @@ class Step(NamedTuple):
 
     item: Item
     head: Any
+    slope: Any
     tile: Any
     slot: Any
     index: Any
@@ -268,7 +275,7 @@ class Body:
         """Returns which piece of 64 queries and 64 columns of a tile's gradient a warpgroup computes."""
         return (0, part) if self.call.columns > 1 else (part, 0)
 
-    def compute(self, lengths: Lengths, results: Results, scratch: Scratch) -> None:
+    def compute(self, slopes: Any, lengths: Lengths, results: Results, scratch: Scratch) -> None:
         """Computes the gradients of this warpgroup's keys of all items, and of all queries that see them."""
         part, interpret = lax.axis_index("warpgroup"), bool(self.call.interpret)
 
@@ -286,8 +293,13 @@ class Body:
                 tile, dk, dv, sums = carry
                 at = position + index
                 masked = (tile < whole_first) | (tile >= whole_end)
-                head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1)) if interpret else None
-                taken = Step(item, head, tile, lax.rem(at, self.schedule.stages), index, at, part, masked)
+                head = slope = None
+                if interpret or slopes is not None:
+                    head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1))
+                if slopes is not None:
+                    number = slopes[item.sequence if slopes.shape[0] > 1 else 0, head]
+                    slope = plgpu.layout_cast(jnp.full((ROWS,), -number, jnp.float32), TILE.reduce(1))
+                taken = Step(item, head, slope, tile, lax.rem(at, self.schedule.stages), index, at, part, masked)
                 dk, dv, sums = self.one_step(taken, lengths, results, scratch, dk, dv, sums)
                 return jnp.where(tile + 1 == end, item.first, tile + 1), dk, dv, sums
 
@@ -366,13 +378,13 @@ class Body:
         behind = 2 * len(pieces) - 1  # products that were started later than the one that is waited for
         for row, piece in enumerate(pieces):
             (found,) = finish(behind, scores[row], interpret=interpret)
-            weights = self.weights(step, row, lengths, found, scratch)
+            weights, bent = self.weights(step, row, lengths, found, scratch)
             rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
             (found,) = finish(behind - 1, raised[row], interpret=interpret)
             dv = start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret)
             found = found - self.numbers(step, row, 1, scratch)
-            found = lax.cond(step.masked, lambda x, w=weights: jnp.where(w < 0, 0.0, x), lambda x: x, found)
-            slopes = self.math.product(weights, found).astype(dtype)
+            found = lax.cond(step.masked, lambda x, w=bent: jnp.where(w < 0, 0.0, x), lambda x: x, found)
+            slopes = self.math.product(bent, found).astype(dtype)
             share(slopes, scratch.slopes.at[half, part, row], interpret)
             dk = start(dk, slopes, (queries.at[piece],), right_along=False, interpret=interpret)
         plgpu.barrier_arrive(scratch.together)
@@ -402,22 +414,40 @@ class Body:
         x = plgpu.load(own, layout=TILE.reduce(0), optimized=False)
         return lax.broadcast_in_dim(x, (ROWS, ROWS), [1])
 
-    def weights(self, step: Step, row: int, lengths: Lengths, scores: jax.Array, scratch: Scratch) -> jax.Array:
+    def weights(
+        self, step: Step, row: int, lengths: Lengths, products: jax.Array, scratch: Scratch
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns the weights of 64 keys (rows) for 64 queries of a tile, -1 where a key is not seen.
 
-        A mask that is kept would take registers.
+        A mask that is kept would take registers. Beside them the same weights, times the derivative of the soft cap.
         """
 
-        def where_seen(weights: jax.Array) -> jax.Array:
+        def where_seen(*given: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(seen(weights) for weights in given)
+
+        def seen(weights: jax.Array) -> jax.Array:
             own = scratch.marks.at[0, pl.ds(step.part * ROWS, ROWS)]
             marks = plgpu.load(own, layout=TILE.reduce(1), optimized=False)
             weights = jnp.where(lax.broadcast_in_dim(marks, weights.shape, [0]) != 0, jnp.nan, weights)
             first, last = self.tiles.seen(lengths, step.item, step.tile, step.part)
             return keep_band(weights, first - row * ROWS, last - row * ROWS, -1.0, bool(self.call.interpret))
 
-        weights = self.math.exp2(self.math.fused(scores, self.call.factor, self.numbers(step, row, 0, scratch)))
-        found: jax.Array = lax.cond(step.masked, where_seen, lambda x: x, weights)
-        return found
+        def start() -> jax.Array:
+            key = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=TILE.reduce(1))
+            query = lengths.offsets[step.item.sequence] + step.tile * self.tiles.rows + row * ROWS
+            return query - step.item.block * self.tiles.block - step.part * ROWS - key
+
+        scoring, math = self.call.scoring, self.math
+        tangents = scoring.tangents(products, math)
+        scores = scoring.sloped(tangents, step.slope, start, math)
+        factor = scoring.factor_left(step.slope is not None)
+        weights = math.exp2(math.fused(scores, factor, self.numbers(step, row, 0, scratch)))
+        if scoring.bend is None:
+            (weights,) = lax.cond(step.masked, where_seen, lambda x: (x,), weights)
+            return weights, weights
+        bent = math.product(weights, math.fused(tangents, -tangents, 1.0))
+        weights, bent = lax.cond(step.masked, where_seen, lambda *x: x, weights, bent)
+        return weights, bent
 
     def hand_on(self, position: Any, part: Any, sums: jax.Array, scratch: Scratch) -> None:
         """Hands this warpgroup's piece of the gradient of a tile's queries, made in a step, to the one that adds it."""
@@ -471,7 +501,7 @@ def gradients(
     sums: tuple[int, ...] = (batch, tiles.across * tiles.rows, heads, size)
     if call.interpret:
         sums = (tiles.blocks, *sums)
-    count = len(given)
+    count = len([x for x in given if x is not None])
 
     def kernel(*refs: Any) -> None:
         operands, numbers, refs = Operands(*refs[:count]), Lengths(*refs[count : count + 3]), refs[count + 3 :]
@@ -485,7 +515,7 @@ def gradients(
         @pl.when(warpgroup < PARTS)
         def _() -> None:
             plgpu.set_max_registers(schedule.registers[0], action="increase")
-            body.compute(numbers, results, scratch)
+            body.compute(operands.slopes, numbers, results, scratch)
 
         @pl.when(warpgroup == PARTS)
         def _() -> None:
@@ -514,7 +544,7 @@ def gradients(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=call.interpret,
     )
-    dq, dk, dv = launch(*given, *lengths)
+    dq, dk, dv = launch(*given[:count], *lengths)
     if call.interpret:
         dq = _in_order(dq, lengths, tiles)
     return dq, dk, dv
