@@ -37,6 +37,7 @@ from pallas_kernels.contract.pairs import PairContract as PairContract
 from pallas_kernels.contract.parts import PartsChunkContract as PartsChunkContract
 from pallas_kernels.contract.parts import PartsContract as PartsContract
 from pallas_kernels.contract.quant import QuantContract as QuantContract
+from pallas_kernels.contract.quant import QuantizeContract as QuantizeContract
 from pallas_kernels.contract.rows import LANES as LANES
 from pallas_kernels.contract.rows import RowContract as RowContract
 from pallas_kernels.contract.rows import row_contract as row_contract
