@@ -131,7 +131,7 @@ def engines_cell(model: Llama) -> dict[str, Any]:
 
 
 def prefix_cell(model: Llama) -> dict[str, float]:
-    """Returns ms to the first token of a prompt that is in the prefix cache but for 64 tokens, and of one that is not."""
+    """Returns ms to the first token of a prompt that the prefix cache holds but for 64 tokens, and of one it does not."""
     length = CACHED + PAGE
     engine = Engine(
         ServedLlama(model),
