@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("hopper")
 CONTRACT: Final = SplitAttentionContract(key_block=32, split=64)
 PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
+WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 Races = Callable[[], int]
 
 
@@ -87,6 +88,13 @@ CASES: Final = {
     "decode, int8, pages": Case((69, 3), (3, 1), (72, 4), 2, DECODE, True, (40, 0), 16, stored="int8"),
     "decode, fp8, heads of 96": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=96, stored="float8_e4m3fn"),
     "prefill, int8, pages": Case((60, 0), (70, 40), (130, 40), 1, PREFILL, page=16, stored="int8"),
+    "decode, all keys at once": Case((69, 3), (3, 0), (72, 4), 4, WHOLE),
+    "decode, all keys at once, window, pages": Case(
+        (69, 3), (3, 1), (100, 5), 2, dataclasses.replace(WHOLE, parks_in_shared=False), False, (40, 1), 64
+    ),
+    "decode, all keys at once, soft cap, sinks, slopes": Case(
+        (69, 3), (3, 1), (72, 4), 2, WHOLE, soft_cap=1.5, of_heads=True
+    ),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
@@ -221,6 +229,15 @@ def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
     query, key, value = data(case)
     wide = attend(case._replace(stored=None), query, *widened(case, key, value))
     for ours, theirs in zip(plain(name), wide, strict=True):
+        assert_bits_equal(ours, theirs)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", [name for name in CASES if "all keys at once" in name])
+def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
+    case = CASES[name]
+    merged = attend(case._replace(schedule=DECODE), *data(case))
+    for ours, theirs in zip(plain(name), merged, strict=True):
         assert_bits_equal(ours, theirs)
 
 
