@@ -274,6 +274,11 @@ def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.
 QUERY, KEY = (jax.ShapeDtypeStruct((2, 320, heads, 128), "bfloat16") for heads in (8, 2))
 TOKEN = jax.ShapeDtypeStruct((2, 1, 8, 128), "bfloat16")
 PAGES = jax.ShapeDtypeStruct((40, 16, 2, 128), "bfloat16")
+OPTIONS: Final[dict[str, Any]] = {
+    "logits_soft_cap": 30.0,
+    "sinks": np.ones(8, np.float32),
+    "alibi_slopes": np.ones(8, np.float32),
+}
 TABLE, LENGTHS = jax.ShapeDtypeStruct((2, 20), "int32"), jax.ShapeDtypeStruct((2,), "int32")
 
 causal = functools.partial(bijax.dot_product_attention, is_causal=True)
@@ -288,6 +293,7 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "prefill": (causal, (QUERY, KEY, KEY), 1),
     "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 2),
     "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 2),
+    "options": (functools.partial(causal, **OPTIONS), (QUERY, KEY, KEY), 1),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 
