@@ -14,7 +14,7 @@ from .llama import Llama
 
 
 class Structure:
-    """What a program is made of beside arrays, to be hashed once and compared in no time where it is the same object."""
+    """What a program is made of beside arrays: hashed once, and compared in no time where it is the same object."""
 
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
@@ -30,12 +30,13 @@ class Structure:
 class ServedLlama:
     """A Llama model for `bijax.serving.Engine`.
 
-    On a CPU all blocks of one kind share one compiled program for each shape, where XLA would compile each of them again
-    in a program for the whole model. Elsewhere the blocks are one program, since a GPU is faster than a host that calls
-    them one by one. The bits are the same.
+    On a CPU all blocks of one kind share one compiled program for each shape, where XLA would compile each of them
+    again in a program for the whole model. Elsewhere the blocks are one program, since a GPU is faster than a host that
+    calls them one by one. The bits are the same.
 
     Args:
         model: The model.
+        one_program: Whether the blocks are one program; by default where the weights are not on a CPU.
 
     Guarantee: row-invariant with a model whose operations are, as `Llama.extend`.
 
@@ -50,11 +51,12 @@ class ServedLlama:
         (32, 64)
     """
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, *, one_program: bool | None = None) -> None:
         self.model = model
         self._layers = Layers(model)
-        leaves = jax.tree.leaves(model)
-        self._on_cpu = all(device.platform == "cpu" for leaf in leaves for device in leaf.devices())
+        if one_program is None:
+            one_program = any(d.platform != "cpu" for leaf in jax.tree.leaves(model) for d in leaf.devices())
+        self._one_program = one_program
         # What a call is given is flattened once: a module takes longer than the call.
         first, self._first = _flattened((model.embed, model.rotaries))
         last, self._last = _flattened((model.norm, model.projection))
@@ -99,7 +101,7 @@ class ServedLlama:
         """
         model, layers = self.model, self._layers
         capacity = page_table.shape[1] * pages[0][0].shape[1]
-        if not self._on_cpu:
+        if self._one_program:
             given = (self._first, self._parameters)
             hidden, written = _extend_all(self._structure, given, tokens, pages, page_table, start, lengths, capacity)
             return hidden, written
@@ -114,7 +116,7 @@ class ServedLlama:
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""
-        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN))
+        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN), one_program=self._one_program)
 
     def with_weights(self, weights: Any) -> "ServedLlama":
         """Returns the model with other weights.
@@ -136,7 +138,7 @@ class ServedLlama:
         structures: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
         if structures[0] != structures[1] or jax.tree.leaves(ours) != jax.tree.leaves(theirs):
             raise ValueError("ServedLlama: the weights must have the names, shapes and dtypes of the model's own.")
-        return ServedLlama(nnx.merge(graph, weights))
+        return ServedLlama(nnx.merge(graph, weights), one_program=self._one_program)
 
 
 def _flattened(part: Any) -> tuple[Any, tuple[jax.Array, ...]]:
