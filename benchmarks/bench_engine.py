@@ -62,7 +62,7 @@ def host_share(engine: Engine, prompts: list[list[int]], rounds: int = 20) -> fl
         start = time.perf_counter()
         # Planned twice: the second plan, in the step, finds the pages that the first one gave.
         for batch in cut(engine._scheduler.plan(), engine._programs.sizes):
-            batch.arrays(engine._programs.table_width)
+            batch.arrays(engine._programs.slots)
         host += time.perf_counter() - start
         start = time.perf_counter()
         engine.step()
