@@ -68,6 +68,9 @@ _BACKWARD: Final = 9
 _SERVED_ON_HOPPER: Final = frozenset({"page_table"})
 """Which further arrays the kernels for Hopper take."""
 
+_GRADIENTS_ON_HOPPER: Final = frozenset({64, 96, 128})
+"""Widths of heads whose gradients have run on a GPU."""
+
 
 def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of attention's results."""
@@ -120,6 +123,7 @@ def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) ->
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_BACKWARD:])
     plain = spec.soft_cap is None and not others and value_size == size and hopper.supports_scale(spec.scale)
+    plain = plain and size in _GRADIENTS_ON_HOPPER
     contract = attention_gradient_contract(size, dtype) if plain else None
     if contract is not None and cuda_architecture() == HOPPER:
         mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}

@@ -18,6 +18,7 @@ from bijax.ops._experts import rows_by_count
 from bijax.ops._integer_product import dequantize, integer_product
 from pallas_kernels.contract import QuantContract
 from pallas_kernels.ops.ragged_dot.portable import multiply_groups
+from pallas_kernels.schedule.hopper.int8 import turns_in_kernel
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.matmul.hopper import int8
@@ -54,10 +55,11 @@ def _cuda(
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w):
         return _portable(x, w, row, column, *bias, transposed=transposed, dtype=dtype)
     added = bias[0] if bias else None
-    # The form that turns weights (K, N) in shared memory has not run on a GPU yet: they are copied first.
-    x, w = x.T if transposed[0] else x, w if transposed[1] else w.T
+    x = x.T if transposed[0] else x
+    along_k = transposed[1] or not turns_in_kernel(x.shape[0])
+    w = w.T if along_k and not transposed[1] else w
     like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[0])
-    options = {"transpose_w": True, "bias": added, "out_dtype": dtype}
+    options = {"transpose_w": along_k, "bias": added, "out_dtype": dtype}
     return (run(int8.quant_matmul, x, w, row, column, like=like, contract=_CONTRACT, **options),)
 
 
@@ -87,8 +89,10 @@ def _cuda_groups(
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
         return _portable_groups(x, w, row, column, sizes, dtype=dtype)
     like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[1])
-    options = {"transpose_w": True, "sizes": sizes, "out_dtype": dtype}
-    return (run(int8.quant_matmul, x, w.swapaxes(1, 2), row, column, like=like, contract=_CONTRACT, **options),)
+    along_k = not turns_in_kernel(x.shape[0], w.shape[0])
+    options = {"transpose_w": along_k, "sizes": sizes, "out_dtype": dtype}
+    w = w.swapaxes(1, 2) if along_k else w
+    return (run(int8.quant_matmul, x, w, row, column, like=like, contract=_CONTRACT, **options),)
 
 
 def _results_like(*_: jax.Array, rows: int, columns: int, out_dtype: str, **__: Any) -> jax.Array:

@@ -47,7 +47,8 @@ def quant_matmul(
         UnsupportedError: In differentiation.
 
     Guarantee: row-invariant, and the bits are the same on every platform: sums of integers are exact in every order.
-    On a Hopper GPU operands stored along K are multiplied where they lie, others are copied first.
+    On a Hopper GPU weights are multiplied where they lie, in either storage, unless they are stored as (K, N) and there
+    are more than 4096 rows; rows stored as (K, M) are copied first.
 
     Source: "quant_matmul" of xpu-perf (https://github.com/bytedance/xpu-perf).
 

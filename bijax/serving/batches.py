@@ -108,7 +108,7 @@ def sampling_rows(places: Sequence[Place], rows: int, vocab_size: int) -> Rows:
     """Returns what `rows` rows of logits are sampled with, those behind the places being padding."""
     given = empty_rows(rows)
     seeds = []
-    need_logprobs = False
+    restricted = need_logprobs = False
     extras: Extras | None = None
     for row, place in enumerate(places):
         sequence, params = place.work.sequence, place.work.sequence.request.params
@@ -117,27 +117,22 @@ def sampling_rows(places: Sequence[Place], rows: int, vocab_size: int) -> Rows:
         position = place.work.start + place.offset + 1
         given.positions[row] = position
         given.temperature[row] = params.temperature
-        given.top_k[row] = min(params.top_k or 0, vocab_size)
-        given.top_p[row], given.min_p[row] = params.top_p, params.min_p
+        if params.has_filters:
+            restricted = True
+            given.top_k[row] = min(params.top_k or 0, vocab_size)
+            given.top_p[row], given.min_p[row] = params.top_p, params.min_p
         need_logprobs |= params.logprobs
         length = position - len(sequence.request.prompt)
         if _has_extras(place, length):
             extras = empty_extras(rows, vocab_size) if extras is None else extras
             _fill(extras, row, place, length)
     given.seeds[: len(seeds)] = seed_words(seeds)
-    return given._replace(need_logprobs=np.array(need_logprobs), extras=extras)
+    return given._replace(restricted=restricted or extras is not None, need_logprobs=need_logprobs, extras=extras)
 
 
 def _has_extras(place: Place, length: int) -> bool:
     params = place.work.sequence.request.params
-    return (
-        params.repetition_penalty != 1
-        or params.frequency_penalty != 0
-        or params.presence_penalty != 0
-        or bool(params.logit_bias)
-        or params.allowed_token_ids is not None
-        or length < params.min_new_tokens
-    )
+    return params.has_extras or length < params.min_new_tokens
 
 
 def _fill(extras: Extras, row: int, place: Place, length: int) -> None:

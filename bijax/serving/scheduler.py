@@ -93,7 +93,7 @@ class Scheduler:
         # More than so many of those that wait cannot be taken in one step.
         candidates = [*self.running, *self.waiting[: self._max_running]]
         for sequence in sorted(candidates, key=lambda s: s.key):
-            if sequence not in self.running:
+            if sequence.slot < 0:  # it waits
                 if budget == 0 or self._waits_for_sibling(sequence):
                     continue
                 # One that was preempted with a step in flight must have read all its tokens to compute them again.
@@ -159,8 +159,7 @@ class Scheduler:
     @property
     def usage(self) -> float:
         """Fraction of the pages that sequences hold."""
-        kept = self.prefix.evictable() if self.prefix is not None else 0
-        return 1 - (self.pool.free + kept) / self.pool.num_pages
+        return 1 - (self.pool.free + self.pool.kept_alone) / self.pool.num_pages
 
     def _work(self, sequence: Sequence, budget: int) -> Work | None:
         start, missing = sequence.computed, sequence.missing
@@ -252,10 +251,10 @@ class Scheduler:
         lacking = needed - self.pool.free
         if lacking <= 0:
             return True
-        if self.prefix is None or self.prefix.evictable() < lacking:
+        # Some that it alone holds may have to stay, for pages behind them.
+        if self.prefix is None or self.pool.kept_alone < lacking:
             return False
-        self.prefix.evict(lacking)
-        return True
+        return self.prefix.evict(lacking) == lacking
 
     def _preempt_later(self, sequence: Sequence) -> bool:
         """Preempts the last running sequence that comes after this one; False if there is none."""

@@ -54,7 +54,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
-    @property
+    @functools.cached_property
     def key(self) -> Key:
         """Its place in the order of all sequences."""
         return (*self.request.key, self.index)

@@ -300,8 +300,8 @@ class AttentionGradientContract:
     version: int = 1
 
     def __post_init__(self) -> None:
-        if self.key_block != KEY_BLOCK:
-            raise ValueError(f"key_block must be {KEY_BLOCK}, got {self.key_block}.")
+        if self.key_block not in (KEY_BLOCK, KEY_BLOCK // 2):
+            raise ValueError(f"key_block must be {KEY_BLOCK} or {KEY_BLOCK // 2}, got {self.key_block}.")
         if (
             self.sum_chains < 1
             or self.sum_chains & (self.sum_chains - 1)
@@ -318,12 +318,15 @@ class AttentionGradientContract:
         )
 
 
-def attention_gradient_contract(head_size: int, dtype: str) -> AttentionGradientContract | None:
+def attention_gradient_contract(
+    head_size: int, dtype: str, value_size: int | None = None
+) -> AttentionGradientContract | None:
     """Returns the contract of the gradients of attention on a Hopper GPU; None for what has no kernel there.
 
     Args:
         head_size: Width of a head.
         dtype: Name of the dtype of queries, keys and values.
+        value_size: Width of a head of the values, that of the keys by default.
 
     Example:
         >>> attention_gradient_contract(128, "bfloat16").id
@@ -331,10 +334,6 @@ def attention_gradient_contract(head_size: int, dtype: str) -> AttentionGradient
         >>> attention_gradient_contract(80, "bfloat16") is None
         True
     """
-    if head_size in GRADIENT_HEAD_SIZES and dtype in ("bfloat16", "float16"):
-        return AttentionGradientContract()
-    return None
-
-
-GRADIENT_HEAD_SIZES: Final = (64, 96, 128)
-"""Head sizes whose gradients have a kernel on Hopper."""
+    if split_attention_contract(head_size, dtype, value_size) is None:
+        return None
+    return AttentionGradientContract(key_block=KEY_BLOCK if head_size <= 128 else KEY_BLOCK // 2)

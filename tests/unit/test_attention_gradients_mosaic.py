@@ -14,7 +14,7 @@ import pytest
 import bijax
 from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import AttentionGradientContract, split_attention_contract
+from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention_gradients
 from pallas_kernels.ops.attention.hopper.gradients import Body
@@ -39,6 +39,14 @@ class Case(NamedTuple):
     window: tuple[int, int] | None = None
     soft_cap: float | None = None
     sloped: bool = False
+    value_size: int | None = None
+
+    @property
+    def contract(self) -> AttentionGradientContract:
+        """The contract of its head sizes."""
+        found = attention_gradient_contract(self.size, "bfloat16", self.value_size)
+        assert found is not None
+        return found
 
     @property
     def schedule(self) -> GradientSchedule:
@@ -56,6 +64,8 @@ CASES: Final = {
     "window, offsets": Case((80, 70), (70, 7), (150, 140), 1, 128, True, (60, 0)),
     "full": Case((0, 0), (9, 3), (140, 0), 1, 128, False),
     "soft cap, slopes, heads of 96": Case((80, 0), (70, 0), (150, 0), 2, 96, soft_cap=1.5, sloped=True),
+    "values of another width": Case((80, 0), (70, 20), (150, 20), 2, 192, value_size=128),
+    "heads of 256, window": Case((80, 0), (70, 0), (150, 0), 1, 256, True, (60, 0)),
 }
 
 
@@ -109,13 +119,16 @@ def arrays(name: str) -> Arrays:
     """Random arrays, with nan in whatever is behind a length, and what the forward pass makes of them."""
     case, rng = CASES[name], np.random.default_rng(0)
     given = []
-    for lengths, heads in ((case.queries, case.heads), (case.keys, 1), (case.keys, 1), (case.queries, case.heads)):
-        x = rng.standard_normal((2, max(lengths), heads, case.size)).astype(jnp.bfloat16)
+    of_values = case.value_size or case.size
+    of_queries, of_keys = (case.queries, case.heads), (case.keys, 1)
+    widths = (case.size, case.size, of_values, of_values)
+    for (lengths, heads), width in zip((of_queries, of_keys, of_keys, of_queries), widths, strict=True):
+        x = rng.standard_normal((2, max(lengths), heads, width)).astype(jnp.bfloat16)
         for sequence, length in enumerate(lengths):
             x[sequence, length:] = np.nan
         given.append(x)
     query, key, value, cotangent = given
-    out, lse = np.zeros_like(query), np.full(query.shape[:3], -np.inf, np.float32)
+    out, lse = np.zeros_like(cotangent), np.full(query.shape[:3], -np.inf, np.float32)
     for sequence in range(2):
         k, v = (np.nan_to_num(x[sequence, :, 0].astype(np.float64)) for x in (key, value))
         for head in range(case.heads):
@@ -132,7 +145,7 @@ def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
         *(jnp.asarray(x) for x in given),
         *lengths,
         None if case.slopes is None else jnp.asarray(case.slopes),
-        contract=CONTRACT,
+        contract=case.contract,
         scale=case.size**-0.5,
         causal=case.causal,
         window=case.window,
@@ -151,7 +164,7 @@ def plain(name: str) -> list[np.ndarray]:
 def as_contracted(case: Case, given: Arrays) -> list[np.ndarray]:
     """The contract's program: its blocks, its order and its roundings, with float32 products in NumPy's order."""
     found = [np.zeros(x.shape, np.float32) for x in given[:3]]
-    scale, block = np.float32(case.size**-0.5), CONTRACT.key_block
+    scale, block = np.float32(case.size**-0.5), case.contract.key_block
     for sequence in range(2):
         seen = seen_by(case, sequence)
         k, v = (np.nan_to_num(x[sequence, :, 0].astype(np.float32)) for x in (given.key, given.value))
@@ -311,7 +324,7 @@ def test_unsupported_calls_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"key_block": 64}, "must be 128"), ({"sum_chains": 3}, "power of two")]
+    ("change", "message"), [({"key_block": 32}, "must be 128 or 64"), ({"sum_chains": 3}, "power of two")]
 )
 def test_contracts_that_cannot_be(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -49,6 +49,7 @@ class Case(NamedTuple):
     value_size: int | None = None
     soft_cap: float | None = None
     of_heads: bool = False
+    stored: str | None = None
 
     @property
     def sinks(self) -> np.ndarray | None:
@@ -59,6 +60,15 @@ class Case(NamedTuple):
     def slopes(self) -> np.ndarray | None:
         """Slopes of each head of each sequence, if there are any."""
         return np.linspace(0.02, 0.2, 2 * self.heads, dtype=np.float32).reshape(2, -1) if self.of_heads else None
+
+    @property
+    def scales(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Factors of keys and values of 8 bits: of channels for int8, of heads for fp8."""
+        if self.stored is None:
+            return None, None
+        width = self.size if self.stored == "int8" else 1
+        scale = np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None]
+        return scale, scale * np.float32(1.1)
 
 
 CASES: Final = {
@@ -74,6 +84,9 @@ CASES: Final = {
     "prefill, wide heads": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192),
     "prefill, values of another width": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192, value_size=128),
     "prefill, soft cap, sinks, slopes": Case((60, 3), (70, 0), (130, 4), 2, PREFILL, soft_cap=1.5, of_heads=True),
+    "decode, int8, pages": Case((69, 3), (3, 1), (72, 4), 2, DECODE, True, (40, 0), 16, stored="int8"),
+    "decode, fp8, heads of 96": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=96, stored="float8_e4m3fn"),
+    "prefill, int8, pages": Case((60, 0), (70, 40), (130, 40), 1, PREFILL, page=16, stored="int8"),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
@@ -92,6 +105,17 @@ def interpreter() -> plgpu.InterpretGPUParams:
     )
 
 
+def widened(case: Case, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+    """What keys and values of 8 bits stand for."""
+    if not case.stored:
+        return [key, value]
+    return [
+        (x.astype(np.float32) * scale[:, None]).astype(jnp.bfloat16)
+        for x, scale in zip((key, value), case.scales, strict=True)
+        if scale is not None
+    ]
+
+
 def data(case: Case) -> list[np.ndarray]:
     """Queries, keys and values, with nan in whatever is behind a length."""
     rng = np.random.default_rng(0)
@@ -99,6 +123,9 @@ def data(case: Case) -> list[np.ndarray]:
     widths = (case.size, case.size, case.value_size or case.size)
     for lengths, heads, width in zip((case.queries, case.keys, case.keys), (case.heads, 1, 1), widths, strict=True):
         x = rng.standard_normal((2, max(lengths), heads, width)).astype(jnp.bfloat16)
+        if case.stored and found:
+            found.append((40 * x.astype(np.float32)).astype(case.stored))
+            continue
         for sequence, length in enumerate(lengths):
             x[sequence, length:] = np.nan
         found.append(x)
@@ -115,8 +142,9 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         room = ((0, 0), (0, entries * case.page - key.shape[1]), (0, 0), (0, 0))
 
         def pages(x: np.ndarray) -> np.ndarray:
-            x = np.pad(x, room, constant_values=np.nan)
-            cache = np.full((2 * entries + 1, case.page, *x.shape[2:]), np.nan, x.dtype)
+            nothing = 0 if case.stored else np.nan
+            x = np.pad(x, room, constant_values=nothing)
+            cache = np.full((2 * entries + 1, case.page, *x.shape[2:]), nothing, x.dtype)
             cache[table] = x.reshape(2, entries, case.page, *x.shape[2:])
             return cache
 
@@ -124,7 +152,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
     lengths = (np.asarray(x, np.int32) for x in (case.offsets, case.queries, case.keys))
     out, lse = attention(
         *(jnp.asarray(x) for x in (query, key, value, *lengths)),
-        *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes)),
+        *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes, *case.scales)),
         contract=CONTRACT,
         scale=case.size**-0.5,
         causal=case.causal,
@@ -162,6 +190,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     assert not races()
     assert out.shape == (*query.shape[:3], value.shape[3])
     assert out.dtype == query.dtype
+    key, value = widened(case, key, value)
     for sequence in range(2):
         seen = seen_by(case, sequence)
         some = seen.any(1)
@@ -183,6 +212,16 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         np.testing.assert_allclose(lse[sequence][some].T, (largest + np.log(total))[..., 0], rtol=0, atol=1e-5)
         assert not out[sequence][~some].any()
         assert (lse[sequence][~some] == -np.inf).all()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96"])
+def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
+    case = CASES[name]
+    query, key, value = data(case)
+    wide = attend(case._replace(stored=None), query, *widened(case, key, value))
+    for ours, theirs in zip(plain(name), wide, strict=True):
+        assert_bits_equal(ours, theirs)
 
 
 @pytest.mark.sample(1)

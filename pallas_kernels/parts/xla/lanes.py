@@ -76,6 +76,13 @@ def divide(total: jax.Array, count: int) -> jax.Array:
     return total / divisor
 
 
+def reciprocal_root(total: jax.Array, columns: int, eps: float) -> jax.Array:
+    """Returns 1 / sqrt(total / columns + eps) of float32 numbers, each step rounded correctly."""
+    # The root stands apart, or it would become an rsqrt, which is not rounded correctly.
+    (root,) = isolate(jnp.sqrt(divide(total, columns) + jnp.float32(eps)))
+    return isolate(1 / root)[0]
+
+
 def exp_minus(x: jax.Array, *shifts: jax.Array) -> jax.Array:
     """Returns exp(x - shift - ...) in float32 for x (T, C) and each shift (T, 1), subtracted in turn."""
     z = x.astype(jnp.float32)

@@ -17,6 +17,7 @@ WIDEST_PARKED: Final = 128
 
 _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
 _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
+_BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
 _IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
@@ -49,10 +50,15 @@ class DecodeSchedule:
     Attributes:
         stages: Stages of keys and of values.
         blocks: Most blocks.
+        byte_stages: Stages of the bytes of a cache of 8 bits.
+        registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
+            matter to a cache of 8 bits alone.
     """
 
     stages: int = 3
     blocks: int = SMS
+    byte_stages: int = 2
+    registers: tuple[int, int, int] = (232, 40, 120)
 
 
 def prefill_schedule(
@@ -76,23 +82,30 @@ def prefill_schedule(
     return PrefillSchedule(stages=_PREFILL_STAGES[head_size, value_size or head_size], heads=heads)
 
 
-def decode_schedule(head_size: int, value_size: int | None = None) -> DecodeSchedule:
+def decode_schedule(head_size: int, value_size: int | None = None, *, eight_bits: bool = False) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
     Args:
         head_size: Width of a head.
         value_size: Width of a head of the values, that of the keys by default.
+        eight_bits: Whether keys and values have 8 bits.
     """
+    if eight_bits:
+        stages, byte_stages = _BYTE_STAGES[head_size, value_size or head_size]
+        return DecodeSchedule(stages, byte_stages=byte_stages)
     return DecodeSchedule(_DECODE_STAGES[head_size, value_size or head_size])
 
 
 @dataclass(frozen=True)
 class GradientSchedule:
-    """Blocks of 128 keys, walked by persistent blocks of the grid with two computing warpgroups of 64 keys each.
+    """Blocks of keys, walked by persistent blocks of the grid with two computing warpgroups.
+
+    Blocks of 128 keys, 64 for each warpgroup; of 64 keys, of which each has half of the columns of wide heads.
 
     Attributes:
         rows: Queries of a tile.
         stages: Stages of queries and of their cotangents.
+        cotangent_stages: Stages of cotangents of wide heads, which have a number of their own.
         blocks: Most blocks of the grid.
         heads: Key heads whose blocks of keys are taken together.
         to_and_fro: Whether every second round of items goes over the blocks of the grid backwards.
@@ -101,6 +114,7 @@ class GradientSchedule:
 
     rows: int = 64
     stages: int = 2
+    cotangent_stages: int = 2
     blocks: int = SMS
     heads: int = 64
     to_and_fro: bool = True
@@ -108,15 +122,22 @@ class GradientSchedule:
 
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}
+_TWO_STAGES: Final = 192  # widest values for which shared memory has room for two stages of cotangents
 _GRADIENT_HEADS: Final = {True: 8, False: 64}  # whether all queries see all keys
 
 
-def gradient_schedule(head_size: int, sees_all: bool) -> GradientSchedule:
+def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = None) -> GradientSchedule:
     """Returns the schedule of the gradients.
 
     Args:
         head_size: Width of a head.
         sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
             window.
+        value_size: Width of a head of the values, that of the keys by default.
     """
-    return GradientSchedule(_GRADIENT_ROWS[head_size], heads=_GRADIENT_HEADS[sees_all], to_and_fro=not sees_all)
+    return GradientSchedule(
+        _GRADIENT_ROWS.get(head_size, 64),
+        cotangent_stages=1 if (value_size or head_size) > _TWO_STAGES else 2,
+        heads=_GRADIENT_HEADS[sees_all],
+        to_and_fro=not sees_all,
+    )

@@ -13,6 +13,7 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 _TURNED_BYTES: Final = 32 * 1024  # 64 registers of each thread
 _TURNED_COLUMNS: Final = 128
 _TURNED_SUMS: Final = 128 * 128
+_TURNED_ROWS: Final = 4096
 _NARROW: Final = 32  # columns up to which wgmma takes any multiple of 8 of integers; from there multiples of 16
 
 
@@ -51,6 +52,18 @@ def int8_candidates(
         for name, schedule in wide.items()
         if takes_integers(schedule) and (not turned or turns_weights(schedule))
     }
+
+
+def turns_in_kernel(rows: int, groups: int | None = None) -> bool:
+    """Whether weights (K, N) are better turned by the kernel, tile by tile, than copied in front of it.
+
+    Turning costs many rows a seventh of their time (H200), copying as much for each weight whatever the rows.
+
+    Example:
+        >>> turns_in_kernel(4096), turns_in_kernel(8192), turns_in_kernel(65536, 64)
+        (True, False, True)
+    """
+    return rows // max(1, groups or 1) <= _TURNED_ROWS
 
 
 def takes_integers(schedule: MatmulSchedule) -> bool:

@@ -1,7 +1,7 @@
 """Schedules of the row kernels on a Hopper GPU: how rows are fed to the warpgroups. None of them moves a bit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pallas_kernels.schedule.hopper.tiles import SMS
@@ -19,6 +19,8 @@ _HELD_FEW: Final = 16  # where every row has a multiprocessor
 _HELD_CLUSTER: Final = 128  # where a few rows have the GPU for themselves
 _HELD_PRELOADED: Final = 48  # registers of a thread that hold its columns and those of the vectors
 _RING_ROWS: Final = 2
+_LEAST_LANES: Final = 1024  # 8 columns for each thread of a warpgroup
+_MOST_LANES: Final = 8192
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
 _FEW_ROWS: Final = 8
@@ -64,6 +66,16 @@ def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
     return 1 if lanes == GROUP else 4 if max(itemsizes) > 2 else 8
 
 
+def row_lanes(columns: int) -> int:
+    """Returns the lanes for programs that give the same in any order: threads with 16 bytes each, in short rows too.
+
+    Example:
+        >>> row_lanes(7168), row_lanes(768)
+        (4096, 1024)
+    """
+    return max(_LEAST_LANES, min(_MOST_LANES, 1 << columns.bit_length() - 1))
+
+
 def row_schedule(
     rows: int,
     columns: int,
@@ -72,6 +84,9 @@ def row_schedule(
     result_sizes: Sequence[int] = (),
     vectors: int = 0,
     passes: int = 2,
+    *,
+    picked: bool = False,
+    derived: int = 0,
 ) -> RowSchedule:
     """Returns the schedule for `rows` rows of `columns` columns.
 
@@ -83,12 +98,17 @@ def row_schedule(
         result_sizes: Bytes of an element of each result that is as wide as the row.
         vectors: How many vectors the rows share.
         passes: How often the program walks through a row.
+        picked: Whether some array is read in another order: then vectors are not preloaded, and there is no ring.
+        derived: Bytes for each column of what the program derives from the arrays and holds beside them.
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
         RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1)
     """
-    wide = sum(itemsizes)
+    if picked:
+        found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, derived=derived)
+        return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
+    wide = sum(itemsizes) + derived
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
     held = columns * len(itemsizes) / GROUP  # columns of one thread, were it alone
     registers = columns * wide / (4 * GROUP)  # and what holds them

@@ -7,15 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.contract import AttentionGradientContract
+from pallas_kernels.contract import KEY_BLOCK, AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._delta import delta
+from pallas_kernels.ops.attention.hopper._gradient_steps import GradientCall, Operands
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Tiles
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.ops.attention.hopper.gradients import GradientCall, Operands, gradients
+from pallas_kernels.ops.attention.hopper.gradients import Body, gradients, scratch_types
 from pallas_kernels.ops.attention.hopper.launch import padded
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.ops.attention.hopper.wide_gradients import WideBody, wide_scratch_types
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import GradientSchedule, gradient_schedule
 
@@ -46,12 +48,12 @@ def attention_gradients(
     """Computes the gradients of `attention` over a contiguous cache.
 
     Args:
-        query: (B, T, N, H) bfloat16 or float16; H is 64, 96 or 128.
+        query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
         key: (B, S, K, H) of the same dtype, K a divisor of N.
-        value: Of the shape and dtype of `key`.
-        out: Of the shape and dtype of `query`, the result of `attention`.
+        value: (B, S, K, V) of that dtype; V is H, or 128 for heads of 192.
+        out: (B, T, N, V) of that dtype, the result of `attention`.
         lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: Of the shape and dtype of `query`, the gradient of `out`.
+        cotangent: Of the shape and dtype of `out`, its gradient.
         offsets: (B,) int32, absolute position of the first query of each sequence.
         query_lengths: (B,) int32; later queries see nothing.
         key_lengths: (B,) int32; later keys are never seen.
@@ -76,14 +78,15 @@ def attention_gradients(
     if not isinstance(contract, AttentionGradientContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
     scoring = Scoring.of(scale, soft_cap)
-    batch, length, heads, width = query.shape
+    (batch, length, heads, width), value_width = query.shape, value.shape[3]
     capacity, key_heads = key.shape[1:3]
     if 0 in query.shape or 0 in key.shape:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
-    # Columns of zeros add nothing to any sum.
-    size = -(-width // _COLUMNS) * _COLUMNS
-    query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
-    schedule = schedule or gradient_schedule(size, not causal and window is None)
+    size, value_size, wide = width, value_width, contract.key_block < KEY_BLOCK
+    if not wide:  # columns of zeros add nothing to any sum
+        size = value_size = -(-width // _COLUMNS) * _COLUMNS
+        query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
+    schedule = schedule or gradient_schedule(size, not causal and window is None, value_size)
     tiles = Tiles(
         Sight.of(causal, window),
         contract.key_block,
@@ -105,12 +108,14 @@ def attention_gradients(
     given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
     if slopes is not None:
         given = given._replace(slopes=in_bits(slopes))
-    call = GradientCall(tiles, scale, scoring, size, interpret)
-    sums, dk, dv = gradients(given, lengths, call=call, schedule=schedule)
+    call = GradientCall(tiles, scale, scoring, size, value_size, interpret)
+    body = (WideBody if wide else Body)(call, schedule)
+    types = (wide_scratch_types if wide else scratch_types)(call, schedule, query.dtype)
+    sums, dk, dv = gradients(given, lengths, body=body, scratch_types=types)
     first_blocks, last_blocks = tiles.blocks_of_tiles(lengths)
     seen = jnp.repeat(first_blocks <= last_blocks, tiles.rows, axis=1)[:, :length, None, None]
     dq = jnp.where(seen, sums[:, :length, :, :width], 0) * jnp.float32(scale)
-    return dq.astype(query.dtype), dk[:, :capacity, :, :width], dv[:, :capacity, :, :width]
+    return dq.astype(query.dtype), dk[:, :capacity, :, :width], dv[:, :capacity, :, :value_width]
 
 
 def _widened(x: jax.Array, size: int) -> jax.Array:

@@ -17,6 +17,8 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
+from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
+from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._walk import Walk
@@ -114,7 +116,9 @@ class Body:
         begin, end = lax.div(seen.first, length), lax.div(seen.last + (length - 1), length)
         return begin, jnp.where(queries > 0, jnp.minimum(end, self.splits), begin)
 
-    def produce(self, query: Any, caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring) -> None:
+    def produce(
+        self, query: Any, caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring | ByteRing
+    ) -> None:
         """Fetches the rows and the blocks of all items of this block of the grid."""
         block = lax.axis_index("block")
 
@@ -140,6 +144,26 @@ class Body:
         @pl.loop(0, jnp.minimum(done, 2))
         def _(i: Any) -> None:
             plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
+
+    def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
+        """Makes keys, or values, of the bytes of all items of this block of the grid.
+
+        Args:
+            values: Whether values.
+            lengths: Numbers of each sequence.
+            factors: (B or 1, K, width of a head) float32, in GPU memory.
+            stored: The bytes.
+            ring: Where keys and values go.
+        """
+        block = lax.axis_index("block")
+        make, free = (stored.widen_values, ring.values_free) if values else (stored.widen_keys, ring.keys_free)
+
+        def one(index: Any, position: Any) -> Any:
+            item = self.item(lengths, block, index)
+            make(item.blocks, position, factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head], ring)
+            return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
+
+        drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
 
     def compute(self, lengths: Lengths, slopes: Any, values: Any, stats: Any, scratch: Any, ring: Ring) -> None:
         """Computes all items of this block of the grid."""
@@ -299,7 +323,10 @@ def decode(
     Returns:
         The outputs (B, T, N, V), and the log-sum-exp (B, T, N), float32.
     """
-    s, body, dtype = schedule, Body(call, schedule), query.dtype
+    s, body, dtype, bytewise = schedule, Body(call, schedule), query.dtype, key.dtype.itemsize == 1
+    fp8 = key.dtype == jnp.float8_e4m3fn
+    if fp8:
+        key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (key, value))
     shape = (call.batch, call.queries, body.heads, call.group)
     packed = jnp.moveaxis(query.reshape(*shape, call.size), 1, 2).reshape(-1, body.rows, call.size)
     if body.rows > _ROWS:
@@ -316,20 +343,43 @@ def decode(
         numbers, refs = refs[:3], refs[3:]
         more, refs = further.refs(refs), refs[len(further.given) :]
         values_ref, stats_ref, queries, queries_full, queries_free, *stages = refs
+        own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
         scratch, ring = (
             _Scratch(queries, queries_full, queries_free),
-            Ring(s.stages, call.source, bool(call.interpret), *stages),
+            Ring(s.stages, ring_source, bool(call.interpret), *own),
         )
+        stored: Any = ring
+        if bytewise:
+            stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
         warpgroup = lax.axis_index("warpgroup")
 
         @pl.when(warpgroup == 0)
         def _() -> None:
+            if bytewise:
+                plgpu.set_max_registers(s.registers[0], action="increase")
             body.compute(Lengths(*numbers), more.slopes, values_ref, stats_ref, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
-            body.produce(query_ref, (key_ref, value_ref), more.table, Lengths(*numbers), scratch, ring)
+            if bytewise:
+                plgpu.set_max_registers(s.registers[1], action="decrease")
+            body.produce(query_ref, (key_ref, value_ref), more.table, Lengths(*numbers), scratch, stored)
 
+        for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
+
+            @pl.when(warpgroup == 2 + values)
+            def _(values: int = values, factors: Any = factors) -> None:
+                plgpu.set_max_registers(s.registers[2], action="decrease")
+                body.widen(bool(values), Lengths(*numbers), factors, stored, ring)
+
+    # Bytes are copied into stages of their own; those of the ring are written by threads.
+    ring_source = KeySource(call.source.block) if bytewise else call.source
+    in_ring = Ring.scratch(s.stages, ring_source, call.size, call.value_size, dtype, 1)
+    byte_stages = [
+        kind
+        for width in ((call.size, call.value_size) if bytewise else ())
+        for kind in Bytes.scratch(s.byte_stages, call.source, width)
+    ]
     launch = plgpu.kernel(
         kernel,
         out_type=[
@@ -338,12 +388,13 @@ def decode(
         ],
         grid=(body.grid,),
         grid_names=("block",),
-        num_threads=2,
+        num_threads=4 if bytewise else 2,
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
             *[plgpu.Barrier(num_barriers=2)] * 2,
-            *Ring.scratch(s.stages, call.source, call.size, call.value_size, dtype, 1),
+            *in_ring,
+            *byte_stages,
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

@@ -12,6 +12,7 @@ from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.decode import decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
+from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import (
     DECODE_QUERIES,
@@ -35,6 +36,8 @@ def attention(
     page_table: jax.Array | None = None,
     sinks: jax.Array | None = None,
     slopes: jax.Array | None = None,
+    key_scale: jax.Array | None = None,
+    value_scale: jax.Array | None = None,
     *,
     contract: SplitAttentionContract,
     scale: float,
@@ -48,7 +51,8 @@ def attention(
 
     Args:
         query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
-        key: (B, S, K, H) of the same dtype, K a divisor of N; or (P, page, K, H) with a page table.
+        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn for heads of up to 128, K a divisor of N; or
+            (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
         offsets: (B,) int32, absolute position of the first query of each sequence.
         query_lengths: (B,) int32; later queries see nothing.
@@ -56,6 +60,8 @@ def attention(
         page_table: (B, n) int32, the pages of each sequence in order, in [0, P).
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
+        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
+        value_scale: The same for the values.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
@@ -82,17 +88,27 @@ def attention(
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     if schedule is None:
         sees_all = not causal and window is None
-        few, many = (
-            decode_schedule(size, value_size),
-            prefill_schedule(size, length, sees_all, value_size, heads // key.shape[2]),
-        )
-        schedule = few if length <= DECODE_QUERIES else many
+        if length <= DECODE_QUERIES:
+            schedule = decode_schedule(size, value_size, eight_bits=key_scale is not None)
+        else:
+            schedule = prefill_schedule(size, length, sees_all, value_size, heads // key.shape[2])
     block = contract.key_block
+    few = isinstance(schedule, DecodeSchedule)
+    if key_scale is not None and value_scale is not None:
+        key_scale, value_scale = (x.astype(jnp.float32) for x in (key_scale, value_scale))
+        if few:
+            key_scale, value_scale = (_whole(x, y) for x, y in ((key_scale, key), (value_scale, value)))
+        else:
+            # As many queries read the cache, it is cheap to make 16 bits of it once.
+            if page_table is not None:
+                key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
+            key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
+            key_scale = value_scale = None
     if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
     if page_table is None:
         key, value = (padded(x) for x in (key, value))
-    rounded = query if isinstance(schedule, DecodeSchedule) else padded(query)
+    rounded = query if few else padded(query)
     limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
     first, queries, keys = limits
     lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
@@ -110,7 +126,8 @@ def attention(
         capacity,
         interpret,
     )
-    further = Further(page_table, *(None if x is None else in_bits(x) for x in (slopes, sinks)))
+    slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))
+    further = Further(page_table, slopes, sinks, key_scale, value_scale)
     if isinstance(schedule, DecodeSchedule):
         out, lse = decode(rounded, key, value, lengths, further, call=call, schedule=schedule)
     else:
@@ -118,6 +135,11 @@ def attention(
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]
     is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.queries[:, None, None]
     return out, jnp.where(is_query, lse, -jnp.inf)
+
+
+def _whole(factors: jax.Array, cache: jax.Array) -> jax.Array:
+    """Returns factors (B or 1, K, H or 1) for each column of a head."""
+    return jnp.broadcast_to(factors, (*factors.shape[:2], cache.shape[3]))
 
 
 def padded(x: jax.Array) -> jax.Array:

@@ -74,11 +74,15 @@ class Further(NamedTuple):
         table: (B, n) int32, the pages of each sequence.
         slopes: (B or 1, N) float32, times log2(e).
         sinks: The same.
+        key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits.
+        value_scale: (B or 1, K, V) float32, those of values.
     """
 
     table: Any = None
     slopes: Any = None
     sinks: Any = None
+    key_scale: Any = None
+    value_scale: Any = None
 
     @property
     def given(self) -> list[Any]:
