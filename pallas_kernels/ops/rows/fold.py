@@ -20,7 +20,7 @@ Choice = Literal["max", "min"]
 _FOLDS: Final[dict[str, tuple[Combine, int]]] = {"sum": (lax.add, 0), "prod": (lax.mul, 1)}
 
 
-def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1) -> jax.Array:
+def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1, fused: bool = False) -> jax.Array:
     """Adds or multiplies along an axis.
 
     Nothing but additions (or multiplications) happens here, so the rows need no tiles: the bits are those of any other
@@ -31,6 +31,8 @@ def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1)
         fold: Whether to add or to multiply.
         contract: Order of the operations.
         axis: Which axis, counted from the front.
+        fused: Whether what computes the array may be compiled together with the first additions, as on a GPU, where
+            fences keep the bits of both.
 
     Returns:
         The array without the axis, (A, B), float32, or float64 for float64. A sum of zeros is +0, whatever their
@@ -50,7 +52,7 @@ def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1)
     combine, unit = _FOLDS[fold]
     if 0 in x.shape:
         return jnp.full((*x.shape[:axis], *x.shape[axis + 1 :]), unit, dtype)
-    total = _fold(combine, isolate(x)[0], unit, contract, dtype, axis)
+    total = _fold(combine, x if fused else isolate(x)[0], unit, contract, dtype, axis, fused)
     if fold == "sum":
         total = jnp.where(total == 0, jnp.zeros((), dtype), total)
     return isolate(total)[0]
@@ -83,7 +85,7 @@ def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.A
         return jnp.full((x.shape[0], x.shape[2]), largest(x.dtype) if smallest else -largest(x.dtype), x.dtype)
     ordered = to_ordered(*isolate(x), nan_first=smallest)
     unit = ordered_infinity(x.dtype, negative=not smallest)
-    chosen = _fold(lax.min if smallest else lax.max, ordered, unit, contract, ordered.dtype, axis=1)
+    chosen = _fold(lax.min if smallest else lax.max, ordered, unit, contract, ordered.dtype, axis=1, fused=False)
     return isolate(from_ordered(chosen, x.dtype, nan_first=smallest))[0]
 
 
@@ -118,9 +120,11 @@ def choose_axes(x: jax.Array, *, choice: Choice, axes: Sequence[int]) -> jax.Arr
     return from_ordered(chosen, x.dtype, nan_first=smallest)
 
 
-def _fold(combine: Combine, x: jax.Array, unit: int, contract: RowContract, dtype: jnp.dtype, axis: int) -> jax.Array:
+def _fold(
+    combine: Combine, x: jax.Array, unit: int, contract: RowContract, dtype: jnp.dtype, axis: int, fused: bool
+) -> jax.Array:
     """Returns the array without the axis."""
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
     if x.shape[axis + 1 :] == (1,):
         x = x.reshape(x.shape[:-1])
-    return fold_lanes(combine, x, unit, contract, dtype, axis).reshape(shape)
+    return fold_lanes(combine, x, unit, contract, dtype, axis, fused).reshape(shape)

@@ -121,7 +121,13 @@ def max_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
 
 
 def fold_lanes(
-    combine: Combine, x: jax.Array, pad: float, contract: RowContract, dtype: DTypeLike = jnp.float32, axis: int = 1
+    combine: Combine,
+    x: jax.Array,
+    pad: float,
+    contract: RowContract,
+    dtype: DTypeLike = jnp.float32,
+    axis: int = 1,
+    fused: bool = False,
 ) -> jax.Array:
     """Combines along an axis in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B).
 
@@ -132,6 +138,8 @@ def fold_lanes(
         contract: Order of the combinations.
         dtype: In which to combine.
         axis: Which axis, counted from the front.
+        fused: Whether one pass may compute the array and its first combinations, another one the last ones and what
+            follows. On a GPU it moves no bit.
     """
     columns = x.shape[axis]
     # In a row shorter than one block the lanes that hold nothing but padding may be left out.
@@ -161,9 +169,10 @@ def fold_lanes(
         tail = lax.slice_in_dim(x, whole * lanes, columns, axis=axis).astype(dtype)
         tail = lax.pad(tail, jnp.asarray(pad, dtype), width)
         total = combine(total, tail) if whole else tail
-    (total,) = isolate(total)
+    total = total if fused else isolate(total)[0]
     if lanes <= LANES:
-        return isolate(_halve(combine, total, axis, 1))[0]
+        total = _halve(combine, total, axis, 1)
+        return total if fused else isolate(total)[0]
     groups, before, rest = lanes // LANES, x.shape[:axis], x.shape[axis + 1 :]
     # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
     (total,) = isolate(_halve(combine, total.reshape(*before, groups, LANES, *rest), axis + 1, _VECTOR_LANES))
@@ -171,7 +180,8 @@ def fold_lanes(
     total = total.reshape(*before, groups, *rest)
     while groups > 1:
         groups = max(1, groups // _UNROLL)
-        (total,) = isolate(_halve(combine, total, axis, groups))
+        total = _halve(combine, total, axis, groups)
+        total = total if fused and groups == 1 else isolate(total)[0]
     return total
 
 
