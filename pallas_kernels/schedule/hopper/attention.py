@@ -17,7 +17,7 @@ WIDEST_PARKED: Final = 128
 
 _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
 _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
-_WHOLE_STAGES: Final = {(64, 64): (6, True), (96, 96): (3, True), (128, 128): (3, False)}  # and where splits are parked
+_WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
 _BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
@@ -54,7 +54,6 @@ class DecodeSchedule:
         stages: Stages of keys and of values.
         blocks: Most blocks.
         whole: Whether an item has all keys of a tile, so that no splits are left to merge.
-        parks_in_shared: Whether whole items keep the splits before in shared memory, else in GPU memory.
         byte_stages: Stages of the bytes of a cache of 8 bits.
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
             matter to a cache of 8 bits alone.
@@ -63,7 +62,6 @@ class DecodeSchedule:
     stages: int = 3
     blocks: int = SMS
     whole: bool = False
-    parks_in_shared: bool = True
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
 
@@ -109,8 +107,7 @@ def decode_schedule(
         return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
     rounds = -(-tiles // SMS)
     if widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
-        stages, shared = _WHOLE_STAGES[widths]
-        return DecodeSchedule(stages, whole=True, parks_in_shared=shared)
+        return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
     return DecodeSchedule(_DECODE_STAGES[widths])
 
 

@@ -385,15 +385,10 @@ def decode(
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         numbers, refs = refs[:3], refs[3:]
         more, refs = further.refs(refs), refs[len(further.given) :]
-        (values_ref, numbers_ref, *parked_values), refs = refs[: len(outputs)], refs[len(outputs) :]
-        queries, queries_full, queries_free, *stages = refs
+        values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
         parked = None
         if body.parks:
-            *stages, rows = stages
-            if s.parks_in_shared:
-                *stages, values = stages
-            else:
-                values = parked_values[0].at[lax.axis_index("block")]
+            *stages, values, rows = stages
             parked = Parked(values, rows)
         own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
         results, scratch = (
@@ -433,7 +428,6 @@ def decode(
         for width in ((call.size, call.value_size) if bytewise else ())
         for kind in Bytes.scratch(s.byte_stages, call.source, width)
     ]
-    place = (ROWS * call.value_size,)
     if s.whole:
         outputs = [
             jax.ShapeDtypeStruct((call.batch, padded, call.value_size), dtype),
@@ -444,13 +438,7 @@ def decode(
             jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
             jax.ShapeDtypeStruct((call.batch, body.splits, 2, padded), jnp.float32),
         ]
-    aside = []
-    if body.parks:
-        aside = [plgpu.SMEM((2, ROWS), jnp.float32)]
-        if s.parks_in_shared:
-            aside = [plgpu.SMEM(place, jnp.float32), *aside]
-        else:
-            outputs.append(jax.ShapeDtypeStruct((body.grid, *place), jnp.float32))
+    aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
     launch = plgpu.kernel(
         kernel,
         out_type=outputs,
@@ -463,7 +451,7 @@ def decode(
             *[plgpu.Barrier(num_barriers=2)] * 2,
             *in_ring,
             *byte_stages,
-            *aside,
+            *(aside if body.parks else []),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -472,7 +460,7 @@ def decode(
         ),
         interpret=call.interpret,
     )
-    out, lse, *_ = launch(packed, key, value, *lengths, *further.given)
+    out, lse = launch(packed, key, value, *lengths, *further.given)
     if not s.whole:
         out, lse = merge(
             out,
