@@ -7,6 +7,7 @@ requested.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
+    ALONE,
     COMPARED,
     COUNTER,
     FENCED,
@@ -190,6 +192,10 @@ def _rule_for(
                 f"bijax.invariant: expected a program for {' or '.join(PLATFORMS)}, got {primitive.name} for"
                 f" {platform}; there are no kernels for that platform."
             )
+        if name in ALONE:
+            with kernel_code():
+                found = stock(ctx, *operands, **parameters)
+            return _fences.alone(found) if math.prod(parameters["slice_sizes"]) == 1 else found
         _check_shapes(primitive.name, ctx)
         if expansion := expansion_of(name, dtypes):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
