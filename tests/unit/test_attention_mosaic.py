@@ -257,6 +257,8 @@ def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.
 QUERY, KEY = (jax.ShapeDtypeStruct((2, 320, heads, 128), "bfloat16") for heads in (8, 2))
 TOKEN = jax.ShapeDtypeStruct((2, 1, 8, 128), "bfloat16")
 PAGES = jax.ShapeDtypeStruct((40, 16, 2, 128), "bfloat16")
+BYTES = jax.ShapeDtypeStruct((2, 320, 2, 128), "int8")
+SCALES: Final = {"key_scale": np.ones((2, 128), np.float32), "value_scale": np.ones(2, np.float32)}
 OPTIONS: Final[dict[str, Any]] = {
     "logits_soft_cap": 30.0,
     "sinks": np.ones(8, np.float32),
@@ -277,6 +279,7 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 2),
     "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 2),
     "options": (functools.partial(causal, **OPTIONS), (QUERY, KEY, KEY), 1),
+    "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 2),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 
