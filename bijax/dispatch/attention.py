@@ -64,11 +64,11 @@ _FORWARD: Final = 6
 _BACKWARD: Final = 9
 """The same with the result, the log-sum-exp and the cotangent."""
 
-_SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes"})
-"""Which further arrays the kernels for Hopper are given."""
+_SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes", "key_scale", "value_scale"})
+"""Which further arrays the kernels for Hopper take."""
 
-_WIDEST_GRADIENTS: Final = 128
-"""Widest heads whose gradients have run on a GPU."""
+_WIDEST_OF_BYTES: Final = 128
+"""Widest heads of 8 bits that the kernels for Hopper take."""
 
 
 def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
@@ -111,6 +111,8 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_FORWARD:])
     served = others.keys() <= _SERVED_ON_HOPPER and _hopper_takes(spec)
+    if given.key_scale:
+        served = served and size == value_size <= _WIDEST_OF_BYTES
     contract = split_attention_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
         fixed = _of_spec(spec)
@@ -121,7 +123,7 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_BACKWARD:])
-    served = others.keys() <= {"slopes"} and _hopper_takes(spec) and size <= _WIDEST_GRADIENTS
+    served = others.keys() <= {"slopes"} and _hopper_takes(spec)
     contract = attention_gradient_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
         fixed, own = _of_spec(spec), arrays[:_BACKWARD]

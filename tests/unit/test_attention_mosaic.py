@@ -273,6 +273,8 @@ QUERY, KEY = (jax.ShapeDtypeStruct((2, 320, heads, 128), "bfloat16") for heads i
 TOKEN = jax.ShapeDtypeStruct((2, 1, 8, 128), "bfloat16")
 LONG = jax.ShapeDtypeStruct((2, 2048, 2, 128), "bfloat16")
 PAGES = jax.ShapeDtypeStruct((40, 16, 2, 128), "bfloat16")
+BYTES = jax.ShapeDtypeStruct((2, 320, 2, 128), "int8")
+SCALES: Final = {"key_scale": np.ones((2, 128), np.float32), "value_scale": np.ones(2, np.float32)}
 OPTIONS: Final[dict[str, Any]] = {
     "logits_soft_cap": 30.0,
     "sinks": np.ones(8, np.float32),
@@ -300,6 +302,7 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "decode, long, of many": (functools.partial(causal, query_offset=2000), many(TOKEN, LONG, LONG), 1),
     "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 1),
     "options": (functools.partial(causal, **OPTIONS), (QUERY, KEY, KEY), 1),
+    "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 2),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 
