@@ -31,6 +31,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+from device_time import kernel_table
 from flax import nnx
 from flax_transformer import FlaxTransformer
 from harness import RESULTS, device_name, interleaved_us, record, show, write
@@ -174,11 +175,18 @@ def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterato
         yield name, bijax.invariant(made) if name in TRANSFORMED else made, "xla"
 
 
-def measure(cell: Cell, held: dict[str, Arrays], ready: dict[str, Future[Program]]) -> Iterator[dict[str, Any]]:
-    """Yields the lines of the table of one cell."""
+def measure(
+    cell: Cell, held: dict[str, Arrays], ready: dict[str, Future[Program]], kernels: int
+) -> Iterator[dict[str, Any]]:
+    """Yields the lines of the table of one cell; prints the longest kernels of each program if asked to."""
     found = {name: future.result() for name, future in ready.items()}
     calls = [lambda name=name: call(found[name].run, held[name]) for name in found]
     times = dict(zip(found, interleaved_us(calls, seconds=1, rounds=5), strict=True))
+    for name, run in zip(found, calls, strict=True) if kernels else ():
+        table = kernel_table(run)
+        print(f"{cell}, {name}: {sum(us for *_, us in table):.0f} µs in {sum(n for _, n, _ in table):.0f} kernels")
+        for kernel, count, us in table[:kernels]:
+            print(f"{us:10.1f} µs in {count:6} of {kernel[:100]}", flush=True)
     for name in (n for n in found if n in BESIDE):
         plain = min(BESIDE[name], key=times.__getitem__)
         row = {"model": name, "case": str(cell), "ours_us": round(times[name], 1), "beside": plain}
@@ -205,7 +213,7 @@ def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespa
                 sources[-1][name] = source
     for cell, row, source in zip(cells, ready, sources, strict=True):
         shared = {name: arrays(found[name], cell) for name in dict.fromkeys(source.values())}
-        for line in measure(cell, {name: shared[plain] for name, plain in source.items()}, row):
+        for line in measure(cell, {name: shared[plain] for name, plain in source.items()}, row, arguments.kernels):
             yield line | ({"params": params, "remat": arguments.remat} if cell.kind in TRAINING else {})
         row.clear()
 
@@ -218,6 +226,7 @@ def main() -> None:
     parser.add_argument("--params", default="float32", choices=["float32", "bfloat16"], help="for training steps")
     parser.add_argument("--remat", action="store_true", help="compute blocks again in the backward pass")
     parser.add_argument("--compile-times", action="store_true", help="compile one program after the other")
+    parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each program, longest first")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.models.split(",")

@@ -93,7 +93,8 @@ def _fold(operand: jax.Array, axes: Sequence[int], fold: Fold, on_gpu: bool) -> 
     if on_gpu:
         arranged, axis = _merged(operand, axes)
         options: dict[str, Any] = {"contract": row_contract(), "axis": axis, "fused": True}
-        return run(fold_axis, arranged, fold=fold, **options).astype(operand.dtype)
+        total: jax.Array = run(fold_axis, arranged, fold=fold, **options)
+        return total.astype(operand.dtype)
     arranged, shape = _arrange(operand, axes)
     return run(fold_axis, arranged, fold=fold, contract=row_contract()).reshape(shape).astype(operand.dtype)
 

@@ -33,19 +33,24 @@ def with_arrangements(jaxpr: Any, equations: Sequence[Any]) -> list[Any]:
 
 def arrangements(jaxpr: Any) -> dict[Any, Arrangement]:
     """Returns for the result of each product of a program which of its dimensions are to be the last in memory."""
+    # The products of which values are transposes, and the dimensions of the results that theirs are.
+    turned: dict[Any, tuple[Any, tuple[int, ...]]] = {}
     found = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
-            found[eqn.outvars[0]] = (eqn, Arrangement.OF_RHS)
-        elif eqn.primitive.name == "transpose" and _is_product(eqn.invars[0], found):
-            product, _ = found[eqn.invars[0]]
-            if _from_lhs(product, eqn.params["permutation"][-1]):
-                found[eqn.invars[0]] = (product, Arrangement.OF_LHS)
-    return {variable: arrangement for variable, (_, arrangement) in found.items()}
+            result = eqn.outvars[0]
+            turned[result], found[result] = (eqn, tuple(range(result.aval.ndim))), Arrangement.OF_RHS
+        elif eqn.primitive.name == "transpose" and _known(eqn.invars[0], turned):
+            product, dimensions = turned[eqn.invars[0]]
+            dimensions = tuple(dimensions[d] for d in eqn.params["permutation"])
+            turned[eqn.outvars[0]] = product, dimensions
+            last = _from_lhs(product, dimensions[-1])
+            found[product.outvars[0]] = Arrangement.OF_LHS if last else Arrangement.OF_RHS
+    return found
 
 
-def _is_product(atom: Any, found: dict[Any, Any]) -> bool:
-    return not isinstance(atom, Literal) and atom in found
+def _known(atom: Any, turned: dict[Any, Any]) -> bool:
+    return not isinstance(atom, Literal) and atom in turned
 
 
 def _from_lhs(product: Any, dimension: int) -> bool:

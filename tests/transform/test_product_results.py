@@ -44,6 +44,10 @@ def test_results_lie_as_they_are_wanted(rows: bool, transposed: bool) -> None:
     assert computed(product(rows, transposed), *(B if rows else A)) == [wanted]
 
 
+def test_two_transpositions_are_none() -> None:
+    assert computed(lambda a, b: product(rows=True, transposed=True)(a, b).T, *B) == ["128x256"]
+
+
 def test_without_knowing_it_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     monkeypatch.setattr(_results, "arrangements", lambda jaxpr: dict.fromkeys(_products(jaxpr)))
