@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
+from bijax.core.lowered_forms import lower_once
 from bijax.core.primitive import BEFORE_LOWERING
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
@@ -298,7 +299,7 @@ def _traced(
     # A program may be lowered after the block that allowed its 64 bits has ended.
     wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in plain) else contextlib.nullcontext()
     with wide, kernel_code(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        lowered: Sequence[Any] = mlir.lower_fun(function, multiple_results=multiple_results)(
+        lowered = lower_once(function, multiple_results=multiple_results)(
             ctx.replace(avals_in=plain), *operands, **parameters
         )
     if not explicit:
