@@ -16,6 +16,7 @@ import functools
 import io
 import types
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,12 +109,12 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     state = _jax_private.state_of_tracing()
     if state is None or None in operands:
         return None
-    architecture = cuda_architecture() if platforms == ("cuda",) else ""
+    machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else ""
     try:
         called = f"{_text(function)} {_text(dict(parameters))}"
     except _WithoutTextError:
         return None
-    return f"{platforms[0]} {architecture} {called} {operands}\n{state}"
+    return f"{platforms[0]} {machine} {called} {operands}\n{state}"
 
 
 def _operand(aval: Any) -> str | None:
@@ -126,6 +127,14 @@ def _operand(aval: Any) -> str | None:
 @functools.cache
 def _sources() -> str:
     return source_digest(Path(__file__).parents[1])
+
+
+@functools.cache
+def _compilers() -> tuple[str, ...]:
+    """Returns the versions of the packages that write parts of a lowered form for GPUs."""
+    packages = "jax_triton", "triton", "jax_cuda12_plugin", "jax_cuda13_plugin"
+    versions = (next((d.version for d in metadata.Distribution.discover(name=name)), "") for name in packages)
+    return tuple(versions)
 
 
 class _WithoutTextError(Exception):
