@@ -13,6 +13,17 @@ from jax._src import config, util
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
 
+def missing() -> list[str]:
+    """Returns what this version of JAX lacks of it."""
+    wanted = (
+        (config, "trace_context"),
+        (config, "trace_context_names"),
+        (_jax_mlir_ext, "inlined_func_call"),
+        (util, "cache"),
+    )
+    return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
+
+
 def state_of_tracing() -> str | None:
     """Returns a text of the state that traced programs depend on; None if it has none, or if an axis is mapped."""
     return _text(config.trace_context())

@@ -29,6 +29,7 @@ from jax.interpreters.mlir import ir
 
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_architecture
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.remembered import keep, recall, source_digest
 
 Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
@@ -109,10 +110,10 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     state = _jax_private.state_of_tracing()
     if state is None or None in operands:
         return None
-    machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else ""
     try:
+        machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else ""
         called = f"{_text(function)} {_text(dict(parameters))}"
-    except _WithoutTextError:
+    except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture says that none is known
         return None
     return f"{platforms[0]} {machine} {called} {operands}\n{state}"
 
