@@ -61,7 +61,10 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
             stored = f"{question}\n{_sources()}"
             form = recall(stored)
             if form is None:
+                objects = _objects(ctx)
                 form = _form(lower, ctx, operands, parameters)
+                if _objects(ctx) != objects:  # it refers to objects that live as long as this program
+                    return _insert(ctx, form, operands)
                 keep(stored, form)
             kept.append(form)
         return _insert(ctx, kept[0], operands)
@@ -86,6 +89,11 @@ def _form(lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mappin
     form = io.BytesIO()
     module.operation.write_bytecode(form)
     return form.getvalue()
+
+
+def _objects(ctx: Context) -> tuple[int, int]:
+    """Returns how many objects of this process the program refers to."""
+    return len(ctx.module_context.keepalives), len(ctx.module_context.host_callbacks)
 
 
 def _insert(ctx: Context, form: bytes, operands: Sequence[Any]) -> list[Any]:
@@ -132,8 +140,8 @@ def _sources() -> str:
 
 @functools.cache
 def _compilers() -> tuple[str, ...]:
-    """Returns the versions of the packages that write parts of a lowered form for GPUs."""
-    packages = "jax_triton", "triton", "jax_cuda12_plugin", "jax_cuda13_plugin"
+    """Returns the versions of the packages that compile parts of a lowered form for GPUs."""
+    packages = "jax_cuda12_plugin", "jax_cuda13_plugin"
     versions = (next((d.version for d in metadata.Distribution.discover(name=name)), "") for name in packages)
     return tuple(versions)
 
