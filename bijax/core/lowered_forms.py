@@ -16,6 +16,7 @@ import functools
 import io
 import types
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from jax.interpreters.mlir import ir
 
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_architecture
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.remembered import keep, recall, source_digest
 
 Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
@@ -59,7 +61,10 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
             stored = f"{question}\n{_sources()}"
             form = recall(stored)
             if form is None:
+                objects = _objects(ctx)
                 form = _form(lower, ctx, operands, parameters)
+                if _objects(ctx) != objects:  # it refers to objects that live as long as this program
+                    return _insert(ctx, form, operands)
                 keep(stored, form)
             kept.append(form)
         return _insert(ctx, kept[0], operands)
@@ -86,6 +91,11 @@ def _form(lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mappin
     return form.getvalue()
 
 
+def _objects(ctx: Context) -> tuple[int, int]:
+    """Returns how many objects of this process the program refers to."""
+    return len(ctx.module_context.keepalives), len(ctx.module_context.host_callbacks)
+
+
 def _insert(ctx: Context, form: bytes, operands: Sequence[Any]) -> list[Any]:
     """Puts a kept form into the program that is being lowered."""
     module = ir.Module.parse(form, ctx.module_context.context)
@@ -108,12 +118,12 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     state = _jax_private.state_of_tracing()
     if state is None or None in operands:
         return None
-    architecture = cuda_architecture() if platforms == ("cuda",) else ""
     try:
+        machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else ""
         called = f"{_text(function)} {_text(dict(parameters))}"
-    except _WithoutTextError:
+    except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture says that none is known
         return None
-    return f"{platforms[0]} {architecture} {called} {operands}\n{state}"
+    return f"{platforms[0]} {machine} {called} {operands}\n{state}"
 
 
 def _operand(aval: Any) -> str | None:
@@ -126,6 +136,14 @@ def _operand(aval: Any) -> str | None:
 @functools.cache
 def _sources() -> str:
     return source_digest(Path(__file__).parents[1])
+
+
+@functools.cache
+def _compilers() -> tuple[str, ...]:
+    """Returns the versions of the packages that compile parts of a lowered form for GPUs."""
+    packages = "jax_cuda12_plugin", "jax_cuda13_plugin"
+    versions = (next((d.version for d in metadata.Distribution.discover(name=name)), "") for name in packages)
+    return tuple(versions)
 
 
 class _WithoutTextError(Exception):
