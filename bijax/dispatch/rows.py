@@ -114,6 +114,7 @@ def define_row_kernel(
     hopper: Callable[[], Callable[..., Any]] | None = None,
     *,
     orders: Orders,
+    folds: bool = True,
 ) -> Callable[..., Arrays]:
     """Makes a primitive of a kernel that computes every row on its own.
 
@@ -123,6 +124,7 @@ def define_row_kernel(
             front. Arguments with two and more dimensions have rows in front, those with one are shared by all rows.
         hopper: Returns a function of the same arguments with the same results, for Hopper GPUs.
         orders: The contracts, which both get by the name of `contract` and `functions`.
+        folds: Whether all arguments with two and more dimensions have the same rows, so that `vmap` adds more of them.
 
     Returns:
         A function of a dict of arrays by name, in which None stands for an argument that is left out, and keyword
@@ -136,7 +138,7 @@ def define_row_kernel(
         folded = (a if n == 1 else fold_rows(size, (a,), (d,))[0] for a, d, n in zip(arrays, axes, dims, strict=True))
         return unfold_rows(size, primitive(*folded, **parameters))
 
-    primitive = define_kernel(name, row_backends(kernel, hopper, orders), fold)
+    primitive = define_kernel(name, row_backends(kernel, hopper, orders), fold if folds else None)
 
     def call(arrays: dict[str, jax.Array | None], **parameters: Any) -> Arrays:
         given = {n: a for n, a in arrays.items() if a is not None}

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from bijax.core.checks import describe, integer
 from bijax.core.exact_sort import sort_tuples
 from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._pick import pick_rows
 from bijax.ops.elementwise import elementwise
 
 
@@ -91,11 +91,26 @@ def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int)
             )
     number = narrowed(selected, first, end - 1).reshape(-1)
     local = jnp.where(number >= first, number - first, experts).astype(jnp.int32)
-    by_expert, offset = sort_tuples(local, jnp.arange(local.size, dtype=jnp.int32))
-    starts = jnp.searchsorted(by_expert, jnp.arange(experts + 1, dtype=jnp.int32)).astype(jnp.int32)
+    by_expert, offset = _sorted_with_places(local, experts + 1)
+    starts = _search(by_expert, jnp.arange(experts + 1, dtype=jnp.int32), "left")
     used = by_expert < experts
     offset = _resized(jnp.where(used, offset, -1), allocated, -1)
     return Rows(offset, _resized(by_expert, allocated, experts), starts[1:] - starts[:-1], starts[-1] <= allocated)
+
+
+def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Array]:
+    """Sorts numbers in [0, end), equal ones by their places; returns them and their places."""
+    if numbers.size * end >= 1 << 31:
+        ascending, place = sort_tuples(numbers, jnp.arange(numbers.size, dtype=jnp.int32))
+        return ascending, place
+    # One number for both: XLA sorts it faster on a GPU, and by one pass over memory.
+    (both,) = sort_tuples(numbers * numbers.size + jnp.arange(numbers.size, dtype=jnp.int32))
+    return both // max(1, numbers.size), both % max(1, numbers.size)
+
+
+def _search(ascending: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
+    """Returns where numbers stand in ascending ones; unrolled, so that a GPU takes all steps in one kernel."""
+    return jnp.searchsorted(ascending, wanted, side=side, method="scan_unrolled").astype(jnp.int32)
 
 
 def _resized(x: jax.Array, length: int, fill: int) -> jax.Array:
@@ -151,34 +166,22 @@ def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int
     fit = jnp.all(found >= 0) & jnp.all(ends <= rows)
     found, ends = (jnp.where(fit, a, 0) for a in (found, ends))
     row = jnp.arange(rows, dtype=jnp.int32)
-    expert = jnp.searchsorted(ends, row, side="right").astype(jnp.int32)
+    expert = _search(ends, row, "right")
     return Rows(jnp.where(expert < found.size, row, -1), expert, found, fit)
 
 
-def of_rows(numbers: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
-    """Returns the vectors (shared experts + experts, C), one for each row (R, C); for rows not used, of any expert."""
-    in_front = jnp.repeat(numbers[: shared.experts], shared.tokens, axis=0, total_repeat_length=shared.rows)
-    own = numbers[shared.experts :]
-    if own.shape[0] == 0:
-        return jnp.concatenate([in_front, jnp.zeros((rows.expert.size, numbers.shape[1]), numbers.dtype)])
-    return jnp.concatenate([in_front, jnp.take(own, rows.expert, axis=0, mode="clip")])
-
-
-def in_use(rows: Rows, shared: Shared) -> jax.Array:
-    """Returns which of all rows (R,) have a token."""
-    return jnp.concatenate([jnp.full((shared.rows,), True), rows.offset >= 0])
+def places(offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
+    """Returns the token of each of all rows (R,); for rows that are not used, any."""
+    mine = shared.first + jnp.arange(shared.tokens, dtype=jnp.int32)
+    in_front = jnp.broadcast_to(mine[None], (shared.experts, shared.tokens)).reshape(shared.rows)
+    return jnp.concatenate([in_front, jnp.maximum(offset, 0) // max(topk, 1)])
 
 
 def spread(tokens: jax.Array, offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
     """Returns the token (T, C) of each row: (R, C), zeros for rows that are not used."""
-    mine = lax.slice_in_dim(tokens, shared.first, shared.first + shared.tokens)
-    in_front = jnp.broadcast_to(mine[None], (shared.experts, *mine.shape)).reshape(shared.rows, tokens.shape[1])
-    if tokens.shape[0] == 0 or topk == 0:
-        routed = jnp.zeros((offset.size, tokens.shape[1]), tokens.dtype)
-    else:
-        routed = jnp.take(tokens, offset // topk, axis=0, mode="clip")
-        routed = jnp.where((offset >= 0)[:, None], routed, jnp.zeros((), tokens.dtype))
-    return jnp.concatenate([in_front, routed])
+    in_front = jnp.full((shared.rows,), True)
+    used = jnp.concatenate([in_front, offset >= 0])
+    return pick_rows(tokens, jnp.where(used, places(offset, topk, shared), -1))
 
 
 def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> tuple[jax.Array, jax.Array]:
@@ -205,7 +208,7 @@ def _total(dtype: Any) -> Any:
     return elementwise(add)
 
 
-def pick(rows: jax.Array, row: jax.Array) -> jax.Array:
+def rows_or_any(rows: jax.Array, row: jax.Array) -> jax.Array:
     """Returns the rows (T, topk, C) of the tokens; where there is none, any."""
     if rows.shape[0] == 0:
         return jnp.zeros((*row.shape, rows.shape[1]), rows.dtype)
@@ -226,7 +229,7 @@ def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared,
         (T, C), rounded once; +0 rather than -0. A row that is missing counts as a zero.
     """
     tokens, topk = row.shape
-    parts = _weighted(pick(rows[shared.rows :], row), weights[..., None], (row >= 0)[..., None])
+    parts = _weighted(rows_or_any(rows[shared.rows :], row), weights[..., None], (row >= 0)[..., None])
     behind = tokens - shared.first - shared.tokens
     in_front = shared.of_expert(rows).astype(jnp.float32)
     in_front = jnp.pad(in_front, ((0, 0), (shared.first, behind), (0, 0)))

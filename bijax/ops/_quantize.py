@@ -1,57 +1,101 @@
-"""Quantisation of rows to int8: what the operations that quantise share."""
+"""Quantisation of rows as primitives, which choose their kernel for the platform."""
 
-from typing import Any, Final
+import math
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from bijax.ops.elementwise import elementwise
+from bijax.core.on_first_use import on_first_use
+from bijax.dispatch.rows import Orders, define_row_kernel
+from pallas_kernels.contract import QuantizeContract, row_contract
+from pallas_kernels.ops.quantize import portable
 
-LARGEST: Final = 127
-"""Largest magnitude of a quantised number; -128 is not used."""
+if TYPE_CHECKING:
+    from pallas_kernels.ops.quantize import hopper
+else:
+    hopper = on_first_use("pallas_kernels.ops.quantize.hopper")
 
-SMALLEST_SCALE: Final = float(np.finfo(np.float32).tiny)
-"""2 ** -126, the smallest normal number: what a row of zeros has for its scale."""
-
-_MAGNITUDE: Final = 0x7FFFFFFF
-
-# A product that XLA could see beside a sum or a division of the next step would be computed in another way.
-_smooth: Any = elementwise(lambda x, s: x.astype(jnp.float32) * s.astype(jnp.float32))
-_widen: Any = elementwise(lambda x: x.astype(jnp.float32))
+FORMATS: Final = ("int8", "float8_e4m3fn")
+"""Names of the dtypes of 8 bits that rows are quantised to."""
 
 
-def _scale_of(largest: jax.Array, divisor: jax.Array) -> jax.Array:
-    scale = largest / divisor
-    scale = jnp.where(scale < SMALLEST_SCALE, jnp.float32(SMALLEST_SCALE), scale)
-    return jnp.where(jnp.isfinite(scale), scale, jnp.float32(jnp.nan))
+def format_of(op: str, dtype: Any) -> QuantizeContract:
+    """Returns the contract of a dtype of 8 bits.
 
-
-def _rounded(h: jax.Array, scale: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(scale), jnp.round(h / scale), jnp.float32(0)).astype(jnp.int8)
-
-
-_scale: Any = elementwise(_scale_of)
-_round: Any = elementwise(_rounded)
-
-
-def quantize_rows(x: jax.Array, smooth_scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Quantises each row of x * smooth_scale by its largest magnitude.
-
-    Args:
-        x: (..., C) of a floating dtype.
-        smooth_scale: An array that broadcasts with `x`, or None.
-
-    Returns:
-        (..., C) int8 and the scales (...) float32. No quotient needs to be cut to ±127: the largest one is 127 within
-        the rounding of two divisions, and so rounds to it.
+    Raises:
+        TypeError: If rows are not quantised to this dtype.
     """
-    h = _widen(x) if smooth_scale is None else _smooth(x, smooth_scale)
-    # The bits of numbers without their sign are in the order of the numbers, inf and nan last. The maximum of integers
-    # is exact, whatever XLA makes of the reduction.
-    magnitude = lax.bitcast_convert_type(h, jnp.int32) & jnp.int32(_MAGNITUDE)
-    largest = lax.bitcast_convert_type(jnp.max(magnitude, axis=-1, keepdims=True, initial=jnp.int32(0)), jnp.float32)
-    # An argument, not a constant: XLA would multiply by the reciprocal of a constant.
-    scale = _scale(largest, jnp.float32(LARGEST))
-    return _round(h, scale), scale[..., 0]
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
+    if name not in FORMATS:
+        raise TypeError(f"{op}: dtype must be {' or '.join(FORMATS)}, got {name}.")
+    return QuantizeContract(name)
+
+
+_kernel = define_row_kernel("quantize", portable.quantize, lambda: hopper.quantize, orders=Orders())
+# Rows that are picked by number stand where they stand: a mapped axis cannot be merged into them.
+_picked_kernel = define_row_kernel(
+    "quantize_picked", portable.quantize, lambda: hopper.quantize, orders=Orders(), folds=False
+)
+_swiglu_kernel = define_row_kernel(
+    "quantize_swiglu",
+    portable.quantize_swiglu,
+    lambda: hopper.quantize_swiglu,
+    orders=Orders(functions=True),
+    folds=False,
+)
+_norm_kernel = define_row_kernel(
+    "quantize_norm", portable.quantize_norm, lambda: hopper.quantize_norm, orders=Orders(lambda _: row_contract())
+)
+
+
+def quantize_rows(x: jax.Array, smooth: jax.Array | None, contract: QuantizeContract) -> tuple[jax.Array, jax.Array]:
+    """Quantises each row of x * smooth: (..., C) and (C,) to (..., C) and the scales (...)."""
+    y, scale = _kernel({"x": _rows(x), "smooth": smooth}, quantize=contract)
+    return y.reshape(x.shape), scale.reshape(x.shape[:-1])
+
+
+def quantize_norm(
+    x: jax.Array,
+    weight: jax.Array | None,
+    smooth: jax.Array | None,
+    residual: jax.Array | None,
+    eps: float,
+    contract: QuantizeContract,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Quantises the norms of x + residual, (..., C); returns that sum, the numbers of 8 bits and the scales (...)."""
+    arrays = {
+        "x": _rows(x),
+        "weight": weight,
+        "smooth": smooth,
+        "residual": None if residual is None else _rows(residual),
+    }
+    y, scale, *h = _norm_kernel(arrays, eps=eps, quantize=contract)
+    return (h[0] if h else x).reshape(x.shape), y.reshape(x.shape), scale.reshape(x.shape[:-1])
+
+
+def quantize_picked(
+    x: jax.Array, smooth: jax.Array | None, place: jax.Array, expert: jax.Array, contract: QuantizeContract
+) -> tuple[jax.Array, jax.Array]:
+    """Quantises the rows of x (S, C) at `place` (R,), times their experts' smooth scales (E, C).
+
+    Where `expert` (R,) is negative there is no row: zeros, and a scale of 0.
+    """
+    arrays = {"x": x, "smooth": smooth, "place": place[:, None], "expert": expert[:, None]}
+    y, scale = _picked_kernel(arrays, quantize=contract)
+    return y, scale[:, 0]
+
+
+def quantize_swiglu(
+    x: jax.Array, smooth: jax.Array | None, expert: jax.Array, contract: QuantizeContract
+) -> tuple[jax.Array, jax.Array]:
+    """Quantises the SwiGLU of the rows of x (R, 2C), times smooth scales (E, C), as `quantize_picked`."""
+    y, scale = _swiglu_kernel({"x": x, "smooth": smooth, "expert": expert[:, None]}, quantize=contract)
+    return y, scale[:, 0]
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

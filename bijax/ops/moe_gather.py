@@ -9,7 +9,7 @@ import numpy as np
 
 from bijax.core.checks import describe, float_array, float_dtype
 from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
-from bijax.ops._experts import Shared, combine, pick, rows_of_tokens, shared_experts
+from bijax.ops._experts import Shared, combine, rows_of_tokens, rows_or_any, shared_experts
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as sum_of
 
@@ -129,7 +129,7 @@ def _backward(shared: Shared, dtype: Any, saved: Any, g: jax.Array) -> tuple[jax
     own = own.at[at.reshape(-1)].set(scaled.reshape(tokens * topk, -1), mode="drop", unique_indices=True)
     mine = g[shared.first : shared.first + shared.tokens].astype(rows.dtype)
     in_front = jnp.broadcast_to(mine[None], (shared.experts, *mine.shape)).reshape(shared.rows, rows.shape[1])
-    products = _product(pick(rows[shared.rows :], row), g[:, None])
+    products = _product(rows_or_any(rows[shared.rows :], row), g[:, None])
     dw = jnp.where(row >= 0, sum_of(products, -1), jnp.float32(0)).astype(weights.dtype)
     return jnp.concatenate([in_front, own]), dw, None
 

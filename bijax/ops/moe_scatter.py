@@ -15,14 +15,13 @@ from bijax.ops._experts import (
     Shared,
     combine,
     expert_range,
-    in_use,
-    of_rows,
+    places,
     rows_of_tokens,
     shared_experts,
     sort_by_expert,
     spread,
 )
-from bijax.ops._quantize import quantize_rows
+from bijax.ops._quantize import format_of, quantize_picked
 
 
 def moe_scatter(
@@ -95,6 +94,7 @@ def moe_scatter_dynamic_quant(
     num_shared_experts_per_rank: int = 0,
     num_tokens_offset: int = 0,
     num_tokens_per_rank: int | None = None,
+    dtype: Any = jnp.int8,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Copies each token to a row for each of its experts on this rank, and quantises the rows.
 
@@ -112,9 +112,10 @@ def moe_scatter_dynamic_quant(
         num_shared_experts_per_rank: Shared experts of the rank.
         num_tokens_offset: First token for the shared experts.
         num_tokens_per_rank: Tokens for the shared experts; all from `num_tokens_offset` on by default.
+        dtype: int8 or float8_e4m3fn.
 
     Returns:
-        scatter_tokens (shared rows + allocated_tokens, C) int8; scatter_per_token_scale, one float32 for each row;
+        scatter_tokens (shared rows + allocated_tokens, C) of `dtype`; scatter_per_token_scale, a float32 for each row;
         experts_token_count (experts of the rank,) int32, shared ones not counted; and token_offset (allocated_tokens,)
         int32, as from `bijax.moe_scatter`. Rows not used have zeros and a scale of 0. If traced experts need more rows
         than there are, the scales of all rows but the shared ones are nan, and experts_token_count adds up to more
@@ -143,11 +144,14 @@ def moe_scatter_dynamic_quant(
     first, end = expert_range(op, expert_start_idx, expert_end_idx)
     shared = shared_experts(op, x.shape[0], num_shared_experts_per_rank, num_tokens_offset, num_tokens_per_rank)
     smooth = smooth_vectors(op, smooth_scale, shared.experts + end - first, x.shape[1])
+    contract = format_of(op, dtype)
     rows = sort_by_expert(op, selected, first, end, _allocated(op, allocated_tokens, selected))
 
     def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = Rows(*layout)
-        return quantize_used(spread(x, found.offset, selected.shape[1], shared), smooth, found, shared)
+        place, expert = places(found.offset, selected.shape[1], shared), numbers_of_experts(found, shared)
+        y, scale = quantize_picked(x, smooth, place, expert, contract)
+        return y, without_room(scale, found, shared)
 
     y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)
     return y, scale, rows.count, rows.offset
@@ -158,13 +162,16 @@ def smooth_vectors(op: str, smooth_scale: Any, experts: int, columns: int) -> ja
     return None if smooth_scale is None else scale_vector(op, "smooth_scale", smooth_scale, (experts, columns), {})
 
 
-def quantize_used(x: jax.Array, smooth: jax.Array | None, rows: Rows, shared: Shared) -> tuple[jax.Array, jax.Array]:
-    """Quantises the rows (R, C), each with the smooth scale of its expert; zeros for rows that are not used."""
-    y, scale = quantize_rows(x, None if smooth is None else of_rows(smooth, rows, shared))
-    used = in_use(rows, shared)
-    own = jnp.arange(used.size, dtype=jnp.int32) >= shared.rows
-    scale = jnp.where(own & ~rows.fit, jnp.float32(jnp.nan), jnp.where(used, scale, jnp.float32(0)))
-    return jnp.where(used[:, None], y, jnp.int8(0)), scale
+def numbers_of_experts(rows: Rows, shared: Shared) -> jax.Array:
+    """Returns for each of all rows (R,) its expert, shared ones first; -1 for rows that are not used."""
+    in_front = jnp.repeat(jnp.arange(shared.experts, dtype=jnp.int32), shared.tokens, total_repeat_length=shared.rows)
+    return jnp.concatenate([in_front, jnp.where(rows.offset >= 0, rows.expert + shared.experts, -1)])
+
+
+def without_room(scale: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
+    """Returns the scales (R,), nan for all rows but the shared ones if there are not rows enough."""
+    own = jnp.arange(scale.size, dtype=jnp.int32) >= shared.rows
+    return jnp.where(own & ~rows.fit, jnp.float32(jnp.nan), scale)
 
 
 def _tokens(op: str, hidden_states: Any, selected_experts: Any) -> tuple[jax.Array, Any]:

@@ -1,4 +1,4 @@
-"""Quantisation of rows to int8 with a scale for each."""
+"""Quantisation of rows to 8 bits with a scale for each."""
 
 from typing import Any
 
@@ -8,26 +8,26 @@ import jax.numpy as jnp
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
 from bijax.core.forward_only import forward_only
 from bijax.ops._norm_arguments import check_eps
-from bijax.ops._quantize import quantize_rows
-from bijax.ops.elementwise import elementwise
-from bijax.ops.norm import rms_norm
-
-_add: Any = elementwise(lambda x, r: (x.astype(jnp.float32) + r.astype(jnp.float32)).astype(x.dtype))
+from bijax.ops._quantize import format_of, quantize_norm, quantize_rows
 
 
-def scale_dynamic_quant(hidden_states: Any, smooth_scale: Any = None) -> tuple[jax.Array, jax.Array]:
-    """Quantises rows to int8: with h = hidden_states * smooth_scale, y = round(h / scale), scale = max(abs(h)) / 127.
+def scale_dynamic_quant(
+    hidden_states: Any, smooth_scale: Any = None, *, dtype: Any = jnp.int8
+) -> tuple[jax.Array, jax.Array]:
+    """Quantises rows: with h = hidden_states * smooth_scale, y = round(h / scale), scale = max(abs(h)) / largest.
 
-    Everything is computed in float32, each step rounded to nearest even; y is in [-127, 127]. A scale is 2 ** -126
-    at least, which is what a row of zeros has. A row with an inf or a nan in h, which int8 cannot hold, has a scale of
-    nan and zeros in y, so that whatever is computed from it is nan. On a CPU XLA takes subnormal numbers for zeros.
+    The largest number is 127 for int8, 448 for float8_e4m3fn. Everything is computed in float32, each step rounded to
+    nearest even; y is between the largest number and its negative. A scale is 2 ** -126 at least, which is what a row
+    of zeros has. A row with an inf or a nan in h has a scale of nan and zeros in y, so that whatever is computed from
+    it is nan. On a CPU XLA takes subnormal numbers for zeros.
 
     Args:
         hidden_states: (..., C) float32, bfloat16 or float16.
         smooth_scale: (C,) of any of these dtypes, multiplied to the columns first; ones by default.
+        dtype: int8 or float8_e4m3fn.
 
     Returns:
-        y (..., C) int8, and scale (...) float32.
+        y (..., C) of `dtype`, and scale (...) float32.
 
     Raises:
         TypeError: If a dtype is unsupported.
@@ -46,12 +46,19 @@ def scale_dynamic_quant(hidden_states: Any, smooth_scale: Any = None) -> tuple[j
     op = "bijax.scale_dynamic_quant"
     x = float_array(op, "hidden_states", hidden_states)
     smooth = row_vector(op, "smooth_scale", smooth_scale, x, "hidden_states")
-    y, scale = forward_only(op, quantize_rows, x, smooth)
+    contract = format_of(op, dtype)
+    y, scale = forward_only(op, lambda x, smooth: quantize_rows(x, smooth, contract), x, smooth)
     return y, scale
 
 
 def add_rms_norm_dynamic_quant(
-    hidden_states: Any, weight: Any = None, smooth_scale: Any = None, *, residual: Any = None, eps: float = 1e-6
+    hidden_states: Any,
+    weight: Any = None,
+    smooth_scale: Any = None,
+    *,
+    residual: Any = None,
+    eps: float = 1e-6,
+    dtype: Any = jnp.int8,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Adds a residual, takes the RMS norm and quantises: `bijax.rms_norm` and `bijax.scale_dynamic_quant` in one.
 
@@ -64,10 +71,11 @@ def add_rms_norm_dynamic_quant(
         smooth_scale: (C,) of any of these dtypes, multiplied to the norm; ones by default.
         residual: Of the shape and dtype of `hidden_states`, added to it first.
         eps: Added to the mean square; at least 0.
+        dtype: int8 or float8_e4m3fn.
 
     Returns:
         after_res, the sum (`hidden_states` itself without a residual), of the shape and dtype of `hidden_states`; y
-        (..., C) int8; and per_token_scale (...) float32. Of rows of zeros, inf or nan see `scale_dynamic_quant`.
+        (..., C) of `dtype`; and per_token_scale (...) float32. Of rows of zeros, inf or nan see `scale_dynamic_quant`.
 
     Raises:
         TypeError: If a dtype is unsupported, those of `hidden_states` and `residual` differ, or `eps` is not a number
@@ -98,11 +106,12 @@ def add_rms_norm_dynamic_quant(
         )
     eps = check_eps(op, eps)
 
+    contract = format_of(op, dtype)
+
     def compute(
         x: jax.Array, weight: jax.Array | None, smooth: jax.Array | None, residual: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        h = x if residual is None else _add(x, residual)
-        return h, *quantize_rows(rms_norm(h.astype(jnp.float32), weight, eps=eps), smooth)
+        return quantize_norm(x, weight, smooth, residual, eps, contract)
 
     after_res, y, scale = forward_only(op, compute, x, weight, smooth, residual)
     return after_res, y, scale

@@ -9,8 +9,9 @@ from bijax.core.checks import describe, float_array
 from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import check_shape
 from bijax.ops._experts import Rows, rows_by_count, shared_experts
+from bijax.ops._quantize import format_of, quantize_swiglu
 from bijax.ops.elementwise import elementwise
-from bijax.ops.moe_scatter import quantize_used, smooth_vectors
+from bijax.ops.moe_scatter import numbers_of_experts, smooth_vectors, without_room
 
 _swiglu: Any = elementwise(
     lambda gate, up: (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
@@ -54,10 +55,11 @@ def moe_swiglu_dynamic_quant(
     *,
     num_shared_experts_per_rank: int = 0,
     num_tokens_per_rank: int = 0,
+    dtype: Any = jnp.int8,
 ) -> tuple[jax.Array, jax.Array]:
     """Takes the SwiGLU of rows and quantises it, each row with the smooth scale of its expert.
 
-    That is `bijax.swiglu` in float32, not rounded in between, and `bijax.scale_dynamic_quant`.
+    That is silu(gate) * up in float32, not rounded in between, and `bijax.scale_dynamic_quant`.
 
     Args:
         scatter_tokens: (num_shared_experts_per_rank * num_tokens_per_rank + A, 2 * C) float32, bfloat16 or float16,
@@ -66,10 +68,11 @@ def moe_swiglu_dynamic_quant(
         experts_token_count: (E,) integers, the rows of each expert that is not shared; they add up to at most A.
         num_shared_experts_per_rank: Shared experts of the rank.
         num_tokens_per_rank: Rows of each shared expert.
+        dtype: int8 or float8_e4m3fn.
 
     Returns:
-        y (rows, C) int8 and per_token_scale (rows,) float32. Rows behind those of the last expert have zeros and a
-        scale of 0. If traced counts are negative or add up to more than A, the scales of all rows but the shared ones
+        y (rows, C) of `dtype` and per_token_scale (rows,) float32. Rows behind those of the last expert have zeros and
+        a scale of 0. If traced counts are negative or add up to more than A, the scales of all rows but the shared ones
         are nan.
 
     Raises:
@@ -100,10 +103,13 @@ def moe_swiglu_dynamic_quant(
             f" {shared.rows} rows, got {describe(x)}."
         )
     rows = rows_by_count(op, "experts_token_count", experts_token_count, None, own)
+    contract = format_of(op, dtype)
     smooth = smooth_vectors(op, smooth_scale, shared.experts + rows.count.size, x.shape[1] // 2)
 
     def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return quantize_used(swiglu(x.astype(jnp.float32)), smooth, Rows(*layout), shared)
+        found = Rows(*layout)
+        y, scale = quantize_swiglu(x, smooth, numbers_of_experts(found, shared), contract)
+        return y, without_room(scale, found, shared)
 
     y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)
     return y, scale

@@ -8,6 +8,8 @@ from jax.typing import ArrayLike
 MANTISSA_BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 FLOAT_NAMES = tuple(MANTISSA_BITS)
 _INTEGER_NAMES = ("bool", *(f"{sign}int{width}" for width in (8, 16, 32, 64) for sign in ("", "u")))
+_NARROW_NAMES = ("float8_e4m3fn", "float8_e5m2")
+_NAMES = (*FLOAT_NAMES, *_NARROW_NAMES, *_INTEGER_NAMES)
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 NAN_DISTANCE = np.uint64(2**64 - 1)
@@ -18,10 +20,10 @@ def to_numpy(x: ArrayLike) -> np.ndarray:
     """Gives `x` as a NumPy array, or says why its bits cannot be compared."""
     extended = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended)
     array = None if extended else np.asarray(x)
-    if array is None or array.dtype.name not in (*FLOAT_NAMES, *_INTEGER_NAMES):
+    if array is None or array.dtype.name not in _NAMES:
         dtype = getattr(x, "dtype", type(x).__name__) if array is None else array.dtype
         raise TypeError(
-            f"expected one of the dtypes {', '.join((*FLOAT_NAMES, *_INTEGER_NAMES))}; got {dtype}. "
+            f"expected one of the dtypes {', '.join(_NAMES)}; got {dtype}. "
             "Take the real and imaginary parts of a complex array, and jax.random.key_data of PRNG keys."
         )
     return array
@@ -36,7 +38,8 @@ def bits(x: ArrayLike) -> np.ndarray:
     """Views an array as unsigned integers of the same width.
 
     Args:
-        x: array of any shape; float16, bfloat16, float32, float64, bool or an integer type of 8 to 64 bits.
+        x: array of any shape; float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, bool or an integer
+            type of 8 to 64 bits.
 
     Returns:
         An array of the same shape, uint8, uint16, uint32 or uint64. It shares memory with `x` where it can.

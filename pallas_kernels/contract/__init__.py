@@ -27,6 +27,8 @@ from pallas_kernels.contract.elementwise import PTX_FUNCTIONS as PTX_FUNCTIONS
 from pallas_kernels.contract.elementwise import XLA_FUNCTIONS as XLA_FUNCTIONS
 from pallas_kernels.contract.elementwise import ElementwiseContract as ElementwiseContract
 from pallas_kernels.contract.fold import FoldContract as FoldContract
+from pallas_kernels.contract.gumbel import GUMBEL as GUMBEL
+from pallas_kernels.contract.gumbel import GumbelContract as GumbelContract
 from pallas_kernels.contract.honour import honour as honour
 from pallas_kernels.contract.matmul import MatmulContract as MatmulContract
 from pallas_kernels.contract.matmul import Tf32Contract as Tf32Contract
@@ -36,7 +38,9 @@ from pallas_kernels.contract.matmul import matmul_contract as matmul_contract
 from pallas_kernels.contract.pairs import PairContract as PairContract
 from pallas_kernels.contract.parts import PartsChunkContract as PartsChunkContract
 from pallas_kernels.contract.parts import PartsContract as PartsContract
+from pallas_kernels.contract.quant import Float8Contract as Float8Contract
 from pallas_kernels.contract.quant import QuantContract as QuantContract
+from pallas_kernels.contract.quant import QuantizeContract as QuantizeContract
 from pallas_kernels.contract.rows import LANES as LANES
 from pallas_kernels.contract.rows import RowContract as RowContract
 from pallas_kernels.contract.rows import row_contract as row_contract

@@ -46,6 +46,18 @@ def test_columns_and_scattered_axes_keep_their_bits() -> None:
     assert_bits_equal(jax.tree.map(lambda a: a[3], mapped), inside(x[3]), err_msg="an axis between the reduced ones")
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((3, 2, 300), (2,)), ((3, 5, 2, 41), (0, 1)), ((2, 3, 5, 7), (1, 3)), ((4, 0), (1,))]
+)
+def test_programs_for_a_gpu_have_the_same_bits(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """They keep the dimensions apart that others merge, and leave maxima to XLA."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal(shape).astype(np.float32) * 2.0 ** draw.integers(-30, 30, shape)
+    x = jnp.asarray(np.where(draw.random(shape) < 0.1, draw.choice([0.0, -0.0, np.nan, np.inf, -np.inf], shape), x))
+    found = jax.jit(lambda x: {name: getattr(reduce, name)(x, axes=axes, on_gpu=True) for name in NAMES})(x)
+    assert_bits_equal(found, jax.jit(lambda x: every(x, axes))(x))
+
+
 def test_stock_sums_do_not() -> None:
     """The control."""
     report = batch_variance_report(

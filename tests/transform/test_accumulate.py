@@ -1,6 +1,7 @@
 """Gradient accumulation: any cut of a batch at multiples of the unit gives the same bits."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,16 @@ def test_control_plain_accumulation_differs() -> None:
     mean = jax.tree.map(lambda *p: functools.reduce(jnp.add, p) / 4, *parts)
     pairs = zip(jax.tree.leaves(mean[1]), jax.tree.leaves(whole[1]), strict=True)
     assert all((bits(a) != bits(b)).any() for a, b in pairs)
+
+
+@pytest.mark.parametrize(("platform", "barriers"), [("cpu", 1), ("cuda", 0)])
+def test_additions_join_the_units_program_on_a_gpu_alone(platform: str, barriers: int) -> None:
+    """A barrier around loss and gradient would cost a GPU a pass over the gradients, and their memory."""
+    gradient = bijax.accumulate_gradients(lambda w, x: jnp.mean((x @ w) ** 2), unit=2)
+    with bijax.lowering_for("sm_90"):
+        lowered = jax.jit(gradient).trace(jnp.ones(3), jnp.ones((8, 3))).lower(lowering_platforms=(platform,))
+    found = re.findall(r"optimization_barrier .* : tensor<f32>, tensor<3xf32>", lowered.as_text())
+    assert len(found) == barriers
 
 
 def test_uneven_cuts_and_ways_to_call() -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import ChunkContract, RowContract
-from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, add_rows, divide, map_rows
+from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, add_rows, divide, map_rows, reciprocal_root
 from pallas_kernels.parts.xla.tiles import fold_row_chunks, isolate
 
 
@@ -52,7 +52,7 @@ def rms_norm(
             (total,) = isolate((h + residual[0].astype(jnp.float32)).astype(x.dtype))
             h = total.astype(jnp.float32)
         (square,) = isolate(h * h)
-        factor = _reciprocal_root(add_lanes(square, contract), c, eps)
+        factor = reciprocal_root(add_lanes(square, contract), c, eps)
         y = h * factor if scale is None else h * factor * scale
         return (y.astype(x.dtype), factor, total) if residual else (y.astype(x.dtype), factor)
 
@@ -141,7 +141,7 @@ def layer_norm(
         mean = _mean(x, contract)
         d = x.astype(jnp.float32) - mean
         (square,) = isolate(d * d)
-        factor = _reciprocal_root(add_lanes(square, contract), c, eps)
+        factor = reciprocal_root(add_lanes(square, contract), c, eps)
         y = d * factor if scale is None else d * factor * scale
         if shift is not None:
             y = isolate(y)[0] + shift
@@ -228,12 +228,6 @@ def weight_gradient(
 
 def _mean(x: jax.Array, contract: RowContract) -> jax.Array:
     return isolate(divide(add_lanes(x, contract), x.shape[1]))[0]
-
-
-def _reciprocal_root(total: jax.Array, columns: int, eps: float) -> jax.Array:
-    # The root stands apart, or it would become an rsqrt, which is not rounded correctly.
-    (root,) = isolate(jnp.sqrt(divide(total, columns) + jnp.float32(eps)))
-    return isolate(1 / root)[0]
 
 
 def _scale(weight: jax.Array | None) -> jax.Array | None:

@@ -45,6 +45,18 @@ _EXACT: Final = (
     " ex2.approx.ftz.f32 e, t;"
     " fma.rn.f32 $0, e, r, e; }"
 )
+LARGER: Final = "max.NaN.f32 $0, $1, $2;"
+
+SILU: Final = f"""{{
+    .reg .f32 t;
+    mul.rn.f32 t, $1, {_hex(np.float32(-math.log2(math.e)))};
+    ex2.approx.ftz.f32 t, t;
+    add.rn.f32 t, t, {_hex(np.float32(1))};
+    rcp.approx.ftz.f32 t, t;
+    mul.rn.f32 $0, $1, t;
+}}"""
+"""z / (1 + exp(-z)): the quotient is a product by the reciprocal of at most 1 ULP."""
+
 _FUSED: Final = "fma.rn.f32 $0, $1, $2, $3;"
 
 
@@ -77,6 +89,16 @@ def square_root(x: jax.Array, interpret: Any) -> jax.Array:
     return _apply("sqrt.rn.f32 $0, $1;", x)
 
 
+def magnitude(x: jax.Array, interpret: Any) -> jax.Array:
+    """Returns abs(x) for float32 columns."""
+    return jnp.abs(x) if interpret else _apply("abs.f32 $0, $1;", x)
+
+
+def larger(a: jax.Array, b: jax.Array, interpret: Any) -> jax.Array:
+    """Returns the larger one of float32 columns, nan where there is one."""
+    return jnp.maximum(a, b) if interpret else _apply(LARGER, a, b)
+
+
 def exponential(x: jax.Array, interpret: Any, *, exact: bool = False) -> jax.Array:
     """Returns exp(x), for float32 columns or a number; at most 0 (or nan) where `exact` is wanted."""
     if interpret:
@@ -88,6 +110,13 @@ def logarithm(x: jax.Array) -> jax.Array:
     """Returns the natural logarithm of a float32 number."""
     result: jax.Array = jnp.log(x)
     return result
+
+
+def silu(x: jax.Array, interpret: Any) -> jax.Array:
+    """Returns x / (1 + exp(-x)) for float32 columns."""
+    if interpret:
+        return _apart(jax.nn.silu(_apart(x)))
+    return _apply(SILU, x)
 
 
 def fused(a: jax.Array, b: jax.Array, c: jax.Array, interpret: Any) -> jax.Array:

@@ -24,8 +24,8 @@ is rounded correctly, on the GPU and under the interpreter.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -35,15 +35,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import row_contract
-from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, product, quotient, square_root
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, larger, product, quotient, square_root
+from pallas_kernels.parts.hopper.row_launch import Launch, Pieces, Place, PlaceOf
+from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.team import Team, combine_team
-from pallas_kernels.parts.hopper.tree import Combine
+from pallas_kernels.parts.hopper.tree import Fold
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.rows import COPY_BYTES, RowSchedule, row_schedule, row_vector
 
 Arrays = tuple[jax.Array, ...]
 Program = Callable[[Any], None]
+
 
 _ALIGN: Final = 16  # bytes to which the copy engine aligns rows
 _BATCH: Final = 8  # strips on their way from memory while results are written
@@ -56,24 +59,6 @@ NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
 def supports(columns: int, *dtypes: Any) -> bool:
     """Whether the engine takes rows (and vectors) of `columns` columns of these dtypes."""
     return columns >= WARPGROUP and all(columns * jnp.dtype(d).itemsize % _ALIGN == 0 for d in dtypes)
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """A row cut into pieces: `count` - 1 of `size` columns and one of `last`."""
-
-    count: int
-    size: int
-    last: int
-
-    @classmethod
-    def of(cls, columns: int, size: int) -> "_Pieces":
-        count = max(1, -(-columns // size))
-        return cls(count, size, columns - (count - 1) * size)
-
-    @property
-    def capacity(self) -> int:
-        return self.last if self.count == 1 else self.size
 
 
 class _Counter:
@@ -90,13 +75,20 @@ class _Counter:
         self.exchanges += 1 if isinstance(combine, str) else len(combine)
         return jnp.float32(1) if isinstance(combine, str) else (jnp.float32(1),) * len(combine)
 
-    def emit(self, _: Any) -> None:
+    def emit(self, _: Any, **__: Any) -> None:
         self.passes += 1
+
+    def copy(self, _: Any) -> None:
+        self.passes += 1
+
+    def derive(self, *_: Any, **__: Any) -> None:
+        pass
 
     def put(self, *_: Any) -> None:
         pass
 
-    def given(self, _: int) -> jax.Array:
+    def given(self, _: int, column: int = 0) -> jax.Array:
+        del column
         return jnp.float32(1)
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -111,13 +103,17 @@ class _Counter:
 class Row:
     """The row that a program works on."""
 
-    def __init__(self, launch: "_Launch", index: Any, number: Any) -> None:
+    def __init__(self, launch: Launch, index: Any, number: Any) -> None:
         self._launch = launch
         self._index = index
         self._number = number
         self._passes = 0
         self._exchanges = 0
         self._held: dict[Any, list[jax.Array]] = {}
+        self._derived: dict[Any, list[jax.Array]] = {}
+        self._steps: list[tuple[Callable[..., Sequence[jax.Array]], Sequence[int]]] = []
+        apart = {place for _, place in (*launch.sources, *launch.vectors) if place is not None}
+        self._places = {place: place(self) for place in apart}
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """Multiplies columns, numbers, or columns and a number; rounded, never part of a fused multiply-add."""
@@ -131,10 +127,31 @@ class Row:
         """Takes the root of a number, correctly rounded."""
         return square_root(a, self._launch.team.interpret)
 
-    def given(self, number: int) -> jax.Array:
+    @property
+    def index(self) -> Any:
+        """Number of the row."""
+        return self._index
+
+    @property
+    def interpret(self) -> Any:
+        """Whether the interpreter runs the kernel."""
+        return self._launch.team.interpret
+
+    def given(self, number: int, column: int = 0) -> jax.Array:
         """Returns one of the row's numbers that the kernel was given."""
-        value: jax.Array = self._launch.given[number][self._index, 0]
+        value: jax.Array = self._launch.given[number][self._index, column]
         return value
+
+    def derive(self, step: Callable[..., Sequence[jax.Array]], *, vectors: Sequence[int] = ()) -> None:
+        """Puts what a step makes of every column in the place of the arrays, once, for all passes that follow.
+
+        Rows that are held in registers are held so; of others every pass computes them again.
+
+        Args:
+            step: Maps float32 arrays of one width, one for each array and each named vector, to any number of arrays.
+            vectors: Which of the vectors the step is given.
+        """
+        self._steps.append((step, vectors))
 
     def put(self, number: int, value: jax.Array) -> None:
         """Writes one of the row's numbers."""
@@ -147,7 +164,7 @@ class Row:
         self,
         step: Callable[..., Any],
         *,
-        combine: Combine | Sequence[Combine] = "add",
+        combine: Fold | Sequence[Fold] = "add",
         unit: float = 0.0,
         vectors: Sequence[int] = (),
     ) -> Any:
@@ -156,7 +173,8 @@ class Row:
         Args:
             step: Maps float32 arrays of one width, one for each array and each named vector, to such an array, or to a
                 tuple of them if several are combined in one pass.
-            combine: "add" or "max" (the larger; any number or nan where there is a nan); one for each of a tuple.
+            combine: "add", "max" (the larger; any number or nan where there is a nan) or "largest" (of numbers that are
+                not negative; nan where there is one); one of the first two for each of a tuple.
             unit: What stands for the columns that the last block lacks.
             vectors: Which of the vectors the step is given.
 
@@ -164,9 +182,9 @@ class Row:
             A float32 number, or a tuple of them.
         """
         launch = self._launch
-        kinds: tuple[Combine, ...] = (combine,) if isinstance(combine, str) else tuple(combine)
+        kinds: tuple[Fold, ...] = (combine,) if isinstance(combine, str) else tuple(combine)
 
-        def take(totals: Any, places: Sequence[_Place]) -> Any:
+        def take(totals: Any, places: Sequence[Place]) -> Any:
             for place in places:
                 found = []
                 for i, strip in enumerate(launch.strips(place)):
@@ -174,7 +192,9 @@ class Row:
                     values = (values,) if isinstance(combine, str) else tuple(values)
                     values = tuple(strip.mask(v, unit, launch.team.interpret) for v in values)
                     if totals is not None:
-                        values = tuple(_join(kind, t, v) for kind, t, v in zip(kinds, totals[i], values, strict=True))
+                        values = tuple(
+                            self._join(kind, t, v) for kind, t, v in zip(kinds, totals[i], values, strict=True)
+                        )
                     found.append(values)
                 totals = tuple(found)
             return totals
@@ -189,19 +209,21 @@ class Row:
         self._leave(met=True)
         return numbers[0] if isinstance(combine, str) else numbers
 
-    def emit(self, step: Callable[..., Sequence[jax.Array]]) -> None:
+    def emit(self, step: Callable[..., Sequence[jax.Array]], *, vectors: Sequence[int] | None = None) -> None:
         """Writes the results that are as wide as the row.
 
         Args:
             step: Maps float32 arrays of one width, one for each array and each vector, to one for each result.
+            vectors: Which of the vectors the step is given; all by default.
         """
         launch = self._launch
+        wanted = range(len(launch.vectors)) if vectors is None else vectors
 
-        def write(carry: None, places: Sequence[_Place]) -> None:
+        def write(carry: None, places: Sequence[Place]) -> None:
             strips = [(place, i, strip) for place in places for i, strip in enumerate(launch.strips(place))]
             for batch in itertools.batched(strips, _BATCH):
                 # The compiler moves no load across a store, so loads come first, to be on their way together.
-                loaded = [self._load(place, i, strip, range(len(launch.vectors))) for place, i, strip in batch]
+                loaded = [self._load(place, i, strip, wanted) for place, i, strip in batch]
                 for (place, _, strip), columns in zip(batch, loaded, strict=True):
                     shifted = replace(strip, block=place.column(launch), columns=launch.columns)
                     for result, value in zip(launch.results, step(*columns), strict=True):
@@ -210,29 +232,82 @@ class Row:
         self._walk(write, None)
         self._leave(met=False)
 
+    def copy(self, used: jax.Array) -> None:
+        """Copies the row of the only array to the only result as it is, or writes zeros if it is not `used`."""
+        launch = self._launch
+
+        def write(carry: None, places: Sequence[Place]) -> None:
+            strips = [(place, i, strip) for place in places for i, strip in enumerate(launch.strips(place))]
+            for batch in itertools.batched(strips, _BATCH):
+                loaded = [self._read(place, i, strip)[0] for place, i, strip in batch]
+                for (place, _, strip), columns in zip(batch, loaded, strict=True):
+                    shifted = replace(strip, block=place.column(launch), columns=launch.columns)
+                    value = jnp.where(used, columns, jnp.zeros((), columns.dtype))
+                    shifted.store(launch.results[0], self._index, value, self.interpret)
+
+        self._walk(write, None)
+        self._leave(met=False)
+
+    def _join(self, kind: Fold, total: jax.Array, value: jax.Array) -> jax.Array:
+        if kind == "largest":
+            return larger(total, value, self.interpret)
+        return total + value if kind == "add" else jnp.where(total > value, total, value)
+
     def _place(self, exchange: int) -> Any:
         # A row with one exchange takes turns with the next row; with more, one waits for the other anyway.
         if self._launch.folds > 1:
             return self._exchanges + exchange
         return self._exchanges + exchange + lax.rem(self._number, 2) * self._launch.exchanges
 
-    def _load(self, place: "_Place", number: int, strip: Strip, vectors: Sequence[int]) -> list[jax.Array]:
-        """Returns a strip of every array and of some vectors."""
+    def _load(self, place: Place, number: int, strip: Strip, vectors: Sequence[int]) -> list[jax.Array]:
+        """Returns a strip of every array, or of what was derived from them, and of some vectors."""
+        columns = [
+            *self._columns(len(self._steps), place, number, strip),
+            *self._vectors(vectors, place, number, strip),
+        ]
+        return [x.astype(jnp.float32) for x in columns]
+
+    def _columns(self, steps: int, place: Place, number: int, strip: Strip) -> list[jax.Array]:
+        """Returns a strip of what so many steps derive from the arrays."""
+        if not steps:
+            return self._read(place, number, strip)
+        key = (steps, place.piece, place.block, number) if self._launch.schedule.hold else None
+        if key is not None and key in self._derived:
+            return self._derived[key]
+        step, vectors = self._steps[steps - 1]
+        given = [*self._columns(steps - 1, place, number, strip), *self._vectors(vectors, place, number, strip)]
+        columns = list(step(*(x.astype(jnp.float32) for x in given)))
+        if key is not None:
+            self._derived[key] = columns
+        return columns
+
+    def _read(self, place: Place, number: int, strip: Strip) -> list[jax.Array]:
+        """Returns a strip of every array, from registers where it has been read before and is held."""
         launch = self._launch
         key = (place.piece, place.block, number) if launch.schedule.hold else None
-        if key is None or key not in self._held:
-            arrays = launch.ring if launch.ring else launch.sources
-            row = place.slot if launch.ring else self._index
-            columns = [strip.load(array, row, launch.team.interpret) for array in arrays]
-            if key is not None:
-                self._held[key] = columns
+        if key is not None and key in self._held:
+            return self._held[key]
+        if launch.ring:
+            columns = [strip.load(array, place.slot, self.interpret) for array in launch.ring]
         else:
-            columns = self._held[key]
+            columns = [strip.load(array, self._at_place(at), self.interpret) for array, at in launch.sources]
+        if key is not None:
+            self._held[key] = columns
+        return columns
+
+    def _vectors(self, wanted: Sequence[int], place: Place, number: int, strip: Strip) -> list[jax.Array]:
         return [
-            x.astype(jnp.float32) for x in [*columns, *(launch.load_vector(v, place, number, strip) for v in vectors)]
+            self._launch.load_vector(v, self._at_place(self._launch.vectors[v][1], shared=True), place, number, strip)
+            for v in wanted
         ]
 
-    def _walk(self, visit: Callable[[Any, Sequence["_Place"]], Any], carry: Any) -> Any:
+    def _at_place(self, place: PlaceOf | None, *, shared: bool = False) -> Any:
+        """Returns which row of an array this row reads; None for a vector that has no rows."""
+        if place is None:
+            return None if shared else self._index
+        return self._places[place]
+
+    def _walk(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any) -> Any:
         """Visits the blocks of the row, upwards."""
         launch, pieces = self._launch, self._launch.pieces
         self._passes += 1
@@ -240,9 +315,9 @@ class Row:
             if self._passes == 1 and not launch.ring:
                 # All of the row is on its way before the first column is worked on.
                 for block in range(0, launch.columns, launch.lanes):
-                    place = _Place(0, block, None, launch.columns, block + launch.lanes <= launch.columns)
+                    place = Place(0, block, None, launch.columns, block + launch.lanes <= launch.columns)
                     for i, strip in enumerate(launch.strips(place)):
-                        self._load(place, i, strip, ())
+                        self._read(place, i, strip)
             for piece in range(pieces.count):
                 carry = self._walk_piece(visit, carry, piece, pieces.last if piece == pieces.count - 1 else pieces.size)
             return carry
@@ -254,9 +329,9 @@ class Row:
                 )
         return self._walk_piece(visit, carry, pieces.count - 1, pieces.last)
 
-    def _walk_piece(self, visit: Callable[[Any, Sequence["_Place"]], Any], carry: Any, piece: Any, columns: int) -> Any:
+    def _walk_piece(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any, piece: Any, columns: int) -> Any:
         launch, lanes = self._launch, self._launch.lanes
-        place = functools.partial(_Place, piece, slot=self._open(piece), columns=columns)
+        place = functools.partial(Place, piece, slot=self._open(piece), columns=columns)
         whole, unroll = columns // lanes, launch.schedule.unroll
         if launch.schedule.hold:
             unroll = whole + 1
@@ -312,143 +387,17 @@ class Row:
             pl.loop(0, launch.pieces.count)(lambda i: launch.fetch(first + i))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A block of lanes: in which piece of the row, at which column of the piece, and where the piece lies.
-
-    Attributes:
-        piece: Number of the piece.
-        block: Column of the piece.
-        slot: Stage of the ring, if there is one.
-        columns: Columns of the piece.
-        whole: Whether the piece has all columns of the block.
-    """
-
-    piece: Any
-    block: Any
-    slot: Any
-    columns: int
-    whole: bool
-
-    def column(self, launch: "_Launch") -> Any:
-        """Returns the column of the row."""
-        return self.piece * launch.pieces.size + self.block
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """What one launch consists of: references, and how to move through them."""
-
-    sources: Sequence[Any]
-    vectors: Sequence[Any]
-    given: Sequence[Any]
-    results: Sequence[Any]
-    numbers: Sequence[Any]
-    team: Team
-    barriers: Any
-    ring: Sequence[Any]
-    pieces: _Pieces
-    columns: int
-    vector: int
-    passes: int
-    folds: int
-    exchanges: int
-    member: Any
-    first_row: Any
-    rows: Any
-    schedule: RowSchedule
-    preloaded: dict[Any, jax.Array] = field(default_factory=dict)
-
-    @property
-    def lanes(self) -> int:
-        return self.team.lanes
-
-    @property
-    def share(self) -> int:
-        """Lanes of one warpgroup."""
-        return self.lanes // self.schedule.members
-
-    @property
-    def lane(self) -> Any:
-        """First lane of this warpgroup."""
-        return self.member * self.share
-
-    @property
-    def kept(self) -> bool:
-        """Whether a whole row stays in the ring until its last pass."""
-        return self.pieces.count <= self.schedule.stages
-
-    @property
-    def fetches(self) -> int:
-        """Pieces that are fetched for one row."""
-        return self.pieces.count * (1 if self.kept else self.passes)
-
-    def strips(self, place: _Place) -> Iterator[Strip]:
-        """Returns this warpgroup's part of a block."""
-        width = WARPGROUP * self.vector
-        for first in range(0, self.share, width):
-            yield Strip(place.block, self.lane + first, place.columns, self.lanes, self.vector, place.whole)
-
-    def once(self, action: Callable[[], None]) -> None:
-        """Does something in one warpgroup of the team."""
-        if self.schedule.members == 1:
-            action()
-        else:
-            pl.when(self.member == 0)(action)
-
-    def load_vector(self, number: int, place: _Place, part: int, strip: Strip) -> jax.Array:
-        """Returns a strip of one of the vectors."""
-        key = (number, place.column(self), part) if self.schedule.preload else None
-        if key is not None and key in self.preloaded:
-            return self.preloaded[key]
-        shifted = replace(strip, block=place.column(self), columns=self.columns)
-        return shifted.load(self.vectors[number], None, self.team.interpret)
-
-    def preload(self) -> None:
-        """Reads the vectors into registers, once for all rows."""
-        pieces = self.pieces
-        for piece in range(pieces.count):
-            columns = pieces.last if piece == pieces.count - 1 else pieces.size
-            for block in range(0, columns, self.lanes):
-                place = _Place(piece, block, None, columns, block + self.lanes <= columns)
-                for i, strip in enumerate(self.strips(place)):
-                    for number in range(len(self.vectors)):
-                        self.preloaded[number, place.column(self), i] = self.load_vector(number, place, i, strip)
-
-    def fetch(self, position: Any) -> None:
-        """Starts the copies of the piece that comes at a position of this block's sequence, if there is one."""
-        pieces = self.pieces
-        row = self.first_row + lax.div(position, self.fetches) * self.schedule.blocks
-        piece = lax.rem(lax.rem(position, self.fetches), pieces.count)
-        slot = lax.rem(position, self.schedule.stages)
-
-        def copy(columns: int) -> None:
-            for source, ring in zip(self.sources, self.ring, strict=True):
-                window, place = source.at[row, pl.ds(piece * pieces.size, columns)], ring.at[slot, pl.ds(0, columns)]
-                # In bounds, a contiguous piece is one instruction without a descriptor, of any length.
-                plgpu.copy_gmem_to_smem(
-                    window, place, self.barriers.at[slot], oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS
-                )
-
-        wanted = position < self.rows * self.fetches
-        if self.schedule.team > 1:
-            wanted &= self.member == 0
-        if pieces.count > 1 and pieces.last != pieces.size:
-            pl.when(wanted & (piece < pieces.count - 1))(functools.partial(copy, pieces.size))
-            pl.when(wanted & (piece == pieces.count - 1))(functools.partial(copy, pieces.last))
-        else:
-            pl.when(wanted)(functools.partial(copy, pieces.last))
-
-
 @in_32_bits
 def run_rows(
     program: Program,
-    rows: Sequence[jax.Array],
-    vectors: Sequence[jax.Array] = (),
+    rows: Sequence[jax.Array | Picked],
+    vectors: Sequence[jax.Array | Picked] = (),
     results: Sequence[Any] = (),
     *,
     given: Sequence[jax.Array] = (),
     numbers: int = 0,
+    count: int | None = None,
+    lanes: int | None = None,
     interpret: Any,
     schedule: RowSchedule | None = None,
 ) -> Arrays:
@@ -456,28 +405,33 @@ def run_rows(
 
     Args:
         program: Is called with a `Row`.
-        rows: (M, C) arrays that `supports` allows.
-        vectors: (C,) arrays that `supports` allows, shared by all rows.
+        rows: (M, C) arrays that `supports` allows, or `Picked` ones.
+        vectors: (C,) arrays that `supports` allows, shared by all rows, or `Picked` ones.
         results: Dtypes of the (M, C) results of `emit`.
-        given: (M, 1) arrays, numbers for each row.
+        given: (M, N) arrays, numbers for each row.
         numbers: How many (M, 1) float32 results the program puts.
+        count: M, where the first array is picked.
+        lanes: Lanes of a block, a power of two, for programs whose folds give the same in any order; by default those
+            of `RowContract`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. No schedule moves a bit.
 
     Returns:
         The results, then the numbers.
     """
-    m, c = rows[0].shape
+    sources, shared = ([x if isinstance(x, Picked) else Picked(x, None) for x in group] for group in (rows, vectors))
+    m, c = (sources[0].array.shape[0] if count is None else count), sources[0].array.shape[1]
     out = [jax.ShapeDtypeStruct((m, c), d) for d in results] + [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
     if m == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     counter = _Counter()
     jax.eval_shape(lambda: program(counter))
-    lanes = row_contract().lanes(c)
-    sizes = tuple(x.dtype.itemsize for x in rows)
+    lanes = row_contract().lanes(c) if lanes is None else lanes
+    sizes = tuple(x.array.dtype.itemsize for x in sources)
     if schedule is None:
         wide_sizes = tuple(jnp.dtype(d).itemsize for d in results)
-        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes)
+        apart = any(x.place is not None for x in (*sources, *shared))
+        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
     vector = row_vector(lanes, (*sizes, *(jnp.dtype(d).itemsize for d in results)))
     schedule = replace(schedule, blocks=min(schedule.blocks, m))
     direct = schedule.stages == 0
@@ -485,7 +439,7 @@ def run_rows(
         raise ValueError(f"rows of {c} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}.")
     if not direct and any(c * size % COPY_BYTES for size in sizes):
         raise ValueError(f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {c} columns of {sizes} bytes.")
-    pieces = _Pieces.of(c, c if direct else schedule.stage)
+    pieces = Pieces.of(c, c if direct else schedule.stage)
     blocks, stages, team, cluster = schedule.blocks, schedule.stages, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
     emulated = bool(interpret) and cluster > 1
@@ -494,7 +448,7 @@ def run_rows(
 
     def kernel(*refs: Any) -> None:
         left = iter(refs)
-        sources, shared, known, wide, put = (
+        read, beside, known, wide, put = (
             list(itertools.islice(left, len(group))) for group in (rows, vectors, given, results, range(numbers))
         )
         first_row = lax.axis_index("block")
@@ -502,9 +456,9 @@ def run_rows(
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
             member += lax.axis_index("part") * team
-        launch = _Launch(
-            sources=sources,
-            vectors=shared,
+        launch = Launch(
+            sources=[(ref, x.place) for ref, x in zip(read, sources, strict=True)],
+            vectors=[(ref, x.place) for ref, x in zip(beside, shared, strict=True)],
             given=known,
             results=wide,
             numbers=put,
@@ -541,7 +495,7 @@ def run_rows(
         scratch_types.append(plgpu.Barrier(num_arrivals=team))
     if not direct:
         scratch_types.append(plgpu.Barrier(num_arrivals=len(rows), num_barriers=stages))
-        scratch_types += [plgpu.SMEM((stages, pieces.capacity), x.dtype) for x in rows]
+        scratch_types += [plgpu.SMEM((stages, pieces.capacity), x.array.dtype) for x in sources]
     mesh: dict[str, Any] = {"grid": (blocks,), "grid_names": ("block",)}
     if cluster > 1:
         mesh |= {"cluster": (cluster,), "cluster_names": ("part",)}
@@ -558,8 +512,5 @@ def run_rows(
         interpret=interpret,
         **mesh,
     )
-    return tuple(launch(*rows, *vectors, *given))[: len(results) + numbers]
-
-
-def _join(kind: Combine, total: jax.Array, value: jax.Array) -> jax.Array:
-    return total + value if kind == "add" else jnp.where(total > value, total, value)
+    arrays = (x.array for x in (*sources, *shared))
+    return tuple(launch(*arrays, *given))[: len(results) + numbers]

@@ -5,6 +5,7 @@ Each thread holds some neighbouring lanes of `RowContract`, and each group of 12
 shared memory, behind one barrier of the block or cluster, and every warp adds them up for itself.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,9 +19,9 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, memref
 
-from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.arithmetic import LARGER, WARPGROUP, strided
 from pallas_kernels.parts.hopper.registers import element
-from pallas_kernels.parts.hopper.tree import Combine
+from pallas_kernels.parts.hopper.tree import Combine, Fold
 
 _WARP: Final = 32
 
@@ -74,12 +75,12 @@ class Team:
 
 
 def combine_team(
-    kinds: Sequence[Combine], strips: Sequence[Sequence[jax.Array]], lane: Any, team: Team, places: Sequence[Any]
+    kinds: Sequence[Fold], strips: Sequence[Sequence[jax.Array]], lane: Any, team: Team, places: Sequence[Any]
 ) -> tuple[jax.Array, ...]:
     """Combines the lanes of a row by the trees of `RowContract`, once for each kind.
 
     Args:
-        kinds: "add", or "max" (the larger, the second if neither is larger).
+        kinds: "add", "max" (the larger, the second if neither is larger), or "largest", alone, which has no order.
         strips: For each kind this warpgroup's lanes, neighbouring strips of float32, `team.lanes` over the whole team.
         lane: First of this warpgroup's lanes.
         team: Who takes part.
@@ -100,6 +101,9 @@ def combine_team(
             _halve(kind, team.scratch[place, pl.ds(0, team.groups)])[0]
             for kind, place in zip(kinds, places, strict=True)
         )
+    if "largest" in kinds:
+        return (_largest(strips[0], lane, team, places[0]),)
+    orders: list[Combine] = ["add" if kind == "add" else "max" for kind in kinds]
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0][0].shape[0])
     arrays = tuple(x for own in strips for x in own)
     each = len(strips[0])
@@ -125,7 +129,7 @@ def combine_team(
             first = arith.divui(lane.registers.item(), mgpu.c(WARPGROUP, i32))
             first = arith.addi(first, arith.divui(thread, mgpu.c(WARPGROUP // vector, i32)))
             for i, own in enumerate(arrays):
-                kind, place = kinds[i // each], places[i // each]
+                kind, place = orders[i // each], places[i // each]
                 values = [element(own.registers.item(), j) for j in range(vector)]
                 group = arith.addi(first, mgpu.c(i % each * vector, i32))
                 total = _group_tree(kind, values, thread)
@@ -137,7 +141,7 @@ def combine_team(
         size = WARPGROUP if vector == 1 else team.groups
         near = arith.remui(thread, mgpu.c(min(size, _WARP), i32))
         totals = []
-        for kind, place in zip(kinds, places, strict=True):
+        for kind, place in zip(orders, places, strict=True):
             held = [memref.load(scratch, at(place, arith.addi(near, mgpu.c(i, i32)))) for i in range(0, size, _WARP)]
             while len(held) > 1:
                 half = len(held) // 2
@@ -153,6 +157,52 @@ def combine_team(
         team.scratch, jnp.asarray(lane, jnp.int32), tuple(jnp.asarray(p, jnp.int32) for p in places), arrays
     )
     return results
+
+
+def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any) -> jax.Array:
+    """Returns the largest of all lanes, none of them negative: their bits are in the order of the numbers, nan last."""
+    number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0].shape[0])
+    kind = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=number)
+    share = len(strips) * strips[0].shape[0]
+    warps = team.lanes // share * (WARPGROUP // _WARP)
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), number, number, (layout,) * len(strips)), return_type=kind
+    )
+
+    @inline  # type: ignore[untyped-decorator]
+    def largest(_: Any, scratch: Any, lane: Any, place: Any, strips: Any) -> Any:
+        index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+        thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
+        held = [element(x.registers.item(), j) for x in strips for j in range(x.shape[0] // WARPGROUP)]
+        total = _largest_of_warp(held)
+        member = arith.divui(lane.registers.item(), mgpu.c(share, i32))
+        slot = arith.addi(arith.muli(member, mgpu.c(4, i32)), arith.divui(thread, mgpu.c(_WARP, i32)))
+        row = arith.index_cast(index, place.registers.item())
+        if team.cluster == 1:
+            memref.store(total, scratch, [row, arith.index_cast(index, slot)])
+        else:
+            each = WARPGROUP // _WARP  # so that the threads of a warp stand for the blocks
+            _store_everywhere(total, scratch, place.registers.item(), slot, thread, each, team.cluster)
+        _meet_threads(team.cluster)
+        near = arith.remui(thread, mgpu.c(min(warps, _WARP), i32))
+        found = [
+            memref.load(scratch, [row, arith.index_cast(index, arith.addi(near, mgpu.c(i, i32)))])
+            for i in range(0, warps, _WARP)
+        ]
+        return mgpu.FragmentedArray.splat(_largest_of_warp(found), ())
+
+    result: jax.Array = largest(
+        team.scratch, jnp.asarray(lane, jnp.int32), jnp.asarray(place, jnp.int32), tuple(strips)
+    )
+    return result
+
+
+def _largest_of_warp(held: Sequence[Any]) -> Any:
+    """Returns the largest number that a thread of the warp holds."""
+    f32 = ir.F32Type.get()
+    own = functools.reduce(lambda a, b: mgpu.utils.inline_ptx(LARGER, a, b, result_types=f32), held)
+    redux = "{ .reg .b32 b; mov.b32 b, $1; redux.sync.max.u32 b, b, 0xFFFFFFFF; mov.b32 $0, b; }"
+    return mgpu.utils.inline_ptx(redux, own, result_types=f32, convergent=True)
 
 
 def _meet_threads(cluster: int) -> None:
@@ -234,7 +284,9 @@ def _join(kind: Combine, a: Any, b: Any) -> Any:
     return arith.select(arith.cmpf(arith.CmpFPredicate.OGT, a, b), a, b)
 
 
-def _halve(kind: Combine, x: jax.Array) -> jax.Array:
+def _halve(kind: Fold, x: jax.Array) -> jax.Array:
+    if kind == "largest":
+        return jnp.max(x, axis=-1, keepdims=True)
     while x.shape[-1] > 1:
         low, high = jnp.split(x, 2, axis=-1)
         x = low + high if kind == "add" else jnp.where(low > high, low, high)

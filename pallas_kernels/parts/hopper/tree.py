@@ -15,6 +15,8 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 
 Combine = Literal["add", "max"]
+Fold = Literal["add", "max", "largest"]
+"""What a row may be folded by: "largest" is the maximum of numbers that are not negative, nan if there is one."""
 
 _WARP: Final = 32
 

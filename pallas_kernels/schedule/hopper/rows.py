@@ -1,7 +1,7 @@
 """Schedules of the row kernels on a Hopper GPU: how rows are fed to the warpgroups. None of them moves a bit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pallas_kernels.schedule.hopper.tiles import SMS
@@ -19,6 +19,8 @@ _HELD_FEW: Final = 16  # where every row has a multiprocessor
 _HELD_CLUSTER: Final = 128  # where a few rows have the GPU for themselves
 _HELD_PRELOADED: Final = 48  # registers of a thread that hold its columns and those of the vectors
 _RING_ROWS: Final = 2
+_LEAST_LANES: Final = 1024  # 8 columns for each thread of a warpgroup
+_MOST_LANES: Final = 8192
 _CLUSTER_TEAM: Final = 4
 _FEW_CLUSTERS: Final = 32
 _FEW_ROWS: Final = 8
@@ -64,6 +66,33 @@ def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
     return 1 if lanes == GROUP else 4 if max(itemsizes) > 2 else 8
 
 
+def row_lanes(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
+    """Returns the lanes for programs that give the same in any order.
+
+    Where rows are many and fit, these are the columns that the fewest warpgroups hold at once, so that what a row costs
+    apart from its columns, an exchange and some divisions, is paid by few threads.
+
+    Args:
+        rows: Number of rows.
+        columns: Columns of a row.
+        itemsizes: Bytes of an element of each array that is read row by row.
+
+    Example:
+        >>> row_lanes(8192, 7168, (2,)), row_lanes(8, 7168, (2,)), row_lanes(8, 768, (2,))
+        (1024, 4096, 1024)
+    """
+    longest = max(_LEAST_LANES, min(_MOST_LANES, 1 << columns.bit_length() - 1))
+    if rows <= SMS:
+        return longest
+    team = next((t for t in _TEAMS if _is_held(columns, itemsizes, t)), None)
+    return longest if team is None else GROUP * (4 if max(itemsizes) > 2 else 8) * team
+
+
+def _is_held(columns: int, itemsizes: Sequence[int], team: int) -> bool:
+    registers, held = columns * sum(itemsizes) / (4 * GROUP), columns * len(itemsizes) / GROUP
+    return max(registers, held) / team <= _HELD_COLUMNS and registers / team <= _HELD
+
+
 def row_schedule(
     rows: int,
     columns: int,
@@ -72,6 +101,8 @@ def row_schedule(
     result_sizes: Sequence[int] = (),
     vectors: int = 0,
     passes: int = 2,
+    *,
+    picked: bool = False,
 ) -> RowSchedule:
     """Returns the schedule for `rows` rows of `columns` columns.
 
@@ -83,11 +114,15 @@ def row_schedule(
         result_sizes: Bytes of an element of each result that is as wide as the row.
         vectors: How many vectors the rows share.
         passes: How often the program walks through a row.
+        picked: Whether some array is read in another order: then vectors are not preloaded, and there is no ring.
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
         RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1)
     """
+    if picked:
+        found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes)
+        return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
     wide = sum(itemsizes)
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
     held = columns * len(itemsizes) / GROUP  # columns of one thread, were it alone

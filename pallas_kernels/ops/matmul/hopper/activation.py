@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
 from pallas_kernels.ops.matmul.activations import CUBIC, SLOPE, activate
+from pallas_kernels.parts.hopper.arithmetic import SILU
 
 
 def _hex(value: float) -> str:
@@ -32,9 +33,7 @@ _DIVIDE: Final = f"""
     mul.rn.f32 $0, $1, t;
 }}"""
 _PTX: Final = {
-    "silu": f"""{{
-    .reg .f32 t;
-    mul.rn.f32 t, $1, {_hex(-math.log2(math.e))};{_DIVIDE}""",
+    "silu": SILU,
     "gelu": f"""{{
     .reg .f32 t;
     mul.rn.f32 t, $1, $1;

@@ -1,0 +1,1 @@
+"""Rows copied from where they stand to where they are needed."""

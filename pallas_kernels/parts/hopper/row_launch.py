@@ -1,0 +1,181 @@
+"""What a launch of the row engine consists of: arrays, pieces of rows, and how its warpgroups move through them."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax import lax
+
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
+from pallas_kernels.parts.hopper.strip import Strip
+from pallas_kernels.parts.hopper.team import Team
+from pallas_kernels.schedule.hopper.rows import RowSchedule
+
+PlaceOf = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Picked:
+    """An array of which a row of the kernel reads another row than its own.
+
+    Attributes:
+        array: (S, C), read row by row; in place of a vector (S, C) too.
+        place: Maps the `Row` to the array's row, for example by one of the row's numbers.
+    """
+
+    array: jax.Array
+    place: PlaceOf | None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A row cut into pieces: `count` - 1 of `size` columns and one of `last`."""
+
+    count: int
+    size: int
+    last: int
+
+    @classmethod
+    def of(cls, columns: int, size: int) -> "Pieces":
+        """Cuts a row into pieces of `size` columns."""
+        count = max(1, -(-columns // size))
+        return cls(count, size, columns - (count - 1) * size)
+
+    @property
+    def capacity(self) -> int:
+        """Columns of the longest piece."""
+        return self.last if self.count == 1 else self.size
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block of lanes: in which piece of the row, at which column of the piece, and where the piece lies.
+
+    Attributes:
+        piece: Number of the piece.
+        block: Column of the piece.
+        slot: Stage of the ring, if there is one.
+        columns: Columns of the piece.
+        whole: Whether the piece has all columns of the block.
+    """
+
+    piece: Any
+    block: Any
+    slot: Any
+    columns: int
+    whole: bool
+
+    def column(self, launch: "Launch") -> Any:
+        """Returns the column of the row."""
+        return self.piece * launch.pieces.size + self.block
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one launch consists of: references, and how to move through them."""
+
+    sources: Sequence[tuple[Any, PlaceOf | None]]
+    vectors: Sequence[tuple[Any, PlaceOf | None]]
+    given: Sequence[Any]
+    results: Sequence[Any]
+    numbers: Sequence[Any]
+    team: Team
+    barriers: Any
+    ring: Sequence[Any]
+    pieces: Pieces
+    columns: int
+    vector: int
+    passes: int
+    folds: int
+    exchanges: int
+    member: Any
+    first_row: Any
+    rows: Any
+    schedule: RowSchedule
+    preloaded: dict[Any, jax.Array] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a block."""
+        return self.team.lanes
+
+    @property
+    def share(self) -> int:
+        """Lanes of one warpgroup."""
+        return self.lanes // self.schedule.members
+
+    @property
+    def lane(self) -> Any:
+        """First lane of this warpgroup."""
+        return self.member * self.share
+
+    @property
+    def kept(self) -> bool:
+        """Whether a whole row stays in the ring until its last pass."""
+        return self.pieces.count <= self.schedule.stages
+
+    @property
+    def fetches(self) -> int:
+        """Pieces that are fetched for one row."""
+        return self.pieces.count * (1 if self.kept else self.passes)
+
+    def strips(self, place: Place) -> Iterator[Strip]:
+        """Returns this warpgroup's part of a block."""
+        width = WARPGROUP * self.vector
+        for first in range(0, self.share, width):
+            yield Strip(place.block, self.lane + first, place.columns, self.lanes, self.vector, place.whole)
+
+    def once(self, action: Callable[[], None]) -> None:
+        """Does something in one warpgroup of the team."""
+        if self.schedule.members == 1:
+            action()
+        else:
+            pl.when(self.member == 0)(action)
+
+    def load_vector(self, number: int, row: Any, place: Place, part: int, strip: Strip) -> jax.Array:
+        """Returns a strip of one of the vectors, of a row of it if it has rows."""
+        key = (number, place.column(self), part) if self.schedule.preload else None
+        if key is not None and key in self.preloaded:
+            return self.preloaded[key]
+        shifted = replace(strip, block=place.column(self), columns=self.columns)
+        return shifted.load(self.vectors[number][0], row, self.team.interpret)
+
+    def preload(self) -> None:
+        """Reads the vectors into registers, once for all rows."""
+        pieces = self.pieces
+        for piece in range(pieces.count):
+            columns = pieces.last if piece == pieces.count - 1 else pieces.size
+            for block in range(0, columns, self.lanes):
+                place = Place(piece, block, None, columns, block + self.lanes <= columns)
+                for i, strip in enumerate(self.strips(place)):
+                    for number in range(len(self.vectors)):
+                        loaded = self.load_vector(number, None, place, i, strip)
+                        self.preloaded[number, place.column(self), i] = loaded
+
+    def fetch(self, position: Any) -> None:
+        """Starts the copies of the piece that comes at a position of this block's sequence, if there is one."""
+        pieces = self.pieces
+        row = self.first_row + lax.div(position, self.fetches) * self.schedule.blocks
+        piece = lax.rem(lax.rem(position, self.fetches), pieces.count)
+        slot = lax.rem(position, self.schedule.stages)
+
+        def copy(columns: int) -> None:
+            for (source, _), ring in zip(self.sources, self.ring, strict=True):
+                window, place = source.at[row, pl.ds(piece * pieces.size, columns)], ring.at[slot, pl.ds(0, columns)]
+                # In bounds, a contiguous piece is one instruction without a descriptor, of any length.
+                plgpu.copy_gmem_to_smem(
+                    window, place, self.barriers.at[slot], oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS
+                )
+
+        wanted = position < self.rows * self.fetches
+        if self.schedule.team > 1:
+            wanted &= self.member == 0
+        if pieces.count > 1 and pieces.last != pieces.size:
+            pl.when(wanted & (piece < pieces.count - 1))(functools.partial(copy, pieces.size))
+            pl.when(wanted & (piece == pieces.count - 1))(functools.partial(copy, pieces.last))
+        else:
+            pl.when(wanted)(functools.partial(copy, pieces.last))
