@@ -149,6 +149,7 @@ def test_causal_masks_mean_the_same() -> None:
     np.testing.assert_allclose(found[0], expected, atol=2e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_control_differs() -> None:
     """Plain JAX under the same comparison of one query alone and among others."""
     q, k, v, _ = ARRAYS
