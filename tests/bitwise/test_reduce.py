@@ -22,7 +22,7 @@ def every(x: jax.Array, axes: tuple[int, ...]) -> dict[str, jax.Array]:
     return {name: getattr(reduce, name)(x, axes=axes) for name in NAMES}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("columns", "dtype"), [(1, "float32"), (2500, "float32"), (77, "bfloat16"), (77, "float16")])
 def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
@@ -107,7 +107,7 @@ def test_sums_are_those_of_bijax() -> None:
         assert_bits_equal(reduce.reduce_sum(x, axes=axes), bijax.sum(x, axes))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
@@ -132,7 +132,8 @@ def test_maxima_of_eight_bits(dtype: str) -> None:
     def same(found: jax.Array, expected: np.ndarray) -> bool:
         return bool((np.asarray(found).view(np.uint8) == expected.astype(dtype).view(np.uint8)).all())
 
-    for rule, expected in ((reduce.reduce_max, np.max), (reduce.reduce_min, np.min)):
+    for op, expected in ((reduce.reduce_max, np.max), (reduce.reduce_min, np.min)):
+        rule = jax.jit(op, static_argnames="axes")
         assert same(rule(jnp.asarray(rows), axes=(1,)), expected(rows.astype(np.float32), axis=1))
         # Each number by itself comes back as it is, and a nan wins.
         assert same(rule(jnp.asarray(numbers)[:, None], axes=(1,)), numbers)

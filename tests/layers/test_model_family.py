@@ -99,7 +99,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 """Fields that take away what a case is about."""
 
 
-@pytest.mark.parametrize("case", sampled(CASES, CASES.keys() - {"llama, linear", "qwen3, tied"}))
+@pytest.mark.parametrize("case", sampled(CASES, CASES.keys() - {"llama, linear", "qwen3, tied", "gemma 2", "qwen2"}))
 def test_logits_against_float64(folders: Any, case: str) -> None:
     model = Llama.from_checkpoint(load_checkpoint(folders(case)), ops=PLAIN)
     row = sequences()[0]
