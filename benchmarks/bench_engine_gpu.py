@@ -131,13 +131,13 @@ def engines_cell(model: Llama) -> dict[str, Any]:
 
 
 def prefix_cell(model: Llama) -> dict[str, float]:
-    """Returns ms to the first token of a prompt that the prefix cache holds but for 64 tokens, and of one it does not."""
+    """Returns ms to the first token of a prompt: one that the prefix cache holds but for 64 tokens, and a new one."""
     length = CACHED + PAGE
     engine = Engine(
         ServedLlama(model),
         options=EngineOptions(
             max_running=1,
-            max_prefill_tokens=length,
+            max_prefill_tokens=CACHED,
             num_pages=4 * length // PAGE,
             page_size=PAGE,
             max_length=length + PAGE,

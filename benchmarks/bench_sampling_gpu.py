@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gpu_time import device_time_us
+from device_time import device_time_us
 from harness import commit, device_words
 
 from bijax.sampling._arithmetic import Arithmetic

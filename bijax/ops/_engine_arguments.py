@@ -15,17 +15,17 @@ def is_known(*arrays: Any) -> bool:
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 
-def int8_array(op: str, name: str, x: Any) -> jax.Array:
-    """Returns `x` as an array of int8.
+def array_of_8_bits(op: str, name: str, x: Any) -> jax.Array:
+    """Returns `x` as an array of int8 or float8_e4m3fn.
 
     Raises:
         TypeError: If it is none.
     """
-    array = _array(op, name, x, "int8")
-    if array.dtype != jnp.int8:
+    array = _array(op, name, x, "int8 or float8_e4m3fn")
+    if array.dtype not in (jnp.int8, jnp.float8_e4m3fn):
         raise TypeError(
-            f"{op}: {name} must have the dtype int8, got {describe(array)}; quantise it first, for example with"
-            " bijax.scale_dynamic_quant."
+            f"{op}: {name} must have the dtype int8 or float8_e4m3fn, got {describe(array)}; quantise it first, for"
+            " example with bijax.scale_dynamic_quant."
         )
     return array
 

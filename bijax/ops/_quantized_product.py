@@ -1,10 +1,11 @@
-"""Products of int8 matrices with their scales as primitives, which choose their kernel for the platform.
+"""Products of matrices of 8 bits with their scales as primitives, which choose their kernel for the platform.
 
-Sums of integers are the same in every order, and the steps behind them are fixed, so all kernels have the same bits.
+Sums of integers are the same in every order, and the steps behind them are fixed, so all kernels of int8 have the same
+bits. Those of float8 follow `Float8Contract`.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -15,8 +16,10 @@ from bijax.core.contracts import note, run
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.ops._experts import rows_by_count
+from bijax.ops._float8_product import CONTRACT as FLOAT8
+from bijax.ops._float8_product import float8_product
 from bijax.ops._integer_product import dequantize, integer_product
-from pallas_kernels.contract import QuantContract
+from pallas_kernels.contract import Float8Contract, QuantContract
 from pallas_kernels.ops.ragged_dot.portable import multiply_groups
 from pallas_kernels.schedule.hopper.int8 import turns_in_kernel
 
@@ -27,6 +30,18 @@ else:
 
 
 _CONTRACT: Final = QuantContract()
+_ON_HOPPER: Final = Float8Contract("wgmma32")
+
+
+def _is_float8(x: jax.Array) -> bool:
+    return x.dtype == jnp.float8_e4m3fn
+
+
+def _product(x: jax.Array, w: jax.Array) -> Callable[..., jax.Array]:
+    """Returns the portable product, noted with its contract."""
+    product, contract = (float8_product, FLOAT8) if _is_float8(x) else (integer_product, _CONTRACT)
+    note(product, contract, arrays=(x, w))
+    return product
 
 
 def _portable(
@@ -38,8 +53,7 @@ def _portable(
     transposed: tuple[bool, bool],
     dtype: str,
 ) -> Arrays:
-    note(integer_product, _CONTRACT, arrays=(x, w))
-    total = integer_product(x, w, *transposed)
+    total = _product(x, w)(x, w, *transposed)
     return (dequantize(total, row, column, bias[0] if bias else None, jnp.dtype(dtype)),)
 
 
@@ -56,23 +70,34 @@ def _cuda(
         return _portable(x, w, row, column, *bias, transposed=transposed, dtype=dtype)
     added = bias[0] if bias else None
     x = x.T if transposed[0] else x
-    along_k = transposed[1] or not turns_in_kernel(x.shape[0])
+    along_k = transposed[1] or _is_float8(x) or not turns_in_kernel(x.shape[0])
     w = w.T if along_k and not transposed[1] else w
     like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[0])
     options = {"transpose_w": along_k, "bias": added, "out_dtype": dtype}
-    return (run(int8.quant_matmul, x, w, row, column, like=like, contract=_CONTRACT, **options),)
+    return (
+        run(
+            int8.quant_matmul,
+            x,
+            w,
+            row,
+            column,
+            like=like,
+            contract=_ON_HOPPER if _is_float8(x) else _CONTRACT,
+            **options,
+        ),
+    )
 
 
 def _portable_groups(
     x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
 ) -> Arrays:
-    note(integer_product, _CONTRACT, arrays=(x, w))
+    product = _product(x, w)
     rows = rows_by_count("bijax.moe_quant_group_gemm", "experts_token_count", sizes, w.shape[0], x.shape[0])
     used = rows.expert < w.shape[0]
     if 0 in (*x.shape, *w.shape):
-        total = jnp.zeros((x.shape[0], w.shape[2]), jnp.int32)
+        total = jnp.zeros((x.shape[0], w.shape[2]), jnp.float32 if _is_float8(x) else jnp.int32)
     else:
-        total = multiply_groups(x, w, rows.count, product=integer_product)
+        total = multiply_groups(x, w, rows.count, product=product)
     row = jnp.where(rows.fit, jnp.where(used, row, jnp.float32(0)), jnp.float32(jnp.nan))
     if w.shape[0] == 0:
         by_row = jnp.zeros(total.shape, column.dtype)
@@ -89,10 +114,21 @@ def _cuda_groups(
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
         return _portable_groups(x, w, row, column, sizes, dtype=dtype)
     like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[1])
-    along_k = not turns_in_kernel(x.shape[0], w.shape[0])
+    along_k = _is_float8(x) or not turns_in_kernel(x.shape[0], w.shape[0])
     options = {"transpose_w": along_k, "sizes": sizes, "out_dtype": dtype}
     w = w.swapaxes(1, 2) if along_k else w
-    return (run(int8.quant_matmul, x, w, row, column, like=like, contract=_CONTRACT, **options),)
+    return (
+        run(
+            int8.quant_matmul,
+            x,
+            w,
+            row,
+            column,
+            like=like,
+            contract=_ON_HOPPER if _is_float8(x) else _CONTRACT,
+            **options,
+        ),
+    )
 
 
 def _results_like(*_: jax.Array, rows: int, columns: int, out_dtype: str, **__: Any) -> jax.Array:
@@ -116,9 +152,9 @@ def _groups_shape(x: jax.Array, w: jax.Array, *_: jax.Array, dtype: str) -> Arra
 
 
 quantized_kernel = define_kernel("quantized_product", {"cpu": _portable, "cuda": _cuda}, _fold, _shape)
-"""(M, K) x (K, N) int8, either stored the other way round; scales (M,) and (N,); a fifth operand (N,) is a bias."""
+"""(M, K) x (K, N) of 8 bits, either stored the other way round; scales (M,) and (N,); a fifth one is a bias (N,)."""
 
 quantized_groups_kernel = define_kernel(
     "quantized_groups", {"cpu": _portable_groups, "cuda": _cuda_groups}, shapes=_groups_shape
 )
-"""(M, K) x (G, K, N) int8, scales (M,) and (G, N), and sizes (G,) int32."""
+"""(M, K) x (G, K, N) of 8 bits, scales (M,) and (G, N), and sizes (G,) int32."""

@@ -12,7 +12,7 @@ from bijax.core.forward_only import forward_only
 from bijax.core.primitive import Arrays
 from bijax.dispatch.groups import group_matmul_kernel, group_weight_gradient_kernel
 from bijax.dispatch.matmul import Product
-from bijax.ops._engine_arguments import check_shape, int8_array, scale_vector
+from bijax.ops._engine_arguments import array_of_8_bits, check_shape, scale_vector
 from bijax.ops._experts import checked_counts
 from bijax.ops._integer_product import check_terms
 from bijax.ops._matmul_arguments import precision_of
@@ -28,12 +28,12 @@ def moe_quant_matmul(
     *,
     preferred_element_type: Any = jnp.bfloat16,
 ) -> jax.Array:
-    """Multiplies the int8 rows of a shared expert by its weights: `bijax.quant_matmul` by the names of an engine.
+    """Multiplies the rows of a shared expert by its weights: `bijax.quant_matmul` by the names of an engine.
 
     Args:
-        hidden_states: (M, K) int8.
+        hidden_states: (M, K) int8 or float8_e4m3fn.
         per_token_scale: (M,) float32.
-        expert_weight: (K, N) int8. K is at most 131071.
+        expert_weight: (K, N) of the same dtype. K is at most 131071 for int8.
         expert_scale: (N,) float32, bfloat16 or float16.
         preferred_element_type: Dtype of the result, float32, bfloat16 or float16.
 
@@ -72,15 +72,15 @@ def moe_quant_group_gemm(
     *,
     preferred_element_type: Any = jnp.bfloat16,
 ) -> jax.Array:
-    """Multiplies int8 rows by the weights of their experts: (x @ w) * per_token_scale * experts_scale.
+    """Multiplies rows of 8 bits by the weights of their experts: (x @ w) * per_token_scale * experts_scale.
 
-    The products of integers are summed exactly, in int32; both scales are multiplied in float32, from left to right,
-    each step rounded to nearest even, and the result is rounded once more.
+    The products are summed as by `bijax.quant_matmul`, those of integers exactly; both scales are multiplied in
+    float32, from left to right, each step rounded to nearest even, and the result is rounded once more.
 
     Args:
-        scatter_tokens: (A, K) int8, sorted by expert.
+        scatter_tokens: (A, K) int8 or float8_e4m3fn, sorted by expert.
         per_token_scale: (A,) float32.
-        experts_weight: (E, K, N) int8. K is at most 131071.
+        experts_weight: (E, K, N) of the same dtype. K is at most 131071 for int8.
         experts_scale: (E, N) float32, bfloat16 or float16.
         experts_token_count: (E,) integers, the rows of each expert; they add up to at most A.
         preferred_element_type: Dtype of the result, float32, bfloat16 or float16.
@@ -106,11 +106,14 @@ def moe_quant_group_gemm(
         [[1.0], [8.0]]
     """
     op = "bijax.moe_quant_group_gemm"
-    x, w = int8_array(op, "scatter_tokens", scatter_tokens), int8_array(op, "experts_weight", experts_weight)
+    x = array_of_8_bits(op, "scatter_tokens", scatter_tokens)
+    w = array_of_8_bits(op, "experts_weight", experts_weight)
+    same_dtype(op, scatter_tokens=x, experts_weight=w)
     sizes: dict[str, int] = {}
     check_shape(op, "scatter_tokens", x, ("A", "K"), sizes)
     check_shape(op, "experts_weight", w, ("E", "K", "N"), sizes)
-    check_terms(op, "experts_weight", w, sizes["K"])
+    if w.dtype == jnp.int8:
+        check_terms(op, "experts_weight", w, sizes["K"])
     scale = scale_vector(op, "per_token_scale", per_token_scale, ("A",), sizes).astype(jnp.float32)
     columns = scale_vector(op, "experts_scale", experts_scale, ("E", "N"), sizes)
     dtype = float_dtype(op, "preferred_element_type", preferred_element_type)

@@ -1,13 +1,13 @@
-"""Matmul of int8 matrices with scales for rows and columns."""
+"""Matmul of matrices of 8 bits with scales for rows and columns."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import float_dtype
+from bijax.core.checks import float_dtype, same_dtype
 from bijax.core.forward_only import forward_only
-from bijax.ops._engine_arguments import check_shape, int8_array, scale_vector
+from bijax.ops._engine_arguments import array_of_8_bits, check_shape, scale_vector
 from bijax.ops._integer_product import check_terms
 from bijax.ops._quantized_product import quantized_kernel
 
@@ -23,14 +23,16 @@ def quant_matmul(
     transpose_b: bool = False,
     preferred_element_type: Any = jnp.bfloat16,
 ) -> jax.Array:
-    """Multiplies int8 matrices: (hidden_states @ weight) * per_token_scale * weight_scale + bias.
+    """Multiplies matrices of 8 bits: (hidden_states @ weight) * per_token_scale * weight_scale + bias.
 
-    The products of integers are summed exactly, in int32. What follows is computed in float32, from left to right,
-    each step rounded to nearest even, and rounded once more to the dtype of the result.
+    The products of integers are summed exactly, in int32. Those of float8_e4m3fn are summed over blocks of 128 of K,
+    whose sums are added upwards in float32 (`pallas_kernels.contract.Float8Contract`): on a Hopper GPU its tensor core
+    sums a block, keeping about 14 bits, elsewhere float32 does. What follows is computed in float32, from left to
+    right, each step rounded to nearest even, and rounded once more to the dtype of the result.
 
     Args:
-        hidden_states: (M, K) int8, or (K, M) with `transpose_a`.
-        weight: (K, N) int8, or (N, K) with `transpose_b`. K is at most 131071.
+        hidden_states: (M, K) int8 or float8_e4m3fn, or (K, M) with `transpose_a`.
+        weight: (K, N) of the same dtype, or (N, K) with `transpose_b`. K is at most 131071 for int8.
         per_token_scale: (M,) float32, as from `bijax.scale_dynamic_quant`.
         weight_scale: (N,) float32, bfloat16 or float16.
         bias: (N,) of any of these dtypes.
@@ -42,13 +44,13 @@ def quant_matmul(
         (M, N). A row whose scale is nan is nan.
 
     Raises:
-        TypeError: If a dtype is unsupported.
+        TypeError: If a dtype is unsupported, or those of `hidden_states` and `weight` differ.
         ValueError: If the shapes do not fit, or K is so large that a sum could leave int32.
         UnsupportedError: In differentiation.
 
-    Guarantee: row-invariant, and the bits are the same on every platform: sums of integers are exact in every order.
-    On a Hopper GPU weights are multiplied where they lie, in either storage, unless they are stored as (K, N) and there
-    are more than 4096 rows; rows stored as (K, M) are copied first.
+    Guarantee: row-invariant, and with int8 the bits are the same on every platform: sums of integers are exact in every
+    order. On a Hopper GPU weights stored along K are multiplied where they lie, and int8 weights stored as (K, N) too,
+    up to 4096 rows; other operands are copied first.
 
     Source: "quant_matmul" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
@@ -72,11 +74,13 @@ def quantized_product(
     """Checks the operands of a quantised product, given by their names in messages, and multiplies them."""
     (x_name, x), (row_name, row) = rows.items()
     (w_name, w), (column_name, column), *rest = weights.items()
-    x, w = int8_array(op, x_name, x), int8_array(op, w_name, w)
+    x, w = array_of_8_bits(op, x_name, x), array_of_8_bits(op, w_name, w)
+    same_dtype(op, **{x_name: x, w_name: w})
     sizes: dict[str, int] = {}
     check_shape(op, x_name, x, ("K", "M") if transposed[0] else ("M", "K"), sizes)
     check_shape(op, w_name, w, ("N", "K") if transposed[1] else ("K", "N"), sizes)
-    check_terms(op, w_name, w, sizes["K"])
+    if w.dtype == jnp.int8:
+        check_terms(op, w_name, w, sizes["K"])
     row = scale_vector(op, row_name, row, ("M",), sizes).astype(jnp.float32)
     column = scale_vector(op, column_name, column, ("N",), sizes)
     bias = next((scale_vector(op, n, b, ("N",), sizes) for n, b in rest if b is not None), None)

@@ -1,6 +1,7 @@
 """Rotary position embedding of the queries and keys in a packed projection."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,9 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.checks import describe, float_array, integer
+from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, define_kernel
 from bijax.ops._engine_arguments import check_known, check_shape, integer_array, narrowed
 from bijax.ops._sequences import locate_tokens
-from bijax.ops.elementwise import elementwise
+from pallas_kernels.contract import XLA_FUNCTIONS
+from pallas_kernels.ops.rotary import portable
 
 _OP = "bijax.rotary_embedding"
 
@@ -87,9 +91,13 @@ def rotary_embedding(
     right = (start >= 0) & (position < positions) & tokens.of_tokens(tokens.valid, False)
 
     at = (*[0] * (qkv.ndim - 2), 0, offset)
-    x = lax.slice(qkv, at, (*qkv.shape[:-2], heads, offset + dim))
     tables = (_rows_of(lax.stop_gradient(t), position, right) for t in (sin, cos))
-    y = jnp.where(tokens.padding[..., None, None], x, _rotate(x, *tables, bool(interleaved)))
+    if dim == qkv.shape[-1]:
+        # Values are passed by rather than cut off, which XLA does in the same pass over memory.
+        kept = tokens.padding[..., None, None] | (lax.iota(jnp.int32, qkv.shape[-2]) >= heads)[:, None]
+        return _rotate(qkv, *tables, kept, bool(interleaved))
+    x = lax.slice(qkv, at, (*qkv.shape[:-2], heads, offset + dim))
+    y = _rotate(x, *tables, tokens.padding[..., None, None], bool(interleaved))
     return lax.dynamic_update_slice(qkv, y, [jnp.int32(i) for i in at])
 
 
@@ -126,43 +134,40 @@ def _rows_of(table: jax.Array, position: jax.Array, right: jax.Array) -> jax.Arr
     return jnp.where(right[..., None], rows, jnp.asarray(jnp.nan, table.dtype))[..., None, :]
 
 
-# Products and sums are two steps, or a compiler could contract them.
-_products: Any = elementwise(
-    lambda x, partner, sin, cos: (
-        x.astype(jnp.float32) * cos.astype(jnp.float32),
-        partner.astype(jnp.float32) * sin.astype(jnp.float32),
+def _on_cpu(x: jax.Array, sin: jax.Array, cos: jax.Array, **options: Any) -> Arrays:
+    return (run(portable.rotate, x, sin, cos, functions=XLA_FUNCTIONS, **options),)
+
+
+def _on_cuda(x: jax.Array, sin: jax.Array, cos: jax.Array, **options: Any) -> Arrays:
+    # The fences of lowered operations keep products and sums apart.
+    return (run(portable.rotated, x, sin, cos, functions=XLA_FUNCTIONS, fence=lambda product: product, **options),)
+
+
+def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
+    moved = (
+        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+        for a, d in zip(arrays, axes, strict=True)
     )
-)
+    return _kernel(*moved, **parameters)
 
 
-@functools.cache
-def _sum(dtype: Any) -> Any:
-    return elementwise(lambda a, b: (a + b).astype(dtype))
+_kernel = define_kernel("rotate", {"cpu": _on_cpu, "cuda": _on_cuda}, _fold)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, interleaved: bool) -> jax.Array:
-    y: jax.Array = _sum(x.dtype)(*_products(x, _partner(x, interleaved), sin, cos))
-    return y
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, kept: jax.Array, interleaved: bool) -> jax.Array:
+    """Rotates what is not kept as it is."""
+    return jnp.where(kept, x, _kernel(x, sin, cos, interleaved=interleaved, inverse=False)[0])
 
 
-def _forward(x: jax.Array, sin: jax.Array, cos: jax.Array, interleaved: bool) -> tuple[jax.Array, Any]:
-    return _rotate(x, sin, cos, interleaved), (sin, cos)
+def _forward(x: jax.Array, sin: jax.Array, cos: jax.Array, kept: jax.Array, interleaved: bool) -> tuple[jax.Array, Any]:
+    return _rotate(x, sin, cos, kept, interleaved), (sin, cos, kept)
 
 
-def _backward(interleaved: bool, tables: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    along, across = _products(g, g, *tables)
-    dx = _sum(g.dtype)(along, -_partner(across, interleaved))
-    return dx, *(jnp.zeros_like(t) for t in tables)
+def _backward(interleaved: bool, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    *tables, kept = saved
+    dx = jnp.where(kept, g, _kernel(g, *tables, interleaved=interleaved, inverse=True)[0])
+    return dx, jnp.zeros_like(tables[0]), jnp.zeros_like(tables[1]), None
 
 
 _rotate.defvjp(_forward, _backward)
-
-
-def _partner(x: jax.Array, interleaved: bool) -> jax.Array:
-    """Returns for each column the other one of its pair, the second one negated."""
-    if interleaved:
-        pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
-        return jnp.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(x.shape)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([-second, first], axis=-1)

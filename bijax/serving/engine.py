@@ -320,37 +320,44 @@ class Engine:
                 continue
             if work in results.scored:
                 request.prompt_logprobs += results.scored[work]
-            before = len(sequence.tokens)
-            self._append(work, results)
             # Behind drafts that were not what the model samples, nothing counts.
-            self._scheduler.read(work, accepted=max(0, len(sequence.tokens) - before - 1))
+            self._scheduler.read(work, accepted=max(0, self._append(work, results) - 1))
             if sequence.finish_reason is not None:
                 self._scheduler.remove(sequence)
             if work.reaches_end:
                 request.weight_version = step.weight_version
-                changed[request.id] = request
-        return [
-            self._finish(request) if request.finished else request.output()
-            for request in changed.values()
-            if watched is None or request.finished or request.id in watched
-        ]
+                if sequence.finish_reason is not None or watched is None or request.id in watched:
+                    changed[request.id] = request
+        outputs = []
+        for request in changed.values():
+            if request.finished:
+                outputs.append(self._finish(request))
+            elif watched is None or request.id in watched:
+                outputs.append(request.output())
+        return outputs
 
-    def _append(self, work: Work, results: Results) -> None:
+    def _append(self, work: Work, results: Results) -> int:
+        """Gives a sequence what was sampled for it; returns how many tokens it took."""
         sequence, params = work.sequence, work.sequence.request.params
-        if work.reaches_end and not params.max_new_tokens:
-            sequence.finish("length")
+        if not work.samples:
+            if work.reaches_end:
+                sequence.finish("length")
+            return 0
         drafts = work.tokens[len(work.tokens) - work.drafts :]
-        measured = results.measured[work] if params.logprobs and work.samples else None
-        for place, token in enumerate(results.sampled.get(work, ())):
+        measured = results.measured[work] if params.logprobs else None
+        taken = 0
+        for place, token in enumerate(results.sampled[work]):
             if token < 0:
                 sequence.finish("abort", "the model's logits hold nan, or no token is allowed")
-                return
+                break
+            taken += 1
             sequence.append(token, None if measured is None else measured[place], longest=self.max_length)
-            self._counts["generated_tokens"] += 1
             if sequence.finish_reason is not None or place == len(drafts) or drafts[place] != token:
                 break
             self._counts["accepted_tokens"] += 1
+        self._counts["generated_tokens"] += taken
         self._counts["drafted_tokens"] += work.drafts
+        return taken
 
     def _finish(self, request: Request) -> RequestOutput:
         del self._requests[request.id]

@@ -16,6 +16,7 @@ from bijax.sampling._restrict import what_is_left
 from bijax.serving.model import Model
 from bijax.serving.params import MAX_TOP_LOGPROBS
 from bijax.serving.sizes import Sizes
+from bijax.serving.slots import Slots
 
 
 class Rows(NamedTuple):
@@ -88,6 +89,7 @@ class Programs:
         batch_invariant: Whether bits are to be the same in any batch.
 
     Attributes:
+        slots: What steps read of each running sequence.
         compiled: Number of programs, by what has been run: one for each shape.
     """
 
@@ -104,7 +106,8 @@ class Programs:
     ) -> None:
         self.model = model if batch_invariant else model.plain()
         self.sizes = sizes
-        self.table_width = table_width
+        self.slots = Slots(num_slots, table_width, model.vocab_size)
+        self._table_width = table_width
         self.top = min(MAX_TOP_LOGPROBS, model.vocab_size)
         self._batch_invariant = batch_invariant
         self._num_pages = num_pages
@@ -186,7 +189,7 @@ class Programs:
             on_progress(done, len(shapes))
             zeros, nowhere = np.zeros(rows, np.int32), np.full(rows, -1, np.int32)
             hidden = self.extend(
-                np.zeros((rows, tokens), np.int32), np.zeros((rows, self.table_width), np.int32), zeros, zeros, nowhere
+                np.zeros((rows, tokens), np.int32), np.zeros((rows, self._table_width), np.int32), zeros, zeros, nowhere
             )
             logits = self.logits(hidden, zeros)
             if rows not in sampled:

@@ -50,7 +50,7 @@ class Step:
 
     def _dispatch(self, programs: Programs, batch: Batch) -> None:
         rows, width = batch.shape
-        hidden = programs.extend(*batch.arrays(programs.table_width), batch.unread())
+        hidden = programs.extend(*batch.arrays(programs.slots), batch.unread())
 
         def logits(places: list[Place]) -> jax.Array:
             index = np.zeros(rows, np.int32)
@@ -58,7 +58,7 @@ class Step:
             return programs.logits(hidden, index)
 
         for places in _slices(sampled_places(batch), rows):
-            given = sampling_rows(places, rows, programs.model.vocab_size)
+            given = sampling_rows(places, rows, programs.model.vocab_size, programs.slots)
             drawn = programs.sample(logits(places), given, slots_of(places, rows))
             for array in jax.tree.leaves(drawn):
                 array.copy_to_host_async()
@@ -74,7 +74,10 @@ class Step:
         for places, drawn in self._sampled:
             tokens, measured = _host(drawn)
             for place, token in zip(places, tokens.tolist(), strict=False):  # rows of padding are behind the places
-                results.sampled.setdefault(place.work, []).append(token)
+                if place.work in results.sampled:
+                    results.sampled[place.work].append(token)
+                else:
+                    results.sampled[place.work] = [token]
             if measured is None:
                 continue
             for row, place in enumerate(places):

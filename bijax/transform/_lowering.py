@@ -7,6 +7,7 @@ requested.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
+from bijax.core.lowered_forms import lower_once
 from bijax.core.primitive import BEFORE_LOWERING
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
@@ -30,6 +32,7 @@ from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
+    ALONE,
     COMPARED,
     COUNTER,
     FENCED,
@@ -190,6 +193,10 @@ def _rule_for(
                 f"bijax.invariant: expected a program for {' or '.join(PLATFORMS)}, got {primitive.name} for"
                 f" {platform}; there are no kernels for that platform."
             )
+        if name in ALONE:
+            with kernel_code():
+                found = stock(ctx, *operands, **parameters)
+            return _fences.alone(found) if math.prod(parameters["slice_sizes"]) == 1 else found
         _check_shapes(primitive.name, ctx)
         if expansion := expansion_of(name, dtypes):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
@@ -292,7 +299,7 @@ def _traced(
     # A program may be lowered after the block that allowed its 64 bits has ended.
     wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in plain) else contextlib.nullcontext()
     with wide, kernel_code(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        lowered: Sequence[Any] = mlir.lower_fun(function, multiple_results=multiple_results)(
+        lowered = lower_once(function, multiple_results=multiple_results)(
             ctx.replace(avals_in=plain), *operands, **parameters
         )
     if not explicit:

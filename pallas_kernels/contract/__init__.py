@@ -38,6 +38,7 @@ from pallas_kernels.contract.matmul import matmul_contract as matmul_contract
 from pallas_kernels.contract.pairs import PairContract as PairContract
 from pallas_kernels.contract.parts import PartsChunkContract as PartsChunkContract
 from pallas_kernels.contract.parts import PartsContract as PartsContract
+from pallas_kernels.contract.quant import Float8Contract as Float8Contract
 from pallas_kernels.contract.quant import QuantContract as QuantContract
 from pallas_kernels.contract.quant import QuantizeContract as QuantizeContract
 from pallas_kernels.contract.rows import LANES as LANES

@@ -64,3 +64,41 @@ class QuantContract:
     def id(self) -> str:
         """Name of the contract, stable across runs and machines."""
         return f"quant/v{self.version}/int32-exact-f32-scales"
+
+
+@dataclass(frozen=True)
+class Float8Contract:
+    """How one element of a product of float8_e4m3fn matrices with scales is computed.
+
+    K is cut into blocks of 128, the last one padded with zeros. The products of a block are summed
+
+    - "float32": as `bijax.matmul` on the platform sums those of bfloat16, which hold every float8 number,
+    - "wgmma32": by the tensor core of a Hopper GPU, 32 of K at a time, upwards. The core aligns the products of a step
+      with the sum so far and keeps about 14 bits of them, so a block has an error of up to 2**-13 of its largest
+      partial sum.
+
+    The sums of the blocks are added in float32, upwards, so that errors do not grow with K beyond those of float32
+    (DeepSeek-V3 technical report, section 3.3.2). Scales and bias follow as in `QuantContract`.
+
+    Attributes:
+        sums: How a block is summed.
+        block: Elements of K in a block.
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> Float8Contract().id
+        'float8/v1/f32-blocks128-f32-scales'
+    """
+
+    sums: Literal["float32", "wgmma32"] = "float32"
+    block: int = 128
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.sums not in ("float32", "wgmma32"):
+            raise ValueError(f"sums must be 'float32' or 'wgmma32', got {self.sums!r}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"float8/v{self.version}/{'f32' if self.sums == 'float32' else self.sums}-blocks{self.block}-f32-scales"

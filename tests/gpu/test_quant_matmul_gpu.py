@@ -1,5 +1,6 @@
 """Products of int8 matrices on a Hopper GPU: the bits of the NumPy program, in every schedule."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -9,9 +10,9 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import QuantContract
+from pallas_kernels.contract import Float8Contract, QuantContract
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
-from pallas_kernels.schedule.hopper.int8 import int8_candidates, turns_weights
+from pallas_kernels.schedule.hopper.int8 import float8_candidates, int8_candidates, turns_weights
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.engine import oracles
 
@@ -118,3 +119,34 @@ def test_a_product_in_bfloat16_is_not_exact() -> None:
     y = jnp.dot(*(jnp.asarray(a, jnp.bfloat16) for a in (x, w[0].T))).astype(jnp.float32) * scales[0] * scales[1]
     with pytest.raises(AssertionError):
         assert_bits_equal(with_one_nan(y.astype(jnp.bfloat16)), expected_of(x, w[0], row, column[0]))
+
+
+@pytest.mark.parametrize(("m", "k", "n", "groups"), [(300, 1000, 256, None), (64, 512, 640, 40), (13, 4096, 128, None)])
+def test_float8_sums_are_the_same_in_every_schedule_and_near_the_exact_ones(
+    m: int, k: int, n: int, groups: int | None
+) -> None:
+    lead = () if groups is None else (groups,)
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(s), jnp.float8_e4m3fn) for s in ((m, k), (*lead, n, k)))
+    row, column = jnp.ones(m), jnp.ones((*lead, n))
+    sizes = np.full(groups or 1, m // (groups or 1), np.int32)
+    given = None if groups is None else jnp.asarray(sizes)
+    options = {"contract": Float8Contract("wgmma32"), "transpose_w": True, "sizes": given, "out_dtype": jnp.float32}
+    schedules = list(float8_candidates(m, k, n, groups=groups, out_itemsize=4).values())[:6]
+
+    def run(schedule: Any) -> np.ndarray:
+        return np.asarray(jax.jit(lambda *a: quant_matmul(*a, **options, schedule=schedule))(x, w, row, column))
+
+    with ThreadPoolExecutor(6) as pool:
+        first, *others = pool.map(run, schedules)
+    for schedule, other in zip(schedules[1:], others, strict=True):
+        assert_bits_equal(other, first, err_msg=str(schedule))
+    start = 0
+    for size, weights in zip(sizes, np.asarray(w, np.float64).reshape(-1, n, k), strict=True):
+        rows = np.asarray(x, np.float64)[start : start + size]
+        error = np.abs(first[start : start + size] - rows @ weights.T)
+        assert (error <= np.abs(rows) @ np.abs(weights.T) * 2.0**-13).all()
+        start += size
+    if groups is None:
+        alone = jax.jit(lambda x: quant_matmul(x, w, row[:1], column, **options))(x[2:3])
+        assert_bits_equal(alone, first[2:3], err_msg="alone")

@@ -301,6 +301,15 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
     assert "320x320" not in text
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("size", "value_size"), [(96, 96), (192, 128), (256, 256)])
+def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -> None:
+    query, key, value = (jax.ShapeDtypeStruct((1, 320, 2, n), "bfloat16") for n in (size, size, value_size))
+    options = {"logits_soft_cap": 30.0, "alibi_slopes": np.ones(2, np.float32), "sinks": np.ones(2, np.float32)}
+    text = lower_gradients(query, key, value, **options)
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
+
+
 @pytest.mark.parametrize(
     ("size", "dtype", "scale", "architecture"),
     [(80, "bfloat16", None, "sm_90"), (128, "float32", None, "sm_90"), (64, "float16", -1.0, "sm_90"),

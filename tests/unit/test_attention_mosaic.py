@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("hopper")
 CONTRACT: Final = SplitAttentionContract(key_block=32, split=64)
 PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
+WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 Races = Callable[[], int]
 
 
@@ -87,6 +88,11 @@ CASES: Final = {
     "decode, int8, pages": Case((69, 3), (3, 1), (72, 4), 2, DECODE, True, (40, 0), 16, stored="int8"),
     "decode, fp8, heads of 96": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=96, stored="float8_e4m3fn"),
     "prefill, int8, pages": Case((60, 0), (70, 40), (130, 40), 1, PREFILL, page=16, stored="int8"),
+    "decode, all keys at once": Case((69, 3), (3, 0), (72, 4), 4, WHOLE),
+    "decode, all keys at once, window, pages": Case((69, 3), (3, 1), (100, 5), 2, WHOLE, False, (40, 1), 64),
+    "decode, all keys at once, soft cap, sinks, slopes": Case(
+        (69, 3), (3, 1), (72, 4), 2, WHOLE, soft_cap=1.5, of_heads=True
+    ),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
@@ -225,6 +231,15 @@ def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
 
 
 @pytest.mark.sample(1)
+@pytest.mark.parametrize("name", [name for name in CASES if "all keys at once" in name])
+def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
+    case = CASES[name]
+    merged = attend(case._replace(schedule=DECODE), *data(case))
+    for ours, theirs in zip(plain(name), merged, strict=True):
+        assert_bits_equal(ours, theirs)
+
+
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "at"), [("prefill", 50), ("one warpgroup, window", 20), ("decode, window, pages", 31)]
 )
@@ -256,7 +271,15 @@ def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.
 
 QUERY, KEY = (jax.ShapeDtypeStruct((2, 320, heads, 128), "bfloat16") for heads in (8, 2))
 TOKEN = jax.ShapeDtypeStruct((2, 1, 8, 128), "bfloat16")
+LONG = jax.ShapeDtypeStruct((2, 2048, 2, 128), "bfloat16")
 PAGES = jax.ShapeDtypeStruct((40, 16, 2, 128), "bfloat16")
+BYTES = jax.ShapeDtypeStruct((2, 320, 2, 128), "int8")
+SCALES: Final = {"key_scale": np.ones((2, 128), np.float32), "value_scale": np.ones(2, np.float32)}
+OPTIONS: Final[dict[str, Any]] = {
+    "logits_soft_cap": 30.0,
+    "sinks": np.ones(8, np.float32),
+    "alibi_slopes": np.ones(8, np.float32),
+}
 TABLE, LENGTHS = jax.ShapeDtypeStruct((2, 20), "int32"), jax.ShapeDtypeStruct((2,), "int32")
 
 causal = functools.partial(bijax.dot_product_attention, is_causal=True)
@@ -266,11 +289,20 @@ def stacked(*arrays: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in arrays)
 
 
-# A program and how often a kernel is launched; few queries take a second one, which merges the splits.
+def many(*arrays: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Sequences for whose tiles all multiprocessors are needed."""
+    return tuple(jax.ShapeDtypeStruct((64, *x.shape[1:]), x.dtype) for x in arrays)
+
+
+# A program and how often a kernel is launched; few queries of long sequences take a second one, which merges splits.
 PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "prefill": (causal, (QUERY, KEY, KEY), 1),
-    "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 2),
-    "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 2),
+    "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 1),
+    "decode, long": (functools.partial(causal, query_offset=2000), (TOKEN, LONG, LONG), 2),
+    "decode, long, of many": (functools.partial(causal, query_offset=2000), many(TOKEN, LONG, LONG), 1),
+    "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 1),
+    "options": (functools.partial(causal, **OPTIONS), (QUERY, KEY, KEY), 1),
+    "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 2),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 
@@ -293,10 +325,12 @@ def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("size", SPLIT_HEAD_SIZES)
 def test_every_width_fits_into_shared_memory(size: int) -> None:
-    """Mosaic raises where a kernel does not; a tile of many queries with several splits takes most."""
+    """Mosaic raises where a kernel does not; tiles with several splits take most."""
     query, key, token = (jax.ShapeDtypeStruct((1, n, 2, size), "bfloat16") for n in (2048, 2048, 1))
-    text = lowered(lambda q, t, k: (causal(q, k, k), causal(t, k, k, query_offset=2047)), query, token, key)
+    decode = functools.partial(causal, query_offset=2047)
+    text = lowered(lambda q, t, k: (causal(q, k, k), decode(t, k, k)), query, token, key)
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
+    assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def pick_rows(x: jax.Array, place: jax.Array, *, interpret: Any = False) -> jax.
         results=[bits.dtype],
         given=[place],
         count=place.shape[0],
-        lanes=row_lanes(x.shape[1]),
+        lanes=row_lanes(place.shape[0], x.shape[1], [x.dtype.itemsize]),
         interpret=interpret,
     )
     return lax.bitcast_convert_type(y, x.dtype)

@@ -162,6 +162,7 @@ def _quantize(
         row.put(0, jnp.where(used, scale, jnp.float32(0)))
         row.emit(lambda h: (rounded_quotients(h, scale, used, contract, interpret),), vectors=())
 
+    count = rows[0].shape[0] // parts if place is None else place.shape[0]
     y, scale = run_rows(
         program,
         picked,
@@ -169,8 +170,8 @@ def _quantize(
         [jnp.int8],
         given=given,
         numbers=1,
-        count=rows[0].shape[0] // parts if place is None else place.shape[0],
-        lanes=row_lanes(rows[0].shape[1]),
+        count=count,
+        lanes=row_lanes(count, rows[0].shape[1], [x.dtype.itemsize for x in rows]),
         interpret=interpret,
     )
     return _in_format(y, contract), scale

@@ -12,7 +12,7 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.contract import GUMBEL, GumbelContract, honour
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.threefry import threefry
-from pallas_kernels.parts.triton.arithmetic import LN2, fused, log2, product
+from pallas_kernels.parts.triton.arithmetic import LN2, fused, log2, product, quotient
 from pallas_kernels.parts.triton.launch import launch
 from pallas_kernels.schedule.triton.sampling import DRAW_TILE, DrawTile
 
@@ -74,7 +74,6 @@ def draw(
         kernel,
         logits.reshape(-1),
         temperature,
-        1 / jnp.maximum(temperature, _COLDEST),
         seeds.reshape(-1),
         positions,
         blocks=rows * parts,
@@ -83,13 +82,22 @@ def draw(
         stages=1,
         interpret=interpret,
     )
-    return _first_of_parts(largest.reshape(rows, parts), first.reshape(rows, parts), width)
+    (tokens,) = launch(
+        lambda *refs: _merge(*refs, parts=parts, width=width),
+        largest,
+        first,
+        blocks=rows,
+        out=[jax.ShapeDtypeStruct((rows,), jnp.int32)],
+        warps=1,
+        stages=1,
+        interpret=interpret,
+    )
+    return tokens
 
 
 def _kernel(
     logits: Any,
     temperature: Any,
-    reciprocal: Any,
     seeds: Any,
     positions: Any,
     largest: Any,
@@ -115,7 +123,8 @@ def _kernel(
         key = seeds[2 * row], seeds[2 * row + 1]
         counter = (number * _LANES + lane).astype(jnp.uint32)
         words = threefry(key, (jnp.broadcast_to(positions[row], counter.shape), counter))
-        scale = reciprocal[row]
+        divisor = jnp.broadcast_to(jnp.maximum(temperature[row], _COLDEST), (1, 1))
+        scale = quotient(jnp.ones_like(divisor), divisor, interpret)
         a, b = (
             _add_noise(product(x, scale, interpret), w, interpret) for x, w in zip((first, second), words, strict=True)
         )
@@ -142,9 +151,14 @@ def _add_noise(score: jax.Array, word: jax.Array, interpret: bool) -> jax.Array:
     return fused(log2(exponential, interpret), -LN2, score, interpret)
 
 
-def _first_of_parts(largest: jax.Array, first: jax.Array, width: int) -> jax.Array:
-    """Returns the tokens of rows whose parts have these largest sums at these places."""
-    top = jnp.max(largest, axis=1, keepdims=True)
-    found = jnp.min(jnp.where(largest == top, first, np.int32(width)), axis=1)
-    known = (top[:, 0] > _NOTHING) & (jnp.min(first, axis=1) != NO_TOKEN)
-    return jnp.where(known, found, np.int32(NO_TOKEN))
+def _merge(largest: Any, first: Any, tokens: Any, *, parts: int, width: int) -> None:
+    """Writes the token of a row whose parts have these largest sums at these places."""
+    row = pl.program_id(0)
+    part = lax.broadcasted_iota(jnp.int32, (1 << max(0, parts - 1).bit_length(),), 0)
+    there, place = part < parts, row * parts + jnp.minimum(part, parts - 1)
+    sums = plt.load(largest.at[place], mask=there, other=_NOTHING)
+    places = plt.load(first.at[place], mask=there, other=width)
+    top = jnp.max(sums)
+    found = jnp.min(jnp.where(sums == top, places, width))
+    known = (top > _NOTHING) & (jnp.min(places) != NO_TOKEN)
+    tokens[row] = jnp.where(known, found, NO_TOKEN)

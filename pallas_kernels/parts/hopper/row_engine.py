@@ -68,7 +68,6 @@ class _Counter:
         self.passes = 0
         self.folds = 0
         self.exchanges = 0
-        self.derived = 0
 
     def fold(self, *_: Any, combine: Any = "add", **__: Any) -> Any:
         self.passes += 1
@@ -83,7 +82,7 @@ class _Counter:
         self.passes += 1
 
     def derive(self, *_: Any, **__: Any) -> None:
-        self.derived = jnp.dtype(jnp.float32).itemsize
+        pass
 
     def put(self, *_: Any) -> None:
         pass
@@ -432,9 +431,7 @@ def run_rows(
     if schedule is None:
         wide_sizes = tuple(jnp.dtype(d).itemsize for d in results)
         apart = any(x.place is not None for x in (*sources, *shared))
-        schedule = row_schedule(
-            m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart, derived=counter.derived
-        )
+        schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
     vector = row_vector(lanes, (*sizes, *(jnp.dtype(d).itemsize for d in results)))
     schedule = replace(schedule, blocks=min(schedule.blocks, m))
     direct = schedule.stages == 0

@@ -8,7 +8,9 @@ told when it runs.
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
@@ -28,6 +30,12 @@ def opaque_zero() -> jax.Array:
     """
     zero: jax.Array = _opaque_zero_p.bind()
     return zero
+
+
+def apart_from_sums(product: jax.Array) -> jax.Array:
+    """Returns a float32 product that no compiler contracts with a sum: its bits pass through an unknown zero."""
+    bits = lax.bitcast_convert_type(product, jnp.uint32) ^ opaque_zero()
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def emit_opaque_zero() -> Value:

@@ -17,6 +17,9 @@ WIDEST_PARKED: Final = 128
 
 _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
 _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
+_WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
+_WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
+_BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
 _BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
@@ -45,11 +48,12 @@ class PrefillSchedule:
 
 @dataclass(frozen=True)
 class DecodeSchedule:
-    """Tiles of 64 rows, packed from queries and heads, each with one split of the keys.
+    """Tiles of 64 rows, packed from queries and heads, each with one split of the keys or with all of them.
 
     Attributes:
         stages: Stages of keys and of values.
         blocks: Most blocks.
+        whole: Whether an item has all keys of a tile, so that no splits are left to merge.
         byte_stages: Stages of the bytes of a cache of 8 bits.
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
             matter to a cache of 8 bits alone.
@@ -57,6 +61,7 @@ class DecodeSchedule:
 
     stages: int = 3
     blocks: int = SMS
+    whole: bool = False
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
 
@@ -82,18 +87,28 @@ def prefill_schedule(
     return PrefillSchedule(stages=_PREFILL_STAGES[head_size, value_size or head_size], heads=heads)
 
 
-def decode_schedule(head_size: int, value_size: int | None = None, *, eight_bits: bool = False) -> DecodeSchedule:
+def decode_schedule(
+    head_size: int, value_size: int | None = None, *, tiles: int = 0, splits: int = 2, eight_bits: bool = False
+) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
     Args:
         head_size: Width of a head.
         value_size: Width of a head of the values, that of the keys by default.
+        tiles: Tiles of all sequences and key heads.
+        splits: Splits of a sequence, as many as its cache has room for.
         eight_bits: Whether keys and values have 8 bits.
     """
+    widths = head_size, value_size or head_size
     if eight_bits:
-        stages, byte_stages = _BYTE_STAGES[head_size, value_size or head_size]
-        return DecodeSchedule(stages, byte_stages=byte_stages)
-    return DecodeSchedule(_DECODE_STAGES[head_size, value_size or head_size])
+        stages, byte_stages = _BYTE_STAGES[widths]
+        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1)
+    if splits == 1:
+        return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
+    rounds = -(-tiles // SMS)
+    if widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
+        return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
+    return DecodeSchedule(_DECODE_STAGES[widths])
 
 
 @dataclass(frozen=True)

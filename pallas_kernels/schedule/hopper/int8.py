@@ -1,18 +1,22 @@
-"""Which Hopper schedule multiplies int8 operands fast.
+"""Which Hopper schedule multiplies operands of 8 bits fast.
 
-A step of wgmma takes 32 bytes of K whatever the dtype, so int8 operands behave as 16-bit ones of half the length.
+A step of wgmma takes 32 bytes of K whatever the dtype, so operands of 8 bits behave as 16-bit ones of half the length.
 """
 
 from dataclasses import replace
 from typing import Final
 
-from pallas_kernels.schedule.hopper.group_matmul import group_candidates
+from pallas_kernels.schedule.hopper.group_matmul import group_candidates, in_groups
 from pallas_kernels.schedule.hopper.matmul import candidates
-from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 
 _TURNED_BYTES: Final = 32 * 1024  # 64 registers of each thread
 _TURNED_COLUMNS: Final = 128
 _TURNED_SUMS: Final = 128 * 128
+_BLOCK: Final = 128  # of K, whose float8 products are summed apart
+_FOLDED_SUMS: Final = 64 * 192
+_FOLDED_COLUMNS: Final = 128
+_MOST_STAGES: Final = 16
 _TURNED_ROWS: Final = 4096
 _NARROW: Final = 32  # columns up to which wgmma takes any multiple of 8 of integers; from there multiples of 16
 
@@ -52,6 +56,41 @@ def int8_candidates(
         for name, schedule in wide.items()
         if takes_integers(schedule) and (not turned or turns_weights(schedule))
     }
+
+
+def float8_schedule(m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2) -> MatmulSchedule:
+    """Returns the schedule of a product of float8 numbers; the arguments are those of `int8_schedule`.
+
+    Example:
+        >>> float8_schedule(8, 4096, 4096).k_step, float8_schedule(8192, 4096, 4096).k_step
+        (128, 128)
+    """
+    return next(iter(float8_candidates(m, k, n, groups=groups, out_itemsize=out_itemsize).values()))
+
+
+def float8_candidates(
+    m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2
+) -> dict[str, MatmulSchedule]:
+    """Returns the schedules of products of float8 numbers by name: those of integers, cut to what folds blocks of K."""
+    found = int8_candidates(m, k, n, groups=groups, out_itemsize=out_itemsize)
+    cut: dict[str, MatmulSchedule] = {}
+    for s in found.values():
+        schedule = replace(s, tile_rows=64, tile_columns=min(s.tile_columns, _FOLDED_COLUMNS), k_step=_BLOCK)
+        schedule = replace(schedule, stages=_MOST_STAGES, split="rows")
+        while schedule.shared_bytes(1, out_itemsize) > SHARED_BYTES:
+            schedule = replace(schedule, stages=schedule.stages - 1)
+        if groups is not None:
+            schedule = in_groups(schedule, groups, 1, out_itemsize)
+        side = "weights" if schedule.swap else "rows"
+        name = f"{side} 64x{schedule.tile_columns} warpgroups{schedule.warpgroups}"
+        if folds_blocks(schedule):
+            cut.setdefault(name, schedule)
+    return cut
+
+
+def folds_blocks(schedule: MatmulSchedule) -> bool:
+    """Whether a step is a block of K, and a thread has registers for the sums of a block and those of all before."""
+    return schedule.k_step == _BLOCK and schedule.tile_rows * schedule.tile_columns <= _FOLDED_SUMS
 
 
 def turns_in_kernel(rows: int, groups: int | None = None) -> bool:

@@ -66,14 +66,31 @@ def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
     return 1 if lanes == GROUP else 4 if max(itemsizes) > 2 else 8
 
 
-def row_lanes(columns: int) -> int:
-    """Returns the lanes for programs that give the same in any order: threads with 16 bytes each, in short rows too.
+def row_lanes(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
+    """Returns the lanes for programs that give the same in any order.
+
+    Where rows are many and fit, these are the columns that the fewest warpgroups hold at once, so that what a row costs
+    apart from its columns, an exchange and some divisions, is paid by few threads.
+
+    Args:
+        rows: Number of rows.
+        columns: Columns of a row.
+        itemsizes: Bytes of an element of each array that is read row by row.
 
     Example:
-        >>> row_lanes(7168), row_lanes(768)
-        (4096, 1024)
+        >>> row_lanes(8192, 7168, (2,)), row_lanes(8, 7168, (2,)), row_lanes(8, 768, (2,))
+        (1024, 4096, 1024)
     """
-    return max(_LEAST_LANES, min(_MOST_LANES, 1 << columns.bit_length() - 1))
+    longest = max(_LEAST_LANES, min(_MOST_LANES, 1 << columns.bit_length() - 1))
+    if rows <= SMS:
+        return longest
+    team = next((t for t in _TEAMS if _is_held(columns, itemsizes, t)), None)
+    return longest if team is None else GROUP * (4 if max(itemsizes) > 2 else 8) * team
+
+
+def _is_held(columns: int, itemsizes: Sequence[int], team: int) -> bool:
+    registers, held = columns * sum(itemsizes) / (4 * GROUP), columns * len(itemsizes) / GROUP
+    return max(registers, held) / team <= _HELD_COLUMNS and registers / team <= _HELD
 
 
 def row_schedule(
@@ -86,7 +103,6 @@ def row_schedule(
     passes: int = 2,
     *,
     picked: bool = False,
-    derived: int = 0,
 ) -> RowSchedule:
     """Returns the schedule for `rows` rows of `columns` columns.
 
@@ -99,16 +115,15 @@ def row_schedule(
         vectors: How many vectors the rows share.
         passes: How often the program walks through a row.
         picked: Whether some array is read in another order: then vectors are not preloaded, and there is no ring.
-        derived: Bytes for each column of what the program derives from the arrays and holds beside them.
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
         RowSchedule(team=1, blocks=8, stage=0, stages=0, hold=True, preload=True, unroll=2, cluster=1)
     """
     if picked:
-        found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes, derived=derived)
+        found = row_schedule(rows, columns, lanes, itemsizes, result_sizes, vectors, passes)
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
-    wide = sum(itemsizes) + derived
+    wide = sum(itemsizes)
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
     held = columns * len(itemsizes) / GROUP  # columns of one thread, were it alone
     registers = columns * wide / (4 * GROUP)  # and what holds them

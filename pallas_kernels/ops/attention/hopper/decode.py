@@ -1,7 +1,8 @@
-"""Attention of a few queries: the heads that share a key head packed into a tile of 64 rows, a split for each item.
+"""Attention of a few queries: the heads that share a key head packed into a tile of 64 rows.
 
-A row takes the steps of the kernel for many queries, one split in each item; `merge` does with the splits what that
-kernel does in one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items.
+A row takes the steps of the kernel for many queries. An item is a tile with all of its keys, as there; or with one
+split of them, so that a few sequences keep all blocks busy, and `merge` does with the splits what that kernel does in
+one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items.
 """
 
 from dataclasses import dataclass
@@ -19,26 +20,28 @@ from jaxlib.mlir.dialects import arith, vector
 
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
 from pallas_kernels.ops.attention.hopper._keys import KeySource
+from pallas_kernels.ops.attention.hopper._online import result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
-from pallas_kernels.ops.attention.hopper._walk import Walk
+from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, i32, thread_of_warpgroup, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
 
 
 class Item(NamedTuple):
-    """One split of one tile of rows.
+    """One tile of rows, with one split or all of its keys.
 
     Attributes:
         sequence: Index of the sequence.
         head: Index of the key head.
         tile: Index of the tile among those of the key head.
-        split: Index of the split.
-        blocks: The blocks that the tile's queries see of the split; none if the last is not above the first.
+        split: Index of the split, 0 with all keys.
+        blocks: The blocks that the tile's queries see of the split, none if the last is not above the first; of all
+            keys, at least one.
     """
 
     sequence: Any
@@ -78,7 +81,12 @@ class Body:
     @property
     def items(self) -> int:
         """Items of all blocks."""
-        return self.call.batch * self.splits * self.tiles * self.heads
+        return self.call.batch * (1 if self.schedule.whole else self.splits) * self.tiles * self.heads
+
+    @property
+    def parks(self) -> bool:
+        """Whether an item has more than one split."""
+        return self.schedule.whole and self.splits > 1
 
     @property
     def grid(self) -> int:
@@ -99,11 +107,16 @@ class Body:
         number = index * self.grid + block
         head, number = lax.rem(number, self.heads), lax.div(number, self.heads)
         tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
-        split, sequence = lax.rem(number, self.splits), lax.div(number, self.splits)
+        splits = 1 if self.schedule.whole else self.splits
+        split, sequence = lax.rem(number, splits), lax.div(number, splits)
         seen = self.seen(lengths.offsets[sequence], lengths.keys[sequence])
+        there = lengths.queries[sequence] > 0
+        if self.schedule.whole:
+            # One block of a sequence without queries is walked, for the zeros that are its result.
+            return Item(sequence, head, tile, split, seen._replace(last=jnp.where(there, seen.last, seen.first + 1)))
         length = self.call.contract.split // self.call.contract.key_block
         start, end = jnp.maximum(split * length, seen.first), jnp.minimum((split + 1) * length, seen.last)
-        end = jnp.where(lengths.queries[sequence] > 0, end, start)
+        end = jnp.where(there, end, start)
         return Item(sequence, head, tile, split, seen._replace(first=start, last=end))
 
     def seen(self, offset: Any, keys: Any) -> Blocks:
@@ -165,7 +178,7 @@ class Body:
 
         drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
 
-    def compute(self, lengths: Lengths, slopes: Any, values: Any, stats: Any, scratch: Any, ring: Ring) -> None:
+    def compute(self, lengths: Lengths, further: Further, results: "_Results", scratch: "_Scratch", ring: Ring) -> None:
         """Computes all items of this block of the grid."""
         block = lax.axis_index("block")
 
@@ -176,7 +189,7 @@ class Body:
 
             @pl.when(some)
             def _() -> None:
-                self.one_item(item, position, lax.rem(done, 2), lengths, slopes, values, stats, scratch, ring)
+                self.one_item(item, position, lax.rem(done, 2), lengths, further, results, scratch, ring)
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
@@ -188,76 +201,102 @@ class Body:
         position: Any,
         slot: Any,
         lengths: Lengths,
-        slopes: Any,
-        values: Any,
-        stats: Any,
-        scratch: Any,
+        further: Further,
+        results: "_Results",
+        scratch: "_Scratch",
         ring: Ring,
     ) -> None:
-        """Walks one split of a tile of rows and stores what it gives."""
+        """Walks the keys of a tile of rows and stores what they give."""
         interpret, call = bool(self.call.interpret), self.call
 
-        def positions() -> jax.Array:
-            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-            found: jax.Array = lengths.offsets[item.sequence] + lax.div(row, jnp.full_like(row, call.group))
+        def query(row: jax.Array) -> jax.Array:
+            """Returns the query to which a row of the tile belongs."""
+            found: jax.Array = lax.div(item.tile * ROWS + row, jnp.full_like(row, call.group))
             return found
 
-        slope = None
-        if slopes is not None:
-            sequence = item.sequence if slopes.shape[0] > 1 else 0
-            slope = plgpu.load(
-                slopes.at[sequence, item.head, pl.ds(item.tile * ROWS, ROWS)], layout=ROW, optimized=False
-            )
+        def positions() -> jax.Array:
+            rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            found: jax.Array = lengths.offsets[item.sequence] + query(rows)
+            return found
+
+        def of_rows(numbers: Any) -> jax.Array | None:
+            if numbers is None:
+                return None
+            sequence, rows = item.sequence if numbers.shape[0] > 1 else 0, pl.ds(item.tile * ROWS, ROWS)
+            found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
+            return found
+
         walk = Walk(
             call.contract,
             call.scoring,
             call.sight,
             positions,
-            slope,
+            of_rows(further.slopes),
             lengths.keys[item.sequence],
             item.blocks,
             scratch.queries.at[slot],
             ring,
             position,
-            None,
+            scratch.parked,
             lambda: plgpu.barrier_arrive(scratch.queries_free.at[slot]),
             interpret,
         )
         plgpu.barrier_wait(scratch.queries_full.at[slot])
-        found, numbers = walk.run()
+        values, stats = walk.run()
+        numbers: tuple[jax.Array, ...] = stats
+        if self.schedule.whole:
+            rows = query(plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE))
+            valid = rows < lengths.queries[item.sequence]
+            values, lse = result(values, stats, valid, of_rows(further.sinks), Arithmetic(interpret=interpret))
+            values, numbers = values.astype(results.values.dtype), (lse,)
         first = item.head * self.rows + item.tile * ROWS
         left = self.rows - item.tile * ROWS
+        target = results.of(item, self.schedule.whole)
+        _store_rows(target.values, target.numbers, first, left, values, numbers, self.rows, interpret)
+
+
+class _Results(NamedTuple):
+    """Where results go: values and numbers of rows, of each sequence and, unless items are whole, of each split."""
+
+    values: Any
+    numbers: Any
+
+    def of(self, item: Item, whole: bool) -> "_Results":
+        """Returns the place of an item: (R, V), and (R,) for each number."""
+        if whole:
+            return _Results(self.values.at[item.sequence], (self.numbers.at[item.sequence],))
         place = item.sequence, item.split
-        _store_rows(values.at[place], stats.at[place], first, left, found, *numbers, self.rows, interpret)
+        return _Results(self.values.at[place], tuple(self.numbers.at[(*place, i)] for i in range(2)))
 
 
 def _store_rows(
     values_ref: Any,
-    stats_ref: Any,
+    numbers_refs: tuple[Any, ...],
     first: Any,
     left: Any,
     values: jax.Array,
-    maximum: jax.Array,
-    total: jax.Array,
+    numbers: tuple[jax.Array, ...],
     most: int,
     interpret: bool,
 ) -> None:
-    """Writes the rows below `left` of a tile to the rows from `first` on of GPU memory (R, H) and (2, R)."""
+    """Writes the rows below `left` of a tile to the rows from `first` on of GPU memory (R, V) and (R,)."""
     if interpret:
         for count in {min(ROWS, most), most % ROWS or ROWS}:
 
             @pl.when(jnp.minimum(left, ROWS) == count)
             def _(count: int = count) -> None:
                 values_ref.at[pl.ds(first, count)][...] = values[:count]
-                stats_ref.at[0, pl.ds(first, count)][...] = maximum[:count]
-                stats_ref.at[1, pl.ds(first, count)][...] = total[:count]
+                for ref, found in zip(numbers_refs, numbers, strict=True):
+                    ref.at[pl.ds(first, count)][...] = found[:count]
 
         return
-    number = plgpu.Layout.WG_SPLAT(())
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), number, number, TILE, ROW, ROW))
+    number, count = plgpu.Layout.WG_SPLAT(()), len(numbers)
+    types = (*[plgpu.RefType()] * (1 + count), number, number, TILE, *[ROW] * count)
+    inline: Any = plgpu.inline_mgpu(arg_types=types)
 
     @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, values_ref: Any, stats_ref: Any, first: Any, left: Any, values: Any, *stats: Any) -> None:
+    def store(_: Any, values_ref: Any, *given: Any) -> None:
+        refs, (first, left, values, *stats) = given[:count], given[count:]
         index = ir.IndexType.get()
         thread = thread_of_warpgroup()
         quad = arith.remui(thread, i32(4))
@@ -273,14 +312,13 @@ def _store_rows(
                     column = arith.addi(arith.muli(quad, i32(2)), i32(8 * j))
                     vector.store(pairs[j, half], values_ref, [target, arith.index_cast(index, column)])
                 with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, quad, i32(0))):
-                    for kind, numbers in enumerate(stats):
-                        place = arith.index_cast(index, i32(kind))
-                        register = numbers.registers.flat[half]
+                    for ref, found in zip(refs, stats, strict=True):
+                        register = found.registers.flat[half]
                         if not isinstance(register.type, ir.VectorType):
                             register = vector.broadcast(ir.VectorType.get((1,), register.type), register)
-                        vector.store(register, stats_ref, [place, target])
+                        vector.store(register, ref, [target])
 
-    store(values_ref, stats_ref, jnp.asarray(first, jnp.int32), jnp.asarray(left, jnp.int32), values, maximum, total)
+    store(values_ref, *numbers_refs, *(jnp.asarray(x, jnp.int32) for x in (first, left)), values, *numbers)
 
 
 def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = None) -> jax.Array:
@@ -297,6 +335,7 @@ class _Scratch(NamedTuple):
     queries: Any
     queries_full: Any
     queries_free: Any
+    parked: Parked | None
 
 
 def decode(
@@ -309,7 +348,7 @@ def decode(
     call: Call,
     schedule: DecodeSchedule,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the kernel and the merge of its splits.
+    """Runs the kernel and, unless its items have all keys, the merge of its splits.
 
     Args:
         query: (B, T, N, H).
@@ -318,7 +357,7 @@ def decode(
         lengths: Numbers of each sequence.
         further: Further arrays.
         call: What is fixed about the call.
-        schedule: Stages and blocks.
+        schedule: Stages, blocks and items.
 
     Returns:
         The outputs (B, T, N, V), and the log-sum-exp (B, T, N), float32.
@@ -331,23 +370,32 @@ def decode(
     packed = jnp.moveaxis(query.reshape(*shape, call.size), 1, 2).reshape(-1, body.rows, call.size)
     if body.rows > _ROWS:
         packed = jnp.pad(packed, ((0, 0), (0, -body.rows % _ROWS), (0, 0)))
-    padded = -(-body.heads * body.rows // MERGED_ROWS) * MERGED_ROWS
-    sinks = None if further.sinks is None else _of_rows(further.sinks, body, body.rows, padded)
-    if further.slopes is not None:
-        slopes = _of_rows(further.slopes, body, body.tiles * ROWS)
-        further = further._replace(slopes=slopes.reshape(-1, body.heads, body.tiles * ROWS))
-    further = further._replace(sinks=None)
+    padded = body.heads * body.rows if s.whole else -(-body.heads * body.rows // MERGED_ROWS) * MERGED_ROWS
+
+    def of_tiles(numbers: jax.Array | None) -> jax.Array | None:
+        """Returns numbers of heads for the rows of tiles, (B or 1, heads, rows)."""
+        if numbers is None:
+            return None
+        return _of_rows(numbers, body, body.tiles * ROWS).reshape(-1, body.heads, body.tiles * ROWS)
+
+    sinks = further.sinks
+    further = further._replace(slopes=of_tiles(further.slopes), sinks=of_tiles(sinks) if s.whole else None)
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
         numbers, refs = refs[:3], refs[3:]
         more, refs = further.refs(refs), refs[len(further.given) :]
-        values_ref, stats_ref, queries, queries_full, queries_free, *stages = refs
+        values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
+        parked = None
+        if body.parks:
+            *stages, values, rows = stages
+            parked = Parked(values, rows)
         own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
-        scratch, ring = (
-            _Scratch(queries, queries_full, queries_free),
-            Ring(s.stages, ring_source, bool(call.interpret), *own),
+        results, scratch = (
+            _Results(values_ref, numbers_ref),
+            _Scratch(queries, queries_full, queries_free, parked),
         )
+        ring = Ring(s.stages, ring_source, bool(call.interpret), *own)
         stored: Any = ring
         if bytewise:
             stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
@@ -357,7 +405,7 @@ def decode(
         def _() -> None:
             if bytewise:
                 plgpu.set_max_registers(s.registers[0], action="increase")
-            body.compute(Lengths(*numbers), more.slopes, values_ref, stats_ref, scratch, ring)
+            body.compute(Lengths(*numbers), more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
@@ -380,12 +428,20 @@ def decode(
         for width in ((call.size, call.value_size) if bytewise else ())
         for kind in Bytes.scratch(s.byte_stages, call.source, width)
     ]
-    launch = plgpu.kernel(
-        kernel,
-        out_type=[
+    if s.whole:
+        outputs = [
+            jax.ShapeDtypeStruct((call.batch, padded, call.value_size), dtype),
+            jax.ShapeDtypeStruct((call.batch, padded), jnp.float32),
+        ]
+    else:
+        outputs = [
             jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
             jax.ShapeDtypeStruct((call.batch, body.splits, 2, padded), jnp.float32),
-        ],
+        ]
+    aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
+    launch = plgpu.kernel(
+        kernel,
+        out_type=outputs,
         grid=(body.grid,),
         grid_names=("block",),
         num_threads=4 if bytewise else 2,
@@ -395,6 +451,7 @@ def decode(
             *[plgpu.Barrier(num_barriers=2)] * 2,
             *in_ring,
             *byte_stages,
+            *(aside if body.parks else []),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -403,18 +460,19 @@ def decode(
         ),
         interpret=call.interpret,
     )
-    partial_values, stats = launch(packed, key, value, *lengths, *further.given)
-    out, lse = merge(
-        partial_values,
-        stats,
-        lengths,
-        sinks,
-        body.splits_seen,
-        rows=body.rows,
-        group=call.group,
-        dtype=dtype,
-        interpret=call.interpret,
-    )
+    out, lse = launch(packed, key, value, *lengths, *further.given)
+    if not s.whole:
+        out, lse = merge(
+            out,
+            lse,
+            lengths,
+            None if sinks is None else _of_rows(sinks, body, body.rows, padded),
+            body.splits_seen,
+            rows=body.rows,
+            group=call.group,
+            dtype=dtype,
+            interpret=call.interpret,
+        )
 
     def unpacked(x: jax.Array) -> jax.Array:
         x = x[:, : body.heads * body.rows].reshape(call.batch, body.heads, call.queries, call.group, *x.shape[2:])

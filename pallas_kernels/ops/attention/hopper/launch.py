@@ -12,6 +12,7 @@ from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.decode import decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
+from pallas_kernels.parts.hopper.tile import ROWS
 from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import (
@@ -87,11 +88,13 @@ def attention(
     if 0 in query.shape or 0 in key.shape or not capacity:
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     if schedule is None:
-        sees_all = not causal and window is None
+        sees_all, key_heads = not causal and window is None, key.shape[2]
+        group = heads // key_heads
         if length <= DECODE_QUERIES:
-            schedule = decode_schedule(size, value_size, eight_bits=key_scale is not None)
+            tiles, splits = batch * key_heads * -(-length * group // ROWS), -(-capacity // contract.split)
+            schedule = decode_schedule(size, value_size, tiles=tiles, splits=splits, eight_bits=key_scale is not None)
         else:
-            schedule = prefill_schedule(size, length, sees_all, value_size, heads // key.shape[2])
+            schedule = prefill_schedule(size, length, sees_all, value_size, group)
     block = contract.key_block
     few = isinstance(schedule, DecodeSchedule)
     if key_scale is not None and value_scale is not None:

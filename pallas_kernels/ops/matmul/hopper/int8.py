@@ -1,11 +1,11 @@
-"""Products of int8 matrices on a Hopper GPU: exact sums in int32 by wgmma, rescaled before they leave the kernel."""
+"""Products of matrices of 8 bits on a Hopper GPU, summed by wgmma and rescaled before they leave the kernel."""
 
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.contract import QuantContract, honour
+from pallas_kernels.contract import Float8Contract, QuantContract, honour
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue
 from pallas_kernels.ops.matmul.hopper.operands import check_device, check_result, check_shared_memory, pad
@@ -14,29 +14,38 @@ from pallas_kernels.parts.hopper.groups import MOST_GROUPS
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, holds_groups
-from pallas_kernels.schedule.hopper.int8 import int8_schedule, takes_integers, turns_weights
+from pallas_kernels.schedule.hopper.int8 import (
+    float8_schedule,
+    folds_blocks,
+    int8_schedule,
+    takes_integers,
+    turns_weights,
+)
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.ops.matmul.hopper.int8.quant_matmul"
 _ALIGN: Final = 16  # elements in the 16 bytes to which the copy engine aligns rows of K
 _COLUMNS: Final = 8  # the same of rows of the result
 _TURNED_COLUMNS: Final = 32  # columns of the narrowest swizzled tile
-_INT8: Final = jnp.dtype(jnp.int8)
+_CONTRACTS: Final[dict[Any, Any]] = {
+    jnp.dtype(jnp.int8): QuantContract(),
+    jnp.dtype(jnp.float8_e4m3fn): Float8Contract("wgmma32"),
+}
 
 
 def _serves(x: Any, w: Any, *_: Any, sizes: Any = None, **__: Any) -> bool:
     fit = sizes is None or w.shape[0] <= MOST_GROUPS
-    return fit and x.dtype == w.dtype == _INT8 and 0 not in (*x.shape, *w.shape)
+    return fit and x.dtype == w.dtype and x.dtype in _CONTRACTS and 0 not in (*x.shape, *w.shape)
 
 
-@served_if(_serves, f"int8 operands that are not empty, and at most {MOST_GROUPS} groups")
+@served_if(_serves, f"int8 or float8_e4m3fn operands that are not empty, and at most {MOST_GROUPS} groups")
 def quant_matmul(
     x: jax.Array,
     w: jax.Array,
     row_scale: jax.Array,
     column_scale: jax.Array,
     *,
-    contract: QuantContract,
+    contract: QuantContract | Float8Contract,
     transpose_w: bool = False,
     bias: jax.Array | None = None,
     sizes: jax.Array | None = None,
@@ -46,13 +55,15 @@ def quant_matmul(
 ) -> jax.Array:
     """Returns (x @ w) * row_scale * column_scale + bias, for rows in groups each with the weights of its group.
 
-    Sums of integers are exact. What follows is computed in float32 from left to right and rounded once more, to
-    `out_dtype`. Operands are used where they lie if K is a multiple of 16, and N one of 8 for weights stored as (N, K),
-    of 32 for (K, N); others are copied, padded with zeros. Weights (K, N) are turned in shared memory.
+    Sums of integers are exact, those of floats follow `Float8Contract`. What follows is computed in float32 from left
+    to right and rounded once more, to `out_dtype`. Operands are used where they lie if K is a multiple of 16, and N one
+    of 8 for weights stored as (N, K), of 32 for (K, N); others are copied, padded with zeros. int8 weights (K, N) are
+    turned in shared memory, those of float8_e4m3fn copied.
 
     Args:
-        x: (M, K) int8, not empty; sorted by group where there are groups.
-        w: (K, N) int8, or (G, K, N) with `sizes`; at most 1024 groups. The largest sum must fit in int32.
+        x: (M, K) int8 or float8_e4m3fn, not empty; sorted by group where there are groups.
+        w: (K, N) of the dtype of `x`, or (G, K, N) with `sizes`; at most 1024 groups. The largest sum of integers must
+            fit in int32.
         row_scale: (M,) float32.
         column_scale: (N,) of any float dtype, or (G, N).
         contract: What the sums are and in which order the scales follow.
@@ -70,7 +81,7 @@ def quant_matmul(
     Raises:
         UnsupportedError: If this backend does not take these operands, or another contract is asked for.
 
-    Guarantee: row-invariant; the sums are those of integers, exact in every order.
+    Guarantee: row-invariant; sums of integers are exact in every order.
 
     Example:
         The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
@@ -83,7 +94,10 @@ def quant_matmul(
         >>> y[0, :2].tolist()
         [64.0, 64.0]
     """
-    honour(_OP, contract, QuantContract())
+    honour(_OP, contract, _CONTRACTS[x.dtype])
+    folded = isinstance(contract, Float8Contract)
+    if folded and not transpose_w:
+        w, transpose_w = w.swapaxes(-1, -2), True
     out_dtype = jnp.dtype(out_dtype)
     _check(x, w, row_scale, column_scale, transpose_w, bias, sizes, out_dtype)
     if not interpret:
@@ -93,7 +107,12 @@ def quant_matmul(
     x, w = pad(x, -1, _ALIGN), pad(pad(w, k_axis, _ALIGN), n_axis, _COLUMNS if transpose_w else _TURNED_COLUMNS)
     if schedule is None:
         groups = None if sizes is None else sizes.shape[0]
-        schedule = int8_schedule(m, k, n, groups=groups, turned=not transpose_w, out_itemsize=out_dtype.itemsize)
+        options = {"groups": groups, "out_itemsize": out_dtype.itemsize}
+        schedule = (
+            float8_schedule(m, k, n, **options) if folded else int8_schedule(m, k, n, turned=not transpose_w, **options)
+        )
+    if folded and not folds_blocks(schedule):
+        raise UnsupportedError(f"{_OP}: expected a schedule for float8 with steps of one block of K, got {schedule}.")
     _check_schedule(schedule, transpose_w, None if sizes is None else sizes.shape[0], out_dtype.itemsize)
     epilogue = Epilogue(bias, scales=(row_scale, column_scale))
     out = ring_matmul(
@@ -105,6 +124,7 @@ def quant_matmul(
         transpose_w=transpose_w,
         out_dtype=out_dtype,
         interpret=interpret,
+        folded=folded,
     )
     return out if out.shape[-1] == n else out[:, :n]
 

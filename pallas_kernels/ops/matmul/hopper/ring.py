@@ -9,6 +9,7 @@ wgmma multiplies rows by columns. With `schedule.swap` the weights are the rows 
 that a small batch fills 8 columns instead of 64 rows; without it the activations are the rows.
 """
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,6 +68,7 @@ def ring_matmul(
     out_dtype: Any,
     interpret: Any,
     shards: Shards | None = None,
+    folded: bool = False,
 ) -> jax.Array:
     """Runs the kernel on operands that the copy engine can address.
 
@@ -88,6 +90,7 @@ def ring_matmul(
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         shards: The cut of K, for matrices; by default there is one chain.
+        folded: Whether every step is a chain of its own, and their sums are added upwards in float32.
 
     Returns:
         (M, N) or (B, M, N) of `out_dtype`; with shards across blocks (count, M, N), the shards' own sums.
@@ -100,6 +103,8 @@ def ring_matmul(
     if shards is not None:
         across, length = shards.across, shards.length
         stack, chains = ((shards.count,), 1) if across else ((), shards.count)
+    if folded:
+        length, chains = s.k_step, -(-k // s.k_step)
     x_side, w_side = _operands(m, k, n, x.dtype, epilogue, s, transpose_x, transpose_w)
     turned = None
     if x.dtype == jnp.int8 and not transpose_w:
@@ -130,6 +135,7 @@ def ring_matmul(
         length if across else None,
         total is not None,
         jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
+        folded,
         interpret,
     )
     run = launch(
@@ -181,11 +187,12 @@ class _Call:
         walk: How blocks walk the tiles.
         ring: The stages.
         shape: Rows and columns of an accumulator.
-        chains: Chains over K in a tile, which are added as a tree.
+        chains: Chains over K in a tile, which are added as a tree, or upwards.
         chain_steps: Steps of one chain.
         shard: Elements of K in the shard that an entry of the stack stands for; None where the stack is one of results.
         continued: Whether the sums start with what is given.
         sums: Dtype of the sums.
+        folded: Whether the chains are added upwards.
         interpret: Whether the interpreter runs the kernel.
     """
 
@@ -203,6 +210,7 @@ class _Call:
     shard: int | None
     continued: bool
     sums: Any
+    folded: bool
     interpret: Any
 
     @property
@@ -463,7 +471,11 @@ class _Body:
             _, entry, row, column, valid = self.walk.place(self.block, tile)
             row = row + row_offset
             ending.begin(entry, row, column, call.shape)
-            sums = add_as_tree(lambda i: self.chain(i, tile, entry, row, column, part), call.chains, add_tiles)
+            one = functools.partial(self.chain, tile=tile, entry=entry, row=row, column=column, part=part)
+            if call.folded:
+                sums = lax.fori_loop(1, call.chains, lambda i, total: add_tiles(total, one(i)), one(0))
+            else:
+                sums = add_as_tree(one, call.chains, add_tiles)
             ending.finish(sums, entry, row, column, self.valid(valid, row_offset))
 
         if isinstance(call.walk, GroupWalk):
@@ -487,7 +499,7 @@ class _Body:
                 tile = plgpu.layout_cast(jnp.broadcast_to(number, call.shape), plgpu.Layout.WGMMA)
                 ending.fill(tile, row + row_offset, column)
 
-    def chain(self, index: int, tile: Any, entry: Any, row: Any, column: Any, part: Any) -> Any:
+    def chain(self, index: Any, tile: Any, entry: Any, row: Any, column: Any, part: Any) -> Any:
         """Sums the steps of one chain."""
         call = self.call
         first, last = index * call.chain_steps, (index + 1) * call.chain_steps
@@ -502,12 +514,14 @@ class _Body:
                 accumulators[0][...] = previous()
             self.multiply(accumulators, tile, first, part)
 
-            @pl.loop(first + 1, last)
-            def _(step: Any) -> None:
+            def further(step: Any) -> None:
                 self.multiply(accumulators, tile, step, part)
                 # The products of the step before are done, this one's go on.
                 plgpu.wgmma_wait(call.pieces * call.sources)
                 self.release(tile, step - 1)
+
+            if call.chain_steps > 1:
+                pl.loop(first + 1, last)(further)
 
             plgpu.wgmma_wait(0)
             self.release(tile, last - 1)

@@ -1,0 +1,83 @@
+"""Rotation of pairs of columns, on any platform."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
+from pallas_kernels.parts.xla.opaque import apart_from_sums
+from pallas_kernels.parts.xla.tiles import run_isolated
+
+Fence = Callable[[jax.Array], jax.Array]
+
+
+def rotate(
+    x: jax.Array,
+    sin: jax.Array,
+    cos: jax.Array,
+    *,
+    interleaved: bool,
+    inverse: bool = False,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> jax.Array:
+    """Rotates pairs of columns: the first one of a pair is x * cos - partner * sin, the second x * cos + partner * sin.
+
+    Computed in float32, both products rounded, and rounded once more.
+
+    Args:
+        x: (..., D) of any floating dtype, D even.
+        sin: (..., D) of any floating dtype, of a shape that broadcasts with `x`.
+        cos: Of the shape of `sin`.
+        interleaved: Whether pairs are neighbours, columns 2i and 2i + 1, rather than halves, i and i + D / 2.
+        inverse: Whether to take the transpose: each partner with the sine of its own column, and the other sign.
+        functions: How element-wise code is computed.
+
+    Returns:
+        Of the shape and dtype of `x`.
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> rotate(jnp.array([1.0, 2.0]), jnp.ones(2), jnp.zeros(2), interleaved=False).tolist()
+        [-2.0, 1.0]
+    """
+
+    def program(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array]:
+        options: dict[str, Any] = {"interleaved": interleaved, "inverse": inverse, "functions": functions}
+        return (rotated(x, sin, cos, **options, fence=apart_from_sums),)
+
+    return run_isolated(program, x, sin, cos)[0]
+
+
+def rotated(
+    x: jax.Array,
+    sin: jax.Array,
+    cos: jax.Array,
+    *,
+    interleaved: bool,
+    inverse: bool,
+    functions: ElementwiseContract,
+    fence: Fence,
+) -> jax.Array:
+    """Returns `rotate` as one element-wise program; `fence` keeps products and sums apart."""
+    honour("rotate", functions, XLA_FUNCTIONS)
+    wide = x.astype(jnp.float32)
+    along = fence(wide * cos.astype(jnp.float32))
+    if inverse:
+        across = _partner(fence(wide * sin.astype(jnp.float32)), interleaved)
+        return (along - across).astype(x.dtype)
+    across = fence(_partner(wide, interleaved) * sin.astype(jnp.float32))
+    return (along + across).astype(x.dtype)
+
+
+def _partner(x: jax.Array, interleaved: bool) -> jax.Array:
+    """Returns for each column the other one of its pair, the second one negated: no slices, so that XLA fuses it."""
+    half = x.shape[-1] // 2
+    pairs = x.reshape(*x.shape[:-1], *((half, 2) if interleaved else (2, half)))
+    axis = pairs.ndim - 1 if interleaved else pairs.ndim - 2
+    other = lax.rev(pairs, (axis,))
+    first = lax.broadcasted_iota(jnp.int32, pairs.shape, axis) == 0
+    return jnp.where(first, -other, other).reshape(x.shape)
