@@ -46,6 +46,7 @@ def test_columns_and_scattered_axes_keep_their_bits() -> None:
     assert_bits_equal(jax.tree.map(lambda a: a[3], mapped), inside(x[3]), err_msg="an axis between the reduced ones")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("shape", "axes"), [((3, 2, 300), (2,)), ((3, 5, 2, 41), (0, 1)), ((2, 3, 5, 7), (1, 3)), ((4, 0), (1,))]
 )

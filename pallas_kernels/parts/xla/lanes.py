@@ -31,6 +31,9 @@ STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
 _UNROLL: Final = 16
 _VECTOR_LANES: Final = 8
 
+_FEW: Final = 2**18
+"""Elements, at most, of which a GPU takes the rest of the tree in one pass: it reads them one here, one there."""
+
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -176,7 +179,9 @@ def fold_lanes(
     groups, before, rest = lanes // LANES, x.shape[:axis], x.shape[axis + 1 :]
     # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
     (total,) = isolate(_halve(combine, total.reshape(*before, groups, LANES, *rest), axis + 1, _VECTOR_LANES))
-    (total,) = isolate(_halve(combine, total, axis + 1, 1))
+    few = fused and total.size <= _FEW
+    total = _halve(combine, total, axis + 1, 1)
+    total = total if few else isolate(total)[0]
     total = total.reshape(*before, groups, *rest)
     while groups > 1:
         groups = max(1, groups // _UNROLL)
