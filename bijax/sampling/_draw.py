@@ -49,8 +49,8 @@ def _anywhere(
     return first_largest(lax.cond(drawing.any(), noisy, lambda logits: logits, logits))
 
 
-def _on_cpu(*arrays: jax.Array) -> Arrays:
-    return (_anywhere(*arrays, Arithmetic()),)
+def _on_cpu(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> Arrays:
+    return (_anywhere(logits, temperature, seeds, positions, Arithmetic()),)
 
 
 def _on_cuda(*arrays: jax.Array) -> Arrays:

@@ -137,8 +137,8 @@ def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arit
 
     def skip(logits: jax.Array, *_: jax.Array) -> Measured:
         rows = logits.shape[0]
-        nothing = [jnp.full((rows, *shape), np.float32(np.nan)) for shape in ((), (), (num_top,))]
-        return Measured(*nothing, jnp.full((rows, num_top), np.int32(NO_TOKEN)))
+        one, top = jnp.full(rows, np.float32(np.nan)), jnp.full((rows, num_top), np.float32(np.nan))
+        return Measured(one, one, top, jnp.full((rows, num_top), np.int32(NO_TOKEN)))
 
     def found(logits: jax.Array, left: jax.Array, temperature: jax.Array, tokens: jax.Array) -> Measured:
         return measure(logits, left, temperature, tokens, num_top, arithmetic)

@@ -192,6 +192,8 @@ class Programs:
                 np.zeros((rows, tokens), np.int32), np.zeros((rows, self._table_width), np.int32), zeros, zeros, nowhere
             )
             logits = self.logits(hidden, zeros)
+            if tokens > 1:  # the log-probabilities of prompts are computed in batches of the largest size
+                self.logits(hidden, np.zeros(self.sizes.decode[-1], np.int32))
             if rows not in sampled:
                 sampled.add(rows)
                 everything = empty_rows(rows)._replace(restricted=True, need_logprobs=True)

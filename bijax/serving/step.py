@@ -52,21 +52,24 @@ class Step:
         rows, width = batch.shape
         hidden = programs.extend(*batch.arrays(programs.slots), batch.unread())
 
-        def logits(places: list[Place]) -> jax.Array:
-            index = np.zeros(rows, np.int32)
+        def logits(places: list[Place], size: int) -> jax.Array:
+            index = np.zeros(size, np.int32)
             index[: len(places)] = [place.row * width + place.offset for place in places]
             return programs.logits(hidden, index)
 
         for places in _slices(sampled_places(batch), rows):
             given = sampling_rows(places, rows, programs.model.vocab_size, programs.slots)
-            drawn = programs.sample(logits(places), given, slots_of(places, rows))
+            drawn = programs.sample(logits(places, rows), given, slots_of(places, rows))
             for array in jax.tree.leaves(drawn):
                 array.copy_to_host_async()
             self._sampled.append((places, drawn))
-        for places in _slices(scored_places(batch), rows):
+        scored = scored_places(batch)
+        # A prompt has more places than the batch has rows.
+        size = rows if len(scored) <= rows else programs.sizes.decode[-1]
+        for places in _slices(scored, size):
             tokens = [place.work.sequence.tokens[place.work.start + place.offset + 1] for place in places]
-            padded = np.array(tokens + [0] * (rows - len(tokens)), np.int32)
-            self._scored.append((places, tokens, programs.score(logits(places), padded)))
+            padded = np.array(tokens + [0] * (size - len(tokens)), np.int32)
+            self._scored.append((places, tokens, programs.score(logits(places, size), padded)))
 
     def read(self) -> Results:
         """Waits for the device and returns what it computed."""
