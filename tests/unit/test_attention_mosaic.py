@@ -22,7 +22,7 @@ from pallas_kernels.contract import (
     split_attention_contract,
 )
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.hopper import attention
+from pallas_kernels.ops.attention.hopper import attention, launch
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -320,6 +320,14 @@ def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
         text = lowered(function, *arrays)
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == launches
     assert "stablehlo.dot_general" not in text
+
+
+@pytest.mark.exhaustive
+def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "prefill, int8, pages"
+    expected = plain(name)
+    monkeypatch.setattr(launch, "_COPIED_BYTES", 0)
+    assert_bits_equal(attend(CASES[name], *data(CASES[name])), expected)
 
 
 @pytest.mark.sample(1)

@@ -1,9 +1,12 @@
 """From the arrays of a call to a kernel: many queries or a few, contiguous keys or pages."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.errors import UnsupportedError
@@ -24,6 +27,7 @@ from pallas_kernels.schedule.hopper.attention import (
 )
 
 _ROWS = 8  # the copy engine reads tiles of so many rows
+_COPIED_BYTES = 1 << 30  # of copies of caches of several sequences at once
 
 
 @in_32_bits
@@ -103,6 +107,27 @@ def attention(
             key_scale, value_scale = (_whole(x, y) for x, y in ((key_scale, key), (value_scale, value)))
         else:
             # As many queries read the cache, it is cheap to make 16 bits of it once.
+            copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
+            if batch > 1 and copied > _COPIED_BYTES:
+                given = {"sinks": sinks, "slopes": slopes, "key_scale": key_scale, "value_scale": value_scale}
+                own = {"query": query, "offsets": offsets, "query_lengths": query_lengths, "key_lengths": key_lengths}
+                caches = {"key": key, "value": value}
+                if page_table is None:
+                    own, caches = own | caches, {}
+                else:
+                    own["page_table"] = page_table
+                call_one = partial(
+                    attention,
+                    contract=contract,
+                    scale=scale,
+                    causal=causal,
+                    window=window,
+                    soft_cap=soft_cap,
+                    schedule=schedule,
+                    interpret=interpret,
+                    **caches,
+                )
+                return _one_by_one(call_one, own, given)
             if page_table is not None:
                 key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
             key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
@@ -138,6 +163,30 @@ def attention(
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]
     is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.queries[:, None, None]
     return out, jnp.where(is_query, lse, -jnp.inf)
+
+
+def _one_by_one(
+    call: Callable[..., tuple[jax.Array, jax.Array]], own: dict[str, jax.Array], given: dict[str, jax.Array | None]
+) -> tuple[jax.Array, jax.Array]:
+    """Calls attention for one sequence after the other, so that a copy of one cache exists at a time.
+
+    Args:
+        call: Takes the arrays by name.
+        own: Arrays (B, ...).
+        given: Arrays (B or 1, ...), or None.
+    """
+    batch = own["query"].shape[0]
+
+    def one(sequence: jax.Array) -> tuple[jax.Array, jax.Array]:
+        arrays = own | {name: x for name, x in given.items() if x is not None}
+        alone = {
+            name: lax.dynamic_slice_in_dim(x, sequence, 1) if x.shape[0] == batch else x for name, x in arrays.items()
+        }
+        out, lse = call(**alone)
+        return out[0], lse[0]
+
+    found: tuple[jax.Array, jax.Array] = lax.map(one, jnp.arange(batch, dtype=jnp.int32))
+    return found
 
 
 def _whole(factors: jax.Array, cache: jax.Array) -> jax.Array:
