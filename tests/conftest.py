@@ -14,9 +14,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Mosaic's interpreter runs a program for each warpgroup, which wait for each other: with fewer threads than programs,
 # as on a machine with two cores, they would wait for ever.
 os.environ.setdefault("NPROC", "16")
-# Which forms of a product and which tiles of attention keep the contract's order is compared once in a run of pytest:
-# its workers, and the processes that tests start, find what another has found. No programs are kept, so that tests
-# which count compilations count all of them, and nothing outlives the run.
+# Which forms of a product and which tiles of attention keep the contract's order is compared once in a run of pytest,
+# and a kernel is lowered once: its workers, and the processes that tests start, find what another has found. JAX keeps
+# no compiled programs there, so that tests which count compilations count all of them, and nothing outlives the run.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="bijax-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
@@ -35,9 +35,12 @@ def hopper() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def nothing_remembered() -> Iterator[None]:
-    """Comparisons are made here and now, whatever other processes have found, and are kept from them."""
+@pytest.fixture(autouse=True)
+def _what_is_patched_stays_here(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that may put code of its own in the place of ours neither keeps anything for other processes nor asks."""
+    if "monkeypatch" not in request.fixturenames:
+        yield
+        return
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     try:

@@ -263,7 +263,6 @@ def test_tiles_agree(shape: tuple[int, int, int, int], tiles: list[Tile]) -> Non
     assert all(cpu.honours_contract(t, ProgramShape(*shape)) for t in tiles)
 
 
-@pytest.mark.usefixtures("nothing_remembered")
 def test_a_tile_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the comparison: a scale that differs in its last bit."""
     right = cpu.attend

@@ -67,7 +67,6 @@ def test_entries_do_not_follow_the_stack(spec: str) -> None:
     assert_batch_invariant(product, x, w, batch_sizes=(2, 5, 17), modes=("jit",))
 
 
-@pytest.mark.usefixtures("nothing_remembered")
 def test_a_chain_of_rounded_products_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the comparison: products that are rounded before they are added."""
 
