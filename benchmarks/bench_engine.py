@@ -1,17 +1,27 @@
-"""Tokens a second of the engine, against the same engine with JAX's own operations, and without dispatching ahead.
+"""Tokens a second of the engine, against the same engine with JAX's own operations, and a static batch beside it.
 
-`python -m benchmarks.bench_engine --json FILE` serves the same requests of mixed lengths with both, in turns, and
-prints tokens a second, their ratio, and the share of the host's work in a step of the largest batch.
+    python -m benchmarks.bench_engine --json FILE --plot FILE
+
+Requests of mixed lengths, half of them sampled, are served by both engines in turns, and once more without dispatching
+ahead. `ratio` is ours over plain: by the clock on the wall, best round of each, and by the processor time of the
+process, which other work on the machine disturbs less. Then a step of the largest batch, all sequences decoding:
+`step_ms` of the engine, `model_ms` of the model alone (blocks and logits of a static batch of that size), `overhead`,
+which is what the step takes longer, scheduling and sampling, and `plan_ms`, the host's planning.
 """
 
 import argparse
+import datetime
 import json
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from benchmarks.harness import commit, device_words
 from bijax.serving import Engine, EngineOptions, SamplingParams
 from bijax.serving.batches import cut
 from bijax.serving.model import Model
@@ -40,36 +50,60 @@ def requests(number: int, vocab_size: int, longest: int) -> tuple[list[list[int]
     return prompts, params
 
 
-def serve(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> float:
-    """Returns tokens a second."""
+def serve(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> tuple[float, float, Any]:
+    """Returns tokens a second by the wall and by the processor, and all tokens."""
     engine.flush_cache()
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     outputs = engine.generate(prompts, params)
-    tokens = sum(len(c.tokens) for o in outputs for c in o.completions)
-    return tokens / (time.perf_counter() - start)
+    seconds, used = time.perf_counter() - start, time.process_time() - used
+    tokens = [c.tokens for o in outputs for c in o.completions]
+    number = sum(map(len, tokens))
+    return number / seconds, number / used, tokens
 
 
-def host_share(engine: Engine, prompts: list[list[int]], rounds: int = 20) -> float:
-    """Returns the time of planning and of making arrays, over that of whole steps, where all sequences decode."""
+def largest_batch(engine: Engine, prompt: list[int], rounds: int) -> dict[str, float]:
+    """Returns the parts of a step in which as many sequences decode as may run, the least of all rounds of each."""
     running = engine.options.max_running
     for index in range(running):
-        engine.add(prompts[index % len(prompts)][:8], SamplingParams(max_new_tokens=rounds + 60, ignore_eos=True))
+        params = SamplingParams(max_new_tokens=2 * rounds + 60, ignore_eos=True, temperature=0.8 * (index % 2))
+        engine.add(prompt[:8], params)
     while engine.stats().num_waiting:
-        engine.step()
-    engine.step()
-    host = whole = 0.0
+        engine.step(watched=())
+    programs, times = engine._programs, {}
+
+    def timed(name: str, part: Callable[[], Any]) -> None:
+        start = time.perf_counter()
+        jax.block_until_ready(part())
+        times.setdefault(name, []).append(time.perf_counter() - start)
+
     for _ in range(rounds):
-        start = time.perf_counter()
+        engine.step(watched=())
+        jax.block_until_ready(programs._pages)
         # Planned twice: the second plan, in the step, finds the pages that the first one gave.
-        for batch in cut(engine._scheduler.plan(), engine._programs.sizes):
-            batch.arrays(engine._programs.table_width)
-        host += time.perf_counter() - start
-        start = time.perf_counter()
-        engine.step()
-        whole += time.perf_counter() - start
+        timed(
+            "plan_ms", lambda: [batch.arrays(programs.slots) for batch in cut(engine._scheduler.plan(), programs.sizes)]
+        )
+        timed("step_ms", lambda: (engine.step(watched=()), programs._last))
     for name in list(engine._requests):
         engine.abort(name)
-    return host / whole
+    alone = engine._programs.model
+    pages = alone.init_pages(engine.options.num_pages, engine.options.page_size)
+    width = programs.slots.table.shape[1]
+    each = -(-(2 * rounds + 68) // engine.options.page_size)
+    table = np.zeros((running, width), np.int32)
+    table[:, :each] = np.arange(running * each).reshape(running, each) % engine.options.num_pages
+    tokens, ones = np.zeros((running, 1), np.int32), np.ones(running, np.int32)
+    held = [pages]
+
+    def model(start: int) -> Any:
+        hidden, held[0] = alone.extend(held[0], tokens, table, start * ones, ones)
+        return alone.logits(hidden[:, 0])
+
+    for index in range(rounds):
+        timed("model_ms", lambda index=index: model(8 + 2 * index))
+    least: dict[str, float] = {name: round(min(found) * 1e3, 3) for name, found in times.items()}
+    least["overhead"] = round(1 - least["model_ms"] / least["step_ms"], 4)
+    return least
 
 
 def main() -> None:
@@ -79,39 +113,80 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=int, default=256, help="about the longest sequence")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--plot", type=Path, default=None)
     EngineOptions.add_flags(parser)
     parsed = parser.parse_args()
     model = read_model(parsed.model)
     given = EngineOptions.from_flags(parsed)
     prompts, params = requests(parsed.requests, model.vocab_size, parsed.longest)
-    engines: dict[str, Engine] = {}
     ways = {
         "bijax": {},
         "plain": {"enable_deterministic_inference": False},
         "bijax, reading first": {"dispatch_ahead": False},
     }
+    engines: dict[str, Engine] = {}
+    expected = None
     for name, changes in ways.items():
         options: dict[str, Any] = vars(given) | changes
         engines[name] = Engine(model, options=EngineOptions(**options))
         start = time.perf_counter()
-        engines[name].warm_up()
-        print(f"{name}: warm-up {time.perf_counter() - start:.1f} s", flush=True)
-    speeds: dict[str, list[float]] = {name: [] for name in engines}
+        *_, tokens = serve(engines[name], prompts, params)  # compiles what the rounds run
+        print(f"{name}: first round {time.perf_counter() - start:.1f} s", flush=True)
+        if name != "plain":
+            if expected not in (None, tokens):
+                raise RuntimeError("dispatching ahead changed tokens; nothing is timed")
+            expected = tokens
+    wall: dict[str, list[float]] = {name: [] for name in engines}
+    cpu: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(parsed.rounds):
         for name, engine in engines.items():
-            speeds[name].append(serve(engine, prompts, params))
-    best = {name: max(found) for name, found in speeds.items()}
+            by_wall, by_cpu, tokens = serve(engine, prompts, params)
+            if name != "plain" and tokens != expected:
+                raise RuntimeError("the engine gave other tokens in another round")
+            wall[name].append(round(by_wall, 2))
+            cpu[name].append(round(by_cpu, 2))
+    best = {name: max(found) for name, found in wall.items()}
+    most = {name: max(found) for name, found in cpu.items()}
     result = {
-        "tokens_per_s": best,
-        "ratio": best["bijax"] / best["plain"],
-        "ahead": best["bijax"] / best["bijax, reading first"],
-        "host_share": host_share(engines["bijax"], prompts),
+        "benchmark": "engine",
+        "device": device_words(),
+        "jax": jax.__version__,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "load": round(os.getloadavg()[0], 1),
         "requests": parsed.requests,
+        "longest": parsed.longest,
         "options": {n: v for n, v in vars(given).items() if v is not None},
+        "tokens_per_s": wall,
+        "tokens_per_cpu_s": cpu,
+        "ratio": round(best["bijax"] / best["plain"], 3),
+        "ratio_cpu": round(most["bijax"] / most["plain"], 3),
+        "ahead": round(best["bijax"] / best["bijax, reading first"], 3),
+        "largest_batch": largest_batch(engines["bijax"], prompts[0], 20),
     }
     print(json.dumps(result, indent=1))
     if parsed.json is not None:
         parsed.json.write_text(json.dumps(result, indent=1) + "\n")
+    if parsed.plot is not None:
+        plot(result, parsed.plot)
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Draws tokens a second of each round, and the parts of a step."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    for name, found in result["tokens_per_s"].items():
+        left.plot(range(1, len(found) + 1), found, "o-", label=name)
+    left.set(xlabel="round", ylabel="tokens a second", title=f"{result['requests']} requests", ylim=(0, None))
+    left.legend()
+    parts = result["largest_batch"]
+    names = [name for name in ("model_ms", "step_ms", "plan_ms") if name in parts]
+    right.barh([name.removesuffix("_ms") for name in names], [parts[name] for name in names])
+    right.set(xlabel="ms", title="a step of the largest batch")
+    figure.suptitle(f"{result['device']}, jax {result['jax']}, {result['date']}")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

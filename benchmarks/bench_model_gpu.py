@@ -1,44 +1,67 @@
-"""A Llama of the 1B shape on a GPU: bijax's model and `bijax.invariant` around a plain one, beside the untouched one.
+"""Models of the Llama-1B shape on a GPU: bijax's own, `bijax.invariant` around plain ones, and the untouched ones.
 
     PYTHONPATH=. python benchmarks/bench_model_gpu.py --layers 4
+    PYTHONPATH=. python benchmarks/bench_model_gpu.py --layers 16 --cells train:4x2048 --params float32 --remat
 
-Steps are jitted and timed by the clock on the wall, in turns: decoding one token against a cache, a prompt, and the
-gradient of the loss. Weights are random, the dtype is bfloat16. `ratio` is the time of the faster plain model, with
-XLA's attention or cuDNN's, over ours; `transformed` is `bijax.invariant` around the plain model with XLA's attention,
-`transformed_cudnn` around the one with cuDNN's, and their ratios are taken against the same models untouched.
+Steps are jitted and timed by the clock on the wall, in turns: a token against a cache, which is given away and comes
+back; a prompt; value and gradient of the loss; a training step with optax's adamw, of a batch at once or by units
+(`accumulate`: `bijax.accumulate_gradients` beside a loop that adds gradients). They compute in bfloat16; weights are
+random, those of a training step in the dtype of `--params`. What is measured:
+
+| model | is | beside |
+|---|---|---|
+| own | `flax_layers.Llama`, with `bijax.softmax_cross_entropy` | the faster of the two plain Llamas |
+| transformed | `bijax.invariant` around the plain Llama with XLA's attention | the same untouched |
+| transformed_cudnn | the same with cuDNN's attention | the faster of the two plain Llamas |
+| drop_in | one of Flax's layers (`nnx.MultiHeadAttention`, ...), converted and transformed | the same untouched |
+| drop_in_cudnn | the same with cuDNN's attention | the faster of the two plain Flax models |
+
+The plain Llama is the same model with JAX's own operations. `ratio` is the other's time over ours. Peak memory is what
+XLA plans: arguments, results and temporary memory. Times of lowering and compiling are those of eight programs at once,
+and mean little, unless `--compile-times` takes one program after the other, which makes a run several times as long.
 """
 
 import argparse
-from collections.abc import Callable
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from device_time import kernel_table
 from flax import nnx
+from flax_transformer import FlaxTransformer
 from harness import RESULTS, device_name, interleaved_us, record, show, write
+from model_steps import Arrays, Cell, Loss, arrays, call, own_loss, plain_loss, step
 
 import bijax
-from flax_layers import INVARIANT, PLAIN, Llama
+from flax_layers import INVARIANT, PLAIN, Llama, convert
 from flax_layers.checkpoint import LlamaConfig
-from flax_layers.models.layers import KVCache
 from flax_layers.ops import PlainOps
 
-STEPS: Final = (
-    ("decode", 1, 2048),
-    ("decode", 8, 2048),
-    ("decode", 64, 2048),
-    ("prefill", 1, 2048),
-    ("prefill", 4, 2048),
-    ("gradient", 2, 512),
-    ("gradient", 4, 2048),
+CELLS: Final = (
+    *(f"decode:{batch}x{keys}" for keys in (2048, 8192) for batch in (1, 8, 64, 256)),
+    *("prefill:1x2048", "prefill:4x2048", "prefill:1x16384"),
+    *("gradient:2x512", "train:4x2048", "accumulate:16x2048"),
 )
+TRAINING: Final = ("train", "accumulate")
+MODELS: Final = ("own", "transformed", "transformed_cudnn", "drop_in", "drop_in_cudnn")
 
-THREADS: Final = 6
-UNTOUCHED: Final = {"transformed": "xla", "transformed_cudnn": "cudnn"}
+BESIDE: Final = {
+    "own": ("xla", "cudnn"),
+    "transformed": ("xla",),
+    "transformed_cudnn": ("xla", "cudnn"),
+    "drop_in": ("flax",),
+    "drop_in_cudnn": ("flax", "flax_cudnn"),
+}
+"""The untouched models, of which the faster one is compared."""
+
+CONVERTED: Final = {"drop_in": "flax", "drop_in_cudnn": "flax_cudnn"}
+TRANSFORMED: Final = {"transformed": "xla", "transformed_cudnn": "cudnn"}
+THREADS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -91,87 +114,132 @@ def config(layers: int, keys: int) -> LlamaConfig:
     )
 
 
-Step = Callable[..., Any]
-
-
-def steps(model: Llama, kind: str, batch: int, keys: int) -> tuple[Step, tuple[Any, ...]]:
-    """Returns a function of arrays alone, and its arguments."""
-    graph, state = nnx.split(model)
-    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (batch, keys + 1)).astype(np.int32)
-    if kind == "gradient":
-
-        def loss(state: Any, tokens: jax.Array) -> jax.Array:
-            scores = jax.nn.log_softmax(nnx.merge(graph, state)(tokens[:, :-1]), axis=-1)
-            return -jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1).mean()
-
-        return jax.value_and_grad(loss), (state, jnp.asarray(tokens))
-    new = 1 if kind == "decode" else keys
-    cache = replace(model.cache(batch=batch, capacity=keys), lengths=jnp.full(batch, keys - new, jnp.int32))
-
-    def extend(state: Any, tokens: jax.Array, cache: KVCache) -> Any:
-        logits, _ = nnx.merge(graph, state).extend(tokens, cache)
-        return jnp.argmax(logits[:, -1], axis=-1)
-
-    return extend, (state, jnp.asarray(tokens[:, :new]), cache)
-
-
-def compiled(step: Step, arguments: tuple[Any, ...]) -> tuple[Callable[[], Any], int]:
-    """Compiles a step; returns a call of it and its temporary memory in MiB."""
-    program = jax.jit(step).lower(*arguments).compile()
-    memory = program.memory_analysis()
-    if memory is None:
-        raise RuntimeError("expected XLA to say how much memory a program takes, got nothing.")
-    return lambda: program(*arguments), round(memory.temp_size_in_bytes / 2**20)
-
-
-def programs(kind: str, batch: int, keys: int, models: dict[str, Llama]) -> dict[str, tuple[Step, tuple[Any, ...]]]:
-    """Returns the step of each model, and those under `bijax.invariant`."""
-    found = {name: steps(model, kind, batch, keys) for name, model in models.items()}
-    for name, plain in UNTOUCHED.items():
-        step, arguments = found[plain]
-        found[name] = (bijax.invariant(step), arguments)
+def models(names: Sequence[str], layers: int, keys: int, params: str, remat: bool) -> dict[str, Any]:
+    """Returns the models by name; those of one family have the same parameters."""
+    shape, found = config(layers, keys), {}
+    dtypes: dict[str, Any] = {"dtype": jnp.bfloat16, "param_dtype": jnp.dtype(params)}
+    if any("drop_in" not in name for name in names):
+        found["xla"] = Llama(shape, ops=PLAIN, remat=remat, rngs=nnx.Rngs(0), **dtypes)
+        found["cudnn"] = nnx.with_attributes(found["xla"], ops=CudnnOps())
+        found["own"] = nnx.with_attributes(found["xla"], ops=INVARIANT)
+    if any("drop_in" in name for name in names):
+        for name, implementation in (("flax", "xla"), ("flax_cudnn", "cudnn")):
+            found[name] = FlaxTransformer(shape, implementation=implementation, remat=remat, **dtypes)
+        # A conversion changes a model in place: another one is made around the same parameters.
+        found |= {name: convert(nnx.merge(*nnx.split(found[plain]))) for name, plain in CONVERTED.items()}
     return found
 
 
-def measure(kind: str, batch: int, keys: int, ready: dict[str, Future[Any]]) -> dict[str, Any]:
-    """Returns one line of the table."""
-    calls, memory = {}, {}
-    for name, program in ready.items():
-        calls[name], memory[name] = program.result()
-    times = dict(zip(calls, interleaved_us(list(calls.values()), seconds=1, rounds=5), strict=True))
-    plain = min(times["xla"], times["cudnn"])
-    return {
-        "step": kind,
-        "batch": batch,
-        "keys": keys,
-        **{f"{name}_us": round(us, 1) for name, us in times.items()},
-        "ratio": round(plain / times["own"], 3),
-        **{f"{name}_ratio": round(times[plain] / times[name], 3) for name, plain in UNTOUCHED.items()},
-        **{f"{name}_temp_mib": mib for name, mib in memory.items()},
-    }
+@dataclass(frozen=True)
+class Program:
+    """A compiled step.
+
+    Attributes:
+        run: The program.
+        peak_mib: Its arguments, results and temporary memory.
+        lower_s: Seconds of tracing and lowering.
+        compile_s: Seconds of compiling.
+    """
+
+    run: Any
+    peak_mib: int
+    lower_s: float
+    compile_s: float
+
+
+def compiled(made: Any, held: tuple[Any, ...], changed: int) -> Program:
+    start = time.perf_counter()
+    lowered = jax.jit(made, donate_argnums=tuple(range(changed))).lower(*held)
+    middle = time.perf_counter()
+    program = lowered.compile()
+    end = time.perf_counter()
+    memory = program.memory_analysis()
+    if memory is None:
+        raise RuntimeError("expected XLA to say how much memory a program takes, got nothing.")
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    peak = total - memory.alias_size_in_bytes
+    return Program(program, round(peak / 2**20), round(middle - start, 2), round(end - middle, 2))
+
+
+def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yields a name, its step and the name of the model whose arrays it takes, for what a cell compares."""
+    for name in dict.fromkeys([*(plain for n in names for plain in BESIDE[n]), *names]):
+        if "flax" in name or "drop_in" in name:
+            if cell.kind == "decode":
+                continue  # the cache of Flax's layer has one length for all sequences
+            made = step(found[name], cell, plain_loss, plain=name not in CONVERTED)
+            yield name, bijax.invariant(made) if name in CONVERTED else made, "flax"
+            continue
+        loss: Loss = own_loss if name == "own" else plain_loss
+        made = step(found[TRANSFORMED.get(name, name)], cell, loss, plain=name not in BESIDE)
+        yield name, bijax.invariant(made) if name in TRANSFORMED else made, "xla"
+
+
+def measure(
+    cell: Cell, held: dict[str, Arrays], ready: dict[str, Future[Program]], kernels: int
+) -> Iterator[dict[str, Any]]:
+    """Yields the lines of the table of one cell; prints the longest kernels of each program if asked to."""
+    found = {name: future.result() for name, future in ready.items()}
+    calls = [lambda name=name: call(found[name].run, held[name]) for name in found]
+    times = dict(zip(found, interleaved_us(calls, seconds=1, rounds=5), strict=True))
+    for name, run in zip(found, calls, strict=True) if kernels else ():
+        table = kernel_table(run)
+        print(f"{cell}, {name}: {sum(us for *_, us in table):.0f} µs in {sum(n for _, n, _ in table):.0f} kernels")
+        for kernel, count, us in table[:kernels]:
+            print(f"{us:10.1f} µs in {count:6} of {kernel[:100]}", flush=True)
+    for name in (n for n in found if n in BESIDE):
+        plain = min(BESIDE[name], key=times.__getitem__)
+        row = {"model": name, "case": str(cell), "ours_us": round(times[name], 1), "beside": plain}
+        row |= {"xla_us": round(times[plain], 1), "ratio": round(times[plain] / times[name], 3)}
+        for figure in ("peak_mib", "lower_s", "compile_s"):
+            row |= {figure: getattr(found[name], figure), f"plain_{figure}": getattr(found[plain], figure)}
+        yield row
+
+
+def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the lines of cells whose models have parameters of one dtype."""
+    params = arguments.params if cells[0].kind in TRAINING else "bfloat16"
+    found = models(names, arguments.layers, max(cell.keys for cell in cells), params, arguments.remat)
+    threads = 1 if arguments.compile_times else THREADS
+    ready: list[dict[str, Future[Program]]] = []
+    sources: list[dict[str, str]] = []
+    with ThreadPoolExecutor(threads) as pool:  # XLA tunes on the GPU while it compiles: before anything is timed
+        for cell in cells:
+            ready.append({})
+            sources.append({})
+            for name, made, source in programs(cell, names, found):
+                held = jax.eval_shape(lambda cell=cell, source=source: arrays(found[source], cell))
+                ready[-1][name] = pool.submit(compiled, made, (*held.changed, *held.kept), len(held.changed))
+                sources[-1][name] = source
+    for cell, row, source in zip(cells, ready, sources, strict=True):
+        shared = {name: arrays(found[name], cell) for name in dict.fromkeys(source.values())}
+        for line in measure(cell, {name: shared[plain] for name, plain in source.items()}, row, arguments.kernels):
+            yield line | ({"params": params, "remat": arguments.remat} if cell.kind in TRAINING else {})
+        row.clear()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Whole models on a GPU.")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--cells", default=",".join(CELLS), help="as in decode:8x2048,train:4x2048")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--params", default="float32", choices=["float32", "bfloat16"], help="for training steps")
+    parser.add_argument("--remat", action="store_true", help="compute blocks again in the backward pass")
+    parser.add_argument("--compile-times", action="store_true", help="compile one program after the other")
+    parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each program, longest first")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    models = {}
-    for name, ops in (("own", INVARIANT), ("xla", PLAIN), ("cudnn", CudnnOps())):
-        model = Llama(
-            config(arguments.layers, 2048), dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, ops=ops, rngs=nnx.Rngs(0)
-        )
-        models[name] = model
-    cells = []
-    with ThreadPoolExecutor(THREADS) as pool:  # XLA tunes on the GPU while it compiles: before anything is timed
-        ready = [
-            {name: pool.submit(compiled, *program) for name, program in programs(*step, models).items()}
-            for step in STEPS
-        ]
-    for step, row in zip(STEPS, ready, strict=True):
-        cells.append(measure(*step, row))
-        print(cells[-1], flush=True)
-    result = record(f"model_llama_1b_{arguments.layers}_layers", cells)
+    names = arguments.models.split(",")
+    if unknown := set(names) - set(MODELS):
+        parser.error(f"expected models among {', '.join(MODELS)}, got {', '.join(sorted(unknown))}")
+    cells = [Cell.parse(text) for text in arguments.cells.split(",")]
+    rows = []
+    for kinds in (("decode", "prefill"), ("gradient",), TRAINING):
+        if some := [cell for cell in cells if cell.kind in kinds]:
+            for row in run(some, names, arguments):
+                print(row, flush=True)
+                rows.append(row)
+    result = record(f"model_llama_1b_{arguments.layers}_layers", rows)
     show(result)
     print(f"written to {write(result, arguments.json or RESULTS / f'model_bf16_{device_name()}.json')}")
 

@@ -21,10 +21,12 @@ SHAPE = ("case", "precision", "storage", "transpose_w", "k", "n", "columns")
 def draw(result: dict[str, Any], path: Path) -> None:
     """Writes a PNG: the first column of the cells is the horizontal axis, the shape a line, op and dtype a panel.
 
-    Where lines would be too many to tell apart, a table of coloured ratios takes their place.
+    Where lines would be too many to tell apart, or the axis has names, a table of coloured ratios takes their place.
     """
     across = next(iter(result["cells"][0]))
-    if "op" not in result["cells"][0] and len({label(row, result["cells"]) for row in result["cells"]}) > MOST_LINES:
+    by_name = isinstance(result["cells"][0][across], str)
+    lines = {label(row, result["cells"]) for row in result["cells"]}
+    if by_name or ("op" not in result["cells"][0] and len(lines) > MOST_LINES):
         draw_table(result, across, path)
         return
     panels: dict[str, list[dict[str, Any]]] = defaultdict(list)

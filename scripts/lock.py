@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 12)
 # Not in the project's metadata, but scripts/setup.sh installs them: pip itself and the build backend.
 TOOLS = ["pip", "hatchling"]
-# Extras whose packages want older versions than the others (google-tunix: safetensors before 0.8).
-APART = {"tunix"}
+# Extras whose packages want older versions than the others (google-tunix: safetensors before 0.8) or bring many more
+# (gemma: TensorFlow).
+APART = {"tunix", "gemma"}
 HEADER = """\
 # Written by `make lock`; do not edit. Pins every package that the Makefile installs, for all extras.
 """

@@ -1,8 +1,11 @@
-"""Which tests run: all of a sweep or a sample of it, and GPU tests where there is a GPU, which processes share."""
+"""Which tests run: all of a sweep or a sample of it, and GPU tests where there is a GPU; what processes share."""
 
+import atexit
 import contextlib
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +14,13 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Mosaic's interpreter runs a program for each warpgroup, which wait for each other: with fewer threads than programs,
 # as on a machine with two cores, they would wait for ever.
 os.environ.setdefault("NPROC", "16")
+# Which forms of a product and which tiles of attention keep the contract's order is compared once in a run of pytest:
+# its workers, and the processes that tests start, find what another has found. No programs are kept, so that tests
+# which count compilations count all of them, and nothing outlives the run.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="bijax-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax  # reads the environment
 
@@ -23,6 +33,17 @@ def hopper() -> Iterator[None]:
     """Programs for CUDA are lowered for Hopper where there is no GPU, for this machine's GPU where there is one."""
     with contextlib.nullcontext() if jax.default_backend() == "gpu" else bijax.lowering_for("sm_90"):
         yield
+
+
+@pytest.fixture
+def nothing_remembered() -> Iterator[None]:
+    """Comparisons are made here and now, whatever other processes have found, and are kept from them."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bijax.core.contracts import without_recording
+from bijax.core.lowered_forms import is_own, lower_once
 from bijax.core.tag import kernel_code, own_promotion
 from pallas_kernels.errors import UnsupportedError
 
@@ -92,7 +93,7 @@ def define_kernel(
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
-        mlir.register_lowering(primitive, _rule(kernel), platform=platform)
+        mlir.register_lowering(primitive, _rule(primitive.name, kernel), platform=platform)
     KERNELS[primitive.name] = backends
     return call
 
@@ -105,8 +106,8 @@ BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
 """Called before a kernel is lowered for CUDA: what makes sure that its element-wise code is lowered with fences."""
 
 
-def _rule(kernel: Kernel) -> Callable[..., Any]:
-    lower = mlir.lower_fun(_tagged(kernel), multiple_results=True)
+def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
+    lower = lower_once(_tagged(kernel), name=name) if is_own(kernel) else mlir.lower_fun(_tagged(kernel))
 
     def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
         if "cuda" in (ctx.platforms or ctx.module_context.platforms):

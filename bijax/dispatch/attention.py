@@ -12,7 +12,6 @@ from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, Kernel
 from pallas_kernels.contract import (
     XLA_FUNCTIONS,
-    SplitAttentionContract,
     attention_gradient_contract,
     mma_attention_contract,
     split_attention_contract,
@@ -65,8 +64,11 @@ _FORWARD: Final = 6
 _BACKWARD: Final = 9
 """The same with the result, the log-sum-exp and the cotangent."""
 
-_SERVED_ON_HOPPER: Final = frozenset({"page_table"})
+_SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes", "key_scale", "value_scale"})
 """Which further arrays the kernels for Hopper take."""
+
+_WIDEST_OF_BYTES: Final = 128
+"""Widest heads of 8 bits that the kernels for Hopper take."""
 
 
 def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
@@ -108,22 +110,24 @@ def _score_gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Give
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_FORWARD:])
-    plain = spec.soft_cap is None and others.keys() <= _SERVED_ON_HOPPER and value_size == size
-    contract = hopper_contract(size, dtype, spec.scale) if plain else None
+    served = others.keys() <= _SERVED_ON_HOPPER and _hopper_takes(spec)
+    if given.key_scale:
+        served = served and size == value_size <= _WIDEST_OF_BYTES
+    contract = split_attention_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
-        mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
-        return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **mask, **others)
+        fixed = _of_spec(spec)
+        return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **fixed, **others)
     return run(triton.attention, *arrays[:_FORWARD], like=attention_like, **_for_triton(arrays, spec), **others)
 
 
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_BACKWARD:])
-    plain = spec.soft_cap is None and not others and value_size == size and hopper.supports_scale(spec.scale)
-    contract = attention_gradient_contract(size, dtype) if plain else None
+    served = others.keys() <= {"slopes"} and _hopper_takes(spec)
+    contract = attention_gradient_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
-        mask: dict[str, Any] = {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
-        return run(hopper.attention_gradients, *arrays, like=gradients_like, contract=contract, **mask)
+        fixed, own = _of_spec(spec), arrays[:_BACKWARD]
+        return run(hopper.attention_gradients, *own, like=gradients_like, contract=contract, **fixed, **others)
     return run(triton.gradients, *arrays[:_BACKWARD], like=gradients_like, **_for_triton(arrays, spec), **others)
 
 
@@ -135,13 +139,15 @@ def _score_gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Giv
 def _for_triton(arrays: Arrays, spec: AttentionSpec) -> dict[str, Any]:
     query, key, value = arrays[:3]
     contract = mma_attention_contract(query.dtype.name, max(key.shape[-1], value.shape[-1]))
-    mask = {"causal": spec.causal, "window": spec.window, "soft_cap": spec.soft_cap}
-    return {"contract": contract, "scale": spec.scale, **mask}
+    return {"contract": contract, **_of_spec(spec)}
 
 
-def hopper_contract(head_size: int, dtype: str, scale: float) -> SplitAttentionContract | None:
-    """Returns the contract of attention on a Hopper GPU; None for what the Triton kernel serves there."""
-    return split_attention_contract(head_size, dtype) if hopper.supports_scale(scale) else None
+def _of_spec(spec: AttentionSpec) -> dict[str, Any]:
+    return {"scale": spec.scale, "causal": spec.causal, "window": spec.window, "soft_cap": spec.soft_cap}
+
+
+def _hopper_takes(spec: AttentionSpec) -> bool:
+    return hopper.supports_scale(spec.scale) and hopper.supports_cap(spec.scale, spec.soft_cap)
 
 
 ATTENTION: Final[dict[str, Kernel]] = {"cpu": _on_cpu, "cuda": _on_cuda}

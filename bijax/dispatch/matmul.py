@@ -306,5 +306,10 @@ def for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend,
     return CUDA.get((cuda_architecture(), dtype.name), PORTABLE), a.astype(dtype), b.astype(dtype)
 
 
+def storage_is_free(a: jax.Array, b: jax.Array, product: Product) -> bool:
+    """Returns whether a GPU's products of two operands have one order of the sum, whatever their storage and place."""
+    return for_operands(a, b, product)[0] in (HOPPER_16_BIT, HOPPER_MIXED)
+
+
 PLATFORMS: Final = {"cpu": CPU, "cuda": Backend(_cuda_matmul, _cuda_weight_gradient)}
 """The backend that a platform's lowering calls."""

@@ -17,6 +17,7 @@ it is one chain in every row of the table (`WgmmaContract`, `WgmmaChunkContract`
 Batch dimensions and free dimensions in front do not change the storage, so `vmap` over leading axes keeps the order.
 """
 
+import enum
 import functools
 import math
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from bijax.core.checks import FLOATS, describe
-from bijax.dispatch.matmul import IN_TF32, Product
+from bijax.dispatch.matmul import IN_TF32, Product, storage_is_free
 from bijax.dispatch.matmul_kernels import (
     matmul_kernel,
     stacked_matmul_kernel,
@@ -58,6 +59,7 @@ def dot_general(
     preferred_element_type: Any = None,
     out_sharding: Any = None,
     as_columns: bool = False,
+    arrangement: "Arrangement | None" = None,
 ) -> jax.Array:
     """Multiplies two arrays as `jax.lax.dot_general` does, with sums in a fixed order.
 
@@ -72,6 +74,8 @@ def dot_general(
         out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
         as_columns: Whether one of two operands stored by rows stands for its transpose: the sum has the order of
             `x @ w` then, not of `x @ w.T`.
+        arrangement: How the result is to lie in memory, for a program for a GPU; by default as it comes. It moves no
+            bit.
 
     Returns:
         (batch..., lhs free..., rhs free...), of the dtype that `jax.lax.dot_general` gives.
@@ -108,6 +112,8 @@ def dot_general(
     left = _Operand.of(lhs, lhs_batch, [p[0] for p in pairs])
     right = _Operand.of(rhs, rhs_batch, [p[1] for p in pairs])
     product = Product(out.dtype.name, precision=precision_name(precision), as_columns=as_columns)
+    if arrangement is not None and not wide and storage_is_free(lhs, rhs, product):
+        return _arranged_product(left, right, product, arrangement).reshape(out.shape)
     return (_wide_product if wide else _product)(left, right, product).reshape(out.shape)
 
 
@@ -118,6 +124,13 @@ def storage_may_change(length: int) -> bool:
         length: Length of the contracted dimension.
     """
     return matmul_contract(length, transpose_w=True) == matmul_contract(length, transpose_w=False)
+
+
+class Arrangement(enum.Enum):
+    """Which free dimensions of a product are the last ones in memory."""
+
+    OF_RHS = "of rhs"
+    OF_LHS = "of lhs"
 
 
 class _Operand(NamedTuple):
@@ -171,6 +184,27 @@ def _product(left: _Operand, right: _Operand, product: Product) -> jax.Array:
     if left.by_rows:
         return _by_columns(left, right, product)
     return _by_columns(right, left, product).swapaxes(1, 2)
+
+
+def _arranged_product(left: _Operand, right: _Operand, product: Product, arrangement: Arrangement) -> jax.Array:
+    """Returns the same, computed as it shall lie in memory: otherwise XLA would copy the result into another order.
+
+    A kernel takes rows that are stored by rows, and weights stored either way. An operand that is to be the rows and is
+    stored by columns is copied, if that is less than the result.
+    """
+    rows, weights = (left, right) if arrangement is Arrangement.OF_RHS else (right, left)
+    length = rows.size(rows.contracting)
+    if length == 1 or min(rows.rows, weights.rows) <= _FEW_ROWS:
+        return _product(left, right, product)
+    if not rows.by_rows and not weights.by_rows:
+        y = _gradient(rows, weights, product)
+    elif rows.by_rows and not weights.by_rows:
+        y = _by_columns(rows, weights, product)
+    elif rows.by_rows or length < weights.rows:
+        y = _by_rows(rows, weights, product)
+    else:
+        return _product(left, right, product)
+    return y if rows is left else y.swapaxes(1, 2)
 
 
 def _wide_product(left: _Operand, right: _Operand, product: Product) -> jax.Array:

@@ -6,9 +6,11 @@ import jax
 from jax import lax
 
 from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, define_kernel
 from bijax.lax.scatter_windows import as_windows, window_starts
 from pallas_kernels.contract import FoldContract
 from pallas_kernels.ops.scatter.portable import scatter_windows
+from pallas_kernels.ops.scatter.rounds import scatter_rounds
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine
 from pallas_kernels.parts.xla.tiles import isolate
@@ -127,13 +129,28 @@ def _scatter(
 ) -> jax.Array:
     dtype = accumulator(op, operand.dtype)
     mode = lax.GatherScatterMode.from_any(mode)
-    x, updates = operand.astype(dtype), updates.astype(dtype)
-    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may meet
-        x, updates = isolate(x, updates)
+    if _apart(indices, numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):  # clipped windows may meet
+        x, updates = isolate(operand.astype(dtype), updates.astype(dtype))
         stock = getattr(lax, op)
         result = isolate(stock(x, indices, updates, numbers, unique_indices=True, mode=mode))[0]
-    else:
-        updates = as_windows(updates, operand.ndim, numbers)
-        starts, inside = window_starts(indices, operand.shape, updates.shape[1:], numbers, mode)
-        result = run(scatter_windows, x, starts, inside, updates, combine=combine, contract=FoldContract("scatter"))
-    return result.astype(operand.dtype)
+        return result.astype(operand.dtype)
+    updates = as_windows(updates, operand.ndim, numbers)
+    starts, inside = window_starts(indices, operand.shape, updates.shape[1:], numbers, mode)
+    return _kernel(operand, starts, inside, updates, combine=combine, contract=FoldContract("scatter"))[0]
+
+
+def _apart(indices: jax.Array, numbers: _Numbers) -> bool:
+    """Returns whether every entry of the batch has one window, as in the gradient of `jnp.take_along_axis`."""
+    lead = indices.shape[:-1]
+    return all(n == 1 for a, n in enumerate(lead) if a not in numbers.scatter_indices_batching_dims)
+
+
+def _one_after_the_other(*arrays: jax.Array, combine: Combine, contract: FoldContract) -> Arrays:
+    return (run(scatter_windows, *arrays, combine=combine, contract=contract),)
+
+
+def _in_rounds(*arrays: jax.Array, combine: Combine, contract: FoldContract) -> Arrays:
+    return (run(scatter_rounds, *arrays, combine=combine, contract=contract),)
+
+
+_kernel = define_kernel("scatter", {"cpu": _one_after_the_other, "cuda": _in_rounds})

@@ -10,7 +10,7 @@ from bijax.core.checks import describe, float_array
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, define_kernel
 from pallas_kernels.contract import ChunkContract, chunk_contract
-from pallas_kernels.ops.embedding import portable
+from pallas_kernels.ops.embedding import portable, rounds
 
 _OP = "bijax.embed"
 
@@ -72,15 +72,19 @@ def _forward(table: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Arrays]:
 
 def _backward(saved: Arrays, g: jax.Array) -> tuple[jax.Array, None]:
     table, tokens = saved
-    (dtable,) = _gradient(tokens, g, jnp.zeros(table.shape, jnp.float32), contract=chunk_contract())
-    return dtable.astype(table.dtype), None
+    (dtable,) = _gradient(tokens, g, jnp.zeros_like(table), contract=chunk_contract())
+    return dtable, None
 
 
 _embed.defvjp(_forward, _backward)
 
 
-def _table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
+def _by_row(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
     return (run(portable.table_gradient, tokens, g, total, contract=contract),)
 
 
-_gradient = define_kernel("embed_gradient", {"cpu": _table_gradient, "cuda": _table_gradient})
+def _in_rounds(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
+    return (run(rounds.table_gradient, tokens, g, total, contract=contract),)
+
+
+_gradient = define_kernel("embed_gradient", {"cpu": _by_row, "cuda": _in_rounds})

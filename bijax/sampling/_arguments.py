@@ -22,6 +22,7 @@ _RANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "presence_penalty": (np.isfinite, "finite"),
     "positions": (lambda x: x >= 0, "at least 0"),
 }
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _KINDS: dict[str, tuple[Any, ...]] = {
     "bool": (jnp.bool_,),
     "integer": (jnp.integer,),

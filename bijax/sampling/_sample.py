@@ -8,11 +8,11 @@ import numpy as np
 from jax import lax
 
 from bijax.sampling._arguments import Request, read_request
-from bijax.sampling._arithmetic import Arithmetic, element
-from bijax.sampling._filters import keep
-from bijax.sampling._noise import perturb
-from bijax.sampling._order import NO_TOKEN, first_largest
-from bijax.sampling._penalties import adjust
+from bijax.sampling._arithmetic import Arithmetic
+from bijax.sampling._draw import draw
+from bijax.sampling._measure import Measured, measure
+from bijax.sampling._order import NO_TOKEN
+from bijax.sampling._restrict import what_is_left
 
 
 class Sampled(NamedTuple):
@@ -132,45 +132,17 @@ def sample(
 
 
 def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arithmetic) -> Sampled:
-    adjusted = adjust(request.logits, request.penalties, request.bias, request.allowed, arithmetic)
-    temperature = request.temperature[:, None]
-    drawing = temperature > 0
+    left = what_is_left(request, arithmetic)
+    tokens = draw(left, request.temperature, request.seeds, request.positions, arithmetic)
 
-    def draw(adjusted: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the scores of the distribution, and those of which the largest is taken."""
-        scores = arithmetic.each(_scale, adjusted, jnp.max(adjusted, axis=-1, keepdims=True), temperature)
-        scores = jnp.where(keep(scores, request.filters, arithmetic), scores, np.float32(-np.inf))
-        perturbed = perturb(scores, request.seeds, request.positions, arithmetic)
-        return scores, jnp.where(drawing, perturbed, adjusted)
-
-    scores, compared = lax.cond(drawing.any(), draw, lambda adjusted: (adjusted, adjusted), adjusted)
-    tokens = first_largest(compared)
-
-    def measure(logits: jax.Array, scores: jax.Array, tokens: jax.Array) -> tuple[jax.Array, ...]:
-        # One call, since it takes long to compile.
-        logprobs, last = jnp.split(arithmetic.log_softmax(jnp.concatenate([logits, scores])), 2)
-        top_logprobs, top_tokens = lax.top_k(logprobs, num_top)
-        sampled = jnp.where(drawing[:, 0], _at(last, tokens), np.float32(0))
-        sampled = jnp.where(tokens == NO_TOKEN, np.float32(np.nan), sampled)
-        return _at(logprobs, tokens), sampled, top_logprobs, top_tokens.astype(jnp.int32)
-
-    def skip(logits: jax.Array, scores: jax.Array, tokens: jax.Array) -> tuple[jax.Array, ...]:
+    def skip(logits: jax.Array, *_: jax.Array) -> Measured:
         rows = logits.shape[0]
-        nothing = [jnp.full((rows, *shape), np.float32(np.nan)) for shape in ((), (), (num_top,))]
-        return (*nothing, jnp.full((rows, num_top), np.int32(NO_TOKEN)))
+        one, top = jnp.full(rows, np.float32(np.nan)), jnp.full((rows, num_top), np.float32(np.nan))
+        return Measured(one, one, top, jnp.full((rows, num_top), np.int32(NO_TOKEN)))
 
-    found = lax.cond(jnp.asarray(need_logprobs, bool), measure, skip, request.logits, scores, tokens)
-    return Sampled(tokens, *found)
+    def found(logits: jax.Array, left: jax.Array, temperature: jax.Array, tokens: jax.Array) -> Measured:
+        return measure(logits, left, temperature, tokens, num_top, arithmetic)
 
-
-def _at(logprobs: jax.Array, tokens: jax.Array) -> jax.Array:
-    found = jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, None], axis=-1)[:, 0]
-    return jnp.where(tokens == NO_TOKEN, np.float32(np.nan), found)
-
-
-@element
-def _scale(x: jax.Array, largest: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Scores of which the largest is 0; nan where the largest is one. Rows at temperature 0 are not looked at."""
-    scaled = (x - largest) / jnp.where(temperature > 0, temperature, np.float32(1))
-    nothing = np.float32(-np.inf)
-    return jnp.where(x == nothing, nothing, jnp.where(x == largest, np.float32(0), scaled))
+    asked = jnp.asarray(need_logprobs, bool)
+    measured: Measured = lax.cond(asked, found, skip, request.logits, left, request.temperature, tokens)
+    return Sampled(tokens, *measured)

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class AsyncEngine:
         self._condition = threading.Condition()
         self._commands: deque[_Command] = deque()
         self._streams: dict[str, _Mailbox] = {}
+        self._watched: set[str] = set()
         self._names = itertools.count()
         self._draining = False
         self._closed = False
@@ -87,6 +89,20 @@ class AsyncEngine:
             QueueFullError: As `Engine.add`.
             EngineError: If the engine drains, is closed, or has failed.
         """
+        async with aclosing(self._serve(prompt_tokens, params, request_id, priority, watched=True)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _serve(
+        self,
+        prompt_tokens: Sequence[int],
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        *,
+        watched: bool,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yields the outputs of a request, or the last one alone."""
         if self._draining:
             raise EngineError("the engine is draining: it takes no more requests.")
         name = f"stream-{next(self._names)}" if request_id is None else request_id
@@ -96,6 +112,8 @@ class AsyncEngine:
         def add() -> None:
             self.engine.add(prompt_tokens, params, request_id=name, priority=priority)
             self._streams[name] = mailbox
+            if watched:
+                self._watched.add(name)
 
         adding = self._submit(add)
         try:
@@ -119,8 +137,9 @@ class AsyncEngine:
     ) -> RequestOutput:
         """Serves a request to its end; see `stream`."""
         last: RequestOutput | None = None
-        async for output in self.stream(prompt_tokens, params, request_id=request_id, priority=priority):
-            last = output
+        async with aclosing(self._serve(prompt_tokens, params, request_id, priority, watched=False)) as outputs:
+            async for output in outputs:
+                last = output
         if last is None:
             raise EngineError("a request ended without an output; this is a fault.")
         return last
@@ -187,7 +206,7 @@ class AsyncEngine:
             while self._wait():
                 while self._commands:
                     self._commands.popleft().run()
-                for output in self.engine.step():
+                for output in self.engine.step(self._watched):
                     self._deliver(output)
                 self._stats = self.engine.stats()
         except BaseException as error:
@@ -222,13 +241,17 @@ class AsyncEngine:
         mailbox = self._streams.get(output.request_id)
         if mailbox is not None:
             if output.finished:
-                del self._streams[output.request_id]
+                self._forget(output.request_id)
             mailbox.put(output)
 
     def _leave(self, name: str, mailbox: "_Mailbox") -> None:
         if self._streams.get(name) is mailbox:
-            del self._streams[name]
+            self._forget(name)
             self.engine.abort(name)
+
+    def _forget(self, name: str) -> None:
+        del self._streams[name]
+        self._watched.discard(name)
 
 
 @dataclass(eq=False)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bijax.sampling import seed_words
 from bijax.serving.programs import Extras, Rows, empty_extras, empty_rows
 from bijax.serving.scheduler import Work
 from bijax.serving.sizes import Sizes
+from bijax.serving.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -23,28 +23,34 @@ class Batch:
     works: tuple[Work, ...]
     shape: tuple[int, int]
 
-    def arrays(self, table_width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def arrays(self, slots: Slots) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Returns tokens, page table, starts and lengths, as models take them."""
         rows, width = self.shape
+        works, count = self.works, len(self.works)
+        for work in works:
+            if work.sequence.written != len(work.sequence.pages):
+                slots.write(work.sequence)
         tokens = np.zeros((rows, width), np.int32)
-        table = np.zeros((rows, table_width), np.int32)
+        if width == 1:
+            tokens[:count, 0] = [work.tokens[0] for work in works]
+        else:
+            for row, work in enumerate(works):
+                tokens[row, : len(work.tokens)] = work.tokens
+        table = np.zeros((rows, slots.table.shape[1]), np.int32)
+        table[:count] = slots.table[[work.sequence.slot for work in works]]
         start, lengths = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-        for row, work in enumerate(self.works):
-            tokens[row, : len(work.tokens)] = work.tokens
-            table[row, : len(work.sequence.pages)] = work.sequence.pages
-            start[row], lengths[row] = work.start, len(work.tokens)
+        start[:count] = [work.start for work in works]
+        lengths[:count] = [len(work.tokens) for work in works]
         return tokens, table, start, lengths
 
     def unread(self) -> np.ndarray:
         """Returns the slot of each row's token that the host has not read, (rows,) int32; -1 for others."""
-        slots = np.full(self.shape[0], -1, np.int32)
-        for row, work in enumerate(self.works):
-            if work.unread:
-                slots[row] = work.sequence.slot
-        return slots
+        found = np.full(self.shape[0], -1, np.int32)
+        found[: len(self.works)] = [work.sequence.slot if work.unread else -1 for work in self.works]
+        return found
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Place:
     """A token behind which something is wanted.
 
@@ -78,7 +84,7 @@ def sampled_places(batch: Batch) -> list[Place]:
     """Returns the tokens behind which the next one is sampled: the last of a sequence and the drafts after it."""
     places = []
     for row, work in enumerate(batch.works):
-        if work.reaches_end and work.sequence.request.params.max_new_tokens:
+        if work.samples:
             last = len(work.tokens) - work.drafts - 1
             places += [Place(work, row, last + draft) for draft in range(work.drafts + 1)]
     return places
@@ -88,6 +94,8 @@ def scored_places(batch: Batch) -> list[Place]:
     """Returns the tokens of prompts before those whose log-probabilities are wanted."""
     places = []
     for row, work in enumerate(batch.works):
+        if not work.sequence.request.params.prompt_logprobs:
+            continue
         first = work.sequence.request.next_prompt_logprob if work.sequence.index == 0 else None
         if first is not None:
             end = min(work.start + len(work.tokens), len(work.sequence.request.prompt) - 1)
@@ -97,47 +105,34 @@ def scored_places(batch: Batch) -> list[Place]:
 
 def slots_of(places: Sequence[Place], rows: int) -> np.ndarray:
     """Returns the slots that sampled tokens are kept in, (rows,) int32; -1 for padding and drafts."""
-    slots = np.full(rows, -1, np.int32)
-    for row, place in enumerate(places):
-        if not place.work.drafts:
-            slots[row] = place.work.sequence.slot
-    return slots
+    found = np.full(rows, -1, np.int32)
+    found[: len(places)] = [-1 if place.work.drafts else place.work.sequence.slot for place in places]
+    return found
 
 
-def sampling_rows(places: Sequence[Place], rows: int, vocab_size: int) -> Rows:
+def sampling_rows(places: Sequence[Place], rows: int, vocab_size: int, slots: Slots) -> Rows:
     """Returns what `rows` rows of logits are sampled with, those behind the places being padding."""
-    given = empty_rows(rows)
-    seeds = []
-    need_logprobs = False
+    given, count = empty_rows(rows), len(places)
+    index = [place.work.sequence.slot for place in places]
+    given.seeds[:count], given.temperature[:count] = slots.seeds[index], slots.temperature[index]
+    positions = [place.work.start + place.offset + 1 for place in places]
+    given.positions[:count] = positions
+    restricted = need_logprobs = False
     extras: Extras | None = None
     for row, place in enumerate(places):
-        sequence, params = place.work.sequence, place.work.sequence.request.params
-        seeds.append(sequence.seed)
-        given.unread[row] = place.work.unread
-        position = place.work.start + place.offset + 1
-        given.positions[row] = position
-        given.temperature[row] = params.temperature
-        given.top_k[row] = min(params.top_k or 0, vocab_size)
-        given.top_p[row], given.min_p[row] = params.top_p, params.min_p
+        request = place.work.sequence.request
+        params = request.params
+        restricted |= params.has_filters
         need_logprobs |= params.logprobs
-        length = position - len(sequence.request.prompt)
-        if _has_extras(place, length):
-            extras = empty_extras(rows, vocab_size) if extras is None else extras
-            _fill(extras, row, place, length)
-    given.seeds[: len(seeds)] = seed_words(seeds)
-    return given._replace(need_logprobs=np.array(need_logprobs), extras=extras)
-
-
-def _has_extras(place: Place, length: int) -> bool:
-    params = place.work.sequence.request.params
-    return (
-        params.repetition_penalty != 1
-        or params.frequency_penalty != 0
-        or params.presence_penalty != 0
-        or bool(params.logit_bias)
-        or params.allowed_token_ids is not None
-        or length < params.min_new_tokens
-    )
+        if params.has_extras or positions[row] - len(request.prompt) < params.min_new_tokens:
+            if extras is None:
+                extras = empty_extras(rows, vocab_size)
+                given.unread[:count] = [place.work.unread for place in places]
+            _fill(extras, row, place, positions[row] - len(request.prompt))
+    if restricted:
+        for name in ("top_k", "top_p", "min_p"):
+            getattr(given, name)[:count] = getattr(slots, name)[index]
+    return given._replace(restricted=restricted or extras is not None, need_logprobs=need_logprobs, extras=extras)
 
 
 def _fill(extras: Extras, row: int, place: Place, length: int) -> None:

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, step by step."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from bijax.serving.batches import cut
@@ -162,8 +162,12 @@ class Engine:
         self._counts["prompt_tokens"] += len(request.prompt)
         return name
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, watched: Container[str] | None = None) -> list[RequestOutput]:
         """Gives the device one step; returns what the requests that got something have now, cumulatively.
+
+        Args:
+            watched: Requests whose outputs are returned before they are finished; all by default. What nobody looks at
+                costs time.
 
         With `dispatch_ahead` that is what the step before has brought, so that the device has work while the host reads
         and plans. Where a request turns out to have ended by then, at a stop string for one, the token that the new
@@ -185,7 +189,7 @@ class Engine:
                     self._in_flight = step
                 else:
                     ready = step
-        return [] if ready is None else self._take(ready)
+        return [] if ready is None else self._take(ready, watched)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its pages; returns what it had got, or None if there is no such request."""
@@ -287,7 +291,7 @@ class Engine:
         try:
             while left or indices:
                 left = self._add_some(left, indices)
-                for output in self.step():
+                for output in self.step(watched=()):
                     if output.finished and output.request_id in indices:
                         outputs[indices.pop(output.request_id)] = output
         finally:
@@ -306,7 +310,7 @@ class Engine:
                 return left[place:]
         return []
 
-    def _take(self, step: Step) -> list[RequestOutput]:
+    def _take(self, step: Step, watched: Container[str] | None) -> list[RequestOutput]:
         """Reads a step, and gives sequences what it has brought."""
         changed: dict[str, Request] = {}
         results = step.read()
@@ -314,33 +318,46 @@ class Engine:
             sequence, request = work.sequence, work.sequence.request
             if sequence.finish_reason is not None:  # it was found out, or aborted, after this was dispatched
                 continue
-            request.prompt_logprobs += results.scored.get(work, [])
-            before = len(sequence.tokens)
-            self._append(work, results)
+            if work in results.scored:
+                request.prompt_logprobs += results.scored[work]
             # Behind drafts that were not what the model samples, nothing counts.
-            self._scheduler.read(work, accepted=max(0, len(sequence.tokens) - before - 1))
+            self._scheduler.read(work, accepted=max(0, self._append(work, results) - 1))
             if sequence.finish_reason is not None:
                 self._scheduler.remove(sequence)
             if work.reaches_end:
                 request.weight_version = step.weight_version
-                changed[request.id] = request
-        return [self._finish(r) if r.finished else r.output() for r in changed.values()]
+                if sequence.finish_reason is not None or watched is None or request.id in watched:
+                    changed[request.id] = request
+        outputs = []
+        for request in changed.values():
+            if request.finished:
+                outputs.append(self._finish(request))
+            elif watched is None or request.id in watched:
+                outputs.append(request.output())
+        return outputs
 
-    def _append(self, work: Work, results: Results) -> None:
+    def _append(self, work: Work, results: Results) -> int:
+        """Gives a sequence what was sampled for it; returns how many tokens it took."""
         sequence, params = work.sequence, work.sequence.request.params
-        if work.reaches_end and not params.max_new_tokens:
-            sequence.finish("length")
-        drafts: Mapping[int, int] = dict(enumerate(work.tokens[len(work.tokens) - work.drafts :]))
-        for place, sampled in enumerate(results.sampled.get(work, [])):
-            if sampled.token < 0:
+        if not work.samples:
+            if work.reaches_end:
+                sequence.finish("length")
+            return 0
+        drafts = work.tokens[len(work.tokens) - work.drafts :]
+        measured = results.measured[work] if params.logprobs else None
+        taken = 0
+        for place, token in enumerate(results.sampled[work]):
+            if token < 0:
                 sequence.finish("abort", "the model's logits hold nan, or no token is allowed")
-                return
-            sequence.append(sampled.token, sampled if params.logprobs else None, longest=self.max_length)
-            self._counts["generated_tokens"] += 1
-            if sequence.finish_reason is not None or drafts.get(place) != sampled.token:
+                break
+            taken += 1
+            sequence.append(token, None if measured is None else measured[place], longest=self.max_length)
+            if sequence.finish_reason is not None or place == len(drafts) or drafts[place] != token:
                 break
             self._counts["accepted_tokens"] += 1
+        self._counts["generated_tokens"] += taken
         self._counts["drafted_tokens"] += work.drafts
+        return taken
 
     def _finish(self, request: Request) -> RequestOutput:
         del self._requests[request.id]

@@ -18,11 +18,18 @@ class PagePool:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._holders = [0] * num_pages
+        self._kept = [False] * num_pages
+        self._kept_alone = 0
 
     @property
     def free(self) -> int:
         """Number of pages that nobody holds."""
         return len(self._free)
+
+    @property
+    def kept_alone(self) -> int:
+        """Number of pages that the prefix cache holds and nobody else."""
+        return self._kept_alone
 
     def take(self) -> int:
         """Returns a free page, held once.
@@ -38,6 +45,7 @@ class PagePool:
         """Holds a page that somebody holds once more."""
         if not self._holders[page]:
             raise ValueError(f"page {page} is free; only a page that somebody holds can be shared.")
+        self._kept_alone -= self._kept[page] and self._holders[page] == 1
         self._holders[page] += 1
 
     def release(self, page: int) -> None:
@@ -45,8 +53,20 @@ class PagePool:
         if not self._holders[page]:
             raise ValueError(f"page {page} is free already.")
         self._holders[page] -= 1
+        self._kept_alone += self._kept[page] and self._holders[page] == 1
         if not self._holders[page]:
             self._free.append(page)
+
+    def keep(self, page: int) -> None:
+        """Holds a page once more, for the prefix cache."""
+        self.hold(page)
+        self._kept[page] = True
+
+    def give_up(self, page: int) -> None:
+        """Gives up the hold of the prefix cache."""
+        self._kept_alone -= self._holders[page] == 1
+        self._kept[page] = False
+        self.release(page)
 
     def holders(self, page: int) -> int:
         """Returns how often a page is held."""

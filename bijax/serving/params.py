@@ -1,5 +1,6 @@
 """What a request asks for."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,6 +105,22 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise ValueError("SamplingParams: allowed_token_ids must name at least one token, got none.")
         self._set("logit_bias", _biases(self.logit_bias))
+
+    @functools.cached_property
+    def has_filters(self) -> bool:
+        """Whether tokens are filtered by top-k, top-p or min-p."""
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+    @functools.cached_property
+    def has_extras(self) -> bool:
+        """Whether logits are changed by penalties, biases or bans, those of `min_new_tokens` apart."""
+        return (
+            self.repetition_penalty != 1
+            or self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or bool(self.logit_bias)
+            or self.allowed_token_ids is not None
+        )
 
     def check_tokens(self, vocab_size: int) -> None:
         """Checks that the tokens named are in a vocabulary of this size.

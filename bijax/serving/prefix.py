@@ -1,6 +1,6 @@
 """The prefix cache: a radix tree whose edges are pages of tokens."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -68,7 +68,7 @@ class PrefixCache:
         for page, chunk in zip(pages, self._chunks(tokens, len(tokens)), strict=False):
             child = node.children.get(chunk)
             if child is None:
-                self._pool.hold(page)
+                self._pool.keep(page)
                 child = node.children[chunk] = _Node(page, node, chunk)
             node = child
             path.append(node)
@@ -76,26 +76,18 @@ class PrefixCache:
 
     def evict(self, number: int) -> int:
         """Gives up pages that nobody else holds; returns how many, at most `number`."""
-        evicted = 0
-        for node in list(self._nodes):
-            if evicted == number:
-                break
-            if not node.children and self._pool.holders(node.page) == 1:
-                self._remove(node)
-                evicted += 1
-        return evicted
-
-    def evictable(self) -> int:
-        """Returns how many pages the cache alone holds and can give up."""
-        kept: set[_Node] = set()
-        number = 0
+        found: list[_Node] = []
+        given_up: Counter[_Node] = Counter()  # children of a node that are given up with it
         for node in self._nodes:  # a node before its parent
-            if node in kept or self._pool.holders(node.page) > 1:
+            if len(found) == number:
+                break
+            if len(node.children) == given_up[node] and self._pool.holders(node.page) == 1:
+                found.append(node)
                 if node.parent is not None:
-                    kept.add(node.parent)
-            else:
-                number += 1
-        return number
+                    given_up[node.parent] += 1
+        for node in found:
+            self._remove(node)
+        return len(found)
 
     def clear(self) -> None:
         """Gives up all pages."""
@@ -126,4 +118,4 @@ class PrefixCache:
         del self._nodes[node]
         if node.parent is not None:
             node.parent.children.pop(node.chunk, None)
-        self._pool.release(node.page)
+        self._pool.give_up(node.page)

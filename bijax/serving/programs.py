@@ -8,15 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.sampling import Sampled, sample
+from bijax.sampling._arguments import PENALTIES, read_request
 from bijax.sampling._arithmetic import Arithmetic
+from bijax.sampling._draw import draw
+from bijax.sampling._measure import Measured, measure
+from bijax.sampling._restrict import what_is_left
 from bijax.serving.model import Model
 from bijax.serving.params import MAX_TOP_LOGPROBS
 from bijax.serving.sizes import Sizes
+from bijax.serving.slots import Slots
 
 
 class Rows(NamedTuple):
-    """What rows of logits are sampled with; (R,) each, `extras` apart.
+    """What rows of logits are sampled with; (R,) each but for the last three.
 
     Attributes:
         seeds: (R, 2) uint32.
@@ -26,7 +30,8 @@ class Rows(NamedTuple):
         top_p: float32.
         min_p: float32.
         unread: bool, whether `extras.output_counts` lacks the last token, which the device keeps.
-        need_logprobs: bool, one for all.
+        restricted: Whether any row has a filter or extras.
+        need_logprobs: Whether any row's log-probabilities are wanted.
         extras: What penalties, biases and bans need; None where no row has any.
     """
 
@@ -37,7 +42,8 @@ class Rows(NamedTuple):
     top_p: np.ndarray
     min_p: np.ndarray
     unread: np.ndarray
-    need_logprobs: np.ndarray
+    restricted: bool = False
+    need_logprobs: bool = False
     extras: "Extras | None" = None
 
 
@@ -51,6 +57,13 @@ class Extras(NamedTuple):
     output_counts: np.ndarray
     logit_bias: np.ndarray
     allowed: np.ndarray
+
+
+class Drawn(NamedTuple):
+    """Tokens (R,) int32, -1 for rows of padding, and their log-probabilities, if any row's are wanted."""
+
+    tokens: jax.Array
+    measured: Measured | None
 
 
 class Scored(NamedTuple):
@@ -76,6 +89,7 @@ class Programs:
         batch_invariant: Whether bits are to be the same in any batch.
 
     Attributes:
+        slots: What steps read of each running sequence.
         compiled: Number of programs, by what has been run: one for each shape.
     """
 
@@ -92,7 +106,8 @@ class Programs:
     ) -> None:
         self.model = model if batch_invariant else model.plain()
         self.sizes = sizes
-        self.table_width = table_width
+        self.slots = Slots(num_slots, table_width, model.vocab_size)
+        self._table_width = table_width
         self.top = min(MAX_TOP_LOGPROBS, model.vocab_size)
         self._batch_invariant = batch_invariant
         self._num_pages = num_pages
@@ -135,12 +150,26 @@ class Programs:
         self._known |= {("take", hidden.shape, index.shape), ("logits", index.shape)}
         return self.model.logits(_take(hidden, index))
 
-    def sample(self, logits: jax.Array, rows: Rows, slots: np.ndarray) -> Sampled:
-        """Samples a token from each row of logits, and keeps it in a slot; (R,) int32, -1 for rows of padding."""
-        self._known.add(("sample", logits.shape, rows.extras is None))
-        sampled: Sampled
-        sampled, self._last = _sample(logits, rows, self._last, slots, self.top, self._batch_invariant)
-        return sampled
+    def sample(self, logits: jax.Array, rows: Rows, slots: np.ndarray) -> Drawn:
+        """Samples a token from each row of logits, and keeps it in a slot; -1 for none, with rows of padding.
+
+        Filters and log-probabilities that no row asks for are not computed; that moves no bit of a row.
+        """
+        shape, invariant = logits.shape, self._batch_invariant
+        left = logits
+        if rows.restricted:
+            self._known.add(("restrict", shape, rows.extras is None))
+            given = rows._replace(restricted=False, need_logprobs=False)
+            left = _restrict(logits, given, self._last, slots, invariant)
+        self._known.add(("draw", shape))
+        tokens, self._last = _draw(
+            left, rows.temperature, rows.seeds, rows.positions, self._last, slots, batch_invariant=invariant
+        )
+        measured = None
+        if rows.need_logprobs:
+            self._known.add(("measure", shape))
+            measured = _measure(logits, left, rows.temperature, tokens, top=self.top, batch_invariant=invariant)
+        return Drawn(tokens, measured)
 
     def score(self, logits: jax.Array, tokens: np.ndarray) -> Scored:
         """Returns the log-probabilities of tokens (R,)."""
@@ -160,14 +189,17 @@ class Programs:
             on_progress(done, len(shapes))
             zeros, nowhere = np.zeros(rows, np.int32), np.full(rows, -1, np.int32)
             hidden = self.extend(
-                np.zeros((rows, tokens), np.int32), np.zeros((rows, self.table_width), np.int32), zeros, zeros, nowhere
+                np.zeros((rows, tokens), np.int32), np.zeros((rows, self._table_width), np.int32), zeros, zeros, nowhere
             )
             logits = self.logits(hidden, zeros)
+            if tokens > 1:  # the log-probabilities of prompts are computed in batches of the largest size
+                self.logits(hidden, np.zeros(self.sizes.decode[-1], np.int32))
             if rows not in sampled:
                 sampled.add(rows)
-                plain = empty_rows(rows)
-                self.sample(logits, plain, nowhere)
-                self.sample(logits, plain._replace(extras=empty_extras(rows, self.model.vocab_size)), nowhere)
+                everything = empty_rows(rows)._replace(restricted=True, need_logprobs=True)
+                self.sample(logits, everything, nowhere)
+                extras = empty_extras(rows, self.model.vocab_size)
+                self.sample(logits, everything._replace(extras=extras), nowhere)
                 self.score(logits, zeros)
             jax.block_until_ready(logits)
         on_progress(len(shapes), len(shapes))
@@ -184,7 +216,6 @@ def empty_rows(rows: int) -> Rows:
         top_p=np.ones(rows, np.float32),
         min_p=np.zeros(rows, np.float32),
         unread=np.zeros(rows, bool),
-        need_logprobs=np.array(False),
     )
 
 
@@ -213,20 +244,48 @@ def _last_tokens(last: jax.Array, tokens: jax.Array, slots: jax.Array) -> jax.Ar
     return jnp.where(slots[:, None] < 0, tokens, jnp.maximum(last[slots], 0)[:, None])
 
 
-@functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))
-def _sample(
-    logits: jax.Array, rows: Rows, last: jax.Array, slots: jax.Array, top: int, batch_invariant: bool
-) -> tuple[Sampled, jax.Array]:
-    given = rows._asdict()
-    unread, extras = given.pop("unread"), given.pop("extras")
-    more = {}
-    if extras is not None:
-        more = extras._asdict()
-        lacking = jnp.where(unread, last[slots], -1)[:, None] == jnp.arange(logits.shape[1])
-        more["output_counts"] = extras.output_counts + lacking
-    sampled = sample(logits, **given, **more, num_top=top, batch_invariant=batch_invariant)
+@functools.partial(jax.jit, static_argnames="batch_invariant")
+def _restrict(logits: jax.Array, rows: Rows, last: jax.Array, slots: jax.Array, batch_invariant: bool) -> jax.Array:
+    """Returns the logits that are drawn from."""
+    extras: dict[str, Any] = dict.fromkeys(Extras._fields)
+    if rows.extras is not None:
+        extras = rows.extras._asdict()
+        lacking = jnp.where(rows.unread, last[slots], -1)[:, None] == jnp.arange(logits.shape[1])
+        extras["output_counts"] = rows.extras.output_counts + lacking
+    request = read_request(
+        logits,
+        seeds=rows.seeds,
+        positions=rows.positions,
+        temperature=rows.temperature,
+        filters={name: getattr(rows, name) for name in ("top_k", "top_p", "min_p")},
+        penalties={name: extras.pop(name) for name in PENALTIES},
+        **extras,
+        num_top=0,
+    )
+    return what_is_left(request, Arithmetic(batch_invariant))
+
+
+@functools.partial(jax.jit, static_argnames="batch_invariant", donate_argnames="last")
+def _draw(
+    left: jax.Array,
+    temperature: jax.Array,
+    seeds: jax.Array,
+    positions: jax.Array,
+    last: jax.Array,
+    slots: jax.Array,
+    batch_invariant: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns tokens, and the last token of each slot."""
+    tokens = draw(left, temperature, seeds, positions.astype(jnp.uint32), Arithmetic(batch_invariant))
     places = jnp.where(slots < 0, last.shape[0], slots)
-    return sampled, last.at[places].set(sampled.tokens, mode="drop")
+    return tokens, last.at[places].set(tokens, mode="drop")
+
+
+@functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))
+def _measure(
+    logits: jax.Array, left: jax.Array, temperature: jax.Array, tokens: jax.Array, top: int, batch_invariant: bool
+) -> Measured:
+    return measure(logits, left, temperature, tokens, top, Arithmetic(batch_invariant))
 
 
 @functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))

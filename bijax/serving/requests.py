@@ -79,12 +79,15 @@ def _tokens(prompt: Any, vocab_size: int) -> tuple[int, ...]:
         prompt = prompt.tolist()
     if not isinstance(prompt, Items):
         raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}.")
-    wrong = [t for t in prompt if isinstance(t, bool) or not isinstance(t, (int, np.integer))]
-    if wrong:
-        raise TypeError(f"Engine: the tokens of a prompt must be integers, got {wrong[0]!r}.")
+    # Prompts of thousands of tokens are looked at without a Python loop.
+    if not set(map(type, prompt)) <= {int}:
+        wrong = [t for t in prompt if isinstance(t, bool) or not isinstance(t, (int, np.integer))]
+        if wrong:
+            raise TypeError(f"Engine: the tokens of a prompt must be integers, got {wrong[0]!r}.")
+        prompt = list(map(int, prompt))
     if not prompt:
         raise ValueError("Engine: a prompt must have at least one token, got none.")
-    outside = [t for t in prompt if not 0 <= t < vocab_size]
-    if outside:
-        raise ValueError(f"Engine: the tokens of a prompt must be from 0 to {vocab_size - 1}, got {outside[0]}.")
-    return tuple(map(int, prompt))
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        outside = next(t for t in prompt if not 0 <= t < vocab_size)
+        raise ValueError(f"Engine: the tokens of a prompt must be from 0 to {vocab_size - 1}, got {outside}.")
+    return tuple(prompt)

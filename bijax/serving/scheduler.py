@@ -1,6 +1,7 @@
 """Who is computed in a step, and in which pages."""
 
 import bisect
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from bijax.serving.prefix import PrefixCache
 from bijax.serving.sequence import Sequence
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Work:
     """Tokens of a sequence that are computed in a step: those from `sequence.computed` on, and then drafts.
 
@@ -35,6 +36,9 @@ class Work:
     def samples(self) -> bool:
         """Whether a token is sampled after this."""
         return self.reaches_end and self.sequence.request.params.max_new_tokens > 0
+
+
+_key = operator.attrgetter("key")
 
 
 class Scheduler:
@@ -92,19 +96,20 @@ class Scheduler:
         works: list[Work] = []
         # More than so many of those that wait cannot be taken in one step.
         candidates = [*self.running, *self.waiting[: self._max_running]]
-        for sequence in sorted(candidates, key=lambda s: s.key):
-            if sequence not in self.running:
+        for sequence in sorted(candidates, key=_key):
+            if sequence.slot < 0:  # it waits
                 if budget == 0 or self._waits_for_sibling(sequence):
                     continue
                 # One that was preempted with a step in flight must have read all its tokens to compute them again.
                 if sequence.in_flight or not self._admit(sequence):
                     break  # no later one runs any more, and none must take the pages that it waits for
-            elif (sequence.missing > 1 and budget == 0) or sequence.is_complete(self._longest):
+            missing = sequence.missing
+            if (missing > 1 and budget == 0) or sequence.is_complete(self._longest):
                 continue
-            work = self._work(sequence, budget)
+            work = self._work(sequence, missing, budget)
             if work is not None:
                 works.append(work)
-                if sequence.missing > 1:
+                if missing > 1:
                     budget -= len(work.tokens)
         return works
 
@@ -130,8 +135,10 @@ class Scheduler:
 
     def _offer(self, sequence: Sequence) -> None:
         """Gives the prefix cache pages that are full, of tokens that are known."""
+        if self.prefix is None or sequence.computed < (sequence.inserted + 1) * self._page_size:
+            return
         full = min(sequence.computed, len(sequence.tokens)) // self._page_size
-        if self.prefix is not None and full > sequence.inserted:
+        if full > sequence.inserted:
             self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
             sequence.inserted = full
 
@@ -159,13 +166,12 @@ class Scheduler:
     @property
     def usage(self) -> float:
         """Fraction of the pages that sequences hold."""
-        kept = self.prefix.evictable() if self.prefix is not None else 0
-        return 1 - (self.pool.free + kept) / self.pool.num_pages
+        return 1 - (self.pool.free + self.pool.kept_alone) / self.pool.num_pages
 
-    def _work(self, sequence: Sequence, budget: int) -> Work | None:
-        start, missing = sequence.computed, sequence.missing
+    def _work(self, sequence: Sequence, missing: int, budget: int) -> Work | None:
+        start = sequence.computed
         count = min(missing, budget) if missing > 1 else 1
-        if not self._grow(sequence, start + count):
+        if start + count > len(sequence.pages) * self._page_size and not self._grow(sequence, start + count):
             return None
         if sequence.unread:
             return Work(sequence, start, (0,), True, unread=True)
@@ -252,10 +258,10 @@ class Scheduler:
         lacking = needed - self.pool.free
         if lacking <= 0:
             return True
-        if self.prefix is None or self.prefix.evictable() < lacking:
+        # Some that it alone holds may have to stay, for pages behind them.
+        if self.prefix is None or self.pool.kept_alone < lacking:
             return False
-        self.prefix.evict(lacking)
-        return True
+        return self.prefix.evict(lacking) == lacking
 
     def _preempt_later(self, sequence: Sequence) -> bool:
         """Preempts the last running sequence that comes after this one; False if there is none."""
@@ -271,7 +277,7 @@ class Scheduler:
         if sequence.slot >= 0:
             self._slots.append(sequence.slot)
         sequence.pages, sequence.slot = [], -1
-        sequence.computed = sequence.inserted = 0
+        sequence.computed = sequence.inserted = sequence.written = 0
 
     def _pages(self, length: int) -> int:
         return -(-length // self._page_size)

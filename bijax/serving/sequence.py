@@ -30,6 +30,7 @@ class Sequence:
         unread: Tokens that those steps sample.
         pages: The pages.
         slot: Where the device keeps its last token; -1 while it has no pages.
+        written: Number of pages that stand in the page table of its slot.
         inserted: Number of pages that the prefix cache was given.
         preempted: Whether it has lost its pages once.
         logprobs: Of the output.
@@ -48,13 +49,14 @@ class Sequence:
     unread: int = 0
     pages: list[int] = field(default_factory=list)
     slot: int = -1
+    written: int = 0
     inserted: int = 0
     preempted: bool = False
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
-    @property
+    @functools.cached_property
     def key(self) -> Key:
         """Its place in the order of all sequences."""
         return (*self.request.key, self.index)

@@ -5,6 +5,7 @@ XLA and LLVM see through everything but a value that they cannot know, so a zero
 on each element and no pass over memory, since the fused loop stays one loop.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,11 @@ def fence_product(product: Value) -> Value:
     scalar = ir.RankedTensorType.get([], integers.element_type)
     zero = _repeated(hlo.convert(scalar, emit_opaque_zero()), integers)
     return hlo.bitcast_convert(shaped, hlo.xor(hlo.bitcast_convert(integers, product), zero))
+
+
+def alone(values: Sequence[Value]) -> list[Value]:
+    """Returns values behind a barrier, so that they are computed in a loop of their own."""
+    return list(hlo.OptimizationBarrierOp(list(values)).results)
 
 
 def without_subnormal_numbers(value: Value) -> Value:

@@ -13,6 +13,7 @@ from jax import lax
 from bijax import ops
 from bijax.core.architecture import lowering_for
 from bijax.hlo._table import Rows
+from bijax.lax.scatter import scatter_add
 from bijax.transform._audit_walk import equations
 from bijax.transform._uses import kernels_of
 from bijax.transform.invariant import invariant
@@ -130,6 +131,13 @@ _silu = functools.partial(ops.matmul, activation="silu")
 _highest = functools.partial(ops.matmul, precision="highest")
 _split = functools.partial(ops.matmul, split_k=4)
 
+
+def _scatter_add(x: jax.Array, i: jax.Array) -> jax.Array:
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    updates = jnp.ones((i.size, x.shape[1]), x.dtype)
+    return scatter_add(x, i.reshape(-1, 1), updates, dimension_numbers=numbers, mode="drop")
+
+
 CASES: Final[tuple[Case, ...]] = (
     Case("matmul", "weights (K, N)", ops.matmul, (_X, _W)),
     Case("matmul", "weights (K, N), short K", ops.matmul, ((8, 576), (576, 512))),
@@ -237,6 +245,7 @@ CASES: Final[tuple[Case, ...]] = (
     Case("cumsum, cumprod", "", _invariant(lambda x: (jnp.cumsum(x, 1), jnp.cumprod(x, 1))), (_X,)),
     Case("cumlogsumexp", "", _invariant(lambda x: lax.cumlogsumexp(x, 1)), (_X,)),
     Case("scatter_add, scatter_mul", "", _invariant(lambda x, i: x.at[i].add(1)), (_X, (3, _LABELS))),
+    Case("scatter_add, scatter_mul", "as a call", _scatter_add, (_X, (3, _LABELS))),
     Case("psum", "", _invariant(lambda x: jax.vmap(lambda row: lax.psum(row, "rows"), axis_name="rows")(x)), (_X,)),
 )
 """Calls of every kind; a test makes sure that they reach every kernel."""

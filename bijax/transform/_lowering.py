@@ -7,6 +7,7 @@ requested.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,17 +18,21 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
+from bijax.core.lowered_forms import lower_once
 from bijax.core.primitive import BEFORE_LOWERING
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
+from bijax.lax.dot_general import Arrangement
 from bijax.lax.flat import on_vectors
 from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
-from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS
+from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
+from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
+    ALONE,
     COMPARED,
     COUNTER,
     FENCED,
@@ -66,6 +71,8 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     if request.enabled:
         _compiled.note(ctx.module)
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
+    if "cuda" in ctx.platforms:
+        equations = with_arrangements(jaxpr, equations)
     if any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True)):
         jaxpr = jaxpr.replace(eqns=equations)
     try:
@@ -142,6 +149,7 @@ def _with_program(primitive: Primitive, ctx: Context, *operands: Any, **paramete
 
 def _by_request(primitive: Primitive, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
     """Lowers any other primitive."""
+    arrangement = parameters.pop(ARRANGEMENT, None)
     equation = ctx.jaxpr_eqn_ctx
     request = of_equation(equation.xla_metadata)
     specific, default, _ = _jax_private.rules_of(ctx.module_context, primitive, equation)
@@ -151,7 +159,7 @@ def _by_request(primitive: Primitive, ctx: Context, *operands: Any, **parameters
     for platform in platforms:
         stock = specific.get(platform, default) or functools.partial(_without_rule, primitive, platform)
         if request.enabled:
-            rules[platform] = _rule_for(primitive, stock, platform, request)
+            rules[platform] = _rule_for(primitive, stock, platform, request, arrangement)
         else:  # the code of a kernel
             rules[platform] = functools.partial(_held, primitive.name, stock) if platform == "cuda" else stock
     if len(rules) == 1:
@@ -165,7 +173,9 @@ def _without_rule(primitive: Primitive, platform: str, *_: Any, **__: Any) -> Se
     )
 
 
-def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request) -> Rule:
+def _rule_for(
+    primitive: Primitive, stock: Rule, platform: str, request: Request, arrangement: Arrangement | None
+) -> Rule:
     """Returns the rule that lowers a primitive for one platform as requested."""
 
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
@@ -183,6 +193,10 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
                 f"bijax.invariant: expected a program for {' or '.join(PLATFORMS)}, got {primitive.name} for"
                 f" {platform}; there are no kernels for that platform."
             )
+        if name in ALONE:
+            with kernel_code():
+                found = stock(ctx, *operands, **parameters)
+            return _fences.alone(found) if math.prod(parameters["slice_sizes"]) == 1 else found
         _check_shapes(primitive.name, ctx)
         if expansion := expansion_of(name, dtypes):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
@@ -198,7 +212,11 @@ def _rule_for(primitive: Primitive, stock: Rule, platform: str, request: Request
             return stock(ctx, *(_fences.without_subnormal_numbers(x) for x in operands), **parameters)
         if primitive.name in FENCED or primitive.name in ROUNDED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
-        return _replaced(primitive, ctx, operands, parameters)
+        if primitive is jax.lax.dot_general_p:
+            options = {} if platform == "cpu" else {ARRANGEMENT: arrangement}
+            ctx, values, parameters = look_through_transposes(ctx, operands, parameters)
+            return _traced(_dot, ctx, values, {**parameters, **options})
+        return _replaced(primitive, platform, ctx, operands, parameters)
 
     return rule
 
@@ -242,21 +260,24 @@ def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], param
     return [_fences.fence_product(product)]
 
 
-def _replaced(primitive: Primitive, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
+def _replaced(
+    primitive: Primitive, platform: str, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]
+) -> Sequence[Any]:
     if primitive.name in COLLECTIVES:
         with kernel_code():
             lowered: Sequence[Any] = mlir.lower_fun(REPLACEMENTS[primitive.name], multiple_results=False)(
                 ctx, *operands, **parameters
             )
         return lowered
-    if primitive.name == "dot_general":
-        return _traced(_dot, *look_through_transposes(ctx, operands, parameters))
     on_whole_vectors = primitive.name in VECTORS
-    function = functools.partial(on_vectors, primitive) if on_whole_vectors else REPLACEMENTS[primitive.name]
+    function = functools.partial(on_vectors, primitive) if on_whole_vectors else replacement(primitive.name, platform)
     return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
 
 
-@functools.partial(jax.jit, static_argnames=("dimension_numbers", "precision", "preferred_element_type", "as_columns"))
+@functools.partial(
+    jax.jit,
+    static_argnames=("dimension_numbers", "precision", "preferred_element_type", "as_columns", ARRANGEMENT),
+)
 def _dot(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """The product as a function of its own, which JAX lowers once for equal products."""
     product: jax.Array = REPLACEMENTS["dot_general"](lhs, rhs, **parameters)
@@ -278,7 +299,7 @@ def _traced(
     # A program may be lowered after the block that allowed its 64 bits has ended.
     wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in plain) else contextlib.nullcontext()
     with wide, kernel_code(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        lowered: Sequence[Any] = mlir.lower_fun(function, multiple_results=multiple_results)(
+        lowered = lower_once(function, multiple_results=multiple_results)(
             ctx.replace(avals_in=plain), *operands, **parameters
         )
     if not explicit:

@@ -1,5 +1,6 @@
 """Which function of the library stands for which primitive."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -62,6 +63,18 @@ REPLACEMENTS: Final[dict[str, Replacement]] = {
     "select_and_scatter_add": select_and_scatter_add,
 }
 """Takes the operands and parameters of the primitive; where it carries a program, that as the argument `program`."""
+
+_ON_GPU: Final = {
+    name: functools.partial(REPLACEMENTS[name], on_gpu=True)
+    for name in ("reduce_max", "reduce_min", "reduce_prod", "reduce_sum")
+}
+"""Those that are written otherwise for a GPU, with the same bits."""
+
+
+def replacement(name: str, platform: str) -> Replacement:
+    """Returns the function that stands for a primitive on a platform."""
+    return REPLACEMENTS[name] if platform == "cpu" else _ON_GPU.get(name, REPLACEMENTS[name])
+
 
 COLLECTIVES: Final = frozenset({"psum", "psum_invariant", "reduce_scatter"})
 """Those that speak to other devices, and so must see the axes."""

@@ -10,7 +10,7 @@ from bijax.core.contracts import Use, recording
 from bijax.core.primitive import KERNELS
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.transform._audit_walk import Equation, equations
-from bijax.transform._replacements import REPLACEMENTS
+from bijax.transform._replacements import replacement
 from bijax.transform._state import Request, of_equation, tagged
 from bijax.transform._tables import ORDERED, RACING, VECTORS, Kind, table_name, verdict
 from bijax.transform.expansions import Expansion, expansion_of
@@ -67,7 +67,7 @@ def kernels_of(equation: Equation, platform: str) -> Iterator[Use]:
         yield Use(_STATIC[name].id, tuple(map(str, dtypes)), "")
     elif name in ORDERED or name in RACING:
         parameters = {key: value for key, value in equation.parameters.items() if key != "out_sharding"}
-        yield from _traced(REPLACEMENTS[name], equation, parameters, platform)
+        yield from _traced(replacement(name, platform), equation, parameters, platform)
 
 
 def _in_expansion(expansion: Expansion, equation: Equation, request: Request, platform: str) -> Iterator[Use]:

@@ -120,8 +120,9 @@ class GradientAccumulation:
         units, slices = self._cut(args)
 
         def add_unit(sums: PyTree, unit: list[PyTree]) -> tuple[PyTree, None]:
-            # The barrier keeps the addition out of the unit's program.
-            found = lax.optimization_barrier(self._one_unit(args, unit, kwargs))
+            found = lax.platform_dependent(
+                self._one_unit(args, unit, kwargs), cuda=lambda x: x, default=_apart_from_additions
+            )
             return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, found), None
 
         sums = (total.value, total.aux, total.grads)
@@ -244,6 +245,15 @@ def accumulate_gradients(
     return GradientAccumulation(
         loss_fn, unit=unit, argnums=argnums, batch_argnums=batch_argnums, has_aux=has_aux, reduction=reduction
     )
+
+
+def _apart_from_additions(found: PyTree) -> PyTree:
+    """Returns a unit's gradients behind a barrier.
+
+    XLA:CPU would compile the additions into the unit's program. On a GPU fences stand around each operation, and
+    without the barrier an addition takes no pass over the gradients, and they no memory, of their own.
+    """
+    return lax.optimization_barrier(found)
 
 
 def _indices(name: str, given: int | Sequence[int]) -> tuple[int, ...]:

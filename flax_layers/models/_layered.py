@@ -1,7 +1,7 @@
 """Running a Llama model block by block, for generation."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ class Layers:
         # Flattening a module takes longer than a block of a small model, so it is done once. Structures that are equal
         # become one object, which is compared in no time.
         structures: dict[Any, Any] = {}
-        self.blocks = []
+        self.blocks: list[tuple[Any, tuple[jax.Array, ...], int]] = []
         for index, block in enumerate(model.blocks):
             structure = jax.tree.structure(block)
             structure = structures.setdefault(structure, structure)
@@ -55,11 +55,24 @@ class Layers:
         Returns:
             The residual stream behind the last block, and the new keys and values.
         """
-        written = []
-        for (structure, parameters, rotary), layer in zip(self.blocks, stored, strict=True):
-            x, keys, values = _extend(structure, parameters, x, angles[rotary], *layer, page_table, start, lengths)
-            written.append((keys, values))
-        return x, written
+        return run_blocks(self.blocks, x, angles, stored, page_table, start, lengths)
+
+
+def run_blocks(
+    blocks: Iterable[tuple[Any, tuple[jax.Array, ...], int]],
+    x: jax.Array,
+    angles: Sequence[Rotary],
+    stored: Sequence[tuple[jax.Array, jax.Array]],
+    page_table: jax.Array | None,
+    start: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    """Runs blocks one after the other; see `Layers.extend`. Inside of a program blocks of a kind are lowered once."""
+    written = []
+    for (structure, parameters, rotary), layer in zip(blocks, stored, strict=True):
+        x, keys, values = _extend(structure, parameters, x, angles[rotary], *layer, page_table, start, lengths)
+        written.append((keys, values))
+    return x, written
 
 
 class LayeredModel:

@@ -1,5 +1,6 @@
 """A Llama model as inference engines call it: with pages that somebody else hands out."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,19 +8,35 @@ import numpy as np
 from flax import nnx
 
 from ..ops import PLAIN
-from ._layered import Layers, _start
+from ._layered import Layers, _start, run_blocks
 from .block import project
 from .llama import Llama
+
+
+class Structure:
+    """What a program is made of beside arrays: hashed once, and compared in no time where it is the same object."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Structure) and self.parts == other.parts)
 
 
 class ServedLlama:
     """A Llama model for `bijax.serving.Engine`.
 
-    All blocks of one kind share one compiled program for each shape, where XLA would compile each of them again in a
-    program for the whole model. The bits are those of the whole model in one program.
+    On a CPU all blocks of one kind share one compiled program for each shape, where XLA would compile each of them
+    again in a program for the whole model. Elsewhere the blocks are one program, since a GPU is faster than a host that
+    calls them one by one. The bits are the same.
 
     Args:
         model: The model.
+        one_program: Whether the blocks are one program; by default where the weights are not on a CPU.
 
     Guarantee: row-invariant with a model whose operations are, as `Llama.extend`.
 
@@ -34,9 +51,18 @@ class ServedLlama:
         (32, 64)
     """
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, *, one_program: bool | None = None) -> None:
         self.model = model
         self._layers = Layers(model)
+        if one_program is None:
+            one_program = any(d.platform != "cpu" for leaf in jax.tree.leaves(model) for d in leaf.devices())
+        self._one_program = one_program
+        # What a call is given is flattened once: a module takes longer than the call.
+        first, self._first = _flattened((model.embed, model.rotaries))
+        last, self._last = _flattened((model.norm, model.projection))
+        self._structure = Structure(first, tuple((kind, rotary) for kind, _, rotary in self._layers.blocks))
+        self._end = Structure(last)
+        self._parameters = tuple(parameters for _, parameters, _ in self._layers.blocks)
 
     @property
     def vocab_size(self) -> int:
@@ -73,20 +99,24 @@ class ServedLlama:
         Returns:
             The residual stream (B, T, hidden_size) behind the last block, and the cache.
         """
-        model = self.model
-        table, *places = jax.device_put((page_table, start, lengths))
+        model, layers = self.model, self._layers
         capacity = page_table.shape[1] * pages[0][0].shape[1]
+        if self._one_program:
+            given = (self._first, self._parameters)
+            hidden, written = _extend_all(self._structure, given, tokens, pages, page_table, start, lengths, capacity)
+            return hidden, written
+        table, *places = jax.device_put((page_table, start, lengths))
         x, angles = _start(model.embed, model.rotaries, tokens, *places, capacity)
-        return self._layers.extend(x, angles, pages, table, *places)
+        return layers.extend(x, angles, pages, table, *places)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
-        logits: jax.Array = _project(self.model.norm, self.model.projection, hidden, self.model.config.logits_soft_cap)
+        logits: jax.Array = _project(self._end, self._last, hidden, self.model.config.logits_soft_cap)
         return logits
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""
-        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN))
+        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN), one_program=self._one_program)
 
     def with_weights(self, weights: Any) -> "ServedLlama":
         """Returns the model with other weights.
@@ -108,7 +138,35 @@ class ServedLlama:
         structures: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
         if structures[0] != structures[1] or jax.tree.leaves(ours) != jax.tree.leaves(theirs):
             raise ValueError("ServedLlama: the weights must have the names, shapes and dtypes of the model's own.")
-        return ServedLlama(nnx.merge(graph, weights))
+        return ServedLlama(nnx.merge(graph, weights), one_program=self._one_program)
 
 
-_project = jax.jit(project, static_argnames="soft_cap")
+def _flattened(part: Any) -> tuple[Any, tuple[jax.Array, ...]]:
+    leaves, structure = jax.tree.flatten(part)
+    return structure, tuple(leaves)
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "capacity"), donate_argnames="pages")
+def _extend_all(
+    structure: "Structure",
+    given: tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]],
+    tokens: jax.Array,
+    pages: list[tuple[jax.Array, jax.Array]],
+    page_table: jax.Array,
+    start: jax.Array,
+    lengths: jax.Array,
+    capacity: int,
+) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    (first, kinds), (arrays, parameters) = structure.parts, given
+    embed, rotaries = jax.tree.unflatten(first, arrays)
+    x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)
+    blocks = [(kind, arrays, rotary) for (kind, rotary), arrays in zip(kinds, parameters, strict=True)]
+    return run_blocks(blocks, x, angles, pages, page_table, start, lengths)
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
+def _project(
+    structure: "Structure", given: tuple[jax.Array, ...], hidden: jax.Array, soft_cap: float | None
+) -> jax.Array:
+    norm, projection = jax.tree.unflatten(structure.parts[0], given)
+    return project(norm, projection, hidden, soft_cap)

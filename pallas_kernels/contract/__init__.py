@@ -27,6 +27,8 @@ from pallas_kernels.contract.elementwise import PTX_FUNCTIONS as PTX_FUNCTIONS
 from pallas_kernels.contract.elementwise import XLA_FUNCTIONS as XLA_FUNCTIONS
 from pallas_kernels.contract.elementwise import ElementwiseContract as ElementwiseContract
 from pallas_kernels.contract.fold import FoldContract as FoldContract
+from pallas_kernels.contract.gumbel import GUMBEL as GUMBEL
+from pallas_kernels.contract.gumbel import GumbelContract as GumbelContract
 from pallas_kernels.contract.honour import honour as honour
 from pallas_kernels.contract.matmul import MatmulContract as MatmulContract
 from pallas_kernels.contract.matmul import Tf32Contract as Tf32Contract

@@ -96,6 +96,16 @@ class SplitAttentionContract:
     nothing has L = 0: zeros and -inf. A query that sees a value that is not finite, or whose O overflows, is nan in
     all of its results.
 
+    With a soft cap g, s is t(query @ keys^T * c) in place of the chain, with t(x) = fma(1 / (1 + ex2(x)), -2, 1), which
+    is the hyperbolic tangent of x / (2 * log2(e)), by `rcp.approx.ftz.f32`; there c is 2 * log2(e) * scale / g, and
+    g * log2(e) is the c of everything else. With slopes, s is fma(s, c, z * (position of the key - position of the
+    query)), its product rounded, with z = slope * log2(e), and c is 1 in what follows. A sink joins (M, L) behind the
+    last split as a key without a value: with z = sink * log2(e)
+
+        M' = max(M, z),  a = ex2(M - M'),  L' = fma(L, a, ex2(z - M'))
+
+    the result is fma(O, a * (1 / L'), +0) and the log-sum-exp that of M' and L'. Where L is 0 they stay zeros and -inf.
+
     Blocks and splits of which a query sees nothing change none of its bits, so a program may walk them or not. In a
     block that some queries see in part, a program may put zeros in place of values that are not finite, and nan in
     place of l for the queries that see them.
@@ -218,26 +228,35 @@ LEAST: Final = -3e38
 """The maximum before any key: finite, so that differences of maxima are never nan."""
 
 
-def split_attention_contract(head_size: int, dtype: str) -> SplitAttentionContract | None:
+def split_attention_contract(
+    head_size: int, dtype: str, value_size: int | None = None
+) -> SplitAttentionContract | None:
     """Returns the contract of attention on a Hopper GPU; None for what has no kernel there.
 
     Args:
         head_size: Width of a head.
         dtype: Name of the dtype of queries, keys and values.
+        value_size: Width of a head of the values, that of the keys by default.
 
     Example:
         >>> split_attention_contract(128, "bfloat16").id
         'attention/v1/f32-wgmma16-keys128-split1024-online'
+        >>> split_attention_contract(192, "bfloat16", 128).id
+        'attention/v1/f32-wgmma16-keys64-split1024-online'
         >>> split_attention_contract(128, "float32") is None
         True
     """
-    if head_size not in SPLIT_HEAD_SIZES or dtype not in ("bfloat16", "float16"):
+    same = value_size is None or value_size == head_size
+    served = head_size in SPLIT_HEAD_SIZES if same else (head_size, value_size) in _OTHER_VALUE_SIZES
+    if not served or dtype not in ("bfloat16", "float16"):
         return None
     return SplitAttentionContract(key_block=KEY_BLOCK if head_size <= 128 else KEY_BLOCK // 2)
 
 
 SPLIT_HEAD_SIZES: Final = (64, 96, 128, 192, 256)
 """Head sizes with a kernel on Hopper."""
+
+_OTHER_VALUE_SIZES: Final = ((192, 128),)
 
 
 @dataclass(frozen=True)
@@ -252,8 +271,10 @@ class AttentionGradientContract:
         p  = ex2(fma(s, c, -L))
         ds = p * (g @ value^T - d)      the product a chain as that of s
 
-    where ex2 is `ex2.approx.ftz.f32`; p and ds are 0 for a key that is not seen, and are rounded to the dtype of the
-    queries before they are multiplied again:
+    where ex2 is `ex2.approx.ftz.f32`. Soft cap and slopes take their part in s and c as `SplitAttentionContract` says,
+    and with a soft cap ds has the factor p * fma(t, -t, 1) in place of p, t being the hyperbolic tangent. A sink is in
+    L. p and ds are 0 for a key that is not seen, and are rounded to the dtype of the queries before they are multiplied
+    again:
 
         dq = scale * sum over blocks of keys, downwards from the last one, of round(ds) @ keys
         dk = scale * sum over queries of round(ds)^T @ queries
@@ -279,8 +300,8 @@ class AttentionGradientContract:
     version: int = 1
 
     def __post_init__(self) -> None:
-        if self.key_block != KEY_BLOCK:
-            raise ValueError(f"key_block must be {KEY_BLOCK}, got {self.key_block}.")
+        if self.key_block not in (KEY_BLOCK, KEY_BLOCK // 2):
+            raise ValueError(f"key_block must be {KEY_BLOCK} or {KEY_BLOCK // 2}, got {self.key_block}.")
         if (
             self.sum_chains < 1
             or self.sum_chains & (self.sum_chains - 1)
@@ -297,12 +318,15 @@ class AttentionGradientContract:
         )
 
 
-def attention_gradient_contract(head_size: int, dtype: str) -> AttentionGradientContract | None:
+def attention_gradient_contract(
+    head_size: int, dtype: str, value_size: int | None = None
+) -> AttentionGradientContract | None:
     """Returns the contract of the gradients of attention on a Hopper GPU; None for what has no kernel there.
 
     Args:
         head_size: Width of a head.
         dtype: Name of the dtype of queries, keys and values.
+        value_size: Width of a head of the values, that of the keys by default.
 
     Example:
         >>> attention_gradient_contract(128, "bfloat16").id
@@ -310,10 +334,6 @@ def attention_gradient_contract(head_size: int, dtype: str) -> AttentionGradient
         >>> attention_gradient_contract(80, "bfloat16") is None
         True
     """
-    if head_size in GRADIENT_HEAD_SIZES and dtype in ("bfloat16", "float16"):
-        return AttentionGradientContract()
-    return None
-
-
-GRADIENT_HEAD_SIZES: Final = (64, 128)
-"""Head sizes whose gradients have a kernel on Hopper."""
+    if split_attention_contract(head_size, dtype, value_size) is None:
+        return None
+    return AttentionGradientContract(key_block=KEY_BLOCK if head_size <= 128 else KEY_BLOCK // 2)

@@ -49,6 +49,7 @@ def whole(name: str) -> tuple[jax.Array, ...]:
     return run(CASES[name], *ARRAYS)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_float64(name: str) -> None:
@@ -75,6 +76,7 @@ def test_float64(name: str) -> None:
         assert np.abs(np.asarray(ours) - np.asarray(right)).max() <= 3e-6 * np.abs(right).max()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sequence_alone_has_the_bits_of_the_batch(name: str) -> None:
@@ -84,12 +86,13 @@ def test_a_sequence_alone_has_the_bits_of_the_batch(name: str) -> None:
         assert_bits_equal(alone, tuple(x[i : i + 1] for x in whole(name)))
 
 
+@pytest.mark.exhaustive
 def test_chunks_and_longer_caches() -> None:
     options = CASES["both"]
     q, k, v, _ = ARRAYS
     whole = bijax.dot_product_attention(q, k, v, **options, return_residual=True)
     k, v = (np.pad(x, [(0, 0), (0, 106), (0, 0), (0, 0)], constant_values=np.nan) for x in (k, v))
-    for part in (slice(0, 1), slice(1, 20), slice(20, QUERIES)):
+    for part in (slice(0, 1), slice(1, QUERIES)):
         bias, mask = options["bias"][:, :, part], np.pad(options["mask"][:, part], [(0, 0), (0, 0), (0, 106)])
         found = bijax.dot_product_attention(q[:, part], k, v, bias, mask, return_residual=True)
         assert_bits_equal(found, tuple(x[:, part] for x in whole))
@@ -123,6 +126,7 @@ def test_a_mask_of_nothing_seen_and_of_everything() -> None:
     assert_bits_equal(run({"mask": np.ones((1, 1), bool)}, q, k, v, ct), plain)
 
 
+@pytest.mark.exhaustive
 def test_what_is_masked_leaves_no_trace() -> None:
     q, k, v, ct = ARRAYS
     mask = np.ones((BATCH, 1, 1, KEYS), bool)
@@ -145,6 +149,7 @@ def test_causal_masks_mean_the_same() -> None:
     np.testing.assert_allclose(found[0], expected, atol=2e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_control_differs() -> None:
     """Plain JAX under the same comparison of one query alone and among others."""
     q, k, v, _ = ARRAYS

@@ -163,6 +163,7 @@ def test_transformations_keep_the_bits() -> None:
         assert_bits_equal(single(q, k, v, ct), expected)
 
 
+@pytest.mark.exhaustive
 def test_tiles_agree() -> None:
     """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
     for tile in gradient_tiles(1000):
@@ -189,5 +190,5 @@ def test_control_plain_jax_differs() -> None:
         return jax.vjp(functools.partial(jax.nn.dot_product_attention, is_causal=True), q, k, v)[1](ct)
 
     whole = plain(*arrays)
-    starts = [plain(*(x[:, :length] for x in arrays)) for length in (3, 7, 33)]
+    starts = [plain(*(x[:, :length] for x in arrays)) for length in (3, 33)]
     assert any((bits(dq) != bits(whole[0][:, : dq.shape[1]])).any() for dq, _, _ in starts)

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.exhaustive import rarely
 
 BATCH, QUERIES, KEYS, HEADS, KEY_HEADS, SIZE, VALUE_SIZE = 2, 8, 140, 4, 2, 24, 16
 OFFSET = KEYS - QUERIES
@@ -22,15 +23,16 @@ def random(seed: int, *shape: int) -> np.ndarray:
 Q, CT = random(0, BATCH, QUERIES, HEADS, SIZE), random(3, BATCH, QUERIES, HEADS, VALUE_SIZE)
 K, V = random(1, BATCH, KEYS, KEY_HEADS, SIZE), random(2, BATCH, KEYS, KEY_HEADS, VALUE_SIZE)
 SINKS, SLOPES = 4 * random(5, HEADS), np.abs(random(6, HEADS)) / 8
+MASK = random(9, BATCH, 1, 1, KEYS) > -1
 OPTIONS: dict[str, Any] = {"logits_soft_cap": 2.5, "alibi_slopes": SLOPES, "scale": 0.7, "is_causal": True}
 
 
-def run(q: Any, k: Any, v: Any, ct: Any, bias: Any = None, offset: Any = OFFSET) -> tuple[jax.Array, ...]:
+def run(q: Any, k: Any, v: Any, ct: Any, mask: Any, bias: Any = None, offset: Any = OFFSET) -> tuple[jax.Array, ...]:
     """The output, its log-sum-exp and the gradients of queries, keys, values, sinks and the bias."""
     given = () if bias is None else (bias,)
 
     def attend(q: Any, k: Any, v: Any, sinks: Any, *bias: Any) -> tuple[jax.Array, jax.Array]:
-        more = {"sinks": sinks, "query_offset": offset, "return_residual": True}
+        more = {"sinks": sinks, "mask": mask, "query_offset": offset, "return_residual": True}
         return bijax.dot_product_attention(q, k, v, *bias, **OPTIONS, **more)
 
     out, pull, lse = jax.vjp(attend, q, k, v, SINKS, *given, has_aux=True)
@@ -45,19 +47,25 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> tuple[Any, Any]:
     k, v = (jnp.repeat(x, HEADS // KEY_HEADS, axis=2) for x in (k, v))
     distance = jnp.arange(KEYS) - (OFFSET + jnp.arange(QUERIES))[:, None]
     scores = 2.5 * jnp.tanh(jnp.einsum("btnh,bsnh->bnts", q, k) * 0.7 / 2.5) + bias
-    scores = jnp.where(distance <= 0, scores + SLOPES.astype(q.dtype)[:, None, None] * distance, -jnp.inf)
+    scores = jnp.where(MASK & (distance <= 0), scores + SLOPES.astype(q.dtype)[:, None, None] * distance, -jnp.inf)
     column = jnp.broadcast_to(sinks[:, None, None], (BATCH, HEADS, QUERIES, 1))
     scores = jnp.concatenate([scores, column], axis=-1)
     out = jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, axis=-1)[..., :-1], v)
     return out, jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 1, 2)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("shape", [(1, HEADS, QUERIES, KEYS), (BATCH, 1, 1, KEYS), (1, HEADS, 1, 1), (QUERIES, KEYS)])
+# That of `make test` has the program of the next test.
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (BATCH, 1, QUERIES, KEYS),
+        *map(rarely, [(1, HEADS, QUERIES, KEYS), (BATCH, 1, 1, KEYS), (1, HEADS, 1, 1), (QUERIES, KEYS)]),
+    ],
+)
 def test_float64(shape: tuple[int, ...]) -> None:
     """Forward and all gradients; that of a bias adds up what it was broadcast over."""
     bias = random(7, *shape)
-    found = compiled(Q, K, V, CT, bias)
+    found = compiled(Q, K, V, CT, MASK, bias)
     assert found[-1].shape == shape
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, jnp.float64) for x in (Q, K, V, SINKS, bias, CT)]
@@ -73,18 +81,28 @@ def test_float64(shape: tuple[int, ...]) -> None:
 
 
 def test_a_sequence_alone_and_each_query_alone() -> None:
-    bias = random(8, BATCH, HEADS, QUERIES, KEYS)
-    whole = compiled(Q, K, V, CT, bias)
+    bias = random(8, BATCH, 1, QUERIES, KEYS)
+    whole = compiled(Q, K, V, CT, MASK, bias)
     names = ("out", "lse", "dq", "dk", "dv", "dsinks", "dbias")
-    alone = compiled(*(x[1:] for x in (Q, K, V, CT, bias)))
+    alone = compiled(*(x[1:] for x in (Q, K, V, CT, MASK, bias)))
     for name, ours, right in zip(names, alone, whole, strict=True):
         if name != "dsinks":  # a sum over the batch
             assert_bits_equal(ours, right[1:])
     one = jax.jit(functools.partial(run, offset=OFFSET + 5))(
-        *(x[:, 5:6] for x in (Q,)), K, V, CT[:, 5:6], bias[:, :, 5:6]
+        *(x[:, 5:6] for x in (Q,)), K, V, CT[:, 5:6], MASK, bias[:, :, 5:6]
     )
     assert_bits_equal(one[:3], tuple(x[:, 5:6] for x in whole[:3]))
     assert_bits_equal(one[-1], whole[-1][:, :, 5:6])
+
+
+def test_what_is_masked_leaves_no_trace() -> None:
+    bias = random(8, BATCH, 1, QUERIES, KEYS)
+    hidden = np.flatnonzero(~MASK[0, 0, 0])[[0, -1]]
+    assert hidden[1] > 128  # in both blocks
+    k, v = K.copy(), V.copy()
+    k[0, hidden[0]], v[0, hidden[1]], v[0, hidden[0]] = np.nan, np.inf, -np.inf
+    whole, found = (compiled(Q, *x, CT, MASK, bias) for x in ((K, V), (k, v)))
+    assert_bits_equal(found[:3], whole[:3])
 
 
 def test_pages_and_longer_caches() -> None:
@@ -110,19 +128,19 @@ def test_vmap_keeps_the_bits_of_gradients() -> None:
     bias = random(9, 1, HEADS, QUERIES, KEYS)
 
     def single(q: Any, k: Any, v: Any, ct: Any) -> Any:
-        return run(q[None], k[None], v[None], ct[None], bias)
+        return run(q[None], k[None], v[None], ct[None], None, bias)
 
     found = jax.jit(jax.vmap(single))(Q, K, V, CT)
     for i in range(BATCH):
-        assert_bits_equal(tuple(x[i] for x in found), compiled(*(x[i : i + 1] for x in (Q, K, V, CT)), bias))
+        assert_bits_equal(tuple(x[i] for x in found), compiled(*(x[i : i + 1] for x in (Q, K, V, CT)), None, bias))
 
 
 def test_a_sink_of_minus_infinity_is_none() -> None:
-    q, k, v = (x[:1, :4] for x in (Q, K, V))
-    plain = bijax.dot_product_attention(q, k, v, return_residual=True)
-    attend = jax.jit(functools.partial(bijax.dot_product_attention, return_residual=True))
+    q, k, v = Q[:1], K[:1], V[:1]
+    # A soft cap, as in the other tests, so that the same tiles are compared.
+    attend = jax.jit(functools.partial(bijax.dot_product_attention, return_residual=True, logits_soft_cap=2.5))
     none = np.full(HEADS, -np.inf, np.float32)
-    assert_bits_equal(attend(q, k, v, sinks=none, key_value_seq_lengths=np.array([4])), plain)
+    assert_bits_equal(attend(q, k, v, sinks=none, key_value_seq_lengths=np.array([KEYS])), attend(q, k, v))
     out, lse = attend(q, k, v, sinks=SINKS, key_value_seq_lengths=np.array([0]))
     assert not np.asarray(out).any()
     assert (np.asarray(lse) == -np.inf).all()

@@ -11,7 +11,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 
-BATCH, TOKENS, HEADS, KEY_HEADS, SIZE, PAGE = 2, 140, 4, 2, 24, 10
+BATCH, TOKENS, HEADS, KEY_HEADS, SIZE, PAGE = 2, 140, 4, 2, 8, 10
 
 
 def random(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:

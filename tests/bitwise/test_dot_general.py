@@ -126,7 +126,7 @@ def test_an_element_does_not_know_how_many_others_there_are(name: str) -> None:
     check(SPECS[name], data(SPECS[name]))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_neighbours_do_not_matter(name: str) -> None:
     spec = SPECS[name]
@@ -156,7 +156,7 @@ def test_control_plain_jax_differs() -> None:
     assert sum(differing) > 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("left", "right"), [("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("spec", ["bik,bkj->bij", "bik,bjk->bij", "ki,kj->ij"])
 def test_narrow_types_are_summed_in_float32(spec: str, left: str, right: str) -> None:
@@ -208,7 +208,7 @@ def emulate(x: np.ndarray, w: np.ndarray, contract: MatmulContract) -> np.ndarra
     return total
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("spec", "shapes", "contract"),
     [
@@ -278,7 +278,7 @@ def test_lowers_for_cuda(spec: str) -> None:
     assert product(spec).trace(*data(spec)).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spec", ["ik,kj->ij", "bik,bjk->bij", "ki,kj->ij", "k,k->", "bi,bj->bij"])
 def test_float64(spec: str) -> None:
     with jax.enable_x64(True):

@@ -43,13 +43,13 @@ def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
         return jax.grad(lambda x: jnp.sum(bijax.matmul(x, w, transpose_w=transpose) ** 2))(x)
 
     # The square's derivative 2 * y is exact, so the cotangent is as invariant as the product itself.
-    assert_batch_invariant(gradient, x, batch_sizes=(1, 2, 8, 33))
+    assert_batch_invariant(gradient, x, batch_sizes=(2, 8, 33), modes=("jit",))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [576, 1100])
-@pytest.mark.parametrize("sizes", [(1, 3, 33, 127, 257, 513), rarely((2, 5, 8, 31, 65, 511, 1025))], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 33, 127, 513), rarely((2, 3, 5, 8, 31, 65, 257, 511, 1025))], ids=str)
 def test_every_number_of_rows(k: int, transpose: bool, sizes: tuple[int, ...]) -> None:
     """Tiles, tails and every way to cut a batch into them."""
     w = weights(k, 40, "float32", transpose=transpose)
@@ -105,7 +105,7 @@ def emulate(x: np.ndarray, w: np.ndarray, contract: MatmulContract) -> np.ndarra
     return total
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [5, 333, 576, 1100])
 def test_the_contract_is_what_is_computed(k: int, transpose: bool) -> None:
@@ -116,7 +116,7 @@ def test_the_contract_is_what_is_computed(k: int, transpose: bool) -> None:
     assert_bits_equal(y, emulate(x, w, contract))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [333, 576, 1100])
 def test_schedules_agree_or_are_not_used(k: int, transpose: bool) -> None:
@@ -150,7 +150,7 @@ def test_aligned_micro_batches_add_up_to_the_whole(transpose: bool) -> None:
     def loss(params: tuple[jax.Array, jax.Array], rows: slice) -> jax.Array:
         return jnp.sum(bijax.matmul(x[rows], params[0], bias=params[1], transpose_w=transpose) * g[rows])
 
-    gradient = jax.grad(loss)
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
     whole = gradient((w, bias), slice(None))
     total = gradient((w, bias), slice(0, 128))
     for start in (128, 256):

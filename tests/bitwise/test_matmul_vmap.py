@@ -39,7 +39,7 @@ def test_products(axes: tuple[int | None, ...]) -> None:
     assert_bits_equal(jax.vmap(multiply, axes)(x, w, bias), singles(multiply, axes, x, w, bias))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("axes", AXES)
 def test_gradients(axes: tuple[int | None, ...]) -> None:
     shapes = ((130, 16), (130, 24), (16, 24))

@@ -33,17 +33,16 @@ def test_rows_keep_their_bits_among_others() -> None:
         x, g = jnp.asarray(rows), normal(2, 12, N)
         expert = 2
         alone = RUN(x, w, g, jnp.array([0, 0, 12, 0, 0]))
-        for before, behind in ((9, 30), (140, 3)):
-            total = before + 12 + behind
-            others = rng.choice(np.array([np.nan, np.inf, 1e30, 1.0], np.float32), (total, K + N))
-            all_x, all_g = (
-                jnp.asarray(o).at[before : before + 12].set(mine)
-                for o, mine in ((others[:, :K], x), (others[:, K:], g))
-            )
-            sizes = jnp.array([before - before // 2, before // 2, 12, behind, 0])
-            y, dx, dw = RUN(all_x, w.at[expert + 1 :].set(jnp.nan), all_g, sizes)
-            found = y[before : before + 12], dx[before : before + 12], dw[expert]
-            assert_bits_equal(found, (alone[0], alone[1], alone[2][expert]), err_msg=f"{name} {before} {behind}")
+        before, behind = 140, 3
+        total = before + 12 + behind
+        others = rng.choice(np.array([np.nan, np.inf, 1e30, 1.0], np.float32), (total, K + N))
+        all_x, all_g = (
+            jnp.asarray(o).at[before : before + 12].set(mine) for o, mine in ((others[:, :K], x), (others[:, K:], g))
+        )
+        sizes = jnp.array([before - before // 2, before // 2, 12, behind, 0])
+        y, dx, dw = RUN(all_x, w.at[expert + 1 :].set(jnp.nan), all_g, sizes)
+        found = y[before : before + 12], dx[before : before + 12], dw[expert]
+        assert_bits_equal(found, (alone[0], alone[1], alone[2][expert]), err_msg=name)
 
 
 def test_rows_have_the_bits_of_a_plain_product() -> None:
@@ -74,7 +73,7 @@ SUM_OUTER = lax.RaggedDotDimensionNumbers((((1, 2), (0, 1)), ((), ())), (2,), ()
 SUM_INNER = lax.RaggedDotDimensionNumbers((((2, 1), (1, 0)), ((), ())), (1,), ())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("numbers", "lhs", "rhs"),

@@ -88,7 +88,7 @@ def test_transformations_keep_the_bits() -> None:
         assert_bits_equal(bijax.rms_norm(x, w), y["rms_norm"][0], err_msg="disable_jit")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (2, 1)])
 def test_axes_are_rows(axis: Any) -> None:
     """Whichever axes a row lies along, its bits are those of the row laid out flat."""
@@ -148,9 +148,12 @@ def test_aligned_micro_batches_add_up_to_the_whole(name: str) -> None:
         "elementwise": affine,
     }[name]
 
+    @jax.jit
+    def pulled(x: jax.Array, g: jax.Array) -> Any:
+        return jax.vjp(functools.partial(op, x), w, b)[1](g)
+
     def gradient(rows: slice, padding: int = 0) -> Any:
-        some_x, some_g = (jnp.pad(a[rows], ((0, padding), (0, 0))) for a in (x, g))
-        return jax.vjp(functools.partial(op, some_x), w, b)[1](some_g)
+        return pulled(*(np.pad(a[rows], ((0, padding), (0, 0))) for a in (x, g)))
 
     whole = gradient(slice(None))
     total = gradient(slice(0, 128))

@@ -128,6 +128,19 @@ def test_gradient_of_a_look_up() -> None:
     assert_bits_equal(mapped[2], run(names[2], g[2]))
 
 
+def test_one_window_for_each_entry_of_a_batch_is_no_loop() -> None:
+    """The gradient of `jnp.take_along_axis`: no windows can meet, which JAX does not say."""
+    x, i, u = normal(6, 7, 9), jnp.asarray(np.random.default_rng(6).integers(-12, 12, (7, 1))), normal(7, 7, 1)
+
+    def gradient(u: jax.Array, i: jax.Array) -> jax.Array:
+        return jax.vjp(lambda x: jnp.take_along_axis(x, i, 1), x)[1](u)[0]
+
+    ours = substitute(gradient, RULES)
+    assert not equations(ours, u, i, name="while")
+    assert not equations(ours, u, i, name="bijax_scatter")
+    assert_bits_equal(jax.jit(ours)(u, i), jax.jit(gradient)(u, i))
+
+
 def test_narrow_and_wide_indices() -> None:
     x, u = jnp.zeros(300), jnp.ones(4)
     with jax.enable_x64(True):

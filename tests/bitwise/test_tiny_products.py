@@ -32,7 +32,7 @@ def operands(kind: str, shape: tuple[int, ...], storage: Storage, dtype: str) ->
     return x, w
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("shape", "storage"), STACKS)
 def test_chains_have_the_bits_of_dots(
     shape: tuple[int, ...], storage: Storage, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +67,7 @@ def test_entries_do_not_follow_the_stack(spec: str) -> None:
     assert_batch_invariant(product, x, w, batch_sizes=(2, 5, 17), modes=("jit",))
 
 
+@pytest.mark.usefixtures("nothing_remembered")
 def test_a_chain_of_rounded_products_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the comparison: products that are rounded before they are added."""
 

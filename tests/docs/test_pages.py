@@ -19,7 +19,8 @@ GUIDES = [p for p in PAGES if p.parent.name in ("guide", "reference") or p.stem 
 RUNNABLE = [p for p in PAGES if any(not b.not_run and b.language in ("python", "console") for b in blocks(p))]
 FOR_A_GPU = [p for p in PAGES if any(b.not_run == GPU for b in blocks(p))]
 LANGUAGES = {"python", "console", "text"}
-LONG = {"guide/attention.md", "guide/layers.md", "guide/model.md"}  # tests of the same functions run anyway
+# Tests of the same functions run anyway.
+LONG = {f"guide/{page}.md" for page in ("attention", "audit", "gradients", "layers", "model")}
 DIRECTIVES = {"{eval-rst}", "{include}", "{image}", "{toctree}", "{note}", "{public-members}", "{code-block}"}
 
 

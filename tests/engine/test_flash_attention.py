@@ -12,8 +12,9 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from tests.engine import oracles
+from tests.exhaustive import rarely
 
-HEADS, KEYS, WIDTH, SIZE, BLOCKS = 4, 2, 16, 4, 12
+HEADS, KEYS, WIDTH, SIZE, BLOCKS = 4, 2, 8, 4, 12
 PAST, NEW = np.array([5, 0, 9], np.int32), np.array([3, 4, 1], np.int32)
 TABLE = np.random.default_rng(0).permutation(BLOCKS).reshape(4, 3).astype(np.int32)
 IDS = np.array([2, 0, 3], np.int32)
@@ -46,7 +47,7 @@ def strict() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("quantised", [False, True], ids=["bfloat16", "int8"])
+@pytest.mark.parametrize("quantised", [False, rarely(True)], ids=["bfloat16", "int8"])
 def test_prefill_and_decode(quantised: bool) -> None:
     arrays, (keys, values) = caches(quantised)
     q = normal(5, int(NEW.sum()) + 2, HEADS, WIDTH)

@@ -42,7 +42,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(("dtype", "paged"), [("bfloat16", False), ("int8", True)])
 def test_what_the_oracle_writes(case: dict[str, Any], dtype: str, paged: bool) -> None:
@@ -75,6 +75,7 @@ def test_defaults() -> None:
     assert_bits_equal(sums[0], expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("paged", [False, True])
 def test_donated_caches_are_written_in_place(paged: bool) -> None:
     lead = (TABLE[:2],) if paged else ()

@@ -24,7 +24,7 @@ def int8(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-128, 128, shape, np.int8)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dtype", "smooth", "shape"),
     [
@@ -68,6 +68,7 @@ def test_rows_that_int8_cannot_hold() -> None:
     assert np.isnan(z.astype(jnp.float32)).all(1).tolist() == [False, True, True, False, False, True]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_norm_and_quantisation_in_one(dtype: str, residual: bool) -> None:
@@ -85,6 +86,7 @@ def test_norm_and_quantisation_in_one(dtype: str, residual: bool) -> None:
     assert bijax.add_rms_norm_dynamic_quant(x)[1].shape == x.shape
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("transpose_a", "transpose_b", "bias", "dtype"),
     [

@@ -115,7 +115,7 @@ def attentions() -> Iterator[tuple[str, Case]]:
             if dtype == "float32":
                 q, k, v, g = (a[:, :200] for a in (q, k, v, g))
             yield f"attention {dtype} {size}", Case(attention_and_sums, (q, k, v))
-            if size in (64, 128):
+            if size in (64, 128) or dtype != "float32":
                 yield f"attention {dtype} {size} gradients", Case(with_gradients(causal, among=3), (q, k, v, g))
         window = functools.partial(causal, local_window_size=(300, 0))
         q, k, v = (array(8 + i, (1, 700, n, 64), dtype) for i, n in enumerate((4, 2, 2)))
@@ -127,6 +127,9 @@ def attentions() -> Iterator[tuple[str, Case]]:
         shapes = ((1, 150, 4, 48), (1, 150, 2, 48), (1, 150, 2, 32), (4,), (1, 150, 150), (1, 150, 4, 32))
         given = tuple(array(34 + i, s, dtype) for i, s in enumerate(shapes))
         yield f"attention with options {dtype}", Case(with_gradients(attention_with_options, among=5), given)
+        shapes = ((1, 150, 4, 192), (1, 150, 2, 192), (1, 150, 2, 128), (4,), (1, 150, 4, 128))
+        given = tuple(array(44 + i, s, dtype) for i, s in enumerate(shapes))
+        yield f"attention with a cap, sinks, slopes {dtype}", Case(with_gradients(attention_of_heads, among=4), given)
     q = array(8, (1, 150, 4, 64), "bfloat16")
     for dtype in ("int8", "float8_e4m3fn"):
         k, v = ((40 * array(9 + i, (1, 150, 2, 64), "float32")).astype(jnp.dtype(dtype)) for i in range(2))
@@ -139,6 +142,11 @@ def attention_with_options(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> jax
     slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
     more = {"logits_soft_cap": 5.0, "alibi_slopes": slopes, "is_causal": True}
     return bijax.dot_product_attention(q, k, v, bias, sinks=sinks, **more)
+
+
+def attention_of_heads(q: Any, k: Any, v: Any, sinks: Any) -> jax.Array:
+    """What belongs to heads, and values of another width."""
+    return attention_with_options(q, k, v, sinks, None)
 
 
 def quantised_attention(q: Any, k: Any, v: Any, key_scale: Any, value_scale: Any) -> jax.Array:

@@ -28,10 +28,18 @@ FUNCTIONS: Final[dict[str, Callable[..., jax.Array]]] = {
 }
 
 
-def arrays(size: int, dtype: str) -> tuple[jax.Array, ...]:
+OTHER_KINDS: Final = ((96, 96, "bfloat16"), (192, 192, "float16"), (192, 128, "bfloat16"), (256, 256, "bfloat16"))
+
+OPTIONS: Final[dict[str, Any]] = {
+    "logits_soft_cap": 5.0,
+    "alibi_slopes": np.linspace(0.01, 0.1, HEADS, dtype=np.float32),
+}
+
+
+def arrays(size: int, dtype: str, value_size: int | None = None) -> tuple[jax.Array, ...]:
     """Queries, keys, values and cotangents of two sequences."""
-    heads = (HEADS, KEY_HEADS, KEY_HEADS, HEADS)
-    return tuple(array(seed, 2, LENGTH, n, size, dtype=dtype) for seed, n in enumerate(heads))
+    shapes = ((HEADS, size), (KEY_HEADS, size), (KEY_HEADS, value_size or size), (HEADS, value_size or size))
+    return tuple(array(seed, 2, LENGTH, *shape, dtype=dtype) for seed, shape in enumerate(shapes))
 
 
 def pull(function: Callable[..., jax.Array], **options: Any) -> Callable[..., Any]:
@@ -39,7 +47,9 @@ def pull(function: Callable[..., jax.Array], **options: Any) -> Callable[..., An
     return lambda q, k, v, g: jax.vjp(functools.partial(function, **options), q, k, v)[1](g)
 
 
-def exactly(name: str, *given: jax.Array) -> list[np.ndarray]:
+def exactly(
+    name: str, *given: jax.Array, logits_soft_cap: float | None = None, alibi_slopes: Any = None
+) -> list[np.ndarray]:
     """The gradients of one sequence in float64, without a batch."""
     q, k, v, g = (np.asarray(x, np.float64) for x in given)
     i, j = np.arange(LENGTH)[:, None], np.arange(LENGTH)[None]
@@ -50,11 +60,16 @@ def exactly(name: str, *given: jax.Array) -> list[np.ndarray]:
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for head in range(HEADS):
         own = head // group
-        scores = np.where(seen, q[:, head] @ k[:, own].T * scale, -np.inf)
+        scores, bent = q[:, head] @ k[:, own].T * scale, np.ones((LENGTH, LENGTH))
+        if logits_soft_cap is not None:
+            scores, bent = logits_soft_cap * np.tanh(scores / logits_soft_cap), np.cosh(scores / logits_soft_cap) ** -2
+        if alibi_slopes is not None:
+            scores = scores + float(alibi_slopes[head]) * (j - i)
+        scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(1, keepdims=True))
         weights /= weights.sum(1, keepdims=True)
         out = weights @ v[:, own]
-        slopes = weights * (g[:, head] @ v[:, own].T - (g[:, head] * out).sum(1, keepdims=True)) * scale
+        slopes = weights * (g[:, head] @ v[:, own].T - (g[:, head] * out).sum(1, keepdims=True)) * bent * scale
         dq[:, head] = slopes @ k[:, own]
         dk[:, own] += slopes.T @ q[:, head]
         dv[:, own] += weights.T @ g[:, head]
@@ -92,6 +107,29 @@ def test_bits_and_errors(name: str, size: int, dtype: str) -> None:
         assert_bits_equal(program(*given), whole)
     unit = float(jnp.finfo(dtype).eps)
     for ours, exact in zip(whole, exactly(name, *(x[0] for x in given)), strict=True):
+        distance = np.linalg.norm(np.asarray(ours[0], np.float64) - exact)
+        assert distance <= unit * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("size", "value_size", "dtype"), [*OTHER_KINDS, *((n, n, dtype) for n, dtype in KINDS)])
+@pytest.mark.parametrize("options", [{}, OPTIONS])
+def test_other_widths_and_options(size: int, value_size: int, dtype: str, options: dict[str, Any]) -> None:
+    given, function = arrays(size, dtype, value_size), FUNCTIONS["causal"]
+    q, k, v, g = given
+    chunk = slice(333, 397)
+    calls: list[Call] = [
+        (pull(function, **options), given),
+        (pull(function, **options), tuple(x[1:] for x in given)),
+        (pull(function, query_offset=chunk.start, **options), (q[:, chunk], k, v, g[:, chunk])),
+    ]
+    whole, alone, few = run(calls)
+    assert_bits_equal(alone, tuple(x[1:] for x in whole))
+    assert_bits_equal(few[0], whole[0][:, chunk])
+    program = jax.jit(pull(function, **options))
+    for _ in range(3):
+        assert_bits_equal(program(*given), whole)
+    unit = float(jnp.finfo(dtype).eps)
+    for ours, exact in zip(whole, exactly("causal", *(x[0] for x in given), **options), strict=True):
         distance = np.linalg.norm(np.asarray(ours[0], np.float64) - exact)
         assert distance <= unit * np.linalg.norm(exact)
 

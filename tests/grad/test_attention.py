@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in CASES), ("window", "bfloat16")])
 def test_float64(name: str, dtype: str) -> None:
     case = CASES[name]

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Function, Function, tuple[tuple[int, ...], ...]]] = {
 BOUNDS = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
 def test_float64(name: str, dtype: str) -> None:

@@ -79,6 +79,7 @@ def test_linen_is_equivalent() -> None:
     drop_ins.assert_same_bits([y[:1] for y in other_ways_in(x)], other_ways_in(x[:1]))
 
 
+@pytest.mark.exhaustive
 def test_linen_lifted_model() -> None:
     class Carried(Block):
         @nn.compact
@@ -155,6 +156,7 @@ class InvariantHalves(Halves):
     pass
 
 
+@pytest.mark.exhaustive
 def test_linen_rule_for_an_own_module_with_setup() -> None:
     model, x = nn.Sequential([Halves()]), rows(8, K)
     converted = convert(model, {Halves: InvariantHalves})

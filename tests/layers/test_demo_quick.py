@@ -16,6 +16,7 @@ def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
     if not real:
         monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))
         monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", (7,))
+        monkeypatch.setattr("bijax.demo.ways.CACHES", ("paged",))
         fields = {**files.hf_fields(), "max_position_embeddings": 512}
         arguments += ["--model", str(files.write_folder(tmp_path / "model", fields))]
     code = cli.main(arguments)

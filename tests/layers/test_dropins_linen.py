@@ -146,6 +146,7 @@ def test_an_original_differs() -> None:
     assert not drop_ins.is_invariant(function(layer, layer.init(KEY, x)), x)
 
 
+@pytest.mark.exhaustive
 def test_embed_and_attend() -> None:
     ours, theirs = pair("Embed", {"num_embeddings": 77, "features": K})
     ids = drop_ins.tokens(8, 3, below=77)

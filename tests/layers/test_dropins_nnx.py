@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import nnx
+from tests.exhaustive import sampled
 from tests.layers import drop_ins
 from tests.layers.drop_ins import rows
 
@@ -97,8 +98,8 @@ BITS: list[Case] = [
 ]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("case", BITS, ids=names)
+# A cell is in a test of its own; products are in that of transforms.
+@pytest.mark.parametrize("case", sampled(BITS, BITS[2:3]), ids=names)
 def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
     name, args, kwargs, shape = case
     layer, _ = pair(name, *args, **kwargs)
@@ -152,7 +153,8 @@ def test_a_checkpoint_of_the_original_loads() -> None:
     flax_nnx.update(ours, flax_nnx.state(theirs))
     drop_ins.assert_same_bits(flax_nnx.state(ours), flax_nnx.state(theirs))
     x = rows(2, 5, 32)
-    assert jnp.allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+    found, expected = jax.jit(lambda x: (ours(x), theirs(x)))(x)
+    assert jnp.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 class Block(flax_nnx.Module):
@@ -170,7 +172,6 @@ class Block(flax_nnx.Module):
 def test_jit_vmap_and_grad() -> None:
     block, x = Block(flax_nnx.Rngs(0)), rows(8, K)
     expected = flax_nnx.jit(block)(x)
-    assert_bits_equal(flax_nnx.jit(block)(x[3:5]), expected[3:5])
     assert_bits_equal(jax.jit(jax.vmap(block))(x), expected)
     graph, state = flax_nnx.split(block)
     assert_bits_equal(jax.jit(lambda s, x: flax_nnx.merge(graph, s)(x))(state, x[2:3]), expected[2:3])

@@ -43,6 +43,7 @@ def test_the_same_bits_as_one_program_for_the_whole_model(alone: list[Generation
         assert_bits_equal(scores[len(prompt) - 1 :], one.logprobs[0])
 
 
+@pytest.mark.exhaustive
 def test_plain_jax_differs() -> None:
     """The control. Texts may still agree; the bits do not."""
     model = small.model(PLAIN)

@@ -53,6 +53,7 @@ def test_rows_do_not_mind_their_batch(make: Callable[[Ops], Callable[[jax.Array]
     assert_batch_invariant(make(INVARIANT), rows(8, FEATURES), batch_sizes=SIZES, neighbours=KINDS)
 
 
+@pytest.mark.exhaustive
 def test_sequences_do_not_mind_their_batch() -> None:
     assert_batch_invariant(
         attention(INVARIANT), rows(4, 70, FEATURES), batch_sizes=(1, 3), modes=("jit",), neighbours=KINDS

@@ -26,6 +26,7 @@ def test_in_company() -> None:
     assert_bits_equal(small.in_full(small.model(), (*rows[2:], *rows[:2])), [*alone()[2:], *alone()[:2]])
 
 
+@pytest.mark.exhaustive
 def test_without_padding() -> None:
     row = small.sequences()[1]
     assert_bits_equal(small.in_full(small.model(), (row,), len(row))[0], alone()[1])
@@ -54,6 +55,7 @@ def test_token_by_token_alone() -> None:
     assert_bits_equal(small.in_chunks(small.model(), rows, 1), alone()[1:2])
 
 
+@pytest.mark.exhaustive
 def test_mixed_chunks_of_mixed_lengths() -> None:
     """Sequences at different positions, with different numbers of new tokens, in one call."""
     rows, model = small.sequences(), small.model()

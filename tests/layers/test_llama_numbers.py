@@ -48,6 +48,7 @@ def test_log_probabilities_against_float64(ops: Ops) -> None:
         np.testing.assert_allclose(actual, logprobs[np.arange(len(row) - 1), row[1:]], rtol=0, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_untied_output_projection() -> None:
     config = dataclasses.replace(small.SHALLOW, tie_word_embeddings=False)
     row = small.sequences()[1]

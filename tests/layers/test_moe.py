@@ -77,10 +77,10 @@ def test_bits_of_a_layer() -> None:
         run = jax.jit(layer.__call__)
         found[dtype] = run(x)
         assert_bits_equal(run(x[7:8]), found[dtype][7:8])
-        plain = jax.jit(flax_nnx.with_attributes(layer, ops=PLAIN).__call__)
-        error = np.abs(np.asarray(plain(x) - found[dtype])).max()
-        assert error < 1e-3 * np.abs(found[dtype]).max()
         if dtype == "float32":
+            plain = jax.jit(flax_nnx.with_attributes(layer, ops=PLAIN).__call__)
+            error = np.abs(np.asarray(plain(x) - found[dtype])).max()
+            assert error < 1e-3 * np.abs(found[dtype]).max()
             assert (np.asarray(plain(x[7:8])) != np.asarray(plain(x)[7:8])).any()
     error = np.abs(np.asarray(found["int8"] - found["float32"])).max()
     assert 0 < error < 0.1 * np.abs(found["float32"]).max()

@@ -20,6 +20,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("smooth", [False, True], ids=["ones", "smooth scales"])
 def test_numbers_of_a_layer(smooth: bool) -> None:
     kernel, bias, x = normal(0, 20, 6), normal(1, 6), normal(2, 3, 20)

@@ -11,7 +11,7 @@ import bijax
 from bijax.sampling import sample, seed_words
 from bijax.serving import SamplingParams
 from tests.exhaustive import sampled
-from tests.serving.traffic import LONGEST, PARAMS, VOCABULARY, engine, model, random_requests
+from tests.serving.traffic import LONGEST, PARAMS, SMALL, VOCABULARY, engine, model, random_requests
 
 WITH_LOGPROBS = [p | {"logprobs": True, "n": 1} for p in PARAMS]
 
@@ -20,14 +20,17 @@ _sample = jax.jit(functools.partial(sample, num_top=0))
 
 
 def logits_of(tokens: list[int]) -> np.ndarray:
-    """Returns the logits behind each token, (T, V), from the model alone, in one call of fixed shape."""
-    table = np.arange(LONGEST // 4, dtype=np.int32)[None]
-    padded = np.zeros((1, LONGEST), np.int32)
-    padded[0, : len(tokens)] = tokens
-    hidden, _ = model().extend(
-        model().init_pages(LONGEST // 4, 4), padded, table, np.zeros(1, np.int32), np.array([len(tokens)], np.int32)
-    )
-    return np.asarray(model().logits(hidden[0]))[: len(tokens)]
+    """Returns the logits behind each token, (T, V), from the model alone, in calls of the engine's shape."""
+    size, page, pages = (SMALL[name] for name in ("max_prefill_tokens", "page_size", "num_pages"))
+    table = np.arange(LONGEST // page, dtype=np.int32)[None]
+    held, found = model().init_pages(pages, page), []
+    for start in range(0, len(tokens), size):
+        part = np.zeros((1, size), np.int32)
+        used = len(tokens[start : start + size])
+        part[0, :used] = tokens[start : start + size]
+        hidden, held = model().extend(held, part, table, np.array([start], np.int32), np.array([used], np.int32))
+        found.append(np.asarray(model().logits(hidden[0]))[:used])
+    return np.concatenate(found)
 
 
 @functools.cache

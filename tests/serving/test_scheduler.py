@@ -202,7 +202,7 @@ def test_the_prefix_cache_gives_up_the_least_recently_used() -> None:
         cache.insert([start, start + 1], [pages[start]])
         pool.release(pages[start])
     assert cache.match([1, 2, 9], limit=2) == [pages[1]]
-    assert cache.evictable() == 2
+    assert pool.kept_alone == 2
     assert cache.evict(1) == 1
     assert cache.match([3, 4], limit=2) == []
     assert cache.match([5, 6], limit=2) == [pages[5]]

@@ -191,7 +191,7 @@ def test_a_call_that_was_given_up_does_not_break_the_end(monkeypatch):
     async def main():
         inner = Engine(toy(0), options=EngineOptions(**OPTIONS))
 
-        def step():
+        def step(watched):
             held.wait()
             return []
 

@@ -115,7 +115,7 @@ def test_weights_change_between_steps() -> None:
     prompt, params = random_requests(3, seed=5)[2]
     served = engine()
     before = served.generate([prompt], params)[0]
-    other = ToyModel.random(seed=9, vocab_size=VOCABULARY, max_length=LONGEST)
+    other = ToyModel.random(seed=9, vocab_size=VOCABULARY, width=32, max_length=LONGEST)
     served.update_weights(other.weights, version="nine")
     after = served.generate([prompt], params)[0]
     assert (before.weight_version, after.weight_version, after.cached_tokens) == ("default", "nine", 0)

@@ -1,6 +1,7 @@
 """Gradient accumulation: any cut of a batch at multiples of the unit gives the same bits."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,7 @@ def assert_same(a: Any, b: Any) -> None:
 def test_any_cut_gives_the_same_bits(loss_fn: Loss, options: dict[str, Any]) -> None:
     gradient = bijax.accumulate_gradients(loss_fn, unit=UNIT, **options)
     whole = jax.jit(gradient)(PARAMS, X, Y, WEIGHTS)
-    for parts in (1, 2, 4):
+    for parts in (2, 4):
         assert_same(in_parts(gradient, parts, X, Y, WEIGHTS), whole)
 
     # What it is the gradient of, in another order.
@@ -88,10 +89,20 @@ def test_control_plain_accumulation_differs() -> None:
     assert all((bits(a) != bits(b)).any() for a, b in pairs)
 
 
+@pytest.mark.parametrize(("platform", "barriers"), [("cpu", 1), ("cuda", 0)])
+def test_additions_join_the_units_program_on_a_gpu_alone(platform: str, barriers: int) -> None:
+    """A barrier around loss and gradient would cost a GPU a pass over the gradients, and their memory."""
+    gradient = bijax.accumulate_gradients(lambda w, x: jnp.mean((x @ w) ** 2), unit=2)
+    with bijax.lowering_for("sm_90"):
+        lowered = jax.jit(gradient).trace(jnp.ones(3), jnp.ones((8, 3))).lower(lowering_platforms=(platform,))
+    found = re.findall(r"optimization_barrier .* : tensor<f32>, tensor<3xf32>", lowered.as_text())
+    assert len(found) == barriers
+
+
 def test_uneven_cuts_and_ways_to_call() -> None:
     gradient = bijax.accumulate_gradients(tied, unit=UNIT)
     batch = (X, Y, WEIGHTS)
-    whole = gradient(PARAMS, *batch)
+    whole = jax.jit(gradient)(PARAMS, *batch)
 
     total = gradient.start(PARAMS, *batch)
     for part in (slice(0, 8), slice(8, 32)):
@@ -122,11 +133,11 @@ def test_several_arguments_and_arguments_without_examples() -> None:
 
     shift = normal(7, EXAMPLES // 2, DIM)[0]
     gradient = bijax.accumulate_gradients(loss_fn, unit=4, argnums=(0, 3), batch_argnums=1)
-    call = functools.partial(gradient, power=2)
+    call, add = (jax.jit(functools.partial(fn, power=2)) for fn in (gradient, gradient.add))
     loss, (da, db) = call(PARAMS["a"], X, shift, PARAMS["c"])
     total = gradient.start(PARAMS["a"], X, shift, PARAMS["c"], power=2)
     for part in jnp.split(X, 4):
-        total = gradient.add(total, PARAMS["a"], part, shift, PARAMS["c"], power=2)
+        total = add(total, PARAMS["a"], part, shift, PARAMS["c"])
     assert_same(total.value_and_grad(), (loss, (da, db)))
 
 
@@ -144,6 +155,7 @@ def test_narrow_and_wide_dtypes() -> None:
         assert {g.dtype for g in jax.tree.leaves((start.value, start.grads))} == {jnp.dtype(jnp.float64)}
 
 
+@pytest.mark.exhaustive
 def test_random_numbers_with_a_key_for_each_example() -> None:
     def loss_fn(p: Params, x: jax.Array, keys: jax.Array) -> jax.Array:
         keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, (DIM,)))(keys)
@@ -155,6 +167,7 @@ def test_random_numbers_with_a_key_for_each_example() -> None:
     assert_same(in_parts(gradient, 2, X, keys), whole)
 
 
+@pytest.mark.exhaustive
 def test_nnx_state() -> None:
     model = nnx.Linear(DIM, DIM, rngs=nnx.Rngs(0))
     graph, params = nnx.split(model, nnx.Param)

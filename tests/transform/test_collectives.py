@@ -26,7 +26,7 @@ def summed(axes, how):
         check_vma=set(axes) == {"a", "b"})))
 
 for dtype in (jnp.float32, jnp.bfloat16):
-    for shape in ((4,), (8, 3), (300, 77)):
+    for shape in ((4,), (300, 77)):
         x = jnp.asarray(rng.standard_normal((4, *shape)) * 2.0 ** rng.integers(-20, 20, (4, *shape)), dtype)
         upwards = functools.reduce(jnp.add, [s.astype(jnp.float32) for s in x]).astype(dtype)
         for how in ("psum", "psum_scatter"):

@@ -11,8 +11,9 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.exhaustive import sampled
 
-B, T, S, N, K, H = 2, 8, 40, 4, 2, 16
+B, T, S, N, K, H = 2, 8, 40, 4, 2, 8
 LENGTHS = (jnp.array([8, 5], jnp.int32), jnp.array([40, 31], jnp.int32))
 
 
@@ -29,11 +30,13 @@ def random(seed: int, *shape: int) -> jax.Array:
 Q, CT = (random(seed, B, T, N, H) for seed in (0, 3))
 KEY, VALUE = (random(seed, B, S, K, H) for seed in (1, 2))
 BIAS = random(4, 1, N, T, S)
+LIMITS = {"query_seq_lengths": LENGTHS[0], "key_value_seq_lengths": LENGTHS[1]}
 
 CASES: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (3, 0), "scale": 0.2},
-    "lengths": {"query_seq_lengths": LENGTHS[0], "key_value_seq_lengths": LENGTHS[1], "is_causal": True},
+    "lengths": {**LIMITS, "is_causal": True},
     "bias": {"bias": BIAS},
+    "lengths and bias": {**LIMITS, "is_causal": True, "bias": BIAS},
     "mask": {"mask": jnp.arange(S)[None, None, None] + jnp.zeros((B, N, T, 1), int) < 33},
 }
 
@@ -49,10 +52,7 @@ def results(attend: Any, *arrays: jax.Array, **options: Any) -> Any:
     return (out, *pull(arrays[3]))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["lengths", "bias", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("window", "mask"))],
-)
+@pytest.mark.parametrize("name", sampled(CASES, ["lengths and bias"]))
 def test_it_has_the_bits_of_the_library(name: str) -> None:
     """Forward and backward; `jax.nn` with cuDNN and ours mean the same windows, lengths and biases."""
     options = CASES[name]

@@ -146,7 +146,7 @@ def rows(results: Any, which: Any) -> Any:
     return [np.stack([r.real, r.imag]) if r.dtype.kind == "c" else r for r in leaves]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sampled(CASES, QUICK))
 def test_rows_do_not_mind_their_neighbours_nor_their_place(name: str) -> None:
     run, x = compiled(name), CASES[name][1]

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import bijax
@@ -43,10 +44,12 @@ def forward(state: Any, shift: jax.Array, tokens: jax.Array) -> jax.Array:
     return nnx.merge(small()[0], state)(tokens, shift)
 
 
+@pytest.mark.exhaustive
 def test_small() -> None:
-    check_model(forward, small()[1], SHIFT, TOKENS, sizes=(1,))
+    check_model(forward, small()[1], SHIFT, TOKENS, sizes=(1,), mode=False)
 
 
+@pytest.mark.exhaustive
 def test_control_small() -> None:
     check_control(forward, small()[1], SHIFT, TOKENS)
 

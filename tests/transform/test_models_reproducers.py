@@ -53,6 +53,7 @@ def test_control_map_against_vmap() -> None:
     assert (bits(jax.jit(lambda x: lax.map(mlp, x))(x)) != bits(jax.jit(jax.vmap(mlp))(x))).any()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_dot_general_with_zero_padding(rows: int) -> None:
     w, x = normal(5, 3, 300, 77), normal(6, 3, rows, 300)

@@ -14,7 +14,7 @@ import pytest
 import bijax
 from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import AttentionGradientContract, split_attention_contract
+from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention_gradients
 from pallas_kernels.ops.attention.hopper.gradients import Body
@@ -37,17 +37,35 @@ class Case(NamedTuple):
     size: int
     causal: bool = True
     window: tuple[int, int] | None = None
+    soft_cap: float | None = None
+    sloped: bool = False
+    value_size: int | None = None
+
+    @property
+    def contract(self) -> AttentionGradientContract:
+        """The contract of its head sizes."""
+        found = attention_gradient_contract(self.size, "bfloat16", self.value_size)
+        assert found is not None
+        return found
 
     @property
     def schedule(self) -> GradientSchedule:
         """One block of the grid: the interpreter runs a thread for each warpgroup of each block."""
-        return GradientSchedule(rows=8192 // self.size, blocks=1, heads=1)
+        return GradientSchedule(rows=128 if self.size == 64 else 64, blocks=1, heads=1)
+
+    @property
+    def slopes(self) -> np.ndarray | None:
+        """Slopes of each head of each sequence, if there are any."""
+        return np.linspace(0.02, 0.1, 2 * self.heads, dtype=np.float32).reshape(2, -1) if self.sloped else None
 
 
 CASES: Final = {
     "causal": Case((0, 0), (150, 20), (150, 20), 2, 64),
     "window, offsets": Case((80, 70), (70, 7), (150, 140), 1, 128, True, (60, 0)),
     "full": Case((0, 0), (9, 3), (140, 0), 1, 128, False),
+    "soft cap, slopes, heads of 96": Case((80, 0), (70, 0), (150, 0), 2, 96, soft_cap=1.5, sloped=True),
+    "values of another width": Case((80, 0), (70, 20), (150, 20), 2, 192, value_size=128),
+    "heads of 256, window": Case((80, 0), (70, 0), (150, 0), 1, 256, True, (60, 0)),
 }
 
 
@@ -74,6 +92,18 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     return seen
 
 
+def score(case: Case, sequence: int, head: int, products: np.ndarray) -> tuple[np.ndarray, Any]:
+    """Scores (queries, keys) of scaled products, and the derivative of the soft cap."""
+    bent: Any = 1.0
+    if case.soft_cap is not None:
+        tangents = np.tanh(products / case.soft_cap)
+        products, bent = case.soft_cap * tangents, 1 - tangents**2
+    if case.slopes is not None:
+        distance = np.arange(products.shape[1]) - np.arange(len(products))[:, None] - case.offsets[sequence]
+        products = products + case.slopes[sequence, head] * distance
+    return products, bent
+
+
 def softmax(case: Case, sequence: int, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Weights and log-sum-exp of scores (queries, keys) in float64; zeros and -inf where nothing is seen."""
     scores = np.where(seen_by(case, sequence), scores, -np.inf)
@@ -89,17 +119,21 @@ def arrays(name: str) -> Arrays:
     """Random arrays, with nan in whatever is behind a length, and what the forward pass makes of them."""
     case, rng = CASES[name], np.random.default_rng(0)
     given = []
-    for lengths, heads in ((case.queries, case.heads), (case.keys, 1), (case.keys, 1), (case.queries, case.heads)):
-        x = rng.standard_normal((2, max(lengths), heads, case.size)).astype(jnp.bfloat16)
+    of_values = case.value_size or case.size
+    of_queries, of_keys = (case.queries, case.heads), (case.keys, 1)
+    widths = (case.size, case.size, of_values, of_values)
+    for (lengths, heads), width in zip((of_queries, of_keys, of_keys, of_queries), widths, strict=True):
+        x = rng.standard_normal((2, max(lengths), heads, width)).astype(jnp.bfloat16)
         for sequence, length in enumerate(lengths):
             x[sequence, length:] = np.nan
         given.append(x)
     query, key, value, cotangent = given
-    out, lse = np.zeros_like(query), np.full(query.shape[:3], -np.inf, np.float32)
+    out, lse = np.zeros_like(cotangent), np.full(query.shape[:3], -np.inf, np.float32)
     for sequence in range(2):
         k, v = (np.nan_to_num(x[sequence, :, 0].astype(np.float64)) for x in (key, value))
         for head in range(case.heads):
-            scores = np.nan_to_num(query[sequence, :, head].astype(np.float64)) @ k.T * case.size**-0.5
+            products = np.nan_to_num(query[sequence, :, head].astype(np.float64)) @ k.T * case.size**-0.5
+            scores, _ = score(case, sequence, head, products)
             weights, lse[sequence, :, head] = softmax(case, sequence, scores)
             out[sequence, :, head] = weights @ v
     return Arrays(query, key, value, out, lse, cotangent)
@@ -110,10 +144,12 @@ def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
     found = attention_gradients(
         *(jnp.asarray(x) for x in given),
         *lengths,
-        contract=CONTRACT,
+        None if case.slopes is None else jnp.asarray(case.slopes),
+        contract=case.contract,
         scale=case.size**-0.5,
         causal=case.causal,
         window=case.window,
+        soft_cap=case.soft_cap,
         schedule=case.schedule,
         interpret=interpreter(),
     )
@@ -128,7 +164,7 @@ def plain(name: str) -> list[np.ndarray]:
 def as_contracted(case: Case, given: Arrays) -> list[np.ndarray]:
     """The contract's program: its blocks, its order and its roundings, with float32 products in NumPy's order."""
     found = [np.zeros(x.shape, np.float32) for x in given[:3]]
-    scale, block = np.float32(case.size**-0.5), CONTRACT.key_block
+    scale, block = np.float32(case.size**-0.5), case.contract.key_block
     for sequence in range(2):
         seen = seen_by(case, sequence)
         k, v = (np.nan_to_num(x[sequence, :, 0].astype(np.float32)) for x in (given.key, given.value))
@@ -139,8 +175,9 @@ def as_contracted(case: Case, given: Arrays) -> list[np.ndarray]:
             )
             delta = (o * g).sum(1, keepdims=True)
             lse = given.lse[sequence, :, head, None].astype(np.float32)
-            weights = np.where(seen, np.exp(np.where(seen, q @ k.T * scale - lse, 0)), 0)
-            slopes = (weights * (g @ v.T - delta)).astype(jnp.bfloat16).astype(np.float32)
+            scores, bent = score(case, sequence, head, q @ k.T * scale)
+            weights = np.where(seen, np.exp(np.where(seen, scores - lse, 0)), 0).astype(np.float32)
+            slopes = (weights * bent * (g @ v.T - delta)).astype(jnp.bfloat16).astype(np.float32)
             for start in range((len(k) - 1) // block * block, -1, -block):
                 part = slice(start, start + block)
                 found[0][sequence, :, head] += slopes[:, part] @ k[part]
@@ -157,9 +194,10 @@ def exactly(case: Case, given: Arrays) -> list[np.ndarray]:
         k, v = (np.nan_to_num(x[sequence, :, 0].astype(np.float64)) for x in (given.key, given.value))
         for head in range(case.heads):
             q, g = (np.nan_to_num(x[sequence, :, head].astype(np.float64)) for x in (given.query, given.cotangent))
-            weights, _ = softmax(case, sequence, q @ k.T * scale)
+            scores, bent = score(case, sequence, head, q @ k.T * scale)
+            weights, _ = softmax(case, sequence, scores)
             out = weights @ v
-            slopes = weights * (g @ v.T - (g * out).sum(1, keepdims=True))
+            slopes = weights * bent * (g @ v.T - (g * out).sum(1, keepdims=True))
             found[0][sequence, :, head] = slopes @ k * scale
             found[1][sequence, :, 0] += slopes.T @ q * scale
             found[2][sequence, :, 0] += weights.T @ g
@@ -263,6 +301,15 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
     assert "320x320" not in text
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("size", "value_size"), [(96, 96), (192, 128), (256, 256)])
+def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -> None:
+    query, key, value = (jax.ShapeDtypeStruct((1, 320, 2, n), "bfloat16") for n in (size, size, value_size))
+    options = {"logits_soft_cap": 30.0, "alibi_slopes": np.ones(2, np.float32), "sinks": np.ones(2, np.float32)}
+    text = lower_gradients(query, key, value, **options)
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
+
+
 @pytest.mark.parametrize(
     ("size", "dtype", "scale", "architecture"),
     [(80, "bfloat16", None, "sm_90"), (128, "float32", None, "sm_90"), (64, "float16", -1.0, "sm_90"),
@@ -272,6 +319,7 @@ def test_everything_else_gets_the_portable_program(
     size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
+    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
     assert "mosaic_gpu" not in lower_gradients(x, x, x, scale=scale)
 
@@ -286,7 +334,7 @@ def test_unsupported_calls_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"key_block": 64}, "must be 128"), ({"sum_chains": 3}, "power of two")]
+    ("change", "message"), [({"key_block": 32}, "must be 128 or 64"), ({"sum_chains": 3}, "power of two")]
 )
 def test_contracts_that_cannot_be(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):

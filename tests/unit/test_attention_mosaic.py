@@ -22,7 +22,7 @@ from pallas_kernels.contract import (
     split_attention_contract,
 )
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.hopper import attention
+from pallas_kernels.ops.attention.hopper import attention, launch
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("hopper")
 CONTRACT: Final = SplitAttentionContract(key_block=32, split=64)
 PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
+WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 Races = Callable[[], int]
 
 
@@ -46,6 +47,29 @@ class Case(NamedTuple):
     window: tuple[int, int] | None = None
     page: int | None = None
     size: int = 64
+    value_size: int | None = None
+    soft_cap: float | None = None
+    of_heads: bool = False
+    stored: str | None = None
+
+    @property
+    def sinks(self) -> np.ndarray | None:
+        """Scores without keys, of all heads, if there are any."""
+        return np.linspace(1, 2, self.heads, dtype=np.float32)[None] if self.of_heads else None
+
+    @property
+    def slopes(self) -> np.ndarray | None:
+        """Slopes of each head of each sequence, if there are any."""
+        return np.linspace(0.02, 0.2, 2 * self.heads, dtype=np.float32).reshape(2, -1) if self.of_heads else None
+
+    @property
+    def scales(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Factors of keys and values of 8 bits: of channels for int8, of heads for fp8."""
+        if self.stored is None:
+            return None, None
+        width = self.size if self.stored == "int8" else 1
+        scale = np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None]
+        return scale, scale * np.float32(1.1)
 
 
 CASES: Final = {
@@ -59,6 +83,17 @@ CASES: Final = {
     "decode, heads of 96": Case((69, 3), (3, 1), (72, 4), 4, DECODE, size=96),
     "prefill, three warpgroups": Case((0, 0), (200, 9), (200, 9), 1, dataclasses.replace(PREFILL, warpgroups=3)),
     "prefill, wide heads": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192),
+    "prefill, values of another width": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192, value_size=128),
+    "prefill, soft cap, sinks, slopes": Case((60, 3), (70, 0), (130, 4), 2, PREFILL, soft_cap=1.5, of_heads=True),
+    "decode, int8, pages": Case((69, 3), (3, 1), (72, 4), 2, DECODE, True, (40, 0), 16, stored="int8"),
+    "decode, fp8, heads of 96": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=96, stored="float8_e4m3fn"),
+    "prefill, int8, pages": Case((60, 0), (70, 40), (130, 40), 1, PREFILL, page=16, stored="int8"),
+    "decode, all keys at once": Case((69, 3), (3, 0), (72, 4), 4, WHOLE),
+    "decode, all keys at once, window, pages": Case((69, 3), (3, 1), (100, 5), 2, WHOLE, False, (40, 1), 64),
+    "decode, all keys at once, soft cap, sinks, slopes": Case(
+        (69, 3), (3, 1), (72, 4), 2, WHOLE, soft_cap=1.5, of_heads=True
+    ),
+    "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
 
@@ -76,12 +111,27 @@ def interpreter() -> plgpu.InterpretGPUParams:
     )
 
 
+def widened(case: Case, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+    """What keys and values of 8 bits stand for."""
+    if not case.stored:
+        return [key, value]
+    return [
+        (x.astype(np.float32) * scale[:, None]).astype(jnp.bfloat16)
+        for x, scale in zip((key, value), case.scales, strict=True)
+        if scale is not None
+    ]
+
+
 def data(case: Case) -> list[np.ndarray]:
     """Queries, keys and values, with nan in whatever is behind a length."""
     rng = np.random.default_rng(0)
     found = []
-    for lengths, heads in ((case.queries, case.heads), (case.keys, 1), (case.keys, 1)):
-        x = rng.standard_normal((2, max(lengths), heads, case.size)).astype(jnp.bfloat16)
+    widths = (case.size, case.size, case.value_size or case.size)
+    for lengths, heads, width in zip((case.queries, case.keys, case.keys), (case.heads, 1, 1), widths, strict=True):
+        x = rng.standard_normal((2, max(lengths), heads, width)).astype(jnp.bfloat16)
+        if case.stored and found:
+            found.append((40 * x.astype(np.float32)).astype(case.stored))
+            continue
         for sequence, length in enumerate(lengths):
             x[sequence, length:] = np.nan
         found.append(x)
@@ -98,20 +148,22 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         room = ((0, 0), (0, entries * case.page - key.shape[1]), (0, 0), (0, 0))
 
         def pages(x: np.ndarray) -> np.ndarray:
-            x = np.pad(x, room, constant_values=np.nan)
-            cache = np.full((2 * entries + 1, case.page, 1, case.size), np.nan, x.dtype)
-            cache[table] = x.reshape(2, entries, case.page, 1, case.size)
+            nothing = 0 if case.stored else np.nan
+            x = np.pad(x, room, constant_values=nothing)
+            cache = np.full((2 * entries + 1, case.page, *x.shape[2:]), nothing, x.dtype)
+            cache[table] = x.reshape(2, entries, case.page, *x.shape[2:])
             return cache
 
         key, value = pages(key), pages(value)
     lengths = (np.asarray(x, np.int32) for x in (case.offsets, case.queries, case.keys))
     out, lse = attention(
         *(jnp.asarray(x) for x in (query, key, value, *lengths)),
-        None if table is None else jnp.asarray(table),
+        *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes, *case.scales)),
         contract=CONTRACT,
         scale=case.size**-0.5,
         causal=case.causal,
         window=case.window,
+        soft_cap=case.soft_cap,
         schedule=case.schedule,
         interpret=interpreter(),
     )
@@ -142,21 +194,49 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     query, key, value = data(case)
     out, lse = plain(name)
     assert not races()
-    assert out.shape == query.shape
+    assert out.shape == (*query.shape[:3], value.shape[3])
     assert out.dtype == query.dtype
+    key, value = widened(case, key, value)
     for sequence in range(2):
         seen = seen_by(case, sequence)
         some = seen.any(1)
         q, k, v = (np.nan_to_num(np.asarray(x[sequence], np.float64)) for x in (query, key, value))
-        scores = np.where(seen, np.einsum("thd,sd->hts", q, k[:, 0]) * case.size**-0.5, -np.inf)[:, some]
+        scores = np.einsum("thd,sd->hts", q, k[:, 0]) * case.size**-0.5
+        if case.soft_cap is not None:
+            scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+        if case.slopes is not None:
+            distance = np.arange(len(k)) - np.arange(len(q))[:, None] - case.offsets[sequence]
+            scores = scores + case.slopes[sequence][:, None, None] * distance
+        scores = np.where(seen, scores, -np.inf)[:, some]
         largest = scores.max(-1, keepdims=True)
         weights = np.exp(scores - largest)
         total = weights.sum(-1, keepdims=True)
+        if case.sinks is not None:
+            total = total + np.exp(case.sinks[0][:, None, None] - largest)
         expected = np.einsum("hts,sd->thd", weights / total, v[:, 0])
         np.testing.assert_allclose(out[sequence][some].astype(np.float64), expected, rtol=0, atol=0.02)
         np.testing.assert_allclose(lse[sequence][some].T, (largest + np.log(total))[..., 0], rtol=0, atol=1e-5)
         assert not out[sequence][~some].any()
         assert (lse[sequence][~some] == -np.inf).all()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96"])
+def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
+    case = CASES[name]
+    query, key, value = data(case)
+    wide = attend(case._replace(stored=None), query, *widened(case, key, value))
+    for ours, theirs in zip(plain(name), wide, strict=True):
+        assert_bits_equal(ours, theirs)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", [name for name in CASES if "all keys at once" in name])
+def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
+    case = CASES[name]
+    merged = attend(case._replace(schedule=DECODE), *data(case))
+    for ours, theirs in zip(plain(name), merged, strict=True):
+        assert_bits_equal(ours, theirs)
 
 
 @pytest.mark.sample(1)
@@ -191,7 +271,15 @@ def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.
 
 QUERY, KEY = (jax.ShapeDtypeStruct((2, 320, heads, 128), "bfloat16") for heads in (8, 2))
 TOKEN = jax.ShapeDtypeStruct((2, 1, 8, 128), "bfloat16")
+LONG = jax.ShapeDtypeStruct((2, 2048, 2, 128), "bfloat16")
 PAGES = jax.ShapeDtypeStruct((40, 16, 2, 128), "bfloat16")
+BYTES = jax.ShapeDtypeStruct((2, 320, 2, 128), "int8")
+SCALES: Final = {"key_scale": np.ones((2, 128), np.float32), "value_scale": np.ones(2, np.float32)}
+OPTIONS: Final[dict[str, Any]] = {
+    "logits_soft_cap": 30.0,
+    "sinks": np.ones(8, np.float32),
+    "alibi_slopes": np.ones(8, np.float32),
+}
 TABLE, LENGTHS = jax.ShapeDtypeStruct((2, 20), "int32"), jax.ShapeDtypeStruct((2,), "int32")
 
 causal = functools.partial(bijax.dot_product_attention, is_causal=True)
@@ -201,11 +289,20 @@ def stacked(*arrays: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in arrays)
 
 
-# A program and how often a kernel is launched; few queries take a second one, which merges the splits.
+def many(*arrays: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Sequences for whose tiles all multiprocessors are needed."""
+    return tuple(jax.ShapeDtypeStruct((64, *x.shape[1:]), x.dtype) for x in arrays)
+
+
+# A program and how often a kernel is launched; few queries of long sequences take a second one, which merges splits.
 PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "prefill": (causal, (QUERY, KEY, KEY), 1),
-    "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 2),
-    "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 2),
+    "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 1),
+    "decode, long": (functools.partial(causal, query_offset=2000), (TOKEN, LONG, LONG), 2),
+    "decode, long, of many": (functools.partial(causal, query_offset=2000), many(TOKEN, LONG, LONG), 1),
+    "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 1),
+    "options": (functools.partial(causal, **OPTIONS), (QUERY, KEY, KEY), 1),
+    "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 2),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 
@@ -225,13 +322,23 @@ def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
     assert "stablehlo.dot_general" not in text
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
+def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "prefill, int8, pages"
+    expected = plain(name)
+    monkeypatch.setattr(launch, "_COPIED_BYTES", 0)
+    assert_bits_equal(attend(CASES[name], *data(CASES[name])), expected)
+
+
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", SPLIT_HEAD_SIZES)
 def test_every_width_fits_into_shared_memory(size: int) -> None:
-    """Mosaic raises where a kernel does not; a tile of many queries with several splits takes most."""
+    """Mosaic raises where a kernel does not; tiles with several splits take most."""
     query, key, token = (jax.ShapeDtypeStruct((1, n, 2, size), "bfloat16") for n in (2048, 2048, 1))
-    text = lowered(lambda q, t, k: (causal(q, k, k), causal(t, k, k, query_offset=2047)), query, token, key)
+    decode = functools.partial(causal, query_offset=2047)
+    text = lowered(lambda q, t, k: (causal(q, k, k), decode(t, k, k)), query, token, key)
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
+    assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
 
 
 @pytest.mark.parametrize(
@@ -247,6 +354,7 @@ def test_everything_else_gets_the_portable_program(
     size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
+    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
     assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 

@@ -41,6 +41,7 @@ FORMS: dict[str, tuple[Form, Form]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("gelu", "float32"), ("silu, residual", "bfloat16"), ("relu, residual, split", "float32"), ("gated", "bfloat16")],

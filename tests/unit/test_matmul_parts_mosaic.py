@@ -21,7 +21,7 @@ def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_accuracy_of_rows_in_parts(count: int) -> None:
-    x, w = normal(0, 20, 80), normal(1, 80, 64, dtype="bfloat16")
+    x, w = normal(0, 32, 80), normal(1, 80, 64, dtype="bfloat16")
     y = parts.matmul(x, w, contract=PartsContract(count), interpret=INTERPRET)
     exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
     scale = np.abs(np.asarray(x, np.float64)) @ np.abs(np.asarray(w, np.float64))

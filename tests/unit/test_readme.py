@@ -15,11 +15,16 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch_sizes": (3,), "modes": ("jit",)}, rarely({})], ids=["few sizes", "as written"]
+    ("options", "sizes"),
+    [({"batch_sizes": (3,), "modes": ("jit",)}, {"300": "40", "577": "24", "77": "16"}), rarely({}, {})],
+    ids=["few sizes", "as written"],
 )
-def test_the_example_runs(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_runs(options: dict[str, Any], sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bijax.testing.assert_batch_invariant", functools.partial(assert_batch_invariant, **options))
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    for size, smaller in sizes.items():
+        assert size in example
+        example = example.replace(size, smaller)
     exec(compile(example, "README.md", "exec"), {})
 
 

@@ -16,7 +16,7 @@ ROW_OPS = (bijax.softmax, bijax.log_softmax, bijax.rms_norm, bijax.layer_norm)
 REDUCTIONS = (bijax.sum, bijax.mean, bijax.var, bijax.std, bijax.logsumexp)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (0, 0), (2, 0, 3), (1,), (1, 1)])
 def test_edge_sizes(shape: tuple[int, ...]) -> None:
     x = jnp.ones(shape)

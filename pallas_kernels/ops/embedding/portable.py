@@ -16,13 +16,13 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
     Args:
         tokens: (M,) int32. Ids outside the table are left out.
         g: (M, D) float32, bfloat16 or float16.
-        total: (V, D) float32, where the sum starts.
+        total: (V, D) float32, bfloat16 or float16, where the sum starts.
         contract: Chunks of rows.
 
     Returns:
-        (V, D) float32.
+        (V, D) of the dtype of `total`; sums are taken in float32 and rounded once.
 
-    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows and a float32 `total`.
 
     Example:
         >>> from pallas_kernels.contract import chunk_contract
@@ -30,15 +30,11 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
         >>> table_gradient(jnp.array([2, 0, 2]), g, jnp.zeros((3, 1)), contract=chunk_contract()).tolist()
         [[2.0], [0.0], [5.0]]
     """
-    size, rows = total.shape[0], contract.rows
-    chunks = -(-tokens.shape[0] // rows)
-    if not chunks:
+    if not tokens.shape[0]:
         return total
-    # One more than the id, so that the zeros which pad the last chunk name no row.
-    names = pad_rows(jnp.where((tokens >= 0) & (tokens < size), tokens, -1) + 1, chunks * rows).reshape(chunks, rows)
+    names, place = places(tokens, total.shape[0], contract)
+    chunks, rows = names.shape
     g = pad_rows(g, chunks * rows).reshape(chunks, rows, g.shape[1])
-    # Rows of one token meet in the place of its first row in the chunk. All chunks take a row at a time.
-    place = jnp.argmax(names[:, :, None] == names[:, None, :], axis=2).astype(jnp.int32)
     chunk = jnp.arange(chunks, dtype=jnp.int32)
 
     def add_row(i: jax.Array, sums: jax.Array) -> jax.Array:
@@ -49,10 +45,28 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
 
     sums = lax.fori_loop(jnp.int32(0), jnp.int32(rows), add_row, jnp.zeros(g.shape, jnp.float32))
     first = (place == jnp.arange(rows)) & (names > 0)
-    targets = jnp.where(first, names - 1, size)
+    targets = jnp.where(first, names - 1, total.shape[0])
 
     def add_chunk(c: jax.Array, total: jax.Array) -> jax.Array:
         return total.at[targets[c]].add(sums[c], mode="drop")
 
-    total = lax.fori_loop(jnp.int32(0), jnp.int32(chunks), add_chunk, total)
-    return total
+    wide: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(chunks), add_chunk, total.astype(jnp.float32))
+    return wide.astype(total.dtype)
+
+
+def places(tokens: jax.Array, size: int, contract: ChunkContract) -> tuple[jax.Array, jax.Array]:
+    """Returns, in chunks of rows, one more than each token, 0 outside the table; and where its rows meet.
+
+    Args:
+        tokens: (M,) int32, M above 0.
+        size: Rows of the table.
+        contract: Chunks of rows.
+
+    Returns:
+        (chunks, rows) int32: tokens, with zeros behind that pad the last chunk; and in each place the first one in the
+        chunk that has the same token.
+    """
+    rows = contract.rows
+    chunks = -(-tokens.shape[0] // rows)
+    names = pad_rows(jnp.where((tokens >= 0) & (tokens < size), tokens, -1) + 1, chunks * rows).reshape(chunks, rows)
+    return names, jnp.argmax(names[:, :, None] == names[:, None, :], axis=2).astype(jnp.int32)

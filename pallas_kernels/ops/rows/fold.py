@@ -1,9 +1,11 @@
 """Sums, products, maxima and minima along one axis by fixed trees, on any platform that JAX runs on."""
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.contract import RowContract
@@ -18,20 +20,23 @@ Choice = Literal["max", "min"]
 _FOLDS: Final[dict[str, tuple[Combine, int]]] = {"sum": (lax.add, 0), "prod": (lax.mul, 1)}
 
 
-def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract) -> jax.Array:
-    """Adds or multiplies along the middle axis.
+def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1, fused: bool = False) -> jax.Array:
+    """Adds or multiplies along an axis.
 
     Nothing but additions (or multiplications) happens here, so the rows need no tiles: the bits are those of any other
     shape.
 
     Args:
-        x: (A, R, B) of any floating dtype.
+        x: Array of any floating dtype: (A, R, B), or of any shape.
         fold: Whether to add or to multiply.
         contract: Order of the operations.
+        axis: Which axis, counted from the front.
+        fused: Whether what computes the array may be compiled together with the first additions, as on a GPU, where
+            fences keep the bits of both.
 
     Returns:
-        (A, B) float32, or float64 for float64. A sum of zeros is +0, whatever their signs; the sum of nothing is 0,
-        the product of nothing 1.
+        The array without the axis, (A, B), float32, or float64 for float64. A sum of zeros is +0, whatever their
+        signs; the sum of nothing is 0, the product of nothing 1.
 
     Raises:
         UnsupportedError: If the dtype is not a floating one of 16, 32 or 64 bits.
@@ -46,8 +51,8 @@ def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract) -> jax.Array:
     dtype = accumulator(f"reduce_{fold}", x.dtype)
     combine, unit = _FOLDS[fold]
     if 0 in x.shape:
-        return jnp.full((x.shape[0], x.shape[2]), unit, dtype)
-    total = _fold(combine, isolate(x)[0], unit, contract, dtype)
+        return jnp.full((*x.shape[:axis], *x.shape[axis + 1 :]), unit, dtype)
+    total = _fold(combine, x if fused else isolate(x)[0], unit, contract, dtype, axis, fused)
     if fold == "sum":
         total = jnp.where(total == 0, jnp.zeros((), dtype), total)
     return isolate(total)[0]
@@ -80,11 +85,46 @@ def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.A
         return jnp.full((x.shape[0], x.shape[2]), largest(x.dtype) if smallest else -largest(x.dtype), x.dtype)
     ordered = to_ordered(*isolate(x), nan_first=smallest)
     unit = ordered_infinity(x.dtype, negative=not smallest)
-    chosen = _fold(lax.min if smallest else lax.max, ordered, unit, contract, ordered.dtype)
+    chosen = _fold(lax.min if smallest else lax.max, ordered, unit, contract, ordered.dtype, axis=1, fused=False)
     return isolate(from_ordered(chosen, x.dtype, nan_first=smallest))[0]
 
 
-def _fold(combine: Combine, x: jax.Array, unit: int, contract: RowContract, dtype: jnp.dtype) -> jax.Array:
-    """(A, R, B) to (A, B)."""
-    a, r, b = x.shape
-    return fold_lanes(combine, x.reshape(a, r) if b == 1 else x, unit, contract, dtype).reshape(a, b)
+def choose_axes(x: jax.Array, *, choice: Choice, axes: Sequence[int]) -> jax.Array:
+    """Returns what `choose_axis` returns, along any axes, with XLA's own reduction of integers.
+
+    On a GPU it takes one pass over the array, together with what stands before it. (On a CPU it would be a loop of
+    single numbers.)
+
+    Args:
+        x: As for `choose_axis`, of any shape.
+        choice: Which one.
+        axes: Axes along which to choose.
+
+    Returns:
+        The array without the axes.
+
+    Raises:
+        UnsupportedError: If the dtype is none of those.
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> choose_axes(jnp.array([[1.0, -0.0], [3.0, jnp.nan]]), choice="max", axes=(1,)).tolist()
+        [1.0, nan]
+    """
+    smallest = choice == "min"
+    ordered = to_ordered(x, nan_first=smallest)
+    # -inf is what the maximum starts from, not the smallest integer, which is no number.
+    unit = np.asarray(ordered_infinity(x.dtype, negative=not smallest), ordered.dtype)
+    chosen = lax.reduce(ordered, unit, lax.min if smallest else lax.max, tuple(axes))
+    return from_ordered(chosen, x.dtype, nan_first=smallest)
+
+
+def _fold(
+    combine: Combine, x: jax.Array, unit: int, contract: RowContract, dtype: jnp.dtype, axis: int, fused: bool
+) -> jax.Array:
+    """Returns the array without the axis."""
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    if x.shape[axis + 1 :] == (1,):
+        x = x.reshape(x.shape[:-1])
+    return fold_lanes(combine, x, unit, contract, dtype, axis, fused).reshape(shape)

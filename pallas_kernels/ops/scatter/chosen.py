@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.scatter._windows import gathered, scattered
 from pallas_kernels.parts.xla.total_order import from_ordered, to_ordered
 
 _DROP = lax.GatherScatterMode.FILL_OR_DROP
@@ -56,12 +57,12 @@ def overwrite_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, update
         )
     starts = _marked(starts, inside)
     numbers = lax.iota(jnp.int32, numbered).reshape(count, *cell)
-    last = lax.scatter_max(jnp.full(grid, -1, jnp.int32), starts, numbers, _scattered(x.ndim), mode=_DROP)
-    winners = lax.gather(last, starts, _gathered(x.ndim), cell, mode=lax.GatherScatterMode.CLIP)
+    last = lax.scatter_max(jnp.full(grid, -1, jnp.int32), starts, numbers, scattered(x.ndim), mode=_DROP)
+    winners = lax.gather(last, starts, gathered(x.ndim), cell, mode=lax.GatherScatterMode.CLIP)
     parts = updates.reshape(numbered, math.prod(updates.shape) // numbered)
     # Windows that meet now hold the same values there, so it does not matter which of them is written last.
     agreed = jnp.take(parts, winners.reshape(numbered), axis=0, mode="clip").reshape(updates.shape)
-    return lax.scatter(x, starts, agreed, _scattered(x.ndim), mode=_DROP)
+    return lax.scatter(x, starts, agreed, scattered(x.ndim), mode=_DROP)
 
 
 def extreme_windows(
@@ -98,7 +99,7 @@ def extreme_windows(
     wide = jnp.int64 if before.dtype == jnp.int64 else jnp.int32
     scatter = lax.scatter_min if smallest else lax.scatter_max
     starts, ordered = _marked(starts, inside), to_ordered(updates, nan_first=smallest)
-    after = scatter(before.astype(wide), starts, ordered.astype(wide), _scattered(x.ndim), mode=_DROP)
+    after = scatter(before.astype(wide), starts, ordered.astype(wide), scattered(x.ndim), mode=_DROP)
     after = after.astype(before.dtype)
     return lax.select(after == before, x, from_ordered(after, x.dtype, nan_first=smallest))
 
@@ -106,11 +107,3 @@ def extreme_windows(
 def _marked(starts: jax.Array, inside: jax.Array) -> jax.Array:
     """Returns the starts, with those of windows to leave out before the array."""
     return jnp.where(inside[:, None], starts, -1)
-
-
-def _scattered(rank: int) -> lax.ScatterDimensionNumbers:
-    return lax.ScatterDimensionNumbers(tuple(range(1, rank + 1)), (), tuple(range(rank)))
-
-
-def _gathered(rank: int) -> lax.GatherDimensionNumbers:
-    return lax.GatherDimensionNumbers(tuple(range(1, rank + 1)), (), tuple(range(rank)))

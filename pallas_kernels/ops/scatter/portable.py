@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import FoldContract, honour
+from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine
 from pallas_kernels.parts.xla.tiles import isolate
 
@@ -21,7 +22,7 @@ def scatter_windows(
     """Combines each window of updates with the part of `x` at its start, in ascending order.
 
     Args:
-        x: Array of any shape and dtype.
+        x: Array of any shape, float32, bfloat16, float16 or float64.
         starts: (M, rank of x) int32, where the windows start.
         inside: (M,) bool, which windows to take; the others change nothing.
         updates: (M, ...) of the dtype of `x`, windows of the rank of `x`.
@@ -29,7 +30,10 @@ def scatter_windows(
         contract: Order of the operations.
 
     Returns:
-        An array of the shape and dtype of `x`.
+        An array of the shape and dtype of `x`, each element rounded once.
+
+    Raises:
+        UnsupportedError: If the dtype is none of the four.
 
     Guarantee: an element depends on the updates that meet it alone, and on their order.
 
@@ -43,7 +47,8 @@ def scatter_windows(
     honour("scatter", contract, FoldContract("scatter"))
     if 0 in x.shape or 0 in updates.shape:
         return x
-    x, updates = isolate(x, updates)
+    dtype = accumulator("scatter", x.dtype)
+    sums, updates = isolate(x.astype(dtype), updates.astype(dtype))
     window = updates.shape[1:]
 
     def body(i: jax.Array, x: jax.Array) -> jax.Array:
@@ -53,4 +58,5 @@ def scatter_windows(
         # Not the addition of zero: that would change -0 and denormals.
         return lax.dynamic_update_slice(x, lax.select(lax.broadcast(inside[i], window), changed, here), start)
 
-    return isolate(lax.fori_loop(jnp.int32(0), jnp.int32(updates.shape[0]), body, x))[0]
+    sums = lax.fori_loop(jnp.int32(0), jnp.int32(updates.shape[0]), body, sums)
+    return isolate(sums)[0].astype(x.dtype)

@@ -138,6 +138,17 @@ class Arithmetic:
         """Returns the logarithm to base 2."""
         return jnp.log2(x) if self.interpret else self._apply("lg2.approx.ftz.f32 $0, $1;", x)
 
+    def tanh(self, x: jax.Array, factor: float) -> jax.Array:
+        """Returns the hyperbolic tangent of x * factor / (2 * log2(e)), as 1 - 2 / (1 + 2 ** (x * factor))."""
+        if self.interpret:
+            return 1 - 2 / (1 + jnp.exp2(x * jnp.float32(factor)))
+        ptx = (
+            f"{{ .reg .f32 t; mul.rn.f32 t, $1, {hexadecimal(factor)}; ex2.approx.ftz.f32 t, t;"
+            f" add.rn.f32 t, t, {hexadecimal(1.0)}; rcp.approx.ftz.f32 t, t;"
+            f" fma.rn.f32 $0, t, {hexadecimal(-2.0)}, {hexadecimal(1.0)}; }}"
+        )
+        return self._apply(ptx, x)
+
     def reciprocal(self, x: jax.Array) -> jax.Array:
         """Returns 1 / x, correctly rounded."""
         return 1 / x if self.interpret else self._apply("rcp.rn.f32 $0, $1;", x)

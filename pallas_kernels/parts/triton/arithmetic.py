@@ -29,6 +29,17 @@ def quotient(a: jax.Array, b: jax.Array, interpret: bool) -> jax.Array:
     return a / b if interpret else _apply("div.rn.f32 $0, $1, $2;", a, b)
 
 
+def log2(x: jax.Array, interpret: bool) -> jax.Array:
+    """Returns the binary logarithm in float32, to 2**-22 or so: relative outside of (0.5, 2), absolute within."""
+    return jnp.log2(x) if interpret else _apply("lg2.approx.ftz.f32 $0, $1;", x)
+
+
+def fused(a: jax.Array, b: jax.Array | np.float32, c: jax.Array | np.float32, interpret: bool) -> jax.Array:
+    """Returns a * b + c in float32, rounded once (twice on a CPU)."""
+    a, b, c = jnp.broadcast_arrays(a, b, c)
+    return a * b + c if interpret else _apply("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
+
+
 def _apply(instruction: str, *args: jax.Array) -> jax.Array:
     result: jax.Array
     (result,) = plt.elementwise_inline_asm(

@@ -31,6 +31,9 @@ STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
 _UNROLL: Final = 16
 _VECTOR_LANES: Final = 8
 
+_FEW: Final = 2**18
+"""Elements, at most, of which a GPU takes the rest of the tree in one pass: it reads them one here, one there."""
+
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -121,9 +124,15 @@ def max_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
 
 
 def fold_lanes(
-    combine: Combine, x: jax.Array, pad: float, contract: RowContract, dtype: DTypeLike = jnp.float32
+    combine: Combine,
+    x: jax.Array,
+    pad: float,
+    contract: RowContract,
+    dtype: DTypeLike = jnp.float32,
+    axis: int = 1,
+    fused: bool = False,
 ) -> jax.Array:
-    """Combines along axis 1 in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B).
+    """Combines along an axis in the order of the contract: (T, C) to (T, 1), or (A, C, B) to (A, 1, B).
 
     Args:
         combine: Combines two arrays of one shape, element by element, by one correctly rounded or exact operation.
@@ -131,14 +140,17 @@ def fold_lanes(
         pad: What fills up the last block; combining a value with it gives the value back.
         contract: Order of the combinations.
         dtype: In which to combine.
+        axis: Which axis, counted from the front.
+        fused: Whether one pass may compute the array and its first combinations, another one the last ones and what
+            follows. On a GPU it moves no bit.
     """
-    columns = x.shape[1]
+    columns = x.shape[axis]
     # In a row shorter than one block the lanes that hold nothing but padding may be left out.
     lanes = min(contract.lanes(columns), next_power_of_two(columns))
     whole = columns // lanes
 
     def block(i: jax.Array | int) -> jax.Array:
-        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=1).astype(dtype)
+        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=axis).astype(dtype)
 
     def chain(total: jax.Array, start: jax.Array | int, blocks: int) -> jax.Array:
         for i in range(blocks):
@@ -156,21 +168,25 @@ def fold_lanes(
             total = chain(total, groups * _UNROLL, whole % _UNROLL)
     if columns > whole * lanes:
         width = [(0, 0, 0)] * x.ndim
-        width[1] = (0, (whole + 1) * lanes - columns, 0)
-        tail = lax.slice_in_dim(x, whole * lanes, columns, axis=1).astype(dtype)
+        width[axis] = (0, (whole + 1) * lanes - columns, 0)
+        tail = lax.slice_in_dim(x, whole * lanes, columns, axis=axis).astype(dtype)
         tail = lax.pad(tail, jnp.asarray(pad, dtype), width)
         total = combine(total, tail) if whole else tail
-    (total,) = isolate(total)
+    total = total if fused else isolate(total)[0]
     if lanes <= LANES:
-        return isolate(_halve(combine, total, 1, 1))[0]
-    groups, rest = lanes // LANES, x.shape[2:]
+        total = _halve(combine, total, axis, 1)
+        return total if fused else isolate(total)[0]
+    groups, before, rest = lanes // LANES, x.shape[:axis], x.shape[axis + 1 :]
     # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
-    (total,) = isolate(_halve(combine, total.reshape(x.shape[0], groups, LANES, *rest), 2, _VECTOR_LANES))
-    (total,) = isolate(_halve(combine, total, 2, 1))
-    total = total.reshape(x.shape[0], groups, *rest)
+    (total,) = isolate(_halve(combine, total.reshape(*before, groups, LANES, *rest), axis + 1, _VECTOR_LANES))
+    few = fused and total.size <= _FEW
+    total = _halve(combine, total, axis + 1, 1)
+    total = total if few else isolate(total)[0]
+    total = total.reshape(*before, groups, *rest)
     while groups > 1:
         groups = max(1, groups // _UNROLL)
-        (total,) = isolate(_halve(combine, total, 1, groups))
+        total = _halve(combine, total, axis, groups)
+        total = total if fused and groups == 1 else isolate(total)[0]
     return total
 
 

@@ -1,4 +1,4 @@
-"""Results of comparisons on this machine, remembered between processes beside JAX's compilation cache.
+"""What was found out on this machine, remembered between processes beside JAX's compilation cache.
 
 Which form of a product keeps a contract's order is found out by comparison, once for each shape and process. Where JAX
 has a folder for its compilation cache (`jax_compilation_cache_dir`, not set by default), what was found is kept in the
@@ -18,6 +18,7 @@ import jax
 import jaxlib.version
 
 _PROCESSOR = Path("/proc/cpuinfo")
+_DIGEST = hashlib.sha256().digest_size
 _PER_CORE = ("processor", "cpu MHz", "core id", "apicid", "initial apicid", "physical id", "bogomips", "BogoMIPS")
 
 
@@ -37,21 +38,59 @@ def remembered[**P](compare: Callable[P, bool]) -> Callable[P, bool]:
 
     @functools.wraps(compare)
     def run(*args: P.args, **kwargs: P.kwargs) -> bool:
-        folder = _folder()
-        if folder is None:
-            return compare(*args, **kwargs)
-        question = f"{compare.__module__}.{compare.__qualname__} {args!r} {sorted(kwargs.items())!r}\n{_machine()}\n"
-        path = folder / hashlib.sha256(question.encode()).hexdigest()
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            text = path.read_text(encoding="utf-8")
-            if text in (f"{question}True\n", f"{question}False\n"):
-                return text.endswith("True\n")
+        question = f"{compare.__module__}.{compare.__qualname__} {args!r} {sorted(kwargs.items())!r}"
+        known = recall(question)
+        if known in (b"True", b"False"):
+            return known == b"True"
         found = compare(*args, **kwargs)
-        with contextlib.suppress(OSError):  # a folder that cannot be written to is no reason to fail
-            _write(path, f"{question}{found}\n")
+        keep(question, str(found).encode())
         return found
 
     return run
+
+
+def recall(question: str) -> bytes | None:
+    """Returns what was kept as the answer to a question on this machine; None if nothing was.
+
+    Args:
+        question: Any text; everything that the answer depends on, but for the machine and this package.
+    """
+    folder = _folder()
+    if folder is None:
+        return None
+    header = _header(question)
+    with contextlib.suppress(OSError):
+        entry = (folder / hashlib.sha256(header).hexdigest()).read_bytes()
+        answer = entry[len(header) + _DIGEST :]
+        if entry.startswith(header + hashlib.sha256(answer).digest()):
+            return answer
+    return None
+
+
+def keep(question: str, answer: bytes) -> None:
+    """Keeps the answer to a question for other processes on this machine, if JAX has a folder for its cache."""
+    folder = _folder()
+    if folder is None:
+        return
+    header = _header(question)
+    with contextlib.suppress(OSError):  # a folder that cannot be written to is no reason to fail
+        _write(folder / hashlib.sha256(header).hexdigest(), header + hashlib.sha256(answer).digest() + answer)
+
+
+def source_digest(package: Path) -> str:
+    """Returns a hash of the sources of a package: their names, sizes and times, by which Python tells changes too."""
+    facts = []
+    for folder, folders, files in os.walk(package):
+        folders.sort()
+        for file in sorted(file for file in files if file.endswith(".py")):
+            path = os.path.join(folder, file)
+            state = os.stat(path)
+            facts.append((os.path.relpath(path, package), state.st_size, state.st_mtime_ns))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _header(question: str) -> bytes:
+    return f"{question}\n{_machine()}\n".encode()
 
 
 def _folder() -> Path | None:
@@ -71,23 +110,20 @@ def _machine() -> str:
         return ""
     processor = [line for line in lines if line.partition("\t")[0].partition(":")[0].strip() not in _PER_CORE]
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    source = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
-        source.update(path.read_bytes())
     facts = (
         processor,
         threads,
         jax.__version__,
         jaxlib.version.__version__,
         os.environ.get("XLA_FLAGS", ""),
-        source.hexdigest(),
+        source_digest(Path(__file__).parents[2]),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, entry: bytes) -> None:
     """Writes a file so that no other process sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(entry)
     os.replace(file.name, path)

@@ -15,22 +15,27 @@ DECODE_QUERIES: Final = 16
 WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
-_PREFILL_STAGES: Final = {64: 4, 96: 3, 128: 2, 192: 3, 256: 2}
-_DECODE_STAGES: Final = {64: 6, 96: 4, 128: 3, 192: 3, 256: 2}
+_PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
+_DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
+_WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
+_WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
+_BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
+_BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
 _FULL_GROUP: Final = 16
-_MANY_QUERIES: Final = 2048  # for which tiles of 192 leave few rows empty
+_UNIT: Final = 64  # queries of a warpgroup
+_IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
 _LONG: Final = 16384
 
 
 @dataclass(frozen=True)
 class PrefillSchedule:
-    """Tiles of 64 queries of one head for each computing warpgroup, walked by persistent blocks.
+    """Tiles of 64 queries of a head for each computing warpgroup, walked by persistent blocks.
 
     Attributes:
         warpgroups: Computing warpgroups, up to 3.
         stages: Stages of keys and of values.
         blocks: Most blocks.
-        heads: Heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
+        heads: Query heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -43,49 +48,79 @@ class PrefillSchedule:
 
 @dataclass(frozen=True)
 class DecodeSchedule:
-    """Tiles of 64 rows, packed from queries and heads, each with one split of the keys.
+    """Tiles of 64 rows, packed from queries and heads, each with one split of the keys or with all of them.
 
     Attributes:
         stages: Stages of keys and of values.
         blocks: Most blocks.
+        whole: Whether an item has all keys of a tile, so that no splits are left to merge.
+        byte_stages: Stages of the bytes of a cache of 8 bits.
+        registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
+            matter to a cache of 8 bits alone.
     """
 
     stages: int = 3
     blocks: int = SMS
+    whole: bool = False
+    byte_stages: int = 2
+    registers: tuple[int, int, int] = (232, 40, 120)
 
 
-def prefill_schedule(head_size: int, queries: int, sees_all: bool) -> PrefillSchedule:
+def prefill_schedule(
+    head_size: int, queries: int, sees_all: bool, value_size: int | None = None, group: int = 1
+) -> PrefillSchedule:
     """Returns the schedule of tiles of queries.
 
     Args:
         head_size: Width of a head.
         queries: Queries of a sequence.
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
+        value_size: Width of a head of the values, that of the keys by default.
+        group: Query heads to a key head.
     """
     heads = _FULL_GROUP if sees_all else 0
-    if head_size <= 64 and queries >= _MANY_QUERIES:
+    units = -(-queries // _UNIT) * group
+    if head_size <= 64 and -units % 3 <= _IDLE * units:
         # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
         stages = 4 if sees_all or queries >= _LONG else 3
         return PrefillSchedule(3, stages, heads=heads, registers=(160, 32))
-    return PrefillSchedule(stages=_PREFILL_STAGES[head_size], heads=heads)
+    return PrefillSchedule(stages=_PREFILL_STAGES[head_size, value_size or head_size], heads=heads)
 
 
-def decode_schedule(head_size: int) -> DecodeSchedule:
+def decode_schedule(
+    head_size: int, value_size: int | None = None, *, tiles: int = 0, splits: int = 2, eight_bits: bool = False
+) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
     Args:
         head_size: Width of a head.
+        value_size: Width of a head of the values, that of the keys by default.
+        tiles: Tiles of all sequences and key heads.
+        splits: Splits of a sequence, as many as its cache has room for.
+        eight_bits: Whether keys and values have 8 bits.
     """
-    return DecodeSchedule(_DECODE_STAGES[head_size])
+    widths = head_size, value_size or head_size
+    if eight_bits:
+        stages, byte_stages = _BYTE_STAGES[widths]
+        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1)
+    if splits == 1:
+        return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
+    rounds = -(-tiles // SMS)
+    if widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
+        return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
+    return DecodeSchedule(_DECODE_STAGES[widths])
 
 
 @dataclass(frozen=True)
 class GradientSchedule:
-    """Blocks of 128 keys, walked by persistent blocks of the grid with two computing warpgroups of 64 keys each.
+    """Blocks of keys, walked by persistent blocks of the grid with two computing warpgroups.
+
+    Blocks of 128 keys, 64 for each warpgroup; of 64 keys, of which each has half of the columns of wide heads.
 
     Attributes:
         rows: Queries of a tile.
         stages: Stages of queries and of their cotangents.
+        cotangent_stages: Stages of cotangents of wide heads, which have a number of their own.
         blocks: Most blocks of the grid.
         heads: Key heads whose blocks of keys are taken together.
         to_and_fro: Whether every second round of items goes over the blocks of the grid backwards.
@@ -94,6 +129,7 @@ class GradientSchedule:
 
     rows: int = 64
     stages: int = 2
+    cotangent_stages: int = 2
     blocks: int = SMS
     heads: int = 64
     to_and_fro: bool = True
@@ -101,15 +137,22 @@ class GradientSchedule:
 
 
 _GRADIENT_ROWS: Final = {64: 128, 128: 64}
+_TWO_STAGES: Final = 192  # widest values for which shared memory has room for two stages of cotangents
 _GRADIENT_HEADS: Final = {True: 8, False: 64}  # whether all queries see all keys
 
 
-def gradient_schedule(head_size: int, sees_all: bool) -> GradientSchedule:
+def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = None) -> GradientSchedule:
     """Returns the schedule of the gradients.
 
     Args:
         head_size: Width of a head.
         sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
             window.
+        value_size: Width of a head of the values, that of the keys by default.
     """
-    return GradientSchedule(_GRADIENT_ROWS[head_size], heads=_GRADIENT_HEADS[sees_all], to_and_fro=not sees_all)
+    return GradientSchedule(
+        _GRADIENT_ROWS.get(head_size, 64),
+        cotangent_stages=1 if (value_size or head_size) > _TWO_STAGES else 2,
+        heads=_GRADIENT_HEADS[sees_all],
+        to_and_fro=not sees_all,
+    )

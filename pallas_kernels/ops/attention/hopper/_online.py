@@ -29,11 +29,6 @@ def no_keys() -> Stats:
     return Stats(filled((ROWS,), LEAST), filled((ROWS,), 0))
 
 
-def score_factor(scale: float) -> float:
-    """Returns the factor of raw scores, scale * log2(e) in float32."""
-    return float(np.float32(scale * math.log2(math.e)))
-
-
 def weigh(
     scores: jax.Array, stats: Stats, factor: float, contract: SplitAttentionContract, math_: Arithmetic
 ) -> tuple[Stats, jax.Array, jax.Array]:
@@ -63,19 +58,29 @@ def merge_stats(all_before: Stats, split: Stats, math_: Arithmetic) -> tuple[Sta
     return Stats(maximum, total), kept, taken
 
 
-def result(values: jax.Array, stats: Stats, valid: jax.Array, math_: Arithmetic) -> tuple[jax.Array, jax.Array]:
+def result(
+    values: jax.Array, stats: Stats, valid: jax.Array, sink: jax.Array | None, math_: Arithmetic
+) -> tuple[jax.Array, jax.Array]:
     """Returns the outputs (rows, n) and the log-sum-exp (rows,), float32; zeros and -inf for rows without a key.
 
     Args:
         values: (rows, n) float32, weighted values.
         stats: Of all splits.
         valid: (rows, n) bool; the other rows are no queries, and their log-sum-exp is not defined.
+        sink: (rows,) float32, a score in units of ln(2) that has no value; None without sinks.
         math_: The instructions.
     """
     columns = values.shape[1]
     # +0, or nan for a row with anything that is not finite: a sum of negative zeros is made positive.
     spoiled = math_.fused(math_.scaled(values, 0.0).sum(axis=1), 1.0, 0.0)
-    out = math_.fused(values, across(math_.reciprocal(stats.total), columns), across(spoiled, columns))
+    merged, factor = stats, None
+    if sink is not None:
+        maximum = jnp.maximum(stats.maximum, sink)
+        factor = math_.exp2(stats.maximum - maximum)
+        merged = Stats(maximum, math_.fused(stats.total, factor, math_.exp2(sink - maximum)))
+    inverse = math_.reciprocal(merged.total)
+    factor = inverse if factor is None else math_.product(factor, inverse)
+    out = math_.fused(values, across(factor, columns), across(spoiled, columns))
     out = jnp.where(valid & (across(stats.total, columns) != 0), out, 0.0)
-    lse = math_.scaled(stats.maximum + math_.log2(stats.total), _LN2) + spoiled
+    lse = math_.scaled(merged.maximum + math_.log2(merged.total), _LN2) + spoiled
     return out, jnp.where(stats.total != 0, lse, -jnp.inf)

@@ -24,7 +24,7 @@ class Ring:
         source: Where the blocks come from.
         interpret: Whether Mosaic's interpreter runs the kernel.
         keys: (stages, block, H).
-        values: (stages, block, H).
+        values: (stages, block, V).
         found: (stages, block / 32) int32, for blocks that some queries see in part: a bit for each row of values that
             was not finite; see `clean_rows`.
         keys_full: A barrier for each stage.
@@ -45,18 +45,22 @@ class Ring:
     values_free: Any
 
     @staticmethod
-    def scratch(stages: int, source: KeySource, size: int, dtype: Any, readers: int) -> list[Any]:
+    def scratch(stages: int, source: KeySource, size: int, value_size: int, dtype: Any, readers: int) -> list[Any]:
         """Returns the types of the attributes from `keys` on.
 
         Args:
             stages: Number of stages.
             source: Where blocks come from.
             size: Width of a head.
+            value_size: The same of the values.
             dtype: Of keys and values.
             readers: Warpgroups that compute.
         """
         return [
-            *[plgpu.SMEM((stages, source.block, size), dtype, transforms=tiled(dtype, size))] * 2,
+            *(
+                plgpu.SMEM((stages, source.block, width), dtype, transforms=tiled(dtype, width))
+                for width in (size, value_size)
+            ),
             plgpu.SMEM((stages, source.block // WORD), jnp.int32),
             plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
             plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages + 1),

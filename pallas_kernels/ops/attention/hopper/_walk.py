@@ -18,6 +18,7 @@ from jax import lax
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, weigh
 from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.clean import spoil_rows
@@ -62,9 +63,10 @@ class Walk:
 
     Attributes:
         contract: Order of the sums.
-        factor: Factor of raw scores.
+        scoring: From products to scores.
         sight: How far queries see.
         positions: Returns the positions of the queries, (64,) int32.
+        slope: (64,) float32, times log2(e), or None.
         length: Keys of the sequence.
         blocks: The blocks of the tile, the same for all warpgroups that share the ring.
         queries: Shared memory (64, H).
@@ -76,9 +78,10 @@ class Walk:
     """
 
     contract: SplitAttentionContract
-    factor: float
+    scoring: Scoring
     sight: Sight
     positions: Callable[[], jax.Array]
+    slope: jax.Array | None
     length: Any
     blocks: Blocks
     queries: Any
@@ -90,9 +93,14 @@ class Walk:
 
     @property
     def size(self) -> int:
-        """Width of a head."""
-        width: int = self.queries.shape[1]
+        """Width of a head of the values."""
+        width: int = self.ring.values.shape[2]
         return width
+
+    @property
+    def factor(self) -> float:
+        """Factor of the scores."""
+        return self.scoring.factor_left(self.slope is not None)
 
     @property
     def math(self) -> Arithmetic:
@@ -209,7 +217,8 @@ class Walk:
         (scores,) = finish(after, scores, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.keys_free.at[self._slot(block)])
         pl.when(block + 1 == self.blocks.last)(self.after_scores)
-        return scores
+        start = lambda: block * self.contract.key_block - self.positions()  # noqa: E731
+        return self.scoring.sloped(self.scoring.tangents(scores, self.math), self.slope, start, self.math)
 
     def _masked(self, scores: jax.Array, block: Any) -> jax.Array:
         """Returns scores with -inf where a key is not seen."""

@@ -1,23 +1,27 @@
 """From the arrays of a backward pass to its kernels."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.contract import AttentionGradientContract
+from pallas_kernels.contract import KEY_BLOCK, AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._delta import delta
+from pallas_kernels.ops.attention.hopper._gradient_steps import GradientCall, Operands
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Tiles
-from pallas_kernels.ops.attention.hopper._online import score_factor
+from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.ops.attention.hopper.gradients import GradientCall, Operands, gradients
-from pallas_kernels.ops.attention.hopper.launch import padded, supports_scale
+from pallas_kernels.ops.attention.hopper.gradients import Body, gradients, scratch_types
+from pallas_kernels.ops.attention.hopper.launch import padded
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.ops.attention.hopper.wide_gradients import WideBody, wide_scratch_types
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import GradientSchedule, gradient_schedule
+
+_COLUMNS: Final = 64
 
 
 @in_32_bits
@@ -31,30 +35,34 @@ def attention_gradients(
     offsets: jax.Array,
     query_lengths: jax.Array,
     key_lengths: jax.Array,
+    slopes: jax.Array | None = None,
     *,
     contract: AttentionGradientContract,
     scale: float,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    soft_cap: float | None = None,
     schedule: GradientSchedule | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes the gradients of `attention` over a contiguous cache.
 
     Args:
-        query: (B, T, N, H) bfloat16 or float16; H is 64 or 128.
+        query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
         key: (B, S, K, H) of the same dtype, K a divisor of N.
-        value: Of the shape and dtype of `key`.
-        out: Of the shape and dtype of `query`, the result of `attention`.
+        value: (B, S, K, V) of that dtype; V is H, or 128 for heads of 192.
+        out: (B, T, N, V) of that dtype, the result of `attention`.
         lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: Of the shape and dtype of `query`, the gradient of `out`.
+        cotangent: Of the shape and dtype of `out`, its gradient.
         offsets: (B,) int32, absolute position of the first query of each sequence.
         query_lengths: (B,) int32; later queries see nothing.
         key_lengths: (B,) int32; later keys are never seen.
+        slopes: (B or 1, N), as in `attention`.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
         window: Keys before and after its own position that a query sees at most.
+        soft_cap: As in `attention`.
         schedule: Tiles and order; chosen by the head size and the mask by default.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
@@ -62,20 +70,23 @@ def attention_gradients(
         The gradients of `query`, `key` and `value`, of their shapes and dtypes; zeros for what nothing sees.
 
     Raises:
-        UnsupportedError: If the contract is another one, or `scale` is out of range.
+        UnsupportedError: If the contract is another one, or `scale` or `soft_cap` is out of range.
 
     Guarantee: row-invariant for `query`; a row is a query with the keys that it sees. The gradients of keys and values
     depend on their own sequence alone. The schedule moves no bit.
     """
     if not isinstance(contract, AttentionGradientContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
-    if not supports_scale(scale):
-        raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
-    batch, length, heads, size = query.shape
+    scoring = Scoring.of(scale, soft_cap)
+    (batch, length, heads, width), value_width = query.shape, value.shape[3]
     capacity, key_heads = key.shape[1:3]
     if 0 in query.shape or 0 in key.shape:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
-    schedule = schedule or gradient_schedule(size, not causal and window is None)
+    size, value_size, wide = width, value_width, contract.key_block < KEY_BLOCK
+    if not wide:  # columns of zeros add nothing to any sum
+        size = value_size = -(-width // _COLUMNS) * _COLUMNS
+        query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
+    schedule = schedule or gradient_schedule(size, not causal and window is None, value_size)
     tiles = Tiles(
         Sight.of(causal, window),
         contract.key_block,
@@ -95,12 +106,21 @@ def attention_gradients(
     query, cotangent, out, key, value = (padded(x) for x in (query, cotangent, out, key, value))
     deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
     given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
-    call = GradientCall(tiles, scale, score_factor(scale), size, interpret)
-    sums, dk, dv = gradients(given, lengths, call=call, schedule=schedule)
+    if slopes is not None:
+        given = given._replace(slopes=in_bits(slopes))
+    call = GradientCall(tiles, scale, scoring, size, value_size, interpret)
+    body = (WideBody if wide else Body)(call, schedule)
+    types = (wide_scratch_types if wide else scratch_types)(call, schedule, query.dtype)
+    sums, dk, dv = gradients(given, lengths, body=body, scratch_types=types)
     first_blocks, last_blocks = tiles.blocks_of_tiles(lengths)
     seen = jnp.repeat(first_blocks <= last_blocks, tiles.rows, axis=1)[:, :length, None, None]
-    dq = jnp.where(seen, sums[:, :length], 0) * jnp.float32(scale)
-    return dq.astype(query.dtype), dk[:, :capacity], dv[:, :capacity]
+    dq = jnp.where(seen, sums[:, :length, :, :width], 0) * jnp.float32(scale)
+    return dq.astype(query.dtype), dk[:, :capacity, :, :width], dv[:, :capacity, :, :value_width]
+
+
+def _widened(x: jax.Array, size: int) -> jax.Array:
+    """Returns heads (..., H) with zeros behind."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 
 def _stats(lse: jax.Array, deltas: jax.Array, tiles: Tiles) -> jax.Array:

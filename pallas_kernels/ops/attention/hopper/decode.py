@@ -1,7 +1,8 @@
-"""Attention of a few queries: the heads that share a key head packed into a tile of 64 rows, a split for each item.
+"""Attention of a few queries: the heads that share a key head packed into a tile of 64 rows.
 
-A row takes the steps of the kernel for many queries, one split in each item; `merge` does with the splits what that
-kernel does in one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items.
+A row takes the steps of the kernel for many queries. An item is a tile with all of its keys, as there; or with one
+split of them, so that a few sequences keep all blocks busy, and `merge` does with the splits what that kernel does in
+one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items.
 """
 
 from dataclasses import dataclass
@@ -17,26 +18,30 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
+from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
+from pallas_kernels.ops.attention.hopper._keys import KeySource
+from pallas_kernels.ops.attention.hopper._online import result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
-from pallas_kernels.ops.attention.hopper._walk import Walk
+from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge
-from pallas_kernels.ops.attention.hopper.prefill import Call, Lengths
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup, tiled
+from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, i32, thread_of_warpgroup, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
 
 
 class Item(NamedTuple):
-    """One split of one tile of rows.
+    """One tile of rows, with one split or all of its keys.
 
     Attributes:
         sequence: Index of the sequence.
         head: Index of the key head.
         tile: Index of the tile among those of the key head.
-        split: Index of the split.
-        blocks: The blocks that the tile's queries see of the split; none if the last is not above the first.
+        split: Index of the split, 0 with all keys.
+        blocks: The blocks that the tile's queries see of the split, none if the last is not above the first; of all
+            keys, at least one.
     """
 
     sequence: Any
@@ -76,7 +81,12 @@ class Body:
     @property
     def items(self) -> int:
         """Items of all blocks."""
-        return self.call.batch * self.splits * self.tiles * self.heads
+        return self.call.batch * (1 if self.schedule.whole else self.splits) * self.tiles * self.heads
+
+    @property
+    def parks(self) -> bool:
+        """Whether an item has more than one split."""
+        return self.schedule.whole and self.splits > 1
 
     @property
     def grid(self) -> int:
@@ -97,11 +107,16 @@ class Body:
         number = index * self.grid + block
         head, number = lax.rem(number, self.heads), lax.div(number, self.heads)
         tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
-        split, sequence = lax.rem(number, self.splits), lax.div(number, self.splits)
+        splits = 1 if self.schedule.whole else self.splits
+        split, sequence = lax.rem(number, splits), lax.div(number, splits)
         seen = self.seen(lengths.offsets[sequence], lengths.keys[sequence])
+        there = lengths.queries[sequence] > 0
+        if self.schedule.whole:
+            # One block of a sequence without queries is walked, for the zeros that are its result.
+            return Item(sequence, head, tile, split, seen._replace(last=jnp.where(there, seen.last, seen.first + 1)))
         length = self.call.contract.split // self.call.contract.key_block
         start, end = jnp.maximum(split * length, seen.first), jnp.minimum((split + 1) * length, seen.last)
-        end = jnp.where(lengths.queries[sequence] > 0, end, start)
+        end = jnp.where(there, end, start)
         return Item(sequence, head, tile, split, seen._replace(first=start, last=end))
 
     def seen(self, offset: Any, keys: Any) -> Blocks:
@@ -114,7 +129,9 @@ class Body:
         begin, end = lax.div(seen.first, length), lax.div(seen.last + (length - 1), length)
         return begin, jnp.where(queries > 0, jnp.minimum(end, self.splits), begin)
 
-    def produce(self, query: Any, caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring) -> None:
+    def produce(
+        self, query: Any, caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring | ByteRing
+    ) -> None:
         """Fetches the rows and the blocks of all items of this block of the grid."""
         block = lax.axis_index("block")
 
@@ -141,7 +158,27 @@ class Body:
         def _(i: Any) -> None:
             plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
 
-    def compute(self, lengths: Lengths, values: Any, stats: Any, scratch: Any, ring: Ring) -> None:
+    def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
+        """Makes keys, or values, of the bytes of all items of this block of the grid.
+
+        Args:
+            values: Whether values.
+            lengths: Numbers of each sequence.
+            factors: (B or 1, K, width of a head) float32, in GPU memory.
+            stored: The bytes.
+            ring: Where keys and values go.
+        """
+        block = lax.axis_index("block")
+        make, free = (stored.widen_values, ring.values_free) if values else (stored.widen_keys, ring.keys_free)
+
+        def one(index: Any, position: Any) -> Any:
+            item = self.item(lengths, block, index)
+            make(item.blocks, position, factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head], ring)
+            return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
+
+        drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
+
+    def compute(self, lengths: Lengths, further: Further, results: "_Results", scratch: "_Scratch", ring: Ring) -> None:
         """Computes all items of this block of the grid."""
         block = lax.axis_index("block")
 
@@ -152,7 +189,7 @@ class Body:
 
             @pl.when(some)
             def _() -> None:
-                self.one_item(item, position, lax.rem(done, 2), lengths, values, stats, scratch, ring)
+                self.one_item(item, position, lax.rem(done, 2), lengths, further, results, scratch, ring)
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
@@ -164,68 +201,102 @@ class Body:
         position: Any,
         slot: Any,
         lengths: Lengths,
-        values: Any,
-        stats: Any,
-        scratch: Any,
+        further: Further,
+        results: "_Results",
+        scratch: "_Scratch",
         ring: Ring,
     ) -> None:
-        """Walks one split of a tile of rows and stores what it gives."""
+        """Walks the keys of a tile of rows and stores what they give."""
         interpret, call = bool(self.call.interpret), self.call
 
+        def query(row: jax.Array) -> jax.Array:
+            """Returns the query to which a row of the tile belongs."""
+            found: jax.Array = lax.div(item.tile * ROWS + row, jnp.full_like(row, call.group))
+            return found
+
         def positions() -> jax.Array:
-            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-            found: jax.Array = lengths.offsets[item.sequence] + lax.div(row, jnp.full_like(row, call.group))
+            rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            found: jax.Array = lengths.offsets[item.sequence] + query(rows)
+            return found
+
+        def of_rows(numbers: Any) -> jax.Array | None:
+            if numbers is None:
+                return None
+            sequence, rows = item.sequence if numbers.shape[0] > 1 else 0, pl.ds(item.tile * ROWS, ROWS)
+            found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
             return found
 
         walk = Walk(
             call.contract,
-            call.factor,
+            call.scoring,
             call.sight,
             positions,
+            of_rows(further.slopes),
             lengths.keys[item.sequence],
             item.blocks,
             scratch.queries.at[slot],
             ring,
             position,
-            None,
+            scratch.parked,
             lambda: plgpu.barrier_arrive(scratch.queries_free.at[slot]),
             interpret,
         )
         plgpu.barrier_wait(scratch.queries_full.at[slot])
-        found, numbers = walk.run()
+        values, stats = walk.run()
+        numbers: tuple[jax.Array, ...] = stats
+        if self.schedule.whole:
+            rows = query(plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE))
+            valid = rows < lengths.queries[item.sequence]
+            values, lse = result(values, stats, valid, of_rows(further.sinks), Arithmetic(interpret=interpret))
+            values, numbers = values.astype(results.values.dtype), (lse,)
         first = item.head * self.rows + item.tile * ROWS
         left = self.rows - item.tile * ROWS
+        target = results.of(item, self.schedule.whole)
+        _store_rows(target.values, target.numbers, first, left, values, numbers, self.rows, interpret)
+
+
+class _Results(NamedTuple):
+    """Where results go: values and numbers of rows, of each sequence and, unless items are whole, of each split."""
+
+    values: Any
+    numbers: Any
+
+    def of(self, item: Item, whole: bool) -> "_Results":
+        """Returns the place of an item: (R, V), and (R,) for each number."""
+        if whole:
+            return _Results(self.values.at[item.sequence], (self.numbers.at[item.sequence],))
         place = item.sequence, item.split
-        _store_rows(values.at[place], stats.at[place], first, left, found, *numbers, self.rows, interpret)
+        return _Results(self.values.at[place], tuple(self.numbers.at[(*place, i)] for i in range(2)))
 
 
 def _store_rows(
     values_ref: Any,
-    stats_ref: Any,
+    numbers_refs: tuple[Any, ...],
     first: Any,
     left: Any,
     values: jax.Array,
-    maximum: jax.Array,
-    total: jax.Array,
+    numbers: tuple[jax.Array, ...],
     most: int,
     interpret: bool,
 ) -> None:
-    """Writes the rows below `left` of a tile to the rows from `first` on of GPU memory (R, H) and (2, R)."""
+    """Writes the rows below `left` of a tile to the rows from `first` on of GPU memory (R, V) and (R,)."""
     if interpret:
         for count in {min(ROWS, most), most % ROWS or ROWS}:
 
             @pl.when(jnp.minimum(left, ROWS) == count)
             def _(count: int = count) -> None:
                 values_ref.at[pl.ds(first, count)][...] = values[:count]
-                stats_ref.at[0, pl.ds(first, count)][...] = maximum[:count]
-                stats_ref.at[1, pl.ds(first, count)][...] = total[:count]
+                for ref, found in zip(numbers_refs, numbers, strict=True):
+                    ref.at[pl.ds(first, count)][...] = found[:count]
 
         return
-    number = plgpu.Layout.WG_SPLAT(())
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), number, number, TILE, ROW, ROW))
+    number, count = plgpu.Layout.WG_SPLAT(()), len(numbers)
+    types = (*[plgpu.RefType()] * (1 + count), number, number, TILE, *[ROW] * count)
+    inline: Any = plgpu.inline_mgpu(arg_types=types)
 
     @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, values_ref: Any, stats_ref: Any, first: Any, left: Any, values: Any, *stats: Any) -> None:
+    def store(_: Any, values_ref: Any, *given: Any) -> None:
+        refs, (first, left, values, *stats) = given[:count], given[count:]
         index = ir.IndexType.get()
         thread = thread_of_warpgroup()
         quad = arith.remui(thread, i32(4))
@@ -241,20 +312,30 @@ def _store_rows(
                     column = arith.addi(arith.muli(quad, i32(2)), i32(8 * j))
                     vector.store(pairs[j, half], values_ref, [target, arith.index_cast(index, column)])
                 with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, quad, i32(0))):
-                    for kind, numbers in enumerate(stats):
-                        place = arith.index_cast(index, i32(kind))
-                        register = numbers.registers.flat[half]
+                    for ref, found in zip(refs, stats, strict=True):
+                        register = found.registers.flat[half]
                         if not isinstance(register.type, ir.VectorType):
                             register = vector.broadcast(ir.VectorType.get((1,), register.type), register)
-                        vector.store(register, stats_ref, [place, target])
+                        vector.store(register, ref, [target])
 
-    store(values_ref, stats_ref, jnp.asarray(first, jnp.int32), jnp.asarray(left, jnp.int32), values, maximum, total)
+    store(values_ref, *numbers_refs, *(jnp.asarray(x, jnp.int32) for x in (first, left)), values, *numbers)
+
+
+def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = None) -> jax.Array:
+    """Returns numbers of heads (B or 1, N) for rows of key heads, (B or 1, R): `rows` of each, then zeros."""
+    sequences, call = numbers.shape[0], body.call
+    found = jnp.broadcast_to(
+        numbers.reshape(sequences, body.heads, 1, call.group), (sequences, body.heads, call.queries, call.group)
+    ).reshape(sequences, body.heads, body.rows)
+    found = jnp.pad(found, ((0, 0), (0, 0), (0, rows - body.rows))).reshape(sequences, -1)
+    return found if padded is None else jnp.pad(found, ((0, 0), (0, padded - found.shape[1])))
 
 
 class _Scratch(NamedTuple):
     queries: Any
     queries_full: Any
     queries_free: Any
+    parked: Parked | None
 
 
 def decode(
@@ -262,64 +343,115 @@ def decode(
     key: jax.Array,
     value: jax.Array,
     lengths: Lengths,
-    table: jax.Array | None,
+    further: Further,
     *,
     call: Call,
     schedule: DecodeSchedule,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the kernel and the merge of its splits.
+    """Runs the kernel and, unless its items have all keys, the merge of its splits.
 
     Args:
         query: (B, T, N, H).
         key: (B, S, K, H), S a multiple of 8, or (P, page, K, H) with a table.
-        value: Of the shape and dtype of `key`.
+        value: (B, S, K, V) or (P, page, K, V), of the dtype of `key`.
         lengths: Numbers of each sequence.
-        table: (B, n) int32, or None.
+        further: Further arrays.
         call: What is fixed about the call.
-        schedule: Stages and blocks.
+        schedule: Stages, blocks and items.
 
     Returns:
-        The outputs (B, T, N, H), and the log-sum-exp (B, T, N), float32.
+        The outputs (B, T, N, V), and the log-sum-exp (B, T, N), float32.
     """
-    s, body, dtype = schedule, Body(call, schedule), query.dtype
+    s, body, dtype, bytewise = schedule, Body(call, schedule), query.dtype, key.dtype.itemsize == 1
+    fp8 = key.dtype == jnp.float8_e4m3fn
+    if fp8:
+        key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (key, value))
     shape = (call.batch, call.queries, body.heads, call.group)
     packed = jnp.moveaxis(query.reshape(*shape, call.size), 1, 2).reshape(-1, body.rows, call.size)
     if body.rows > _ROWS:
         packed = jnp.pad(packed, ((0, 0), (0, -body.rows % _ROWS), (0, 0)))
-    padded = -(-body.heads * body.rows // MERGED_ROWS) * MERGED_ROWS
+    padded = body.heads * body.rows if s.whole else -(-body.heads * body.rows // MERGED_ROWS) * MERGED_ROWS
+
+    def of_tiles(numbers: jax.Array | None) -> jax.Array | None:
+        """Returns numbers of heads for the rows of tiles, (B or 1, heads, rows)."""
+        if numbers is None:
+            return None
+        return _of_rows(numbers, body, body.tiles * ROWS).reshape(-1, body.heads, body.tiles * ROWS)
+
+    sinks = further.sinks
+    further = further._replace(slopes=of_tiles(further.slopes), sinks=of_tiles(sinks) if s.whole else None)
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
-        (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
-        values_ref, stats_ref, queries, queries_full, queries_free, *stages = refs
-        scratch, ring = (
-            _Scratch(queries, queries_full, queries_free),
-            Ring(s.stages, call.source, bool(call.interpret), *stages),
+        numbers, refs = refs[:3], refs[3:]
+        more, refs = further.refs(refs), refs[len(further.given) :]
+        values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
+        parked = None
+        if body.parks:
+            *stages, values, rows = stages
+            parked = Parked(values, rows)
+        own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
+        results, scratch = (
+            _Results(values_ref, numbers_ref),
+            _Scratch(queries, queries_full, queries_free, parked),
         )
+        ring = Ring(s.stages, ring_source, bool(call.interpret), *own)
+        stored: Any = ring
+        if bytewise:
+            stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
         warpgroup = lax.axis_index("warpgroup")
 
         @pl.when(warpgroup == 0)
         def _() -> None:
-            body.compute(Lengths(*numbers), values_ref, stats_ref, scratch, ring)
+            if bytewise:
+                plgpu.set_max_registers(s.registers[0], action="increase")
+            body.compute(Lengths(*numbers), more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
-            body.produce(query_ref, (key_ref, value_ref), table_ref, Lengths(*numbers), scratch, ring)
+            if bytewise:
+                plgpu.set_max_registers(s.registers[1], action="decrease")
+            body.produce(query_ref, (key_ref, value_ref), more.table, Lengths(*numbers), scratch, stored)
 
+        for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
+
+            @pl.when(warpgroup == 2 + values)
+            def _(values: int = values, factors: Any = factors) -> None:
+                plgpu.set_max_registers(s.registers[2], action="decrease")
+                body.widen(bool(values), Lengths(*numbers), factors, stored, ring)
+
+    # Bytes are copied into stages of their own; those of the ring are written by threads.
+    ring_source = KeySource(call.source.block) if bytewise else call.source
+    in_ring = Ring.scratch(s.stages, ring_source, call.size, call.value_size, dtype, 1)
+    byte_stages = [
+        kind
+        for width in ((call.size, call.value_size) if bytewise else ())
+        for kind in Bytes.scratch(s.byte_stages, call.source, width)
+    ]
+    if s.whole:
+        outputs = [
+            jax.ShapeDtypeStruct((call.batch, padded, call.value_size), dtype),
+            jax.ShapeDtypeStruct((call.batch, padded), jnp.float32),
+        ]
+    else:
+        outputs = [
+            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
+            jax.ShapeDtypeStruct((call.batch, body.splits, 2, padded), jnp.float32),
+        ]
+    aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
     launch = plgpu.kernel(
         kernel,
-        out_type=[
-            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.size), jnp.float32),
-            jax.ShapeDtypeStruct((call.batch, body.splits, 2, padded), jnp.float32),
-        ],
+        out_type=outputs,
         grid=(body.grid,),
         grid_names=("block",),
-        num_threads=2,
+        num_threads=4 if bytewise else 2,
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
             *[plgpu.Barrier(num_barriers=2)] * 2,
-            *Ring.scratch(s.stages, call.source, call.size, dtype, 1),
+            *in_ring,
+            *byte_stages,
+            *(aside if body.parks else []),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -328,17 +460,19 @@ def decode(
         ),
         interpret=call.interpret,
     )
-    partial_values, stats = launch(packed, key, value, *lengths, *([] if table is None else [table]))
-    out, lse = merge(
-        partial_values,
-        stats,
-        lengths,
-        body.splits_seen,
-        rows=body.rows,
-        group=call.group,
-        dtype=dtype,
-        interpret=call.interpret,
-    )
+    out, lse = launch(packed, key, value, *lengths, *further.given)
+    if not s.whole:
+        out, lse = merge(
+            out,
+            lse,
+            lengths,
+            None if sinks is None else _of_rows(sinks, body, body.rows, padded),
+            body.splits_seen,
+            rows=body.rows,
+            group=call.group,
+            dtype=dtype,
+            interpret=call.interpret,
+        )
 
     def unpacked(x: jax.Array) -> jax.Array:
         x = x[:, : body.heads * body.rows].reshape(call.batch, body.heads, call.queries, call.group, *x.shape[2:])

@@ -5,10 +5,10 @@ queries. The gradient of a tile of queries is a sum over blocks of keys, which b
 fourth warpgroup adds to it in memory, when the block of keys behind its own has been added.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -16,71 +16,22 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.ops.attention.hopper._gradient_steps import (
+    MARKS,
+    NEVER,
+    PARTS,
+    STATS,
+    GradientCall,
+    Operands,
+    Results,
+    Step,
+)
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled, tiled
 from pallas_kernels.schedule.hopper.attention import GradientSchedule
-
-PARTS: Final = 2
-"""Warpgroups that compute; each has 64 keys of a block."""
-
-STATS: Final = 3
-"""Numbers of a query: minus its log-sum-exp to base 2, the sum of output times cotangent, whether its tile is bad."""
-
-_NEVER: Final = 30  # no block of the grid takes 2 ** 30 steps
-
-MARKS: Final = 2
-"""Numbers for each key: whether it is not finite, and whether any key of its block is not."""
-
-
-@dataclass(frozen=True)
-class GradientCall:
-    """What is fixed about a call.
-
-    Attributes:
-        tiles: The tiles of queries and blocks of keys.
-        scale: Factor of the scores.
-        factor: The same, times log2(e).
-        size: Width of a head.
-        interpret: False, or parameters of Mosaic's interpreter.
-    """
-
-    tiles: Tiles
-    scale: float
-    factor: float
-    size: int
-    interpret: Any
-
-    @property
-    def columns(self) -> int:
-        """Pieces of 64 columns of a head."""
-        return self.size // ROWS
-
-    @property
-    def rows(self) -> int:
-        """Pieces of 64 queries of a tile."""
-        return self.tiles.rows // ROWS
-
-
-class Operands(NamedTuple):
-    """Arrays in GPU memory: (B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H), and numbers of queries and keys."""
-
-    query: Any
-    key: Any
-    value: Any
-    cotangent: Any
-    stats: Any
-    marks: Any
-
-
-class Results(NamedTuple):
-    """Gradients in GPU memory; in the interpreter that of queries has a part for each block of keys."""
-
-    query: Any
-    key: Any
-    value: Any
 
 
 class Scratch(NamedTuple):
@@ -123,36 +74,17 @@ class Scratch(NamedTuple):
     together: Any
 
 
-class Step(NamedTuple):
-    """A tile of queries of one head beside a block of keys.
-
-    Attributes:
-        item: The block of keys.
-        head: Index of the query head in the interpreter; a division that nothing else needs, so None elsewhere.
-        tile: Index of the tile.
-        slot: Stage of the queries.
-        index: Number of the steps before with this block of keys.
-        position: Number of the steps before in this block of the grid.
-        part: This warpgroup, and its 64 keys.
-        masked: Whether some query does not see some key, or some key is not finite.
-    """
-
-    item: Item
-    head: Any
-    tile: Any
-    slot: Any
-    index: Any
-    position: Any
-    part: Any
-    masked: Any
-
-
 @dataclass(frozen=True)
 class Body:
     """The kernel's program."""
 
     call: GradientCall
     schedule: GradientSchedule
+
+    @property
+    def rounds(self) -> int:
+        """Pieces of the gradient of a tile's queries that a warpgroup hands on in one step."""
+        return 1
 
     @property
     def tiles(self) -> Tiles:
@@ -163,6 +95,10 @@ class Body:
     def math(self) -> Arithmetic:
         """The instructions on tiles of 64 rows."""
         return Arithmetic(interpret=bool(self.call.interpret))
+
+    def scratch(self, refs: Sequence[Any]) -> Any:
+        """Returns the kernel's memory and barriers."""
+        return Scratch(*refs)
 
     def walk(self, lengths: Lengths, start: Any, one: Any) -> Any:
         """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
@@ -234,20 +170,22 @@ class Body:
 
             def add(head: Any, tile: Any, _step: Any) -> None:
                 before = tiles.last_block(offset, keys, tile) - item.block
-                plgpu.barrier_wait(scratch.sums_full)
                 turn = turns.at[(item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile]
+                for index in range(self.rounds):
+                    plgpu.barrier_wait(scratch.sums_full)
 
-                @pl.when(before == 0)
-                def _() -> None:
-                    self.send(item, tile, target.at[:, :, head], None, range(PARTS), scratch)
+                    @pl.when(before == 0)
+                    def _(index: int = index) -> None:
+                        self.send(item, tile, target.at[:, :, head], None, range(PARTS), index, scratch)
 
-                @pl.when(before > 0)
-                def _() -> None:
-                    plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
-                    self.send(item, tile, target.at[:, :, head], "add", range(PARTS), scratch)
+                    @pl.when(before > 0)
+                    def _(index: int = index) -> None:
+                        if index == 0:
+                            plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
+                        self.send(item, tile, target.at[:, :, head], "add", range(PARTS), index, scratch)
 
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                plgpu.barrier_arrive(scratch.sums_free)
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    plgpu.barrier_arrive(scratch.sums_free)
                 plgpu.wait_smem_to_gmem(0)
                 plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
 
@@ -256,19 +194,26 @@ class Body:
 
         self.walk(lengths, jnp.int32(0), one)
 
-    def send(self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], scratch: Scratch) -> None:
-        """Starts to store, or to add, pieces of a tile's gradient to GPU memory (B, T, H)."""
+    def send(
+        self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch
+    ) -> None:
+        """Starts to store, or to add, the pieces of a round of a tile's gradient to GPU memory (B, T, H)."""
         for part in parts:
-            row, column = self.piece(part)
-            rows = pl.ds(tile * self.tiles.rows + row * ROWS, ROWS)
-            place = target.at[item.sequence, rows, pl.ds(column * ROWS, ROWS)]
+            row, columns = self.place(part, index)
+            rows = pl.ds(tile * self.tiles.rows + row, ROWS)
+            place = target.at[item.sequence, rows, columns]
             plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
+
+    def place(self, part: Any, index: int) -> tuple[Any, Any]:
+        """Returns the first query and the columns of what a warpgroup hands on in a round."""
+        row, column = self.piece(part)
+        return row * ROWS, pl.ds(column * ROWS, ROWS)
 
     def piece(self, part: Any) -> tuple[Any, Any]:
         """Returns which piece of 64 queries and 64 columns of a tile's gradient a warpgroup computes."""
         return (0, part) if self.call.columns > 1 else (part, 0)
 
-    def compute(self, lengths: Lengths, results: Results, scratch: Scratch) -> None:
+    def compute(self, slopes: Any, lengths: Lengths, results: Results, scratch: Scratch) -> None:
         """Computes the gradients of this warpgroup's keys of all items, and of all queries that see them."""
         part, interpret = lax.axis_index("warpgroup"), bool(self.call.interpret)
 
@@ -283,18 +228,23 @@ class Body:
             whole_first, whole_end = (jnp.where(unclean, end, x) for x in (item.whole_first, item.whole_end))
 
             def step(index: Any, carry: Any) -> Any:
-                tile, dk, dv, sums = carry
+                tile, *found = carry
                 at = position + index
                 masked = (tile < whole_first) | (tile >= whole_end)
-                head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1)) if interpret else None
-                taken = Step(item, head, tile, lax.rem(at, self.schedule.stages), index, at, part, masked)
-                dk, dv, sums = self.one_step(taken, lengths, results, scratch, dk, dv, sums)
-                return jnp.where(tile + 1 == end, item.first, tile + 1), dk, dv, sums
+                head = slope = None
+                if interpret or slopes is not None:
+                    head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1))
+                if slopes is not None:
+                    number = slopes[item.sequence if slopes.shape[0] > 1 else 0, head]
+                    slope = plgpu.layout_cast(jnp.full((ROWS,), -number, jnp.float32), TILE.reduce(1))
+                slot = lax.rem(at, self.schedule.stages)
+                taken = Step(item, head, slope, tile, slot, index, at, part, self.keys_of(part), masked)
+                found = self.one_step(taken, lengths, results, scratch, *found)
+                return jnp.where(tile + 1 == end, item.first, tile + 1), *found
 
-            keys, piece = (ROWS, self.call.size), (ROWS, ROWS)
-            start = item.first, filled(keys, 0), filled(keys, 0), filled(piece, 0)
-            _, dk, dv, sums = lax.fori_loop(0, steps, step, start)
-            if not interpret:
+            start = item.first, *self.start()
+            _, dk, dv, *left = lax.fori_loop(0, steps, step, start)
+            for sums in left if not interpret else ():
                 pl.when(steps > 0)(partial(self.hand_on, position + steps - 1, part, sums, scratch))
             self.store(item, part, dk, dv, results, scratch)
             return position + steps
@@ -302,6 +252,15 @@ class Body:
         steps = self.walk(lengths, jnp.int32(0), one)
         if not self.call.interpret:
             pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+
+    def start(self) -> tuple[jax.Array, ...]:
+        """Returns what the steps of an item start from: gradients of keys and values, what is not handed on yet."""
+        keys = (ROWS, self.call.size)
+        return filled(keys, 0), filled(keys, 0), filled((ROWS, ROWS), 0)
+
+    def keys_of(self, part: Any) -> Any:
+        """Returns which 64 keys of a block a warpgroup has."""
+        return part
 
     def meet(self, scratch: Scratch) -> None:
         """Waits for the other warpgroup that computes."""
@@ -312,7 +271,7 @@ class Body:
         """Writes zeros to keys that are not finite: their slopes of zero would keep them."""
         bad = plgpu.load(scratch.marks.at[0, pl.ds(part * ROWS, ROWS)], layout=TILE.reduce(1), optimized=False)
         for column in range(self.call.columns):
-            _zero_rows(scratch.keys.at[column, part], bad)
+            zero_rows(scratch.keys.at[column, part], bad)
         plgpu.commit_smem()
         self.meet(scratch)
 
@@ -330,14 +289,14 @@ class Body:
                 @pl.when(step.part == part)
                 def _(x: Any = x, rows: Any = rows, bad: Any = bad) -> None:
                     for column in range(self.call.columns):
-                        _zero_rows(x.at[step.slot, rows, pl.ds(column * ROWS, ROWS)], bad)
+                        zero_rows(x.at[step.slot, rows, pl.ds(column * ROWS, ROWS)], bad)
 
         plgpu.commit_smem()
         self.meet(scratch)
 
     def one_step(
-        self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any, sums: Any
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any, sums: Any = None
+    ) -> tuple[jax.Array, ...]:
         """Takes a tile of queries.
 
         The tensor core always has a product waiting: those of the keys' gradient while the other warpgroup's slopes
@@ -353,7 +312,7 @@ class Body:
         unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
         pl.when(unclean)(partial(self.clean_queries, step, scratch))
         # A zero that ptxas does not know: addresses that stay the same would be kept in local memory.
-        part, half = step.part + (step.position >> _NEVER), lax.rem(step.position, 2)
+        part, half = step.part + (step.position >> NEVER), lax.rem(step.position, 2)
         queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
         keys = tuple(scratch.keys.at[column, part] for column in range(self.call.columns))
         pieces = [pl.ds(row * ROWS, ROWS) for row in range(self.call.rows)]
@@ -366,13 +325,13 @@ class Body:
         behind = 2 * len(pieces) - 1  # products that were started later than the one that is waited for
         for row, piece in enumerate(pieces):
             (found,) = finish(behind, scores[row], interpret=interpret)
-            weights = self.weights(step, row, lengths, found, scratch)
+            weights, bent = self.weights(step, row, lengths, found, scratch)
             rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
             (found,) = finish(behind - 1, raised[row], interpret=interpret)
             dv = start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret)
             found = found - self.numbers(step, row, 1, scratch)
-            found = lax.cond(step.masked, lambda x, w=weights: jnp.where(w < 0, 0.0, x), lambda x: x, found)
-            slopes = self.math.product(weights, found).astype(dtype)
+            found = lax.cond(step.masked, lambda x, w=bent: jnp.where(w < 0, 0.0, x), lambda x: x, found)
+            slopes = self.math.product(bent, found).astype(dtype)
             share(slopes, scratch.slopes.at[half, part, row], interpret)
             dk = start(dk, slopes, (queries.at[piece],), right_along=False, interpret=interpret)
         plgpu.barrier_arrive(scratch.together)
@@ -390,11 +349,16 @@ class Body:
         sums = self.math.scaled(sums, 1.0)
         plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
         if interpret:  # which neither adds to memory nor has semaphores
-            scratch.sums.at[part][...] = sums
-            plgpu.commit_smem()
-            self.send(step.item, step.tile, results.query.at[step.item.block, :, :, step.head], None, [part], scratch)
-            plgpu.wait_smem_to_gmem(0)
+            self.store_sums(step, 0, sums, results, scratch)
         return dk, dv, sums
+
+    def store_sums(self, step: Step, index: int, sums: jax.Array, results: Results, scratch: Scratch) -> None:
+        """Writes what a warpgroup would hand on in a round to the part of the block of keys."""
+        scratch.sums.at[step.part][...] = sums
+        plgpu.commit_smem()
+        target = results.query.at[step.item.block, :, :, step.head]
+        self.send(step.item, step.tile, target, None, [step.part], index, scratch)
+        plgpu.wait_smem_to_gmem(0)
 
     def numbers(self, step: Step, row: int, which: int, scratch: Scratch) -> jax.Array:
         """Returns a number of each of 64 queries of a tile, for all keys (64, 64)."""
@@ -402,22 +366,41 @@ class Body:
         x = plgpu.load(own, layout=TILE.reduce(0), optimized=False)
         return lax.broadcast_in_dim(x, (ROWS, ROWS), [1])
 
-    def weights(self, step: Step, row: int, lengths: Lengths, scores: jax.Array, scratch: Scratch) -> jax.Array:
+    def weights(
+        self, step: Step, row: int, lengths: Lengths, products: jax.Array, scratch: Scratch
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns the weights of 64 keys (rows) for 64 queries of a tile, -1 where a key is not seen.
 
-        A mask that is kept would take registers.
+        A mask that is kept would take registers. Beside them the same weights, times the derivative of the soft cap.
         """
 
-        def where_seen(weights: jax.Array) -> jax.Array:
-            own = scratch.marks.at[0, pl.ds(step.part * ROWS, ROWS)]
+        def where_seen(*given: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(seen(weights) for weights in given)
+
+        def seen(weights: jax.Array) -> jax.Array:
+            own = scratch.marks.at[0, pl.ds(step.keys * ROWS, ROWS)]
             marks = plgpu.load(own, layout=TILE.reduce(1), optimized=False)
             weights = jnp.where(lax.broadcast_in_dim(marks, weights.shape, [0]) != 0, jnp.nan, weights)
-            first, last = self.tiles.seen(lengths, step.item, step.tile, step.part)
+            first, last = self.tiles.seen(lengths, step.item, step.tile, step.keys)
             return keep_band(weights, first - row * ROWS, last - row * ROWS, -1.0, bool(self.call.interpret))
 
-        weights = self.math.exp2(self.math.fused(scores, self.call.factor, self.numbers(step, row, 0, scratch)))
-        found: jax.Array = lax.cond(step.masked, where_seen, lambda x: x, weights)
-        return found
+        def start() -> jax.Array:
+            key = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=TILE.reduce(1))
+            query = lengths.offsets[step.item.sequence] + step.tile * self.tiles.rows + row * ROWS
+            found: jax.Array = query - step.item.block * self.tiles.block - step.keys * ROWS - key
+            return found
+
+        scoring, math = self.call.scoring, self.math
+        tangents = scoring.tangents(products, math)
+        scores = scoring.sloped(tangents, step.slope, start, math)
+        factor = scoring.factor_left(step.slope is not None)
+        weights = math.exp2(math.fused(scores, factor, self.numbers(step, row, 0, scratch)))
+        if scoring.bend is None:
+            (weights,) = lax.cond(step.masked, where_seen, lambda x: (x,), weights)
+            return weights, weights
+        bent = math.product(weights, math.fused(tangents, -tangents, 1.0))
+        weights, bent = lax.cond(step.masked, where_seen, lambda *x: x, weights, bent)
+        return weights, bent
 
     def hand_on(self, position: Any, part: Any, sums: jax.Array, scratch: Scratch) -> None:
         """Hands this warpgroup's piece of the gradient of a tile's queries, made in a step, to the one that adds it."""
@@ -444,14 +427,14 @@ class Body:
         plgpu.barrier_arrive(scratch.cache_free)
 
 
-def _zero_rows(ref: Any, bad: jax.Array) -> None:
-    """Writes zeros to the rows of a tile (64, 64) in shared memory where `bad` (64,) is not 0."""
+def zero_rows(ref: Any, bad: jax.Array) -> None:
+    """Writes zeros to the rows of a tile (64, n) in shared memory where `bad` (64,) is not 0."""
     found = plgpu.load(ref, layout=TILE)
-    ref[...] = jnp.where(lax.broadcast_in_dim(bad, (ROWS, ROWS), [0]) != 0, jnp.zeros((), found.dtype), found)
+    ref[...] = jnp.where(lax.broadcast_in_dim(bad, found.shape, [0]) != 0, jnp.zeros((), found.dtype), found)
 
 
 def gradients(
-    given: Operands, lengths: Lengths, *, call: GradientCall, schedule: GradientSchedule
+    given: Operands, lengths: Lengths, *, body: Body, scratch_types: Sequence[Any]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Runs the kernel.
 
@@ -459,24 +442,24 @@ def gradients(
         given: Arrays (B, T, N, H) and (B, S, K, H), T and S multiples of 8; stats (B, N, 3, T') and marks
             (B, K, 2, S') float32, T' and S' being T and S rounded up to whole tiles and blocks.
         lengths: Numbers of each sequence.
-        call: What is fixed about the call.
-        schedule: Stages and registers.
+        body: The kernel's program.
+        scratch_types: The types of what it takes as `Scratch`.
 
     Returns:
         The gradient of queries (B, T', N, H), float32, before the factor `scale`, defined for tiles of queries that see
         any key; those of keys and values (B, S, K, H).
     """
-    body, tiles, dtype = Body(call, schedule), call.tiles, given.query.dtype
+    call, schedule, tiles, dtype = body.call, body.schedule, body.tiles, given.query.dtype
     batch, _, heads, size = given.query.shape
     sums: tuple[int, ...] = (batch, tiles.across * tiles.rows, heads, size)
     if call.interpret:
         sums = (tiles.blocks, *sums)
-    count = len(given)
+    count = len([x for x in given if x is not None])
 
     def kernel(*refs: Any) -> None:
         operands, numbers, refs = Operands(*refs[:count]), Lengths(*refs[count : count + 3]), refs[count + 3 :]
         results, refs = Results(*refs[:3]), refs[3:]
-        scratch = Scratch(*refs)
+        scratch = body.scratch(refs)
         warpgroup = lax.axis_index("warpgroup")
         turns = None
         if not call.interpret:
@@ -485,7 +468,7 @@ def gradients(
         @pl.when(warpgroup < PARTS)
         def _() -> None:
             plgpu.set_max_registers(schedule.registers[0], action="increase")
-            body.compute(numbers, results, scratch)
+            body.compute(operands.slopes, numbers, results, scratch)
 
         @pl.when(warpgroup == PARTS)
         def _() -> None:
@@ -503,18 +486,18 @@ def gradients(
         kernel,
         out_type=[
             jax.ShapeDtypeStruct(sums, jnp.float32),
-            *[jax.ShapeDtypeStruct(given.key.shape, dtype)] * 2,
+            *(jax.ShapeDtypeStruct(x.shape, dtype) for x in (given.key, given.value)),
         ],
         grid=(tiles.size,),
         grid_names=("block",),
         kernel_name="attention_gradients",
         num_threads=PARTS + (1 if call.interpret else 2),
         thread_name="warpgroup",
-        scratch_types=_scratch(call, schedule, dtype),
+        scratch_types=scratch_types,
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=call.interpret,
     )
-    dq, dk, dv = launch(*given, *lengths)
+    dq, dk, dv = launch(*given[:count], *lengths)
     if call.interpret:
         dq = _in_order(dq, lengths, tiles)
     return dq, dk, dv
@@ -530,7 +513,7 @@ def _in_order(parts: jax.Array, lengths: Lengths, tiles: Tiles) -> jax.Array:
     return total
 
 
-def _scratch(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
+def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
     """Returns the types of `Scratch`."""
     tiles, stages, size = call.tiles, schedule.stages, call.size
     cached = PARTS * (call.columns + 1) + 1

@@ -1,17 +1,22 @@
 """From the arrays of a call to a kernel: many queries or a few, contiguous keys or pages."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._online import score_factor
+from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.decode import decode
-from pallas_kernels.ops.attention.hopper.prefill import Call, Lengths, prefill
+from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
+from pallas_kernels.parts.hopper.tile import ROWS
+from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import (
     DECODE_QUERIES,
@@ -22,11 +27,7 @@ from pallas_kernels.schedule.hopper.attention import (
 )
 
 _ROWS = 8  # the copy engine reads tiles of so many rows
-
-
-def supports_scale(scale: float) -> bool:
-    """Returns whether the kernels take a factor of the scores: a positive one, neither tiny nor huge."""
-    return 2.0**-100 <= scale <= 2.0**100
+_COPIED_BYTES = 1 << 30  # of copies of caches of several sequences at once
 
 
 @in_32_bits
@@ -38,11 +39,16 @@ def attention(
     query_lengths: jax.Array,
     key_lengths: jax.Array,
     page_table: jax.Array | None = None,
+    sinks: jax.Array | None = None,
+    slopes: jax.Array | None = None,
+    key_scale: jax.Array | None = None,
+    value_scale: jax.Array | None = None,
     *,
     contract: SplitAttentionContract,
     scale: float,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    soft_cap: float | None = None,
     schedule: PrefillSchedule | DecodeSchedule | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
@@ -50,52 +56,93 @@ def attention(
 
     Args:
         query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
-        key: (B, S, K, H) of the same dtype, K a divisor of N; or (P, page, K, H) with a page table.
-        value: Of the shape and dtype of `key`.
+        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn for heads of up to 128, K a divisor of N; or
+            (P, page, K, H) with a page table.
+        value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
         offsets: (B,) int32, absolute position of the first query of each sequence.
         query_lengths: (B,) int32; later queries see nothing.
         key_lengths: (B,) int32; what the cache holds beyond is never seen.
         page_table: (B, n) int32, the pages of each sequence in order, in [0, P).
+        sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
+        slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
+        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
+        value_scale: The same for the values.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
         window: Keys before and after its own position that a query sees at most.
+        soft_cap: Scores are bent to stay below this magnitude; see `supports_cap`.
         schedule: Of the kernel for many queries or of the one for a few; by default the number of queries chooses.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
-        The outputs (B, T, N, H) and the log-sum-exp (B, T, N) of the scores, float32. A query that sees no key gives
+        The outputs (B, T, N, V) and the log-sum-exp (B, T, N) of the scores, float32. A query that sees no key gives
         zeros and -inf.
 
     Raises:
-        UnsupportedError: If the contract is another one, or `scale` is out of range.
+        UnsupportedError: If the contract is another one, or `scale` or `soft_cap` is out of range.
 
     Guarantee: row-invariant; the schedule moves no bit.
     """
     if not isinstance(contract, SplitAttentionContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")
-    if not supports_scale(scale):
-        raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
-    batch, length, heads, size = query.shape
+    scoring = Scoring.of(scale, soft_cap)
+    (batch, length, heads, size), value_size = query.shape, value.shape[3]
     capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
-        return jnp.zeros_like(query), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
+        return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     if schedule is None:
-        sees_all = not causal and window is None
-        schedule = decode_schedule(size) if length <= DECODE_QUERIES else prefill_schedule(size, length, sees_all)
+        sees_all, key_heads = not causal and window is None, key.shape[2]
+        group = heads // key_heads
+        if length <= DECODE_QUERIES:
+            tiles, splits = batch * key_heads * -(-length * group // ROWS), -(-capacity // contract.split)
+            schedule = decode_schedule(size, value_size, tiles=tiles, splits=splits, eight_bits=key_scale is not None)
+        else:
+            schedule = prefill_schedule(size, length, sees_all, value_size, group)
     block = contract.key_block
+    few = isinstance(schedule, DecodeSchedule)
+    if key_scale is not None and value_scale is not None:
+        key_scale, value_scale = (x.astype(jnp.float32) for x in (key_scale, value_scale))
+        if few:
+            key_scale, value_scale = (_whole(x, y) for x, y in ((key_scale, key), (value_scale, value)))
+        else:
+            # As many queries read the cache, it is cheap to make 16 bits of it once.
+            copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
+            if batch > 1 and copied > _COPIED_BYTES:
+                given = {"sinks": sinks, "slopes": slopes, "key_scale": key_scale, "value_scale": value_scale}
+                own = {"query": query, "offsets": offsets, "query_lengths": query_lengths, "key_lengths": key_lengths}
+                caches = {"key": key, "value": value}
+                if page_table is None:
+                    own, caches = own | caches, {}
+                else:
+                    own["page_table"] = page_table
+                call_one = partial(
+                    attention,
+                    contract=contract,
+                    scale=scale,
+                    causal=causal,
+                    window=window,
+                    soft_cap=soft_cap,
+                    schedule=schedule,
+                    interpret=interpret,
+                    **caches,
+                )
+                return _one_by_one(call_one, own, given)
+            if page_table is not None:
+                key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
+            key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
+            key_scale = value_scale = None
     if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
     if page_table is None:
         key, value = (padded(x) for x in (key, value))
-    few = isinstance(schedule, DecodeSchedule)
     rounded = query if few else padded(query)
     limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
     first, queries, keys = limits
     lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
     call = Call(
         contract,
-        score_factor(scale),
+        scoring,
         Sight.of(causal, window),
         KeySource(block, None if page_table is None else key.shape[1]),
         batch,
@@ -103,16 +150,48 @@ def attention(
         heads,
         heads // key.shape[2],
         size,
+        value_size,
         capacity,
         interpret,
     )
+    slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))
+    further = Further(page_table, slopes, sinks, key_scale, value_scale)
     if isinstance(schedule, DecodeSchedule):
-        out, lse = decode(rounded, key, value, lengths, page_table, call=call, schedule=schedule)
+        out, lse = decode(rounded, key, value, lengths, further, call=call, schedule=schedule)
     else:
-        out, lse = prefill(rounded, key, value, lengths, page_table, call=call, schedule=schedule)
+        out, lse = prefill(rounded, key, value, lengths, further, call=call, schedule=schedule)
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]
     is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.queries[:, None, None]
     return out, jnp.where(is_query, lse, -jnp.inf)
+
+
+def _one_by_one(
+    call: Callable[..., tuple[jax.Array, jax.Array]], own: dict[str, jax.Array], given: dict[str, jax.Array | None]
+) -> tuple[jax.Array, jax.Array]:
+    """Calls attention for one sequence after the other, so that a copy of one cache exists at a time.
+
+    Args:
+        call: Takes the arrays by name.
+        own: Arrays (B, ...).
+        given: Arrays (B or 1, ...), or None.
+    """
+    batch = own["query"].shape[0]
+
+    def one(sequence: jax.Array) -> tuple[jax.Array, jax.Array]:
+        arrays = own | {name: x for name, x in given.items() if x is not None}
+        alone = {
+            name: lax.dynamic_slice_in_dim(x, sequence, 1) if x.shape[0] == batch else x for name, x in arrays.items()
+        }
+        out, lse = call(**alone)
+        return out[0], lse[0]
+
+    found: tuple[jax.Array, jax.Array] = lax.map(one, jnp.arange(batch, dtype=jnp.int32))
+    return found
+
+
+def _whole(factors: jax.Array, cache: jax.Array) -> jax.Array:
+    """Returns factors (B or 1, K, H or 1) for each column of a head."""
+    return jnp.broadcast_to(factors, (*factors.shape[:2], cache.shape[3]))
 
 
 def padded(x: jax.Array) -> jax.Array:

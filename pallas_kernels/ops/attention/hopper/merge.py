@@ -35,6 +35,7 @@ def merge(
     values: jax.Array,
     stats: jax.Array,
     lengths: tuple[jax.Array, jax.Array, jax.Array],
+    sinks: jax.Array | None,
     splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
     *,
     rows: int,
@@ -48,6 +49,7 @@ def merge(
         values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
         stats: (B, splits, 2, R) float32, their maxima and totals.
         lengths: Position of the first query, queries and keys of each sequence, (B,) int32 each.
+        sinks: (B or 1, R) float32, a score of each row in units of ln(2) that belongs to no key; None without sinks.
         splits_of: Maps them to the first and the end of the splits that were computed.
         rows: Rows of a key head: query by query, and in a query the heads of its group.
         group: Query heads to a key head.
@@ -61,9 +63,8 @@ def merge(
     layout, together = _layout(size), min(_TOGETHER, values.shape[1])
     math = Arithmetic(layout, bool(interpret))
 
-    def kernel(
-        values_ref: Any, stats_ref: Any, offsets_ref: Any, queries_ref: Any, keys_ref: Any, out_ref: Any, lse_ref: Any
-    ) -> None:
+    def kernel(values_ref: Any, stats_ref: Any, offsets_ref: Any, queries_ref: Any, keys_ref: Any, *refs: Any) -> None:
+        *sinks_ref, out_ref, lse_ref = refs
         sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
         queries = queries_ref[sequence]
         begin, stop = splits_of(offsets_ref[sequence], queries, keys_ref[sequence])
@@ -104,7 +105,10 @@ def merge(
         merged, total, _ = lax.fori_loop(0, lax.div(stop - begin + (together - 1), together), several, start)
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
-        out, lse = result(total, merged, query < queries, math)
+        sink = None
+        if sinks is not None:
+            sink = load(sinks_ref[0].at[sequence if sinks.shape[0] > 1 else 0, part], layout=row_layout)
+        out, lse = result(total, merged, query < queries, sink, math)
         store_few(out_ref.at[sequence, part], out.astype(dtype), bool(interpret))
         store_few(lse_ref.at[sequence, part], lse, bool(interpret))
 
@@ -120,5 +124,5 @@ def merge(
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    out, lse = launch(values, stats, *lengths)
+    out, lse = launch(values, stats, *lengths, *([] if sinks is None else [sinks]))
     return out, lse

@@ -4,6 +4,7 @@ The splits of `SplitAttentionContract` are merged where they are computed. What 
 memory.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, result
 from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, tiled
@@ -30,7 +32,7 @@ class Call:
 
     Attributes:
         contract: Order of the sums.
-        factor: Factor of raw scores.
+        scoring: From products to scores.
         sight: How far queries see.
         source: Where keys come from.
         batch: Sequences.
@@ -38,12 +40,13 @@ class Call:
         heads: Query heads.
         group: Query heads to a key head.
         size: Width of a head.
+        value_size: The same of the values.
         capacity: Most keys of a sequence.
         interpret: False, or parameters of Mosaic's interpreter.
     """
 
     contract: SplitAttentionContract
-    factor: float
+    scoring: Scoring
     sight: Sight
     source: KeySource
     batch: int
@@ -51,6 +54,7 @@ class Call:
     heads: int
     group: int
     size: int
+    value_size: int
     capacity: int
     interpret: Any
 
@@ -63,8 +67,44 @@ class Lengths(NamedTuple):
     keys: Any
 
 
+class Further(NamedTuple):
+    """Further arrays of a call, references in its kernels; None where there are none.
+
+    Attributes:
+        table: (B, n) int32, the pages of each sequence.
+        slopes: (B or 1, N) float32, times log2(e).
+        sinks: The same.
+        key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits.
+        value_scale: (B or 1, K, V) float32, those of values.
+    """
+
+    table: Any = None
+    slopes: Any = None
+    sinks: Any = None
+    key_scale: Any = None
+    value_scale: Any = None
+
+    @property
+    def given(self) -> list[Any]:
+        """Those that there are."""
+        return [x for x in self if x is not None]
+
+    def refs(self, given: Iterable[Any]) -> "Further":
+        """Returns references to those that there are."""
+        found = iter(given)
+        return Further(*(None if x is None else next(found) for x in self))
+
+
 class Tile(NamedTuple):
-    """A tile of queries: its sequence, its head, its first query."""
+    """What the warpgroups of a block compute with the same keys: a sequence, a key head, the first of its units."""
+
+    sequence: Any
+    key_head: Any
+    unit: Any
+
+
+class Unit(NamedTuple):
+    """What one warpgroup computes: 64 queries of a head, from the first one on."""
 
     sequence: Any
     head: Any
@@ -73,25 +113,44 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which blocks take tiles: to and fro over the blocks, heads in groups, the last queries first."""
+    """The order in which blocks take tiles: to and fro over the blocks, heads in groups, the last queries first.
+
+    A tile has as many units as there are warpgroups. The units of a key head are numbered from the last queries on, and
+    over its query heads first, so that those of a tile see about as many keys.
+    """
 
     call: Call
     schedule: PrefillSchedule
 
     @property
-    def rows(self) -> int:
-        """Queries of a tile."""
-        return ROWS * self.schedule.warpgroups
+    def pieces(self) -> int:
+        """Units of a query head."""
+        return -(-self.call.queries // ROWS)
+
+    @property
+    def units(self) -> int:
+        """Units of a key head."""
+        return self.pieces * self.call.group
+
+    @property
+    def padded(self) -> int:
+        """Queries of a sequence with those of the units behind the end, of which tiles are filled up."""
+        return (self.pieces + (1 if self.units % self.schedule.warpgroups else 0)) * ROWS
 
     @property
     def across(self) -> int:
-        """Tiles of a head."""
-        return -(-self.call.queries // self.rows)
+        """Tiles of a key head."""
+        return -(-self.units // self.schedule.warpgroups)
+
+    @property
+    def key_heads(self) -> int:
+        """Key heads of a sequence."""
+        return self.call.heads // self.call.group
 
     @property
     def tiles(self) -> int:
         """Tiles of all heads."""
-        return self.call.batch * self.call.heads * self.across
+        return self.call.batch * self.key_heads * self.across
 
     @property
     def blocks(self) -> int:
@@ -105,15 +164,28 @@ class Order:
 
     def tile(self, block: Any, index: Any) -> Tile:
         """Returns a block's tile."""
-        every = self.call.batch * self.call.heads
-        heads: Any = min(self.schedule.heads or every, every)
+        every = self.call.batch * self.key_heads
+        heads: Any = min(-(-self.schedule.heads // self.call.group) or every, every)
         number = index * self.blocks + self._place(index, block)
         start = lax.div(number, heads * self.across) * heads
         number = lax.rem(number, heads * self.across)
         heads = jnp.minimum(every - start, heads)
         row, head = lax.div(number, heads), start + lax.rem(number, heads)
-        first = (self.across - 1 - row) * self.rows
-        return Tile(lax.div(head, self.call.heads), lax.rem(head, self.call.heads), first)
+        return Tile(lax.div(head, self.key_heads), lax.rem(head, self.key_heads), row * self.schedule.warpgroups)
+
+    def unit(self, tile: Tile, warpgroup: Any) -> Unit:
+        """Returns a warpgroup's part of a tile; one behind the end has no queries that are there."""
+        number, group = tile.unit + warpgroup, self.call.group
+        first = jnp.where(number < self.units, self._first(number), self.pieces * ROWS)
+        return Unit(tile.sequence, tile.key_head * group + lax.rem(number, group), first)
+
+    def queries(self, tile: Tile) -> tuple[Any, Any]:
+        """Returns the first and the last query of a tile."""
+        end = jnp.minimum(tile.unit + self.schedule.warpgroups, self.units)
+        return self._first(end - 1), self._first(tile.unit) + (ROWS - 1)
+
+    def _first(self, unit: Any) -> Any:
+        return (self.pieces - 1 - lax.div(unit, self.call.group)) * ROWS
 
     def _place(self, index: Any, block: Any) -> Any:
         return jnp.where(lax.rem(index, 2) == 0, block, self.blocks - 1 - block)
@@ -152,7 +224,7 @@ class Body:
     @property
     def wide(self) -> bool:
         """Whether heads are so wide that results go through the queries' memory, and are parked in GPU memory."""
-        return self.call.size > WIDEST_PARKED
+        return self.call.value_size > WIDEST_PARKED
 
     @property
     def order(self) -> Order:
@@ -161,11 +233,11 @@ class Body:
 
     def blocks_of(self, lengths: Lengths, tile: Tile) -> Blocks:
         """Returns the blocks of a tile, the same for all warpgroups."""
-        position = lengths.offsets[tile.sequence] + tile.first
-        last, keys = position + (self.order.rows - 1), lengths.keys[tile.sequence]
-        blocks = self.call.sight.blocks(position, last, keys, self.call.contract.key_block)
+        offset, keys = lengths.offsets[tile.sequence], lengths.keys[tile.sequence]
+        first, last = self.order.queries(tile)
+        blocks = self.call.sight.blocks(offset + first, offset + last, keys, self.call.contract.key_block)
         # Behind the sequence's last query there is nothing to see; one block is walked, with all its scores masked.
-        some = tile.first < lengths.queries[tile.sequence]
+        some = first < lengths.queries[tile.sequence]
         return blocks._replace(last=jnp.where(some, blocks.last, blocks.first + 1))
 
     def produce(self, caches: Any, table: Any, lengths: Lengths, ring: Ring) -> None:
@@ -175,22 +247,22 @@ class Body:
         def fill(index: Any, position: Any) -> Any:
             tile = self.order.tile(block, index)
             blocks = self.blocks_of(lengths, tile)
-            head = lax.div(tile.head, self.call.group)
-            ring.fill(blocks, position, caches, table, tile.sequence, head)
+            ring.fill(blocks, position, caches, table, tile.sequence, tile.key_head)
             return position + (blocks.last - blocks.first)
 
         ring.drain(lax.fori_loop(0, self.order.count(block), fill, jnp.int32(0)))
 
-    def compute(self, query: Any, lengths: Lengths, out: Any, lse: Any, scratch: Scratch, ring: Ring) -> None:
+    def compute(
+        self, query: Any, lengths: Lengths, further: Further, out: Any, lse: Any, scratch: Scratch, ring: Ring
+    ) -> None:
         """Computes this warpgroup's queries of all tiles of this block of the grid."""
         warpgroup, block = lax.axis_index("warpgroup"), lax.axis_index("block")
         count, order = self.order.count(block), self.order
         queries, ready = scratch.queries.at[warpgroup], scratch.queries_full.at[warpgroup]
 
         def fetch(index: Any) -> None:
-            tile = order.tile(block, index)
-            rows = pl.ds(tile.first + warpgroup * ROWS, ROWS)
-            plgpu.copy_gmem_to_smem(query.at[tile.sequence, rows, tile.head], queries, ready)
+            unit = order.unit(order.tile(block, index), warpgroup)
+            plgpu.copy_gmem_to_smem(query.at[unit.sequence, pl.ds(unit.first, ROWS), unit.head], queries, ready)
 
         def fetch_next(index: Any) -> None:
             @pl.when(index + 1 < count)
@@ -206,9 +278,8 @@ class Body:
 
         def one(index: Any, position: Any) -> Any:
             tile = order.tile(block, index)
-            blocks = self.blocks_of(lengths, tile)
-            first = tile.first + warpgroup * ROWS
-            keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + first
+            blocks, unit = self.blocks_of(lengths, tile), order.unit(tile, warpgroup)
+            keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + unit.first
 
             def positions() -> jax.Array:
                 found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
@@ -216,9 +287,10 @@ class Body:
 
             walk = Walk(
                 self.call.contract,
-                self.call.factor,
+                self.call.scoring,
                 self.call.sight,
                 positions,
+                _of_head(further.slopes, unit),
                 keys,
                 blocks,
                 queries,
@@ -230,8 +302,9 @@ class Body:
             )
             plgpu.barrier_wait(ready)
             values, stats = walk.run()
-            valid = lengths.queries[tile.sequence] - first
-            self.store(tile, first, valid, out, lse, scratch.results.at[warpgroup], values, stats)
+            valid = lengths.queries[unit.sequence] - unit.first
+            sink = _of_head(further.sinks, unit)
+            self.store(unit, valid, sink, out, lse, scratch.results.at[warpgroup], values, stats)
             if self.wide:
                 fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
@@ -241,19 +314,36 @@ class Body:
         plgpu.wait_smem_to_gmem(0)
 
     def store(
-        self, tile: Tile, first: Any, valid: Any, out: Any, lse: Any, staged: Any, values: jax.Array, stats: Stats
+        self,
+        unit: Unit,
+        valid: Any,
+        sink: jax.Array | None,
+        out: Any,
+        lse: Any,
+        staged: Any,
+        values: jax.Array,
+        stats: Stats,
     ) -> None:
         """Writes the results of a warpgroup's queries."""
         rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE)
-        values, log_sum = result(values, stats, rows < valid, Arithmetic(interpret=bool(self.call.interpret)))
-        lse.at[tile.sequence, tile.head, pl.ds(first, ROWS)][...] = log_sum
+        values, log_sum = result(values, stats, rows < valid, sink, Arithmetic(interpret=bool(self.call.interpret)))
+        lse.at[unit.sequence, unit.head, pl.ds(unit.first, ROWS)][...] = log_sum
         if self.wide:
             plgpu.commit_smem()  # every warp has read the queries that lie there
         else:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         staged[...] = values.astype(staged.dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(staged, out.at[tile.sequence, pl.ds(first, ROWS), tile.head])
+        plgpu.copy_smem_to_gmem(staged, out.at[unit.sequence, pl.ds(unit.first, ROWS), unit.head])
+
+
+def _of_head(numbers: Any, unit: Unit) -> jax.Array | None:
+    """Returns a unit's number of (B or 1, N) for each of its queries, (64,)."""
+    if numbers is None:
+        return None
+    sequence = unit.sequence if numbers.shape[0] > 1 else 0
+    found: jax.Array = plgpu.layout_cast(jnp.full((ROWS,), numbers[sequence, unit.head], jnp.float32), ROW)
+    return found
 
 
 def prefill(
@@ -261,7 +351,7 @@ def prefill(
     key: jax.Array,
     value: jax.Array,
     lengths: Lengths,
-    table: jax.Array | None,
+    further: Further,
     *,
     call: Call,
     schedule: PrefillSchedule,
@@ -271,14 +361,15 @@ def prefill(
     Args:
         query: (B, T, N, H), T a multiple of 8.
         key: (B, S, K, H), S a multiple of 8, or (P, page, K, H) with a table.
-        value: Of the shape and dtype of `key`.
+        value: (B, S, K, V) or (P, page, K, V), of the dtype of `key`.
         lengths: Numbers of each sequence.
-        table: (B, n) int32, or None.
+        further: Further arrays.
         call: What is fixed about the call.
         schedule: Warpgroups, stages and order.
 
     Returns:
-        The outputs (B, T, N, H), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole tiles.
+        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole
+        units and in some cases one more.
     """
     s, dtype = schedule, query.dtype
     body = Body(call, s, call.capacity > call.contract.split)
@@ -286,7 +377,8 @@ def prefill(
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
-        (*numbers, table_ref), refs = (refs[:4], refs[4:]) if table is not None else ((*refs[:3], None), refs[3:])
+        numbers, refs = refs[:3], refs[3:]
+        more, refs = further.refs(refs), refs[len(further.given) :]
         (out_ref, lse_ref, *parked_ref), refs = refs[: len(outputs)], refs[len(outputs) :]
         queries, queries_full, *stages = refs
         stages, places = stages[: len(in_ring)], stages[len(in_ring) :]
@@ -306,28 +398,29 @@ def prefill(
         @pl.when(warpgroup < s.warpgroups)
         def _() -> None:
             plgpu.set_max_registers(s.registers[0], action="increase")
-            body.compute(query_ref, Lengths(*numbers), out_ref, lse_ref, scratch, ring)
+            body.compute(query_ref, Lengths(*numbers), more, out_ref, lse_ref, scratch, ring)
 
         @pl.when(warpgroup == s.warpgroups)
         def _() -> None:
             plgpu.set_max_registers(s.registers[1], action="decrease")
-            body.produce((key_ref, value_ref), table_ref, Lengths(*numbers), ring)
+            body.produce((key_ref, value_ref), more.table, Lengths(*numbers), ring)
 
-    parks, places = body.splits and not body.wide, (s.warpgroups, ROWS * call.size)
+    parks, places = body.splits and not body.wide, (s.warpgroups, ROWS * call.value_size)
     # The parked values take twice the bytes of the results that lie over them.
     halves = 2 if parks and not interpret else 1
-    results = plgpu.SMEM((s.warpgroups, halves, ROWS, call.size), dtype, transforms=tiled(dtype, call.size))
+    width = call.value_size
+    results = plgpu.SMEM((s.warpgroups, halves, ROWS, width), dtype, transforms=tiled(dtype, width))
     union = [] if body.wide else [results]
     if parks:
         union = [plgpu.SMEM(places, jnp.float32), results]
         union = union if interpret else [plgpu.RefUnion(*union)]
     outputs = [
-        jax.ShapeDtypeStruct(query.shape, dtype),
-        jax.ShapeDtypeStruct((call.batch, call.heads, body.order.across * body.order.rows), jnp.float32),
+        jax.ShapeDtypeStruct((*query.shape[:3], width), dtype),
+        jax.ShapeDtypeStruct((call.batch, call.heads, body.order.padded), jnp.float32),
     ]
     if body.wide and body.splits:
         outputs.append(jax.ShapeDtypeStruct((body.order.blocks, *places), jnp.float32))
-    in_ring = Ring.scratch(s.stages, call.source, call.size, dtype, s.warpgroups)
+    in_ring = Ring.scratch(s.stages, call.source, call.size, width, dtype, s.warpgroups)
     launch = plgpu.kernel(
         kernel,
         out_type=outputs,
@@ -349,5 +442,5 @@ def prefill(
         ),
         interpret=call.interpret,
     )
-    out, lse, *_ = launch(query, key, value, *lengths, *([] if table is None else [table]))
+    out, lse, *_ = launch(query, key, value, *lengths, *further.given)
     return out, lse

@@ -18,6 +18,7 @@ from pallas_kernels.ops.matmul.hopper.operands import check_contract, pad
 
 _OP: Final = "pallas_kernels.ops.matmul.hopper.parts.matmul"
 _GRADIENT_OP: Final = "pallas_kernels.ops.matmul.hopper.parts.weight_gradient"
+_STEP: Final = PartsChunkContract(2).rows
 _UPPER: Final = np.int32(-65536)
 _BOTH: Final = {"float32", "bfloat16"}
 
@@ -64,15 +65,23 @@ def matmul(
     check_contract(_OP, contract, PartsContract)
     _check(_OP, x, w)
 
-    def product(part: jax.Array) -> jax.Array:
-        a, b = (part, w) if x.dtype == jnp.float32 else (x, part)
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
         kind = WgmmaContract()
         return launch.matmul(a, b, contract=kind, transpose_w=transpose_w, out_dtype=jnp.float32, interpret=interpret)
 
-    *others, last = _parts(x if x.dtype == jnp.float32 else w, contract.parts)
-    total = product(last)
-    for part in reversed(others):
-        total = total + product(part)
+    if x.dtype == jnp.float32:
+        # The parts of rows are rows of one product. They lie as `weight_gradient` lays them, so that XLA makes them
+        # once where the gradients of both operands are taken.
+        m = x.shape[-2]
+        rows = _STEP if m % _STEP == 0 else m
+        y = product(_beside(x, contract.parts, rows), w)
+        y = y.reshape(*y.shape[:-2], m // max(1, rows), contract.parts, rows, y.shape[-1])
+        chains = [y[..., i, :, :].reshape(*y.shape[:-4], m, y.shape[-1]) for i in range(contract.parts)]
+    else:
+        chains = [product(x, part) for part in reversed(_parts(w, contract.parts))]
+    total = chains[0]
+    for chain in chains[1:]:
+        total = total + chain
     if bias is not None:
         total = total + bias.astype(jnp.float32)
     return total.astype(jnp.float32 if out_dtype is None else out_dtype)
@@ -120,21 +129,33 @@ def weight_gradient(
     check_contract(_GRADIENT_OP, contract, PartsChunkContract)
     _check(_GRADIENT_OP, x, g)
 
-    def beside(a: jax.Array) -> jax.Array:
-        """Returns (..., parts * M', n): of each 16 rows the last part, the one before it, and so on."""
-        a = pad(a, -2, contract.rows)
-        blocks = a.reshape(*a.shape[:-2], a.shape[-2] // contract.rows, contract.rows, a.shape[-1])
-        parts = _parts(blocks, contract.parts)[::-1] if a.dtype == jnp.float32 else [blocks] * contract.parts
-        return jnp.stack(parts, axis=-3).reshape(*a.shape[:-2], contract.parts * a.shape[-2], a.shape[-1])
-
+    left, right = (_beside(pad(a, -2, contract.rows), contract.parts, contract.rows) for a in (x, g))
     return launch.weight_gradient(
-        beside(x),
-        beside(g),
+        left,
+        right,
         contract=WgmmaChunkContract(),
         accumulate=accumulate,
         out_dtype=out_dtype,
         interpret=interpret,
     )
+
+
+def _beside(x: jax.Array, parts: int, rows: int) -> jax.Array:
+    """Returns (..., parts * M, n): of each `rows` rows the last part, then the one before it, and so on.
+
+    What is not float32 stands there once for each part.
+    """
+    m, n = x.shape[-2:]
+    blocks = x.reshape(*x.shape[:-2], m // max(1, rows), 1, rows, n)
+    blocks = jnp.broadcast_to(blocks, (*blocks.shape[:-3], parts, rows, n))
+    if x.dtype == jnp.float32:
+        # One element-wise program, which reads what it repeats from the cache: a concatenation takes twice the time.
+        *others, found = _parts(blocks, parts)[::-1]
+        number = lax.broadcasted_iota(jnp.int32, blocks.shape, blocks.ndim - 3)
+        for i, part in enumerate(others):
+            found = jnp.where(number == i, part, found)
+        blocks = found
+    return blocks.reshape(*x.shape[:-2], parts * m, n)
 
 
 def _parts(x: jax.Array, count: int) -> list[jax.Array]:

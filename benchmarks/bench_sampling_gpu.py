@@ -1,0 +1,76 @@
+"""Drawing tokens on a GPU, beside what reading the logits takes.
+
+    PYTHONPATH=. python benchmarks/bench_sampling_gpu.py --json FILE
+
+Device times of all kernels of a call (CUPTI). `read_us` is the largest of each row by XLA, which reads the logits once;
+`ratio` is ours over that. `xla_us` is what XLA makes of `jax.random.categorical`, or `jnp.argmax`, on the same logits.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from device_time import device_time_us
+from harness import commit, device_words
+
+from bijax.sampling._arithmetic import Arithmetic
+from bijax.sampling._draw import draw
+
+COLUMNS = 128256
+SETS = 6  # of logits, so that none is in the L2 cache when its turn comes
+
+
+def cell(rows: int, temperature: float) -> dict[str, Any]:
+    keys = jax.random.split(jax.random.key(0), SETS)
+    more = (jnp.full(rows, temperature), jnp.zeros((rows, 2), jnp.uint32), jnp.arange(rows, dtype=jnp.uint32))
+    logits = [3 * jax.random.normal(key, (rows, COLUMNS)) for key in keys]
+    ours = jax.jit(lambda *given: draw(*given, Arithmetic())).lower(logits[0], *more).compile()
+    if temperature:
+        other = jax.jit(lambda x, key: jax.random.categorical(key, x)).lower(logits[0], keys[0]).compile()
+        given: list[Any] = [(x, keys[0]) for x in logits]
+    else:
+        other = jax.jit(lambda x: jnp.argmax(x, axis=-1)).lower(logits[0]).compile()
+        given = [(x,) for x in logits]
+    read = jax.jit(lambda x: jnp.max(x, axis=-1)).lower(logits[0]).compile()
+    whole = np.asarray(ours(logits[0], *more))
+    for row in (0, rows - 1):
+        one = jax.jit(lambda *given: draw(*given, Arithmetic()))(*(x[row : row + 1] for x in (logits[0], *more)))
+        if one[0] != whole[row]:
+            raise RuntimeError(f"row {row} of {rows} got another token than alone: {whole[row]} and {one[0]}")
+    if not temperature and (whole != np.asarray(jnp.argmax(logits[0], axis=-1))).any():
+        raise RuntimeError("greedy tokens are not the first of the largest")
+    times = {
+        "ours_us": device_time_us(ours, [(x, *more) for x in logits]),
+        "read_us": device_time_us(read, [(x,) for x in logits]),
+        "xla_us": device_time_us(other, given),
+    }
+    times = {name: round(us, 2) for name, us in times.items()}
+    return {"rows": rows, "temperature": temperature, **times, "ratio": round(times["ours_us"] / times["read_us"], 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Drawing tokens on a GPU.")
+    parser.add_argument("--json", type=Path, required=True)
+    arguments = parser.parse_args()
+    cells = []
+    for rows in (1, 64, 256):
+        for temperature in (0.0, 1.0):
+            cells.append(cell(rows, temperature))
+            print(cells[-1], flush=True)
+    head = {
+        "benchmark": "sampling",
+        "device": device_words(),
+        "jax": jax.__version__,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
+    }
+    arguments.json.write_text(json.dumps({**head, "cells": cells}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

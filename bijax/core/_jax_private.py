@@ -1,0 +1,59 @@
+"""What is not public in JAX and the kernels' lowered forms need, with the reason for each.
+
+- `config.trace_context` has all that JAX's own caches of traced programs depend on: settings, contexts, metadata.
+- `_jax_mlir_ext.inlined_func_call` copies a function's body to where it is called, as JAX does with its own rules.
+- `util.cache` makes a cache that `jax.clear_caches` empties.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jax._src import config, util
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+
+
+def missing() -> list[str]:
+    """Returns what this version of JAX lacks of it."""
+    wanted = (
+        (config, "trace_context"),
+        (config, "trace_context_names"),
+        (_jax_mlir_ext, "inlined_func_call"),
+        (util, "cache"),
+    )
+    return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
+
+
+def state_of_tracing() -> str | None:
+    """Returns a text of the state that traced programs depend on; None if it has none, or if an axis is mapped."""
+    return _text(config.trace_context())
+
+
+@functools.lru_cache(maxsize=256)
+def _text(state: tuple[Any, ...]) -> str | None:
+    parts = []
+    for name, value in zip(config.trace_context_names(), state, strict=True):
+        if name == "axis_env_state":
+            if value is not None and value.axis_sizes:
+                return None
+        elif hasattr(value, "val"):  # metadata
+            parts.append(f"{name}={sorted(value.val.items())!r}")
+        else:
+            parts.append(f"{name}={value!r}")
+    text = " ".join(parts)
+    return None if " at 0x" in text else text
+
+
+def inlined(function: Any, operands: Sequence[Any]) -> list[Any]:
+    """Copies the body of a function of one block to the insertion point, and returns its results."""
+    results: list[Any] = _jax_mlir_ext.inlined_func_call(function.operation, list(operands))
+    return results
+
+
+def kept(question: str) -> list[Any]:
+    """Returns an empty list for each question, the same one until it is forgotten."""
+    found: list[Any] = _lists(question)
+    return found
+
+
+_lists: Any = util.cache(max_size=2048, trace_context_in_key=False)(lambda question: [])

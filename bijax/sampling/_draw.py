@@ -1,0 +1,80 @@
+"""Drawing tokens: the first of the largest logits, with noise where the temperature is above 0."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bijax.core.contracts import run
+from bijax.core.on_first_use import on_first_use
+from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.sampling._arithmetic import Arithmetic, element
+from bijax.sampling._noise import perturb
+from bijax.sampling._order import first_largest
+from pallas_kernels.contract import GUMBEL
+
+if TYPE_CHECKING:
+    from pallas_kernels.ops.sampling import triton
+else:
+    triton = on_first_use("pallas_kernels.ops.sampling.triton")
+
+
+def draw(
+    logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array, arithmetic: Arithmetic
+) -> jax.Array:
+    """Returns a token (R,) int32 for each row of logits (R, V); -1 for a row with a nan or with nothing but -inf."""
+    if arithmetic.invariant:
+        return _kernel(logits, temperature, seeds, positions)[0]
+    return _anywhere(logits, temperature, seeds, positions, arithmetic)
+
+
+def scores_of(logits: jax.Array, temperature: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+    """Returns logits (R, V) divided by temperatures (R,), of which the largest of each row is 0."""
+    scores: jax.Array = arithmetic.each(_scale, logits, jnp.max(logits, axis=-1, keepdims=True), temperature[:, None])
+    return scores
+
+
+def _anywhere(
+    logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array, arithmetic: Arithmetic
+) -> jax.Array:
+    drawing = temperature[:, None] > 0
+
+    def noisy(logits: jax.Array) -> jax.Array:
+        perturbed = perturb(scores_of(logits, temperature, arithmetic), seeds, positions, arithmetic)
+        return jnp.where(drawing, perturbed, logits)
+
+    return first_largest(lax.cond(drawing.any(), noisy, lambda logits: logits, logits))
+
+
+def _on_cpu(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> Arrays:
+    return (_anywhere(logits, temperature, seeds, positions, Arithmetic()),)
+
+
+def _on_cuda(*arrays: jax.Array) -> Arrays:
+    return (run(triton.draw, *arrays, like=_tokens_like, contract=GUMBEL),)
+
+
+def _tokens_like(logits: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    return jnp.zeros(logits.shape[0], jnp.int32)
+
+
+def _shape(*arrays: jax.Array) -> Arrays:
+    return (_tokens_like(*arrays),)
+
+
+def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], _: dict[str, Any]) -> Arrays:
+    return unfold_rows(size, _kernel(*fold_rows(size, arrays, axes)))
+
+
+_kernel = define_kernel("draw", {"cpu": _on_cpu, "cuda": _on_cuda}, _fold, _shape)
+
+
+@element
+def _scale(x: jax.Array, largest: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Scores of which the largest is 0; nan where the largest is one. Rows at temperature 0 are not looked at."""
+    scaled = (x - largest) / jnp.where(temperature > 0, temperature, np.float32(1))
+    nothing = np.float32(-np.inf)
+    return jnp.where(x == nothing, nothing, jnp.where(x == largest, np.float32(0), scaled))

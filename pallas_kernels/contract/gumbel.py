@@ -1,0 +1,33 @@
+"""How a token is drawn from a row of logits on a GPU."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class GumbelContract:
+    """The noise of a column, and the sum of which the first largest is taken.
+
+    With w the column's word of Threefry-2x32 (20 rounds; key: the seed, counter: the position and the column) and
+    v = min((w + 1/2) / 2**32, 1 - 2**-24), the exponential variable e = -log(1 - v) is the Taylor polynomial of degree
+    7, in fused multiply-adds, for v below 1/8, and -log(2) * lg2.approx.ftz.f32(1 - v) else. The sum is the logit times
+    the reciprocal of the temperature, rounded, and then fused with lg2.approx.ftz.f32(e) * -log(2).
+
+    Attributes:
+        version: Raised when the bits of an existing contract change on purpose.
+
+    Example:
+        >>> GumbelContract().id
+        'gumbel/v1/threefry20-ptx'
+    """
+
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"gumbel/v{self.version}/threefry20-ptx"
+
+
+GUMBEL: Final = GumbelContract()
+"""Drawing on an NVIDIA GPU."""

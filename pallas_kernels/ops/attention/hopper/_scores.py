@@ -1,0 +1,86 @@
+"""What becomes of products of queries and keys before their exponentials: soft cap and slopes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.hopper.ramp import add_ramp
+from pallas_kernels.parts.hopper.tile import Arithmetic
+
+_LOG2E: Final = math.log2(math.e)
+
+_SCALES: Final = (2.0**-100, 2.0**100)
+_HIGHEST_CAP: Final = 1024.0
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """From a product of a query and a key to its score, in units of ln(2).
+
+    Attributes:
+        factor: Factor of products, or of their hyperbolic tangents.
+        bend: Factor of products in the tangent; None without a soft cap.
+    """
+
+    factor: float
+    bend: float | None = None
+
+    @classmethod
+    def of(cls, scale: float, soft_cap: float | None) -> "Scoring":
+        """Returns the scoring of a call.
+
+        Raises:
+            UnsupportedError: If the kernels do not take the scale or the cap.
+        """
+        if not supports_scale(scale):
+            raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
+        if not supports_cap(scale, soft_cap):
+            raise UnsupportedError(
+                "attention on a Hopper GPU: expected a soft cap of at most 1024 with scale / cap in"
+                f" [2**-100, 2**100], got {scale=} and {soft_cap=}."
+            )
+        if soft_cap is None:
+            return cls(float(np.float32(scale * _LOG2E)))
+        return cls(float(np.float32(soft_cap * _LOG2E)), float(np.float32(2 * _LOG2E * scale / soft_cap)))
+
+    def factor_left(self, slopes: bool) -> float:
+        """Returns the factor that `scored` leaves to what follows."""
+        return 1.0 if slopes else self.factor
+
+    def tangents(self, products: jax.Array, math_: Arithmetic) -> jax.Array:
+        """Returns the hyperbolic tangents of products (64, n) float32, or the products where there is no soft cap."""
+        return products if self.bend is None else math_.tanh(products, self.bend)
+
+    def sloped(
+        self, scores: jax.Array, slope: jax.Array | None, start: Callable[[], jax.Array], math_: Arithmetic
+    ) -> jax.Array:
+        """Returns scores (64, n) but for `factor_left`.
+
+        Args:
+            scores: (64, n) float32, what `tangents` returned.
+            slope: (64,) float32, times log2(e), for each step of a column; None without slopes.
+            start: Returns the distance that belongs to column 0, (64,) int32.
+            math_: The instructions.
+        """
+        return scores if slope is None else add_ramp(scores, self.factor, slope, start(), math_.interpret)
+
+
+def in_bits(numbers: jax.Array) -> jax.Array:
+    """Returns scores or slopes in units of ln(2), float32."""
+    return numbers.astype(jnp.float32) * jnp.float32(_LOG2E)
+
+
+def supports_scale(scale: float) -> bool:
+    """Returns whether the kernels take a factor of the scores: a positive one, neither tiny nor huge."""
+    return _SCALES[0] <= scale <= _SCALES[1]
+
+
+def supports_cap(scale: float, soft_cap: float | None) -> bool:
+    """Returns whether the kernels take a soft cap: the error of their tangent is 2**-22 of it."""
+    return soft_cap is None or (soft_cap <= _HIGHEST_CAP and supports_scale(scale / soft_cap))

@@ -1,0 +1,157 @@
+"""A kernel is lowered once for equal calls, and anew where anything differs that its lowered form depends on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.xla_metadata import set_xla_metadata
+
+import bijax
+from bijax.core import lowered_forms
+from bijax.core.primitive import define_kernel
+from bijax.testing import assert_bits_equal
+
+X = jnp.asarray(np.random.default_rng(0).standard_normal((3, 40)), jnp.float32)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """The forms that are made from now on."""
+    forms: list[bytes] = []
+    make: Any = lowered_forms._form
+
+    def noted(*arguments: Any) -> bytes:
+        forms.append(make(*arguments))
+        return forms[-1]
+
+    jax.clear_caches()
+    monkeypatch.setattr(lowered_forms, "_form", noted)
+    yield forms
+    jax.clear_caches()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """JAX's compilation cache in a folder of its own."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        yield tmp_path / "bijax"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def program() -> Callable[[jax.Array], jax.Array]:
+    """A function that JAX has not seen, of a primitive that is replaced and a kernel of the library."""
+    return bijax.invariant(lambda x: jnp.cumsum(x, 1) + bijax.softmax(x))
+
+
+def lowered(x: Any = X) -> str:
+    return str(jax.jit(program()).lower(x).as_text())
+
+
+def inside(context: Any) -> str:
+    with context:
+        return lowered()
+
+
+def test_equal_calls_share_a_form_and_others_do_not(made: list[bytes]) -> None:
+    text = lowered()
+    forms = len(made)
+    assert forms >= 2
+    assert lowered() == text
+    assert len(made) == forms
+    changes: dict[str, Callable[[], Any]] = {
+        "another shape": lambda: lowered(X[:2]),
+        "another dtype": lambda: lowered(X.astype(jnp.bfloat16)),
+        "metadata": lambda: inside(set_xla_metadata(name="value")),
+        "precision": lambda: inside(jax.default_matmul_precision("highest")),
+        "64 bits": lambda: inside(jax.enable_x64(True)),
+        "forgotten": lambda: (jax.clear_caches(), lowered()),
+    }
+    for change, run in changes.items():
+        forms = len(made)
+        run()
+        assert len(made) > forms, change
+
+
+def test_the_results_are_those_of_a_form_that_is_made_anew(made: list[bytes]) -> None:
+    first = jax.jit(program())(X)
+    forms = len(made)
+    again = jax.jit(program())(X)
+    assert len(made) == forms > 0
+    assert_bits_equal(first, again)
+
+
+def test_the_next_process_makes_no_form(made: list[bytes], folder: Path) -> None:
+    text = lowered()
+    forms = len(made)
+    assert len(list(folder.iterdir())) >= forms
+    jax.clear_caches()  # all that another process does not have
+    assert lowered() == text
+    assert len(made) == forms
+    for entry in folder.iterdir():
+        entry.write_bytes(entry.read_bytes()[:-1])
+    jax.clear_caches()
+    assert lowered() == text
+    assert len(made) == 2 * forms
+
+
+def test_a_kernel_from_elsewhere_is_lowered_each_time(made: list[bytes]) -> None:
+    traced = []
+
+    def double(x: jax.Array) -> tuple[jax.Array]:
+        traced.append(x)
+        return (x + x,)
+
+    kernel = define_kernel("double_of_a_test", {"cpu": double, "cuda": double}, shapes=lambda x: (x,))
+    for count in (1, 2):
+        jax.jit(lambda x: kernel(x)[0]).lower(X)
+        assert len(traced) == count
+    assert not made
+
+
+def test_calls_that_no_text_tells_apart_are_lowered_each_time(made: list[bytes]) -> None:
+    for function in (jnp.sin, jnp.cos):
+        run = bijax.elementwise(function)
+        assert_bits_equal(jax.jit(lambda x, run=run: run(x))(X), run(X))
+    with bijax.lowering_for("sm_90"):
+        jax.jit(lambda x: bijax.softmax(x)).trace(X).lower(lowering_platforms=("cpu", "cuda"))
+    exported = jax.export.export(jax.jit(bijax.softmax), platforms=("cpu",))(X)
+    assert not made
+    assert_bits_equal(exported.call(X), jax.jit(bijax.softmax)(X))
+
+
+def test_a_form_keeps_nothing_of_the_program_that_it_was_made_for(made: list[bytes]) -> None:
+    def one(x: jax.Array) -> jax.Array:
+        with jax.named_scope("first_name"):
+            return bijax.softmax(x)
+
+    def other(x: jax.Array) -> jax.Array:
+        with jax.named_scope("second_name"):
+            return bijax.softmax(x)
+
+    texts = [str(jax.jit(f).lower(X).as_text(debug_info=True)) for f in (one, other)]
+    assert len(made) == 1
+    assert "first_name" in texts[0]
+    assert "second_name" in texts[1]
+    assert "first_name" not in texts[1]
+    assert all(Path(__file__).name in text for text in texts)
+
+
+def test_a_gpu_form_is_one_architecture_s(made: list[bytes]) -> None:
+    x = jax.ShapeDtypeStruct((8, 4096), jnp.bfloat16)
+
+    def lower(architecture: str) -> str:
+        with bijax.lowering_for(architecture):
+            return str(jax.jit(lambda x: bijax.softmax(x)).trace(x).lower(lowering_platforms=("cuda",)).as_text())
+
+    hopper = lower("sm_90")
+    assert lower("sm_90") == hopper
+    assert len(made) == 1
+    assert lower("sm_80") != hopper
+    assert len(made) == 2
