@@ -15,7 +15,7 @@ else:
     hopper = on_first_use("pallas_kernels.ops.pick.hopper")
 
 _kernel: Final = define_row_kernel(
-    "pick_rows", portable.pick_rows, lambda: hopper.pick_rows, orders=Orders(), folds=False
+    "pick_rows", portable.pick_rows, lambda: hopper.pick_rows, orders=Orders(functions=True), folds=False
 )
 
 

@@ -54,7 +54,7 @@ _norm_kernel = define_row_kernel(
 
 def quantize_rows(x: jax.Array, smooth: jax.Array | None, contract: QuantizeContract) -> tuple[jax.Array, jax.Array]:
     """Quantises each row of x * smooth: (..., C) and (C,) to (..., C) and the scales (...)."""
-    y, scale = _kernel({"x": _rows(x), "smooth": smooth}, quantize=contract)
+    y, scale = _kernel({"x": _rows(x), "smooth": smooth}, contract=contract)
     return y.reshape(x.shape), scale.reshape(x.shape[:-1])
 
 
@@ -85,7 +85,7 @@ def quantize_picked(
     Where `expert` (R,) is negative there is no row: zeros, and a scale of 0.
     """
     arrays = {"x": x, "smooth": smooth, "place": place[:, None], "expert": expert[:, None]}
-    y, scale = _picked_kernel(arrays, quantize=contract)
+    y, scale = _picked_kernel(arrays, contract=contract)
     return y, scale[:, 0]
 
 
@@ -93,7 +93,7 @@ def quantize_swiglu(
     x: jax.Array, smooth: jax.Array | None, expert: jax.Array, contract: QuantizeContract
 ) -> tuple[jax.Array, jax.Array]:
     """Quantises the SwiGLU of the rows of x (R, 2C), times smooth scales (E, C), as `quantize_picked`."""
-    y, scale = _swiglu_kernel({"x": x, "smooth": smooth, "expert": expert[:, None]}, quantize=contract)
+    y, scale = _swiglu_kernel({"x": x, "smooth": smooth, "expert": expert[:, None]}, contract=contract)
     return y, scale[:, 0]
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ from bijax.ops.elementwise import elementwise
 from bijax.ops.matmul import matmul
 from bijax.ops.softmax import softmax
 from pallas_kernels.parts.xla.total_order import to_ordered
+
+_LEAST: Final = jnp.iinfo(jnp.int32).min
+_MOST_ROUNDS: Final = 16
 
 
 def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: Any = None) -> jax.Array:
@@ -94,13 +97,38 @@ def moe_softmax_topk(
     dtype = float_dtype(op, "preferred_element_type", dtype)
     rows = scores.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     order = _order(lax.stop_gradient(rows))
-    expert = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
-    selected = sort_tuples(~order, expert)[1][:, :number]
+    selected = _largest(order, number)
     row = lax.broadcasted_iota(jnp.int32, selected.shape, 0)
     chosen = rows.astype(jnp.float32).at[row, selected].get(unique_indices=True, mode="promise_in_bounds")
     weights = _rounded(dtype)(softmax(chosen))
     shape = (*scores.shape[:-1], number)
     return selected.reshape(shape), weights.reshape(shape)
+
+
+def _largest(order: jax.Array, number: int) -> jax.Array:
+    """Returns the places (T, number) of the largest integers of rows (T, E), lower places first of equal ones."""
+    expert = lax.broadcasted_iota(jnp.int32, order.shape, 1)
+    by_platform: jax.Array = lax.platform_dependent(
+        order, expert, cpu=lambda *a: _by_rounds(*a, number), default=lambda *a: _by_sort(*a, number)
+    )
+    return by_platform
+
+
+def _by_sort(order: jax.Array, expert: jax.Array, number: int) -> jax.Array:
+    return sort_tuples(~order, expert)[1][:, :number]
+
+
+def _by_rounds(order: jax.Array, expert: jax.Array, number: int) -> jax.Array:
+    """Takes the largest one of each row, again and again: a CPU sorts element by element, and compares by vectors."""
+    if number > _MOST_ROUNDS:
+        return _by_sort(order, expert, number)
+    places = []
+    for _ in range(number):
+        most = jnp.max(jnp.where(expert < 0, _LEAST, order), axis=1, keepdims=True)
+        place = jnp.min(jnp.where((order == most) & (expert >= 0), expert, order.shape[1]), axis=1, keepdims=True)
+        places.append(place)
+        expert = jnp.where(expert == place, -1, expert)
+    return jnp.concatenate(places, axis=1) if places else jnp.zeros((order.shape[0], 0), jnp.int32)
 
 
 def _ordered(x: jax.Array) -> jax.Array:

@@ -24,6 +24,7 @@ TARGETS: Final[tuple[tuple[str, str], ...]] = (("cpu", ""), ("cuda", "sm_90"), (
 _FLOATS: Final = ("float32", "bfloat16", "float16")
 _LABELS: Final = "int32"
 _INT8: Final = "int8"
+_FLOAT8: Final = "float8_e4m3fn"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,22 @@ def _paged_quantised(query: jax.Array, pages: jax.Array, table: jax.Array, scale
     return ops.paged_attention(query, pages, pages, table, lengths, key_scale=scale, value_scale=scale)
 
 
+def _norm_quantised(x: jax.Array, weight: jax.Array) -> Any:
+    return ops.add_rms_norm_dynamic_quant(x, weight, weight, residual=x)
+
+
+def _scattered(x: jax.Array, experts: jax.Array) -> Any:
+    return ops.moe_scatter_dynamic_quant(x, experts, expert_end_idx=4)
+
+
+def _swiglu_quantised(x: jax.Array, counts: jax.Array) -> Any:
+    return ops.moe_swiglu_dynamic_quant(x, None, counts)
+
+
+def _turned(qkv: jax.Array, table: jax.Array) -> jax.Array:
+    return ops.rotary_embedding(qkv, table, table, q_head_num=2, kv_head_num=1)
+
+
 def _mixed_product(x: jax.Array, w: jax.Array) -> jax.Array:
     return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
@@ -147,6 +164,13 @@ CASES: Final[tuple[Case, ...]] = (
     Case("group_matmul", "", ops.group_matmul, (_X, (2, *_W), (2, _LABELS))),
     Case("group_matmul", "gradients", _gradient(ops.group_matmul, 0, 1), (_X, (2, *_W), (2, _LABELS))),
     Case("quant_matmul", "", ops.quant_matmul, (_INT8_X, (*_W, _INT8), (8,), (512,)), ("float32",)),
+    Case("quant_matmul", "float8", ops.quant_matmul, ((*_X, _FLOAT8), (*_W, _FLOAT8), (8,), (512,)), ("float32",)),
+    Case("scale_dynamic_quant", "", ops.scale_dynamic_quant, (_X, (1024,))),
+    Case("add_rms_norm_dynamic_quant", "", _norm_quantised, (_X, (1024,))),
+    Case("moe_scatter", "", lambda x, e: ops.moe_scatter(x, e, expert_end_idx=4), (_X, (8, 2, _LABELS))),
+    Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
+    Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
+    Case("rotary_embedding", "", _turned, ((1, 8, 4, 64), (8, 64))),
     Case(
         "moe_quant_group_gemm",
         "",

@@ -36,12 +36,13 @@ def cases(m: int, columns: int, dtype: str, smooth: str = "float32", kind: str =
     place = rng.integers(0, m, (2 * m, 1)).astype(np.int32)
     norm = {"eps": 1e-6, "contract": row_contract()}
     for name in ("int8", "float8_e4m3fn"):
-        of = {"quantize": QuantizeContract(name)}  # type: ignore[arg-type]
+        of = {"contract": QuantizeContract(name)}  # type: ignore[arg-type]
+        quantize = {"quantize": of["contract"]}
         yield Case(f"quantize {name}", portable.quantize, hopper.quantize, (x, s), of)
         arguments = (x, by_expert, place, expert)
         yield Case(f"quantize picked {name}", portable.quantize, hopper.quantize, arguments, of)
         arguments = (x, w, s, residual)
-        yield Case(f"quantize_norm {name}", portable.quantize_norm, hopper.quantize_norm, arguments, of | norm)
+        yield Case(f"quantize_norm {name}", portable.quantize_norm, hopper.quantize_norm, arguments, quantize | norm)
     yield Case("quantize alone", portable.quantize, hopper.quantize, (x,), of)
-    yield Case("quantize_norm alone", portable.quantize_norm, hopper.quantize_norm, (x,), of | norm)
+    yield Case("quantize_norm alone", portable.quantize_norm, hopper.quantize_norm, (x,), quantize | norm)
     yield Case("pick_rows", pick.pick_rows, pick_hopper.pick_rows, (x, np.where(expert < 0, -1, place)), {})

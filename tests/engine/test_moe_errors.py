@@ -73,7 +73,7 @@ def test_wrong_values(call: Callable[[], Any], message: str) -> None:
         (lambda: scatter(S, S), r"hidden_states must have one of the dtypes"),
         (lambda: scatter(expert_end_idx=2.0), r"expert_end_idx must be an integer"),
         (lambda: quantised(X, S, Q), r"smooth_scale must have one of the dtypes"),
-        (lambda: group(x=X), r"scatter_tokens must have the dtype int8, got float32\[4,6\]"),
+        (lambda: group(x=X), r"scatter_tokens must have the dtype int8 or float8_e4m3fn, got float32\[4,6\]"),
         (lambda: group((1.0, 2.0, 3.0)), r"experts_token_count must hold integers"),
         (lambda: bijax.group_matmul(X, W, [1, 1, 1]), r"w must have one of the dtypes"),
         (lambda: bijax.moe_gather(X, OFFSET * 1.0, WEIGHTS), r"token_offset must hold integers"),

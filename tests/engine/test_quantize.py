@@ -172,8 +172,14 @@ X, Q, S = jnp.ones((2, 4)), jnp.ones((4, 3), jnp.int8), jnp.ones(3)
         (lambda: bijax.scale_dynamic_quant(X.astype(int)), r"hidden_states must have one of.*got int32\[2,4\]"),
         (lambda: bijax.scale_dynamic_quant(X, Q[0]), r"smooth_scale must have one of"),
         (lambda: bijax.add_rms_norm_dynamic_quant(X, residual=X.astype(jnp.bfloat16)), r"share one dtype, got hidden"),
-        (lambda: bijax.quant_matmul(X, Q, S, S), r"hidden_states must have the dtype int8, got float32\[2,4\]"),
-        (lambda: bijax.quant_matmul(Q.T, None, S, S), r"weight must be an array of int8, got NoneType"),
+        (
+            lambda: bijax.quant_matmul(X, Q, S, S),
+            r"must have the dtype int8 or float8_e4m3fn, got float32\[2,4\]",
+        ),
+        (
+            lambda: bijax.quant_matmul(Q.T, None, S, S),
+            r"weight must be an array of int8 or float8_e4m3fn, got NoneType",
+        ),
         (lambda: bijax.quant_matmul(Q.T, Q, Q[0], S), r"per_token_scale must have one of the dtypes"),
         (lambda: bijax.quant_matmul(Q.T, Q, S, S, preferred_element_type="int8"), r"preferred_element_type must be"),
     ],

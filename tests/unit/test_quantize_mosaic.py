@@ -31,7 +31,7 @@ def test_swiglu_of_experts() -> None:
     x = np.random.default_rng(0).standard_normal((4, 528)).astype(np.float32)
     smooth = np.exp(x[:3, :264])
     expert = np.array([[2], [-1], [0], [1]], np.int32)
-    of = {"quantize": QuantizeContract()}
+    of = {"contract": QuantizeContract()}
     options: dict[str, Any] = {"functions": PTX_FUNCTIONS, "interpret": plgpu.InterpretGPUParams()}
     found = hopper.quantize_swiglu(x, smooth, None, expert, **of, **options)
     assert_bits_equal(found, portable.quantize_swiglu(x, smooth, None, expert, **of))

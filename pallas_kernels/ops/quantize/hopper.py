@@ -43,14 +43,14 @@ def quantize(
     place: jax.Array | None = None,
     expert: jax.Array | None = None,
     *,
-    quantize: QuantizeContract,
+    contract: QuantizeContract,
     interpret: Any = False,
 ) -> Arrays:
     """Returns what `portable.quantize` returns, with its bits; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """
-    return _quantize([x], smooth, place, expert, quantize, interpret)
+    return _quantize([x], smooth, place, expert, contract, interpret)
 
 
 @served_if(_serves_swiglu, NEEDS)
@@ -60,7 +60,7 @@ def quantize_swiglu(
     place: jax.Array | None = None,
     expert: jax.Array | None = None,
     *,
-    quantize: QuantizeContract,
+    contract: QuantizeContract,
     functions: ElementwiseContract,
     interpret: Any = False,
 ) -> Arrays:
@@ -71,7 +71,7 @@ def quantize_swiglu(
     honour("quantize_swiglu", functions, PTX_FUNCTIONS)
     # The two halves of a row are two rows of this array.
     halves = x.reshape(2 * x.shape[0], x.shape[1] // 2)
-    return _quantize([halves, halves], smooth, place, expert, quantize, interpret)
+    return _quantize([halves, halves], smooth, place, expert, contract, interpret)
 
 
 @served_if(

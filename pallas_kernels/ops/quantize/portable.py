@@ -24,7 +24,7 @@ def quantize(
     place: jax.Array | None = None,
     expert: jax.Array | None = None,
     *,
-    quantize: QuantizeContract,
+    contract: QuantizeContract,
 ) -> Arrays:
     """Quantises rows x * smooth, by the formulas of `QuantizeContract`.
 
@@ -34,7 +34,7 @@ def quantize(
         place: (M, 1) int32, the row of `x` that each row of the result is of; by default its own.
         expert: (M, 1) int32, the row of `smooth` that each row is multiplied by; -1 for a row that is not used, which
             gets zeros and a scale of 0.
-        quantize: The format.
+        contract: The format.
 
     Returns:
         (M, C) of the format and the scales (M, 1) float32.
@@ -42,11 +42,11 @@ def quantize(
     Guarantee: row-invariant.
 
     Example:
-        >>> y, scale = quantize(jnp.array([[1.0, -127.0]]), jnp.array([4.0, 1.0]), quantize=QuantizeContract())
+        >>> y, scale = quantize(jnp.array([[1.0, -127.0]]), jnp.array([4.0, 1.0]), contract=QuantizeContract())
         >>> y.tolist(), scale.tolist()
         ([[4, -127]], [[1.0]])
     """
-    return _quantize(lambda x: x.astype(jnp.float32), x.shape[1], x, smooth, place, expert, quantize)
+    return _quantize(lambda x: x.astype(jnp.float32), x.shape[1], x, smooth, place, expert, contract)
 
 
 def quantize_swiglu(
@@ -55,7 +55,7 @@ def quantize_swiglu(
     place: jax.Array | None = None,
     expert: jax.Array | None = None,
     *,
-    quantize: QuantizeContract,
+    contract: QuantizeContract,
     functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> Arrays:
     """Quantises rows silu(gate) * up * smooth, where the first half of a row of `x` is gate and the second one up.
@@ -65,7 +65,7 @@ def quantize_swiglu(
         smooth: As in `quantize`.
         place: As in `quantize`.
         expert: As in `quantize`.
-        quantize: The format.
+        contract: The format.
         functions: How silu is computed.
 
     Returns:
@@ -74,7 +74,7 @@ def quantize_swiglu(
     Guarantee: row-invariant.
 
     Example:
-        >>> y, scale = quantize_swiglu(jnp.array([[100.0, 1.27]]), quantize=QuantizeContract())
+        >>> y, scale = quantize_swiglu(jnp.array([[100.0, 1.27]]), contract=QuantizeContract())
         >>> y.tolist()
         [[127]]
     """
@@ -87,7 +87,7 @@ def quantize_swiglu(
         gate, up = jnp.split(x.astype(jnp.float32), 2, axis=1)
         return run_flat(product, gate, up)[0]
 
-    return _quantize(columns, x.shape[1] // 2, x, smooth, place, expert, quantize)
+    return _quantize(columns, x.shape[1] // 2, x, smooth, place, expert, contract)
 
 
 def quantize_norm(
