@@ -127,7 +127,8 @@ def main() -> None:
     engines: dict[str, Engine] = {}
     expected = None
     for name, changes in ways.items():
-        options: dict[str, Any] = vars(given) | changes
+        # Plain attention reads as many pages as a sequence may have.
+        options: dict[str, Any] = vars(given) | {"max_length": given.max_length or parsed.longest} | changes
         engines[name] = Engine(model, options=EngineOptions(**options))
         start = time.perf_counter()
         *_, tokens = serve(engines[name], prompts, params)  # compiles what the rounds run

@@ -14,14 +14,8 @@ from gemma import gm
 
 import bijax
 
-PROMPTS = [
-    "hello world !",
-    "My name is Morgane",
-    "Hello there",
-    "input string hello",
-    "is name My !",
-    "world hello world",
-]
+# Of one length: in a batch gemma moves the cache of a shorter prompt by the length of the longest one.
+PROMPTS = ["hello world ! My", "My name is Morgane", "Hello there ! hello", "input string is world"]
 EOS = 1
 
 
