@@ -13,8 +13,9 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import FoldContract, chunk_contract
 from pallas_kernels.ops.embedding import portable as embedding
 from pallas_kernels.ops.embedding import rounds as embedding_rounds
-from pallas_kernels.ops.scatter import rounds
 from pallas_kernels.ops.scatter.portable import scatter_windows
+from pallas_kernels.ops.scatter.rounds import scatter_rounds
+from pallas_kernels.parts.xla import rounds
 
 SHAPES = {
     "rows": ((50, 6), (1, 6)),
@@ -49,7 +50,7 @@ def both(m: int, name: str, load: str, dtype: str, combine: Any) -> tuple[jax.Ar
     contract = FoldContract("scatter")
     first, second = (
         jax.jit(lambda *a, scatter=scatter: scatter(*a, combine=combine, contract=contract))(*arguments)
-        for scatter in (rounds.scatter_rounds, scatter_windows)
+        for scatter in (scatter_rounds, scatter_windows)
     )
     return first, second
 

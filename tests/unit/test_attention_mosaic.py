@@ -81,7 +81,9 @@ CASES: Final = {
     "decode": Case((69, 3), (3, 1), (72, 4), 4, DECODE),
     "decode, window, pages": Case((69, 3), (3, 0), (100, 5), 2, DECODE, False, (40, 1), 64),
     "decode, heads of 96": Case((69, 3), (3, 1), (72, 4), 4, DECODE, size=96),
-    "prefill, three warpgroups": Case((0, 0), (200, 9), (200, 9), 1, dataclasses.replace(PREFILL, warpgroups=3)),
+    "prefill, three warpgroups": Case(
+        (0, 0), (200, 9), (200, 9), 2, dataclasses.replace(PREFILL, warpgroups=3, packed=True)
+    ),
     "prefill, wide heads": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192),
     "prefill, values of another width": Case((60, 0), (70, 40), (130, 40), 2, PREFILL, size=192, value_size=128),
     "prefill, soft cap, sinks, slopes": Case((60, 3), (70, 0), (130, 4), 2, PREFILL, soft_cap=1.5, of_heads=True),

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.contract import ChunkContract, FoldContract
+from pallas_kernels.contract import ChunkContract
 from pallas_kernels.ops.embedding.portable import places
-from pallas_kernels.ops.scatter.rounds import scatter_rounds
+from pallas_kernels.parts.xla.rounds import fold_windows
 
 
 def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> jax.Array:
@@ -32,7 +32,7 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
         >>> table_gradient(jnp.array([2, 0, 2]), g, jnp.zeros((3, 1)), contract=chunk_contract()).tolist()
         [[2.0], [0.0], [5.0]]
     """
-    if not tokens.shape[0]:
+    if not tokens.shape[0] or 0 in total.shape:
         return total
     names, place = places(tokens, total.shape[0], contract)
     chunks, rows = names.shape
@@ -40,8 +40,7 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
 
     def add(x: jax.Array, to: jax.Array, taken: jax.Array, updates: jax.Array) -> jax.Array:
         starts = jnp.stack([to, jnp.zeros_like(to)], axis=1)
-        fold = FoldContract("scatter")
-        return scatter_rounds(x, starts, taken, updates[:, None], combine=lax.add, contract=fold)
+        return fold_windows(x, starts, taken, updates[:, None], lax.add)
 
     here = (jnp.arange(chunks, dtype=jnp.int32)[:, None] * rows + place).reshape(-1)[: tokens.shape[0]]
     sums = add(jnp.zeros((chunks * rows, g.shape[1]), jnp.float32), here, jnp.ones(here.shape, bool), g)

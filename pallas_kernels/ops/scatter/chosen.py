@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.scatter._windows import gathered, scattered
 from pallas_kernels.parts.xla.total_order import from_ordered, to_ordered
+from pallas_kernels.parts.xla.window_numbers import gathered, scattered
 
 _DROP = lax.GatherScatterMode.FILL_OR_DROP
 _LARGEST = np.iinfo(np.int32).max

@@ -36,6 +36,7 @@ class PrefillSchedule:
         stages: Stages of keys and of values.
         blocks: Most blocks.
         heads: Query heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
+        packed: Whether the warpgroups of a tile take queries of all heads that share keys, else of one head.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -43,6 +44,7 @@ class PrefillSchedule:
     stages: int = 2
     blocks: int = SMS
     heads: int = 0
+    packed: bool = False
     registers: tuple[int, int] = (240, 24)
 
 
@@ -83,7 +85,7 @@ def prefill_schedule(
     if head_size <= 64 and -units % 3 <= _IDLE * units:
         # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
         stages = 4 if sees_all or queries >= _LONG else 3
-        return PrefillSchedule(3, stages, heads=heads, registers=(160, 32))
+        return PrefillSchedule(3, stages, heads=heads, packed=True, registers=(160, 32))
     return PrefillSchedule(stages=_PREFILL_STAGES[head_size, value_size or head_size], heads=heads)
 
 

@@ -96,10 +96,10 @@ class Further(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What the warpgroups of a block compute with the same keys: a sequence, a key head, the first of its units."""
+    """What the warpgroups of a block compute with the same keys: a sequence, a set of heads, the first of its units."""
 
     sequence: Any
-    key_head: Any
+    heads: Any
     unit: Any
 
 
@@ -115,22 +115,28 @@ class Unit(NamedTuple):
 class Order:
     """The order in which blocks take tiles: to and fro over the blocks, heads in groups, the last queries first.
 
-    A tile has as many units as there are warpgroups. The units of a key head are numbered from the last queries on, and
-    over its query heads first, so that those of a tile see about as many keys.
+    A tile has as many units as there are warpgroups. Those of a set of heads, one head or all that share a key head,
+    are numbered from the last queries on, and over its heads first, so that those of a tile see about as many keys.
     """
 
     call: Call
     schedule: PrefillSchedule
 
     @property
+    def together(self) -> int:
+        """Query heads of a set."""
+        return self.call.group if self.schedule.packed else 1
+
+    @property
     def pieces(self) -> int:
-        """Units of a query head."""
-        return -(-self.call.queries // ROWS)
+        """Units of a query head; whole tiles of one head, whose last queries then end with a block of keys."""
+        multiple = self.schedule.warpgroups if self.together == 1 else 1
+        return -(-self.call.queries // (ROWS * multiple)) * multiple
 
     @property
     def units(self) -> int:
-        """Units of a key head."""
-        return self.pieces * self.call.group
+        """Units of a set of heads."""
+        return self.pieces * self.together
 
     @property
     def padded(self) -> int:
@@ -139,18 +145,18 @@ class Order:
 
     @property
     def across(self) -> int:
-        """Tiles of a key head."""
+        """Tiles of a set of heads."""
         return -(-self.units // self.schedule.warpgroups)
 
     @property
-    def key_heads(self) -> int:
-        """Key heads of a sequence."""
-        return self.call.heads // self.call.group
+    def sets(self) -> int:
+        """Sets of heads of a sequence."""
+        return self.call.heads // self.together
 
     @property
     def tiles(self) -> int:
         """Tiles of all heads."""
-        return self.call.batch * self.key_heads * self.across
+        return self.call.batch * self.sets * self.across
 
     @property
     def blocks(self) -> int:
@@ -164,20 +170,24 @@ class Order:
 
     def tile(self, block: Any, index: Any) -> Tile:
         """Returns a block's tile."""
-        every = self.call.batch * self.key_heads
-        heads: Any = min(-(-self.schedule.heads // self.call.group) or every, every)
+        every = self.call.batch * self.sets
+        heads: Any = min(-(-self.schedule.heads // self.together) or every, every)
         number = index * self.blocks + self._place(index, block)
         start = lax.div(number, heads * self.across) * heads
         number = lax.rem(number, heads * self.across)
         heads = jnp.minimum(every - start, heads)
         row, head = lax.div(number, heads), start + lax.rem(number, heads)
-        return Tile(lax.div(head, self.key_heads), lax.rem(head, self.key_heads), row * self.schedule.warpgroups)
+        return Tile(lax.div(head, self.sets), lax.rem(head, self.sets), row * self.schedule.warpgroups)
 
     def unit(self, tile: Tile, warpgroup: Any) -> Unit:
         """Returns a warpgroup's part of a tile; one behind the end has no queries that are there."""
-        number, group = tile.unit + warpgroup, self.call.group
+        number, together = tile.unit + warpgroup, self.together
         first = jnp.where(number < self.units, self._first(number), self.pieces * ROWS)
-        return Unit(tile.sequence, tile.key_head * group + lax.rem(number, group), first)
+        return Unit(tile.sequence, tile.heads * together + lax.rem(number, together), first)
+
+    def key_head(self, tile: Tile) -> Any:
+        """Returns the key head of a tile."""
+        return lax.div(tile.heads * self.together, self.call.group)
 
     def queries(self, tile: Tile) -> tuple[Any, Any]:
         """Returns the first and the last query of a tile."""
@@ -185,7 +195,7 @@ class Order:
         return self._first(end - 1), self._first(tile.unit) + (ROWS - 1)
 
     def _first(self, unit: Any) -> Any:
-        return (self.pieces - 1 - lax.div(unit, self.call.group)) * ROWS
+        return (self.pieces - 1 - lax.div(unit, self.together)) * ROWS
 
     def _place(self, index: Any, block: Any) -> Any:
         return jnp.where(lax.rem(index, 2) == 0, block, self.blocks - 1 - block)
@@ -247,7 +257,7 @@ class Body:
         def fill(index: Any, position: Any) -> Any:
             tile = self.order.tile(block, index)
             blocks = self.blocks_of(lengths, tile)
-            ring.fill(blocks, position, caches, table, tile.sequence, tile.key_head)
+            ring.fill(blocks, position, caches, table, tile.sequence, self.order.key_head(tile))
             return position + (blocks.last - blocks.first)
 
         ring.drain(lax.fori_loop(0, self.order.count(block), fill, jnp.int32(0)))
