@@ -10,6 +10,7 @@ import numpy as np
 
 from bijax.core.checks import describe, integer
 from bijax.core.exact_sort import sort_tuples
+from bijax.core.tag import kernel_code
 from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
 from bijax.ops._pick import pick_rows
 from bijax.ops.elementwise import elementwise
@@ -110,7 +111,8 @@ def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Ar
 
 def _search(ascending: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
     """Returns where numbers stand in ascending ones; unrolled, so that a GPU takes all steps in one kernel."""
-    return jnp.searchsorted(ascending, wanted, side=side, method="scan_unrolled").astype(jnp.int32)
+    with kernel_code():  # integers, which are the same in any program
+        return jnp.searchsorted(ascending, wanted, side=side, method="scan_unrolled").astype(jnp.int32)
 
 
 def _resized(x: jax.Array, length: int, fill: int) -> jax.Array:
@@ -212,7 +214,8 @@ def rows_or_any(rows: jax.Array, row: jax.Array) -> jax.Array:
     """Returns the rows (T, topk, C) of the tokens; where there is none, any."""
     if rows.shape[0] == 0:
         return jnp.zeros((*row.shape, rows.shape[1]), rows.dtype)
-    return jnp.take(rows, row, axis=0, mode="clip")
+    with kernel_code():  # whole rows, copied
+        return jnp.take(rows, row, axis=0, mode="clip")
 
 
 def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared, dtype: Any) -> jax.Array:

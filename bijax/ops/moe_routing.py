@@ -10,12 +10,14 @@ from jax import lax
 
 from bijax.core.checks import describe, float_array, float_dtype, integer, same_dtype
 from bijax.core.exact_sort import sort_tuples
+from bijax.core.tag import kernel_code
 from bijax.ops.elementwise import elementwise
 from bijax.ops.matmul import matmul
 from bijax.ops.softmax import softmax
+from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.parts.xla.total_order import to_ordered
 
-_LEAST: Final = jnp.iinfo(jnp.int32).min
+_LEAST: Final = -(2**31)
 _MOST_ROUNDS: Final = 16
 
 
@@ -99,7 +101,11 @@ def moe_softmax_topk(
     order = _order(lax.stop_gradient(rows))
     selected = _largest(order, number)
     row = lax.broadcasted_iota(jnp.int32, selected.shape, 0)
-    chosen = rows.astype(jnp.float32).at[row, selected].get(unique_indices=True, mode="promise_in_bounds")
+    with kernel_code():
+        # A loop of its own: XLA:CPU makes wrong code of some that gather single elements beside their indices.
+        at = isolate(row, selected)
+        picked = rows.astype(jnp.float32).at[at].get(unique_indices=True, mode="promise_in_bounds")
+        (chosen,) = isolate(picked)
     weights = _rounded(dtype)(softmax(chosen))
     shape = (*scores.shape[:-1], number)
     return selected.reshape(shape), weights.reshape(shape)
@@ -109,7 +115,10 @@ def _largest(order: jax.Array, number: int) -> jax.Array:
     """Returns the places (T, number) of the largest integers of rows (T, E), lower places first of equal ones."""
     expert = lax.broadcasted_iota(jnp.int32, order.shape, 1)
     by_platform: jax.Array = lax.platform_dependent(
-        order, expert, cpu=lambda *a: _by_rounds(*a, number), default=lambda *a: _by_sort(*a, number)
+        order,
+        expert,
+        cpu=functools.partial(_by_rounds, number=number),
+        default=functools.partial(_by_sort, number=number),
     )
     return by_platform
 

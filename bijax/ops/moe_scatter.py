@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from bijax.core.checks import describe, float_array, integer
 from bijax.core.forward_only import forward_only
@@ -164,7 +165,7 @@ def smooth_vectors(op: str, smooth_scale: Any, experts: int, columns: int) -> ja
 
 def numbers_of_experts(rows: Rows, shared: Shared) -> jax.Array:
     """Returns for each of all rows (R,) its expert, shared ones first; -1 for rows that are not used."""
-    in_front = jnp.repeat(jnp.arange(shared.experts, dtype=jnp.int32), shared.tokens, total_repeat_length=shared.rows)
+    in_front = lax.broadcasted_iota(jnp.int32, (shared.experts, shared.tokens), 0).reshape(shared.rows)
     return jnp.concatenate([in_front, jnp.where(rows.offset >= 0, rows.expert + shared.experts, -1)])
 
 
