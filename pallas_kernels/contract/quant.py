@@ -12,8 +12,8 @@ class QuantizeContract:
 
     The scale is the largest magnitude of the row divided by the largest number of the format, at least 2**-126, and
     nan where that is not finite. Each number is divided by the scale and rounded to the format, both times to nearest
-    even; where the scale is nan all are zeros. Every step is rounded correctly, and a maximum is the same in any order,
-    so the bits are the same on every platform (a CPU takes subnormal numbers for zeros).
+    even, -0 to 0; where the scale is nan all are zeros. Every step is rounded correctly, and a maximum is the same in
+    any order, so the bits are the same on every platform (a CPU takes subnormal numbers for zeros).
 
     Attributes:
         format: Name of the dtype of 8 bits.

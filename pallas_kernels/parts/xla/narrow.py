@@ -66,6 +66,7 @@ def _to_e4m3(x: jax.Array) -> jax.Array:
     normal = lax.bitcast_convert_type(bits, jnp.float32)
     (shifted,) = lax.optimization_barrier((jnp.abs(x) + _E4M3_SUBNORMAL,))
     small = lax.bitcast_convert_type(shifted - _E4M3_SUBNORMAL, jnp.uint32)
-    sign = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x80000000)
+    # A zero has no sign, as behind the corrections of a quotient on a GPU.
+    sign = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x80000000))
     small = lax.bitcast_convert_type(small | sign, jnp.float32)
     return jnp.where(jnp.abs(x) < _E4M3_NORMAL, small, normal).astype(jnp.float8_e4m3fn)
