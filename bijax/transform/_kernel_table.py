@@ -14,6 +14,7 @@ from bijax import ops
 from bijax.core.architecture import lowering_for
 from bijax.hlo._table import Rows
 from bijax.lax.scatter import scatter_add
+from bijax.sampling import sample
 from bijax.transform._audit_walk import equations
 from bijax.transform._uses import kernels_of
 from bijax.transform.invariant import invariant
@@ -132,6 +133,10 @@ _highest = functools.partial(ops.matmul, precision="highest")
 _split = functools.partial(ops.matmul, split_k=4)
 
 
+def _sample(logits: jax.Array, seeds: jax.Array) -> jax.Array:
+    return sample(logits, seeds=seeds, positions=seeds, need_logprobs=False).tokens
+
+
 def _scatter_add(x: jax.Array, i: jax.Array) -> jax.Array:
     numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
     updates = jnp.ones((i.size, x.shape[1]), x.dtype)
@@ -246,6 +251,7 @@ CASES: Final[tuple[Case, ...]] = (
     Case("cumlogsumexp", "", _invariant(lambda x: lax.cumlogsumexp(x, 1)), (_X,)),
     Case("scatter_add, scatter_mul", "", _invariant(lambda x, i: x.at[i].add(1)), (_X, (3, _LABELS))),
     Case("scatter_add, scatter_mul", "as a call", _scatter_add, (_X, (3, _LABELS))),
+    Case("sample", "", _sample, (_X, (8, _LABELS)), ("float32",)),
     Case("psum", "", _invariant(lambda x: jax.vmap(lambda row: lax.psum(row, "rows"), axis_name="rows")(x)), (_X,)),
 )
 """Calls of every kind; a test makes sure that they reach every kernel."""
