@@ -65,42 +65,43 @@ def largest_batch(engine: Engine, prompt: list[int], rounds: int) -> dict[str, f
     """Returns the parts of a step in which as many sequences decode as may run, the least of all rounds of each."""
     running = engine.options.max_running
     for index in range(running):
-        params = SamplingParams(max_new_tokens=2 * rounds + 60, ignore_eos=True, temperature=0.8 * (index % 2))
+        params = SamplingParams(max_new_tokens=rounds + 60, ignore_eos=True, temperature=0.8 * (index % 2))
         engine.add(prompt[:8], params)
     while engine.stats().num_waiting:
         engine.step(watched=())
-    programs, times = engine._programs, {}
+    programs = engine._programs
+    times: dict[str, list[float]] = {}
+    alone = programs.model
+    held = [alone.init_pages(engine.options.num_pages, engine.options.page_size)]
+    table = np.arange(running * programs.slots.table.shape[1], dtype=np.int32).reshape(running, -1)
+    table %= engine.options.num_pages
+    tokens, ones = np.zeros((running, 1), np.int32), np.ones(running, np.int32)
 
     def timed(name: str, part: Callable[[], Any]) -> None:
         start = time.perf_counter()
         jax.block_until_ready(part())
         times.setdefault(name, []).append(time.perf_counter() - start)
 
-    for _ in range(rounds):
+    def plan() -> None:
+        for batch in cut(engine._scheduler.plan(), programs.sizes):
+            batch.arrays(programs.slots)
+
+    def step() -> Any:
         engine.step(watched=())
-        jax.block_until_ready(programs._pages)
+        return programs._last, programs._pages
+
+    def model() -> Any:
+        start = len(times.get("model_ms", ())) + 8
+        hidden, held[0] = alone.extend(held[0], tokens, table, start * ones, ones)
+        return alone.logits(hidden[:, 0]), held[0]
+
+    step()
+    for _ in range(rounds):
         # Planned twice: the second plan, in the step, finds the pages that the first one gave.
-        timed(
-            "plan_ms", lambda: [batch.arrays(programs.slots) for batch in cut(engine._scheduler.plan(), programs.sizes)]
-        )
-        timed("step_ms", lambda: (engine.step(watched=()), programs._last))
+        for name, part in (("plan_ms", plan), ("step_ms", step), ("model_ms", model)):
+            timed(name, part)
     for name in list(engine._requests):
         engine.abort(name)
-    alone = engine._programs.model
-    pages = alone.init_pages(engine.options.num_pages, engine.options.page_size)
-    width = programs.slots.table.shape[1]
-    each = -(-(2 * rounds + 68) // engine.options.page_size)
-    table = np.zeros((running, width), np.int32)
-    table[:, :each] = np.arange(running * each).reshape(running, each) % engine.options.num_pages
-    tokens, ones = np.zeros((running, 1), np.int32), np.ones(running, np.int32)
-    held = [pages]
-
-    def model(start: int) -> Any:
-        hidden, held[0] = alone.extend(held[0], tokens, table, start * ones, ones)
-        return alone.logits(hidden[:, 0])
-
-    for index in range(rounds):
-        timed("model_ms", lambda index=index: model(8 + 2 * index))
     least: dict[str, float] = {name: round(min(found) * 1e3, 3) for name, found in times.items()}
     least["overhead"] = round(1 - least["model_ms"] / least["step_ms"], 4)
     return least
