@@ -15,7 +15,10 @@ from matplotlib.figure import Figure
 
 INK, GRID = "#22303c", "#d8dee4"
 MOST_LINES = 8
-SHAPE = ("case", "precision", "storage", "transpose_w", "k", "n", "columns")
+SHAPE = (
+    *("case", "precision", "storage", "transpose_w", "k", "n", "columns"),
+    *("batch", "keys", "heads", "key_heads", "size", "tokens"),
+)
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -25,7 +28,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """
     across = next(iter(result["cells"][0]))
     by_name = isinstance(result["cells"][0][across], str)
-    lines = {label(row, result["cells"]) for row in result["cells"]}
+    lines = {label(row, result["cells"], across) for row in result["cells"]}
     if by_name or ("op" not in result["cells"][0] and len(lines) > MOST_LINES):
         draw_table(result, across, path)
         return
@@ -55,7 +58,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def draw_panel(axes: Any, across: str, cells: list[dict[str, Any]], name: str) -> None:
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in cells:
-        lines[label(row, cells)].append((row[across], row["ratio"]))
+        lines[label(row, cells, across)].append((row[across], row["ratio"]))
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     for line, points in lines.items():
         axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, linewidth=1.6, label=line)
@@ -72,20 +75,21 @@ def draw_panel(axes: Any, across: str, cells: list[dict[str, Any]], name: str) -
 def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
     """Writes a PNG of the ratios: a row for each shape, green where ours is faster, red where it is slower."""
     cells = result["cells"]
-    names = list(dict.fromkeys(label(row, cells) for row in cells))
+    names = list(dict.fromkeys(label(row, cells, across) for row in cells))
     ticks = sorted({row[across] for row in cells})
     figure = Figure(figsize=(2.6 + 0.55 * len(ticks), 1.4 + 0.28 * len(names)), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     ratios = [[float("nan")] * len(ticks) for _ in names]
     for row in cells:
-        ratios[names.index(label(row, cells))][ticks.index(row[across])] = row["ratio"]
+        ratios[names.index(label(row, cells, across))][ticks.index(row[across])] = row["ratio"]
     axes.imshow(ratios, cmap="RdYlGn", norm=TwoSlopeNorm(1.0, 0.5, 2.0), aspect="auto")
     for i, line in enumerate(ratios):
         for j, ratio in enumerate(line):
             if ratio == ratio:
                 axes.text(j, i, f"{ratio:.2f}", ha="center", va="center", fontsize=7, color=INK)
-    axes.set_xticks(range(len(ticks)), [str(t) for t in ticks], fontsize=8)
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if isinstance(ticks[0], str) else {}
+    axes.set_xticks(range(len(ticks)), [str(t) for t in ticks], fontsize=8, **turned)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel(across)
     axes.spines[:].set_visible(False)
@@ -94,10 +98,16 @@ def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def label(row: dict[str, Any], cells: list[dict[str, Any]]) -> str:
-    """Returns the name of a cell's line: what differs among the cells besides the horizontal axis."""
-    shape = [c for c in SHAPE if len({other.get(c) for other in cells}) > 1]
-    return ", ".join(str(row[c]) if isinstance(row[c], str) else f"{c}={row[c]}" for c in shape) or "bijax"
+def label(row: dict[str, Any], cells: list[dict[str, Any]], across: str) -> str:
+    """Returns the name of a cell's line: what differs among the cells besides the horizontal axis.
+
+    Where that has names, what differs among the cells of one name.
+    """
+    by_name = isinstance(row[across], str)
+    alike = [[other for other in cells if other[across] == name] for name in {c[across] for c in cells}]
+    shape = [c for c in SHAPE if c != across]
+    shape = [c for c in shape if any(len({o.get(c) for o in group}) > 1 for group in (alike if by_name else [cells]))]
+    return ", ".join(str(row[c]) if isinstance(row[c], str) else f"{c}={row[c]}" for c in shape if c in row) or "bijax"
 
 
 def main() -> None:
