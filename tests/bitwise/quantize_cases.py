@@ -9,8 +9,6 @@ import numpy as np
 
 from bijax.testing import hostile_rows
 from pallas_kernels.contract import QuantizeContract, row_contract
-from pallas_kernels.ops.pick import hopper as pick_hopper
-from pallas_kernels.ops.pick import portable as pick
 from pallas_kernels.ops.quantize import hopper, portable
 
 
@@ -45,4 +43,3 @@ def cases(m: int, columns: int, dtype: str, smooth: str = "float32", kind: str =
         yield Case(f"quantize_norm {name}", portable.quantize_norm, hopper.quantize_norm, arguments, quantize | norm)
     yield Case("quantize alone", portable.quantize, hopper.quantize, (x,), of)
     yield Case("quantize_norm alone", portable.quantize_norm, hopper.quantize_norm, (x,), quantize | norm)
-    yield Case("pick_rows", pick.pick_rows, pick_hopper.pick_rows, (x, np.where(expert < 0, -1, place)), {})

@@ -78,9 +78,6 @@ class _Counter:
     def emit(self, _: Any, **__: Any) -> None:
         self.passes += 1
 
-    def copy(self, _: Any) -> None:
-        self.passes += 1
-
     def derive(self, *_: Any, **__: Any) -> None:
         pass
 
@@ -228,22 +225,6 @@ class Row:
                     shifted = replace(strip, block=place.column(launch), columns=launch.columns)
                     for result, value in zip(launch.results, step(*columns), strict=True):
                         shifted.store(result, self._index, value.astype(result.dtype), launch.team.interpret)
-
-        self._walk(write, None)
-        self._leave(met=False)
-
-    def copy(self, used: jax.Array) -> None:
-        """Copies the row of the only array to the only result as it is, or writes zeros if it is not `used`."""
-        launch = self._launch
-
-        def write(carry: None, places: Sequence[Place]) -> None:
-            strips = [(place, i, strip) for place in places for i, strip in enumerate(launch.strips(place))]
-            for batch in itertools.batched(strips, _BATCH):
-                loaded = [self._read(place, i, strip)[0] for place, i, strip in batch]
-                for (place, _, strip), columns in zip(batch, loaded, strict=True):
-                    shifted = replace(strip, block=place.column(launch), columns=launch.columns)
-                    value = jnp.where(used, columns, jnp.zeros((), columns.dtype))
-                    shifted.store(launch.results[0], self._index, value, self.interpret)
 
         self._walk(write, None)
         self._leave(met=False)
