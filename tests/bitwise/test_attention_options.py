@@ -165,20 +165,12 @@ def test_what_the_kernels_of_hopper_do_not_serve_has_a_contract_of_its_own() -> 
     heads = jnp.ones(HEADS)
     q, k, v = (jnp.ones((1, 8, n, 64), jnp.bfloat16) for n in (HEADS, KEY_HEADS, KEY_HEADS))
     eight = {"key": k.astype(jnp.int8), "value": v.astype(jnp.int8), "key_scale": heads[:2], "value_scale": heads[:2]}
-    changes: tuple[dict[str, Any], ...] = (
-        {"logits_soft_cap": 3.0},
-        {"sinks": heads},
-        {"alibi_slopes": heads},
-        {"bias": heads[:, None, None]},
-        {"value": v[..., :32]},
-        eight,
-    )
-    for change in ({}, *changes):
+    of_heads: tuple[dict[str, Any], ...] = ({"logits_soft_cap": 3.0}, {"sinks": heads}, {"alibi_slopes": heads})
+    others: tuple[dict[str, Any], ...] = ({"bias": heads[:, None, None]}, {"value": v[..., :32]})
+    hopper, anywhere = "f32-wgmma16-keys128-split1024", "f32-mma16-keys64-rows64-online"
+    call = functools.partial(bijax.contracts, platform="cuda", architecture="sm_90")
+    for change, expected in (*((c, hopper) for c in ({}, *of_heads, eight)), *((c, anywhere) for c in others)):
         given = {"query": q, "key": k, "value": v, **change}
-        call = functools.partial(bijax.contracts, platform="cuda", architecture="sm_90")
         ids = [i for i in call(lambda given=given: bijax.dot_product_attention(**given)).ids if "attention" in i]
-        expected = (
-            "attention/v1/f32-mma16-keys64-rows64-online" if change else "attention/v1/f32-wgmma16-keys128-split1024"
-        )
         assert len(ids) == 1
-        assert ids[0].startswith(expected), change
+        assert ids[0].startswith(f"attention/v1/{expected}"), change

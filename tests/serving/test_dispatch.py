@@ -107,7 +107,9 @@ def test_a_pause_and_new_weights_with_a_step_in_flight() -> None:
     for _ in range(4):
         served.step()
     served.pause()
-    served.update_weights(ToyModel.random(seed=9, vocab_size=VOCABULARY, max_length=model().max_length), "nine")
+    served.update_weights(
+        ToyModel.random(seed=9, vocab_size=VOCABULARY, width=32, max_length=model().max_length), "nine"
+    )
     assert served.has_work
     [output] = served.step()
     old = output.completions[0].tokens
@@ -117,7 +119,8 @@ def test_a_pause_and_new_weights_with_a_step_in_flight() -> None:
     while served.has_work:
         [output] = served.step() or [output]
     other = Engine(
-        ToyModel.random(seed=9, vocab_size=VOCABULARY, max_length=model().max_length), options=EngineOptions(**SMALL)
+        ToyModel.random(seed=9, vocab_size=VOCABULARY, width=32, max_length=model().max_length),
+        options=EngineOptions(**SMALL),
     )
     [continued] = other.generate([PROMPT + old], SamplingParams(max_new_tokens=8, **DECODE))
     assert output.weight_version == "nine"

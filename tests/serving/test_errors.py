@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bijax.serving import Engine, EngineOptions, QueueFullError, SamplingParams
-from tests.serving.traffic import Letters, engine, model
+from tests.serving.traffic import LONGEST, Letters, engine, model
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from tests.serving.traffic import Letters, engine, model
         ([True], {}, TypeError, "must be integers, got True"),
         ([160], {}, ValueError, "from 0 to 159, got 160"),
         ([-1], {}, ValueError, "from 0 to 159, got -1"),
-        (np.zeros(64, int), {}, ValueError, "at most 63 tokens, which model and cache have room for, got 64"),
+        (np.zeros(LONGEST, int), {}, ValueError, f"at most {LONGEST - 1} tokens, which model and cache have room for"),
         ([1], {"logit_bias": {160: 1.0}}, ValueError, "logit_bias must name tokens from 0 to 159, got 160"),
         ([1], {"allowed_token_ids": [500]}, ValueError, "allowed_token_ids must name tokens from 0 to 159"),
         ([1], {"stop_token_ids": [160]}, ValueError, "stop_token_ids must name tokens from 0 to 159"),

@@ -235,7 +235,7 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"w": jnp.ones((4, 16), jnp.bfloat16)}, "int8 operands"),
+        ({"w": jnp.ones((4, 16), jnp.bfloat16)}, "int8 or float8_e4m3fn operands"),
         ({"contract": CONTRACT}, "expected the contract quant/v1"),
         ({"x": jnp.ones((3, 8), jnp.int8)}, r"expected x \(M, K\) and w \(K, N\)"),
         ({"schedule": MatmulSchedule(False, 64, 256, 128, 3, 2)}, "at most 32 KiB of weights"),
