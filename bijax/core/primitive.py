@@ -129,6 +129,20 @@ def _tagged(kernel: Kernel) -> Kernel:
     return tagged
 
 
+def in_front(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
+    """Returns the arrays with the mapped axis in front, those that do not carry it repeated along it.
+
+    Args:
+        size: Length of the mapped axis.
+        arrays: The arrays.
+        axes: Position of the mapped axis in each, None where an array does not carry it.
+    """
+    return tuple(
+        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+        for a, d in zip(arrays, axes, strict=True)
+    )
+
+
 def fold_rows(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
     """Returns the arrays with the mapped axis merged into their rows: (size * M, ...) each.
 
@@ -137,11 +151,7 @@ def fold_rows(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
         arrays: Arrays with M rows in front when the mapped axis is left out.
         axes: Position of the mapped axis in each, None where an array does not carry it.
     """
-    moved = (
-        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
-        for a, d in zip(arrays, axes, strict=True)
-    )
-    return tuple(a.reshape(size * a.shape[1], *a.shape[2:]) for a in moved)
+    return tuple(a.reshape(size * a.shape[1], *a.shape[2:]) for a in in_front(size, arrays, axes))
 
 
 def unfold_rows(size: int, arrays: Arrays) -> Arrays:

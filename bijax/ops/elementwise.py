@@ -10,7 +10,7 @@ import numpy as np
 
 from bijax.core.checks import FLOATS, describe
 from bijax.core.contracts import run
-from bijax.core.primitive import Arrays, Kernel, define_kernel
+from bijax.core.primitive import Arrays, Kernel, define_kernel, in_front
 from bijax.ops._broadcast import sum_to_shape
 from bijax.ops._straight_line import StraightLine, straight_line
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
@@ -157,11 +157,7 @@ def _is_floating(x: Any) -> bool:
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
     """More elements are just more elements."""
-    moved = (
-        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
-        for a, d in zip(arrays, axes, strict=True)
-    )
-    return _kernel(*moved, **parameters)
+    return _kernel(*in_front(size, arrays, axes), **parameters)
 
 
 def _fused(*arrays: jax.Array, program: StraightLine, functions: ElementwiseContract) -> Arrays:

@@ -10,7 +10,7 @@ from jax import lax
 
 from bijax.core.checks import describe, float_array, integer
 from bijax.core.contracts import run
-from bijax.core.primitive import Arrays, define_kernel
+from bijax.core.primitive import Arrays, define_kernel, in_front
 from bijax.ops._engine_arguments import check_known, check_shape, integer_array, narrowed
 from bijax.ops._sequences import locate_tokens
 from pallas_kernels.contract import XLA_FUNCTIONS
@@ -144,11 +144,7 @@ def _on_cuda(x: jax.Array, sin: jax.Array, cos: jax.Array, **options: Any) -> Ar
 
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
-    moved = (
-        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
-        for a, d in zip(arrays, axes, strict=True)
-    )
-    return _kernel(*moved, **parameters)
+    return _kernel(*in_front(size, arrays, axes), **parameters)
 
 
 _kernel = define_kernel("rotate", {"cpu": _on_cpu, "cuda": _on_cuda}, _fold)
