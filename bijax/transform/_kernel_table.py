@@ -113,10 +113,6 @@ def _by_columns(x: jax.Array, g: jax.Array) -> jax.Array:
     return lax.dot_general(x, g, (((0,), (0,)), ((), ())))
 
 
-def _pooled(x: jax.Array) -> Any:
-    return lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID")
-
-
 def _mixed(x: jax.Array, y: jax.Array) -> jax.Array:
     return x * 0.5 + y
 

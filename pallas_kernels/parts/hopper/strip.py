@@ -64,7 +64,6 @@ class Strip:
             tail = jnp.pad(tail, (0, self.lanes - tail.shape[0]), mode="edge")
             return lax.dynamic_slice_in_dim(tail, self.lane, self.width)
         layout = strided(self.width)
-        signed = True if jnp.issubdtype(source.dtype, jnp.signedinteger) else None
 
         inline: Any = plgpu.inline_mgpu(
             arg_types=(plgpu.RefType(), _NUMBER, _NUMBER),
@@ -80,7 +79,7 @@ class Strip:
             registers = np.array([None], dtype=object)
             # Nobody writes to the arrays that a row program reads from memory.
             registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
-            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=signed)
+            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=None)
 
         result: jax.Array = load(source, *self._place(row))
         return result

@@ -27,8 +27,6 @@ WARPGROUP: Final = 128
 TILE: Final = plgpu.Layout.WGMMA
 ROW: Final = plgpu.Layout.WGMMA.reduce(1)
 
-_QUAD: Final = 4  # threads that share a row
-
 
 def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
     """Returns the transforms of shared memory that wgmma and the copy engine read: tiles of 8 swizzled rows.
