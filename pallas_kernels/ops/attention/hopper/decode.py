@@ -444,6 +444,7 @@ def decode(
         out_type=outputs,
         grid=(body.grid,),
         grid_names=("block",),
+        kernel_name="attention_decode",
         num_threads=4 if bytewise else 2,
         thread_name="warpgroup",
         scratch_types=[

@@ -121,6 +121,7 @@ def merge(
         # The last axis of the grid is the long one: the others end at 65535.
         grid=(padded // MERGED_ROWS, batch),
         grid_names=("part", "sequence"),
+        kernel_name="attention_merge",
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )

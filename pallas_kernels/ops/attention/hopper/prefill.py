@@ -436,6 +436,7 @@ def prefill(
         out_type=outputs,
         grid=(body.order.blocks,),
         grid_names=("block",),
+        kernel_name="attention_prefill",
         num_threads=s.warpgroups + 1,
         thread_name="warpgroup",
         scratch_types=[
