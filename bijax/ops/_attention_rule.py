@@ -93,7 +93,7 @@ def gradients(
     out: jax.Array,
     lse: jax.Array,
     cotangent: jax.Array,
-    limits: jax.Array,
+    limits: jax.Array | np.ndarray,
     extras: Extras,
     spec: AttentionSpec,
 ) -> Arrays:
@@ -122,7 +122,7 @@ def bias_gradient(
     out: jax.Array,
     lse: jax.Array,
     cotangent: jax.Array,
-    limits: jax.Array,
+    limits: jax.Array | np.ndarray,
     extras: Extras,
     spec: AttentionSpec,
 ) -> jax.Array:

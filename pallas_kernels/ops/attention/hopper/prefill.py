@@ -97,10 +97,10 @@ class _Column(NamedTuple):
     """A number of each sequence."""
 
     numbers: Any
-    index: int
+    place: int
 
     def __getitem__(self, sequence: Any) -> Any:
-        return self.numbers[sequence, self.index]
+        return self.numbers[sequence, self.place]
 
 
 class Further(NamedTuple):
