@@ -3,11 +3,11 @@
     PYTHONPATH=. python benchmarks/bench_attention.py
 
 Prefill is a whole batch of equal lengths, also "with gradients" (the forward and the backward pass), decode one query
-of each sequence against its cache, also from pages of 64 keys in any order and from a cache of int8. The ratio of a row with gradients is to
-cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
-`xla_gpu_deterministic_ops`. Times are device times of all kernels of a
-call (CUPTI), medians of calls that take turns; calls walk through sets of arguments that together do not fit into the
-L2 cache. `rate` is TFLOP/s of the products that the mask leaves, or TB/s of keys and values.
+of each sequence against its cache, also from pages of 64 keys in any order and from a cache of int8. The ratio of a row
+with gradients is to cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
+`xla_gpu_deterministic_ops`. Times are device times of all kernels of a call (CUPTI), medians of calls that take turns;
+calls walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of the products that
+the mask leaves, or TB/s of keys and values.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def programs(case: Case) -> dict[str, Any]:
-    """Returns cuDNN's program, ours and, for decode, ours from pages and int8; with gradients cuDNN's deterministic one."""
+    """Returns cuDNN's program and ours; for decode also from pages and int8, with gradients cuDNN's deterministic one."""
     stock = functools.partial(
         jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
     )
@@ -174,7 +174,7 @@ def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
     table = jnp.asarray(np.random.default_rng(0).permutation(pages).reshape(case.batch, -1), jnp.int32)
     shapes = shapes_of(case)
     data = [tuple(array(4 * i + j, shape) for j, shape in enumerate(shapes)) for i in range(sets)]
-    given = {name: data for name in ready}
+    given = dict.fromkeys(ready, data)
     if case.decodes:
         given[PAGED] = [(*x, table) for x in data]
         factors = jnp.ones((case.key_heads, case.size))
