@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def programs(case: Case) -> dict[str, Any]:
-    """Returns cuDNN's program and ours; for decode also from pages and int8, with gradients cuDNN's deterministic one."""
+    """Returns cuDNN's program and ours; for decode also from pages and int8, for gradients the deterministic one."""
     stock = functools.partial(
         jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
     )
