@@ -16,6 +16,7 @@ from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
 _UNROLLED = 16
 _LARGE = 1 << 20
 _TRANSPOSED_ROWS = 128
+_PANEL = 256
 
 Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
 
@@ -73,16 +74,26 @@ def fold(partials: jax.Array) -> jax.Array:
     return add(total, partials[:, 1 + loops * _UNROLLED :])
 
 
-def crossed(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
-    """(M, K) x (N, K), K whole blocks: every block of a row times every block of the weights, most of it for nothing.
+def panels(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
+    """(M, K) x (N, K): some columns of the result at a time, and for each block of K a product of its own.
 
-    The weights are read as they are stored. For a few rows that costs less than a copy with each block together.
+    A library that runs one block as one chain need not run the whole of K in such blocks. The slices of the weights
+    are copied, but they are small enough to stay in the cache.
     """
-    (m, k), n = x.shape, w.shape[0]
-    blocks = k // k_block
-    y = isolated_dot(x.reshape(m * blocks, k_block), w.reshape(n * blocks, k_block), (((1,), (1,)), ((), ())))
-    y = y.reshape(m, blocks, n, blocks)
-    return functools.reduce(jnp.add, (y[:, i, :, i] for i in range(blocks)))
+    m, n = x.shape[0], w.shape[0]
+    width = min(n, _PANEL)
+    blocks = range(0, x.shape[1], k_block)
+    left = isolate(*(x[:, i : i + k_block] for i in blocks))
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
+        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width))
+        right = isolate(*(some[:, i : i + k_block] for i in blocks))
+        partials = [isolated_dot(a, b, (((1,), (1,)), ((), ()))) for a, b in zip(left, right, strict=True)]
+        (some,) = isolate(functools.reduce(jnp.add, partials))
+        return lax.dynamic_update_slice_in_dim(out, some, start, 1)
+
+    return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
 
 
 def transposed(w: jax.Array) -> jax.Array:
