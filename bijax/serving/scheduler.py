@@ -3,7 +3,7 @@
 import bisect
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bijax.serving.drafts import look_up
 from bijax.serving.pages import PagePool
@@ -23,6 +23,7 @@ class Work:
         drafts: Number of drafts among them.
         unread: Whether the token, the only one, is one that the device has sampled and the host has not read; then 0
             stands for it in `tokens`.
+        samples: Whether a token is sampled after this.
     """
 
     sequence: Sequence
@@ -31,11 +32,10 @@ class Work:
     reaches_end: bool
     drafts: int = 0
     unread: bool = False
+    samples: bool = field(init=False)
 
-    @property
-    def samples(self) -> bool:
-        """Whether a token is sampled after this."""
-        return self.reaches_end and self.sequence.request.params.max_new_tokens > 0
+    def __post_init__(self) -> None:
+        self.samples = self.reaches_end and self.sequence.request.params.max_new_tokens > 0
 
 
 _key = operator.attrgetter("key")
@@ -116,14 +116,16 @@ class Scheduler:
     def dispatched(self, works: Iterable[Work]) -> None:
         """Notes that the device was given this work. Whatever it is given later finds it done."""
         for work in works:
-            sequence, request = work.sequence, work.sequence.request
+            sequence = work.sequence
             end = work.start + len(work.tokens) - work.drafts
             sequence.computed = end
             sequence.in_flight += 1
             sequence.unread += work.samples
-            if sequence.index == 0:
+            request = sequence.request
+            if request.scored < len(request.prompt) and sequence.index == 0:
                 request.scored = max(request.scored, min(end, len(request.prompt) - 1) + 1)
-            self._offer(sequence)
+            if end >= (sequence.inserted + 1) * self._page_size:
+                self._offer(sequence)
 
     def read(self, work: Work, accepted: int) -> None:
         """Notes that a sequence has got what a work has brought, `accepted` tokens of the drafts among it."""
@@ -131,14 +133,13 @@ class Scheduler:
         sequence.in_flight -= 1
         sequence.unread -= work.samples
         sequence.computed += accepted
-        self._offer(sequence)
+        if sequence.computed >= (sequence.inserted + 1) * self._page_size:
+            self._offer(sequence)
 
     def _offer(self, sequence: Sequence) -> None:
         """Gives the prefix cache pages that are full, of tokens that are known."""
-        if self.prefix is None or sequence.computed < (sequence.inserted + 1) * self._page_size:
-            return
         full = min(sequence.computed, len(sequence.tokens)) // self._page_size
-        if full > sequence.inserted:
+        if self.prefix is not None and full > sequence.inserted:
             self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
             sequence.inserted = full
 

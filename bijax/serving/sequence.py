@@ -78,9 +78,11 @@ class Sequence:
             longest: As for `append`.
         """
         length = len(self.tokens) + self.unread
-        new = length - len(self.request.prompt)
-        ends = new >= self.request.params.max_new_tokens or length >= longest
-        return self.missing == 0 or (self.unread > 0 and ends)
+        if length == self.computed:
+            return True
+        request = self.request
+        most = min(len(request.prompt) + request.params.max_new_tokens, longest)
+        return self.unread > 0 and length >= most
 
     @functools.cached_property
     def counts(self) -> "np.ndarray":
