@@ -97,7 +97,7 @@ def scored_places(batch: Batch) -> list[Place]:
 
 
 def rows_of(batch: Batch, vocab_size: int, slots: Slots) -> Rows | None:
-    """Returns what the rows of a batch without drafts are sampled with; None where seeds and temperatures are enough."""
+    """Returns what a batch without drafts is sampled with; None where seeds and temperatures are enough."""
     if all(work.sequence.request.params.is_plain for work in batch.works):
         return None
     places = [Place(work, row, len(work.tokens) - 1) for row, work in enumerate(batch.works) if work.samples]

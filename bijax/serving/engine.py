@@ -65,7 +65,6 @@ class Engine:
             page_size=self.options.page_size,
             max_running=self.options.max_running,
             max_prefill_tokens=self.options.max_prefill_tokens,
-            longest=self.max_length,
             prefix_cache=self.options.prefix_cache,
             speculative_tokens=self.options.speculative_tokens,
         )
@@ -352,7 +351,7 @@ class Engine:
                 sequence.finish("abort", "the model's logits hold nan, or no token is allowed")
                 break
             taken += 1
-            sequence.append(token, None if measured is None else measured[place], longest=self.max_length)
+            sequence.append(token, None if measured is None else measured[place])
             if sequence.finish_reason is not None or place == len(drafts) or drafts[place] != token:
                 break
             self._counts["accepted_tokens"] += 1

@@ -4,6 +4,7 @@ import bisect
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from bijax.serving.drafts import look_up
 from bijax.serving.pages import PagePool
@@ -38,6 +39,8 @@ class Work:
         self.samples = self.reaches_end and self.sequence.request.params.max_new_tokens > 0
 
 
+_UNREAD: Final = (0,)
+
 _key = operator.attrgetter("key")
 
 
@@ -53,7 +56,6 @@ class Scheduler:
         page_size: Tokens of a page.
         max_running: Sequences that hold pages at most.
         max_prefill_tokens: Tokens of prompts that are computed in a step at most.
-        longest: Longest sequence, in tokens.
         prefix_cache: Whether pages are kept for later requests.
         speculative_tokens: Drafts of a sequence in a step at most.
     """
@@ -65,7 +67,6 @@ class Scheduler:
         page_size: int,
         max_running: int,
         max_prefill_tokens: int,
-        longest: int,
         prefix_cache: bool,
         speculative_tokens: int,
     ) -> None:
@@ -80,7 +81,6 @@ class Scheduler:
         self._page_size = page_size
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
-        self._longest = longest
         self._speculative_tokens = speculative_tokens
 
     def add(self, sequence: Sequence) -> None:
@@ -104,7 +104,7 @@ class Scheduler:
                 if sequence.in_flight or not self._admit(sequence):
                     break  # no later one runs any more, and none must take the pages that it waits for
             missing = sequence.missing
-            if (missing > 1 and budget == 0) or sequence.is_complete(self._longest):
+            if (missing > 1 and budget == 0) or sequence.is_complete:
                 continue
             work = self._work(sequence, missing, budget)
             if work is not None:
@@ -175,7 +175,7 @@ class Scheduler:
         if start + count > len(sequence.pages) * self._page_size and not self._grow(sequence, start + count):
             return None
         if sequence.unread:
-            return Work(sequence, start, (0,), True, unread=True)
+            return Work(sequence, start, _UNREAD, True, unread=True)
         tokens = sequence.tokens[start : start + count]
         if missing > 1 or not self._speculative_tokens:
             return Work(sequence, start, tuple(tokens), count == missing)
@@ -184,12 +184,7 @@ class Scheduler:
 
     def _drafts(self, sequence: Sequence) -> list[int]:
         """Returns drafts for which there is room in pages that nobody has to give up."""
-        params = sequence.request.params
-        wanted = min(
-            self._speculative_tokens,
-            params.max_new_tokens - (len(sequence.tokens) - len(sequence.request.prompt)) - 1,
-            self._longest - len(sequence.tokens) - 1,
-        )
+        wanted = min(self._speculative_tokens, sequence.most - len(sequence.tokens) - 1)
         if wanted < 1:
             return []
         drafts = look_up(sequence.tokens, wanted)

@@ -93,7 +93,8 @@ def panels(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
         (some,) = isolate(functools.reduce(jnp.add, partials))
         return lax.dynamic_update_slice_in_dim(out, some, start, 1)
 
-    return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
+    y: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
+    return y
 
 
 def transposed(w: jax.Array) -> jax.Array:
