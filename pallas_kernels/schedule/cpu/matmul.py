@@ -27,7 +27,10 @@ def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] 
 
 # For one tile the faster form stands first; the next is there for shapes at which the first cuts K differently.
 _LONG: Final = (_GEMV, *_ladder(lambda rows: ("whole", "stacked"), _TILES[1:]))
-_SHORT: Final = (_GEMV, *_ladder(lambda rows: ("columns", "stacked") if rows <= 32 else ("stacked", "columns")))
+_SHORT: Final = (
+    _GEMV,
+    *_ladder(lambda rows: ("columns", "stacked", "panels") if rows <= 32 else ("stacked", "columns")),
+)
 _TRANSPOSED: Final = _ladder(lambda rows: ("whole", "panels", "stacked"))
 # Weights (N, K) in the order of (K, N) weights, whose short blocks no library makes by itself.
 _SHORT_TRANSPOSED: Final = _ladder(lambda rows: ("panels", "stacked"))

@@ -16,7 +16,9 @@ from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
 _UNROLLED = 16
 _LARGE = 1 << 20
 _TRANSPOSED_ROWS = 128
-_PANEL = 256
+_PANEL = 128
+_PANEL_TRANSPOSED = 256
+_VECTORS = 32
 
 Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
 
@@ -74,27 +76,38 @@ def fold(partials: jax.Array) -> jax.Array:
     return add(total, partials[:, 1 + loops * _UNROLLED :])
 
 
-def panels(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
-    """(M, K) x (N, K): some columns of the result at a time, and for each block of K a product of its own.
+def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool) -> jax.Array:
+    """(M, K) x (K, N), or (N, K): some columns of the result at a time, each block of K a product of its own.
 
-    A library that runs one block as one chain need not run the whole of K in such blocks. The slices of the weights
-    are copied, but they are small enough to stay in the cache.
+    A library that runs one block of a few columns as one chain need not do so with all columns, or the whole of K in
+    such blocks. The slices of the weights are copied, but they are small enough to stay in the cache.
     """
-    m, n = x.shape[0], w.shape[0]
-    width = min(n, _PANEL)
+    m, n = x.shape[0], w.shape[0 if transpose_w else 1]
+    width = _panel_width(n, transpose_w)
     blocks = range(0, x.shape[1], k_block)
     left = isolate(*(x[:, i : i + k_block] for i in blocks))
 
-    def body(i: jax.Array, out: jax.Array) -> jax.Array:
-        start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
-        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width))
+    def product(some: jax.Array) -> jax.Array:
+        if not transpose_w:
+            return in_blocks(stack_rows, x[None], some[None], k_block)[0]
         right = isolate(*(some[:, i : i + k_block] for i in blocks))
         partials = [isolated_dot(a, b, (((1,), (1,)), ((), ()))) for a, b in zip(left, right, strict=True)]
-        (some,) = isolate(functools.reduce(jnp.add, partials))
-        return lax.dynamic_update_slice_in_dim(out, some, start, 1)
+        return functools.reduce(jnp.add, partials)
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
+        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 0 if transpose_w else 1))
+        return lax.dynamic_update_slice_in_dim(out, isolate(product(some))[0], start, 1)
 
     y: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
     return y
+
+
+def _panel_width(n: int, transpose_w: bool) -> int:
+    """Returns the columns of a panel: about as many for each, whole vectors."""
+    most = _PANEL_TRANSPOSED if transpose_w else _PANEL
+    each = -(-n // -(-n // most))
+    return min(n, -(-each // _VECTORS) * _VECTORS)
 
 
 def transposed(w: jax.Array) -> jax.Array:
