@@ -38,6 +38,9 @@ _LINE_LANES: Final = 32
 """Lanes, a line of a GPU's cache, that the first pass over many elements leaves of a group: so neighbouring threads
 read neighbouring columns, each of them one at a time where XLA computes what it adds."""
 
+_CACHED: Final = 2**23
+"""Elements, at most, that a GPU's cache holds: the rest of their tree takes one pass."""
+
 _MANY_BLOCKS: Final = 4
 """Blocks from which on a GPU adds them up in a pass of their own, which leaves all lanes of one."""
 
@@ -210,7 +213,9 @@ def _fold_in_passes(combine: Combine, total: jax.Array, axis: int, lanes: int, b
     total = total.reshape(*before, groups, group, *rest)
     if many and math.prod(rest) < _LINE_LANES:
         (total,) = isolate(_halve(combine, total, axis + 1, _LINE_LANES))
-    if groups > 1 or total.size > _FEW:
+        if total.size > _CACHED:
+            (total,) = isolate(_halve(combine, total, axis + 1, _VECTOR_LANES))
+    elif groups > 1 or many:
         (total,) = isolate(_halve(combine, total, axis + 1, _VECTOR_LANES))
     few = total.size <= _FEW
     total = _halve(combine, total, axis + 1, 1)
