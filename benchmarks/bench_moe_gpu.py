@@ -5,7 +5,10 @@
 Grouped products: 8, 64 and 256 experts of DeepSeek-V3 and Qwen3-MoE, rows shared out evenly, by Zipf's law or all to
 one expert. XLA's times are the smaller of `jax.lax.ragged_dot` (left out where it would multiply all rows by all
 experts for more than a few ms) and of a loop of dots whose sizes are known when it is compiled. int8: XLA's dot with
-the same scales behind it, and our product of bfloat16. Times are device times of all kernels of a call, medians.
+the same scales behind it, and our product of bfloat16. float8: XLA's dot of float8 matrices with scales, which sums as
+its library does. Layers: router, experts and their sum, in one program, against the fastest form in plain JAX: by
+`ragged_dot`, with all tokens by all experts, or with copies of the weights of a few tokens' experts. Times are device
+times of all kernels of a call, medians; those of layers are also taken by the clock on the wall.
 """
 
 import argparse
@@ -18,14 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from device_time import device_time_us
-from harness import RESULTS, cell, device_name, record, write
+from harness import RESULTS, cell, device_name, interleaved_us, record, write
+from moe_layers import LAYERS, TOKENS, MoELayer
 from workers import Job, Workers
 
-from pallas_kernels.contract import QuantContract, WgmmaContract
+from pallas_kernels.contract import Float8Contract, QuantContract, WgmmaContract
 from pallas_kernels.ops.matmul.hopper.groups import group_matmul
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
 
-LAYERS: Final = {
+PRODUCTS: Final = {
     "DeepSeek-V3 up": (7168, 4096),
     "DeepSeek-V3 down": (2048, 7168),
     "Qwen3-MoE up": (2048, 1536),
@@ -39,9 +43,12 @@ INT8: Final = (
     *((m, 4096, 14336) for m in (8, 64, 512)),
     (8192, 8192, 8192),
 )
+FLOAT8: Final = ((8, 4096, 4096), (64, 4096, 14336), (512, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192))
 
 ROTATED_BYTES: Final = 250_000_000  # several times the L2 cache
+PARTS: Final = ("int8", "float8", "layers", "groups")
 MOST_FLOP: Final = 5e12  # of a ragged_dot that multiplies all rows by all weights
+MOST_ERROR: Final = 0.05  # of a layer's programs, which round at other places
 MOST_BYTES: Final = 16_000_000_000  # of weights
 CALLS: Final = 8
 
@@ -67,18 +74,19 @@ class Groups(NamedTuple):
         return group_matmul(x, w, sizes, contract=WgmmaContract())
 
 
-class Integers(NamedTuple):
-    """int8 (M, K) by (N, K), or (K, N) where it is not `along_k`, with scales."""
+class Bytes(NamedTuple):
+    """Matrices of 8 bits, (M, K) by (N, K), or (K, N) where it is not `along_k`, with scales."""
 
     m: int
     k: int
     n: int
     along_k: bool
+    dtype: str = "int8"
 
     @property
     def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         w = (self.n, self.k) if self.along_k else (self.k, self.n)
-        shapes = ((self.m, self.k), "int8"), (w, "int8"), ((self.m,), "float32"), ((self.n,), "float32")
+        shapes = ((self.m, self.k), self.dtype), (w, self.dtype), ((self.m,), "float32"), ((self.n,), "float32")
         return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
 
     @property
@@ -86,11 +94,13 @@ class Integers(NamedTuple):
         return jax.ShapeDtypeStruct((self.m, self.n), "bfloat16")
 
     def function(self, x: Any, w: Any, row: Any, column: Any) -> Any:
-        return quant_matmul(x, w, row, column, contract=QuantContract(), transpose_w=self.along_k)
+        contract = QuantContract() if self.dtype == "int8" else Float8Contract("wgmma32")
+        return quant_matmul(x, w, row, column, contract=contract, transpose_w=self.along_k)
 
     def stock(self, x: Any, w: Any, row: Any, column: Any) -> Any:
         dims = (((1,), (1 if self.along_k else 0,)), ((), ()))
-        total = jax.lax.dot_general(x, w, dims, preferred_element_type=jnp.int32)
+        sums = jnp.int32 if self.dtype == "int8" else jnp.float32
+        total = jax.lax.dot_general(x, w, dims, preferred_element_type=sums)
         return (total.astype(jnp.float32) * row[:, None] * column).astype(jnp.bfloat16)
 
 
@@ -99,7 +109,7 @@ def main() -> None:
     parser.add_argument("--experts", type=integers, default=EXPERTS, help="numbers of experts, separated by commas")
     parser.add_argument("--rows", type=integers, default=ROWS, help="numbers of rows, separated by commas")
     parser.add_argument("--loads", default=",".join(LOADS), help="how rows are shared out, separated by commas")
-    parser.add_argument("--only", choices=("groups", "int8"), help="one half of the benchmark")
+    parser.add_argument("--only", choices=PARTS, help="one part of the benchmark")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
     parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
     arguments = parser.parse_args()
@@ -107,23 +117,29 @@ def main() -> None:
         print(f"bench_moe_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
     deadline = time.monotonic() + arguments.limit_s
+    wanted = [arguments.only] if arguments.only else PARTS
     with Workers() as workers:
-        if arguments.only != "groups":
-            save("quant_matmul", int8_cells(workers, deadline), arguments.json)
-        if arguments.only != "int8":
+        if "int8" in wanted:
+            jobs = [Bytes(*shape, along_k) for shape in INT8 for along_k in (True, False)]
+            save("quant_matmul", byte_cells(workers, jobs, deadline), arguments.json)
+        if "float8" in wanted:
+            jobs = [Bytes(*shape, True, "float8_e4m3fn") for shape in FLOAT8]
+            save("float8_matmul", byte_cells(workers, jobs, deadline), arguments.json)
+        if "layers" in wanted:
+            save("moe_layer", layer_cells(deadline), arguments.json)
+        if "groups" in wanted:
             shapes = [
                 (name, Groups(m, g, k, n))
-                for name, (k, n) in LAYERS.items()
+                for name, (k, n) in PRODUCTS.items()
                 for g in arguments.experts
                 for m in arguments.rows
             ]
             save("group_matmul", group_cells(workers, shapes, arguments.loads.split(","), deadline), arguments.json)
 
 
-def int8_cells(workers: Workers, deadline: float) -> list[dict[str, Any]]:
-    jobs = [Integers(*shape, along_k) for shape in INT8 for along_k in (True, False)]
+def byte_cells(workers: Workers, jobs: list[Bytes], deadline: float) -> list[dict[str, Any]]:
     ours = {job: workers.ours(job) for job in jobs}
-    bfloat16 = {shape: workers.ours(Job(*shape, "bfloat16")) for shape in INT8}
+    bfloat16 = {job[:3]: workers.ours(Job(*job[:3], "bfloat16")) for job in jobs}
     # XLA tunes on the GPU while it compiles: it has to be done before anything is timed.
     theirs = {job: workers.xla(job, job.stock) for job in jobs}
     for program in theirs.values():
@@ -138,10 +154,57 @@ def int8_cells(workers: Workers, deadline: float) -> list[dict[str, Any]]:
         wide = Job(job.m, job.k, job.n, "bfloat16")
         sets = [arrays(i, wide.operands) for i in range(max(2, copies // 2))]
         ours_16 = device_time_us(bfloat16[job[:3]].result(), sets, max(CALLS, copies // 2))
-        shape = {"m": job.m, "k": job.k, "n": job.n, "weights": "(N, K)" if job.along_k else "(K, N)"}
+        shape = {
+            "dtype": job.dtype,
+            "m": job.m,
+            "k": job.k,
+            "n": job.n,
+            "weights": "(N, K)" if job.along_k else "(K, N)",
+        }
         cells.append(cell(*times, **shape, bfloat16_us=round(ours_16, 2)))
         print(cells[-1], flush=True)
     return cells
+
+
+def layer_cells(deadline: float) -> list[dict[str, Any]]:
+    cells = []
+    for layer in LAYERS:
+        for quantized in (False, True):
+            copies = max(1, min(2, math.ceil(ROTATED_BYTES / layer.bytes_of_weights(quantized))))
+            weights = [jax.jit(layer.make, static_argnums=1)(jax.random.key(i), quantized) for i in range(copies)]
+            for tokens in TOKENS:
+                if time.monotonic() > deadline:
+                    return cells
+                cells.append(layer_cell(layer, tokens, weights))
+                print(cells[-1], flush=True)
+    return cells
+
+
+def layer_cell(layer: MoELayer, tokens: int, weights: list[dict[str, jax.Array]]) -> dict[str, Any]:
+    """Times a layer by every form, the tokens being as many sets as the weights."""
+    quantized = "down_scale" in weights[0]
+    given = [
+        (jax.random.normal(jax.random.key(i), (tokens, layer.features), jnp.bfloat16), w) for i, w in enumerate(weights)
+    ]
+    functions = {"ours": layer.ours, **layer.plain(tokens, quantized)}
+    programs = {name: jax.jit(f).lower(*given[0]).compile() for name, f in functions.items()}
+    distance = {name: relative_error(f(*given[0]), programs["ours"](*given[0])) for name, f in programs.items()}
+    if wrong := {name: error for name, error in distance.items() if not error < MOST_ERROR}:
+        raise RuntimeError(f"{layer.name}: expected programs of one layer, got relative distances {wrong} from ours.")
+    device = {name: device_time_us(program, given, CALLS) for name, program in programs.items()}
+    seconds = 0.3 if tokens < TOKENS[-1] else 0.05
+    calls = [lambda program=program: program(*given[0]) for program in programs.values()]
+    wall = dict(zip(programs, interleaved_us(calls, seconds=seconds, rounds=3), strict=True))
+    best = min((name for name in device if name != "ours"), key=lambda name: device[name])
+    others = {f"{name} us": round(us, 1) for name, us in device.items() if name != "ours"}
+    shape = {"layer": layer.name, "dtype": "int8" if quantized else "bfloat16", "tokens": tokens, "plain": best}
+    times = {"ours_wall_us": round(wall["ours"], 1), "plain_wall_us": round(wall[best], 1)}
+    return cell(device["ours"], device[best], **shape, **times, **others)
+
+
+def relative_error(a: jax.Array, b: jax.Array) -> float:
+    x, y = (np.asarray(v, np.float64) for v in (a, b))
+    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
 
 
 def group_cells(
