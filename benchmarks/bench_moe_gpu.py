@@ -12,15 +12,18 @@ times of all kernels of a call, medians; those of layers are also taken by the c
 """
 
 import argparse
+import functools
+import itertools
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import device_time_us
+from device_time import device_time_us, in_turns_us
 from harness import RESULTS, cell, device_name, interleaved_us, record, write
 from moe_layers import LAYERS, TOKENS, MoELayer
 from workers import Job, Workers
@@ -154,52 +157,54 @@ def byte_cells(workers: Workers, jobs: list[Bytes], deadline: float) -> list[dic
         wide = Job(job.m, job.k, job.n, "bfloat16")
         sets = [arrays(i, wide.operands) for i in range(max(2, copies // 2))]
         ours_16 = device_time_us(bfloat16[job[:3]].result(), sets, max(CALLS, copies // 2))
-        shape = {
-            "dtype": job.dtype,
-            "m": job.m,
-            "k": job.k,
-            "n": job.n,
-            "weights": "(N, K)" if job.along_k else "(K, N)",
-        }
+        shape: dict[str, Any] = {"dtype": job.dtype, "m": job.m, "k": job.k, "n": job.n}
+        shape["weights"] = "(N, K)" if job.along_k else "(K, N)"
         cells.append(cell(*times, **shape, bfloat16_us=round(ours_16, 2)))
         print(cells[-1], flush=True)
     return cells
 
 
 def layer_cells(deadline: float) -> list[dict[str, Any]]:
-    cells = []
-    for layer in LAYERS:
-        for quantized in (False, True):
+    wanted = list(itertools.product(LAYERS, (False, True), TOKENS))
+    with ThreadPoolExecutor(8) as threads:  # XLA tunes on the GPU while it compiles: before anything is timed
+        programs = list(threads.map(lambda one: layer_programs(*one), wanted))
+    cells: list[dict[str, Any]] = []
+    made: list[Any] = []
+    for (layer, quantized, tokens), compiled in zip(wanted, programs, strict=True):
+        if time.monotonic() > deadline:
+            break
+        if tokens == TOKENS[0]:
+            made.clear()
             copies = max(1, min(2, math.ceil(ROTATED_BYTES / layer.bytes_of_weights(quantized))))
-            weights = [jax.jit(layer.make, static_argnums=1)(jax.random.key(i), quantized) for i in range(copies)]
-            for tokens in TOKENS:
-                if time.monotonic() > deadline:
-                    return cells
-                cells.append(layer_cell(layer, tokens, weights))
-                print(cells[-1], flush=True)
+            make = jax.jit(layer.make, static_argnums=1)
+            made += [make(jax.random.key(i), quantized) for i in range(copies)]
+        shape = {"layer": layer.name, "dtype": "int8" if quantized else "bfloat16", "tokens": tokens}
+        given = [(*arrays(i, (layer.tokens(tokens),)), weights) for i, weights in enumerate(made)]
+        cells.append(layer_cell(shape, compiled, given))
+        print(cells[-1], flush=True)
     return cells
 
 
-def layer_cell(layer: MoELayer, tokens: int, weights: list[dict[str, jax.Array]]) -> dict[str, Any]:
-    """Times a layer by every form, the tokens being as many sets as the weights."""
-    quantized = "down_scale" in weights[0]
-    given = [
-        (jax.random.normal(jax.random.key(i), (tokens, layer.features), jnp.bfloat16), w) for i, w in enumerate(weights)
-    ]
+def layer_programs(layer: MoELayer, quantized: bool, tokens: int) -> dict[str, Any]:
+    """Compiles all forms of a layer."""
+    weights = jax.eval_shape(lambda key: layer.make(key, quantized), jax.random.key(0))
     functions = {"ours": layer.ours, **layer.plain(tokens, quantized)}
-    programs = {name: jax.jit(f).lower(*given[0]).compile() for name, f in functions.items()}
-    distance = {name: relative_error(f(*given[0]), programs["ours"](*given[0])) for name, f in programs.items()}
-    if wrong := {name: error for name, error in distance.items() if not error < MOST_ERROR}:
-        raise RuntimeError(f"{layer.name}: expected programs of one layer, got relative distances {wrong} from ours.")
-    device = {name: device_time_us(program, given, CALLS) for name, program in programs.items()}
-    seconds = 0.3 if tokens < TOKENS[-1] else 0.05
-    calls = [lambda program=program: program(*given[0]) for program in programs.values()]
-    wall = dict(zip(programs, interleaved_us(calls, seconds=seconds, rounds=3), strict=True))
+    return {name: jax.jit(f).lower(layer.tokens(tokens), weights).compile() for name, f in functions.items()}
+
+
+def layer_cell(shape: dict[str, Any], programs: dict[str, Any], given: list[Any]) -> dict[str, Any]:
+    """Times a layer by every form, on the tokens and weights of several sets."""
+    ours = programs["ours"](*given[0])
+    distance = {name: relative_error(program(*given[0]), ours) for name, program in programs.items()}
+    if not max(distance.values()) < MOST_ERROR:
+        raise RuntimeError(f"expected programs of one layer {shape}, got relative distances {distance} from ours.")
+    device = dict(zip(programs, in_turns_us(list(programs.values()), given, CALLS // 2), strict=True))
+    calls = [functools.partial(program, *given[0]) for program in programs.values()]
+    wall = dict(zip(programs, interleaved_us(calls, seconds=0.1, rounds=3), strict=True))
     best = min((name for name in device if name != "ours"), key=lambda name: device[name])
     others = {f"{name} us": round(us, 1) for name, us in device.items() if name != "ours"}
-    shape = {"layer": layer.name, "dtype": "int8" if quantized else "bfloat16", "tokens": tokens, "plain": best}
     times = {"ours_wall_us": round(wall["ours"], 1), "plain_wall_us": round(wall[best], 1)}
-    return cell(device["ours"], device[best], **shape, **times, **others)
+    return cell(device["ours"], device[best], **shape, plain=best, **times, **others)
 
 
 def relative_error(a: jax.Array, b: jax.Array) -> float:
@@ -225,8 +230,9 @@ def group_cells(
         for load in loads:
             sizes = shared_out(load, job.m, job.groups)
             given = [(*one, jnp.asarray(sizes)) for one in sets]
-            ours_us, loop_us = (device_time_us(f.result(), given, CALLS) for f in (ours[job], stock[load]))
-            ragged_us = math.inf if ragged is None else device_time_us(ragged.result(), given, CALLS)
+            programs = [f.result() for f in (ours[job], stock[load], *([] if ragged is None else [ragged]))]
+            ours_us, loop_us, *others_us = in_turns_us(programs, given, CALLS // 2)
+            ragged_us = others_us[0] if others_us else math.inf
             others = {
                 "loop_us": round(loop_us, 2),
                 **({} if ragged is None else {"ragged_dot_us": round(ragged_us, 2)}),
@@ -266,7 +272,7 @@ def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.A
         return tuple(
             jax.random.randint(k, a.shape, -127, 128, a.dtype)
             if a.dtype == jnp.int8
-            else jax.random.normal(k, a.shape, a.dtype)
+            else jax.random.normal(k, a.shape).astype(a.dtype)
             for k, a in zip(keys, operands, strict=True)
         )
 

@@ -51,6 +51,10 @@ class MoELayer:
                 weights[name] = _normal(k, *shape)
         return weights
 
+    def tokens(self, number: int) -> jax.ShapeDtypeStruct:
+        """Returns the shape of so many tokens."""
+        return jax.ShapeDtypeStruct((number, self.features), jnp.bfloat16)
+
     def bytes_of_weights(self, quantized: bool) -> int:
         """Returns the bytes of all experts."""
         return self.routing.num_experts * self.features * self.hidden * (3 if quantized else 6)

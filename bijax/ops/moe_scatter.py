@@ -1,7 +1,7 @@
 """Scattering tokens to the experts of a rank, as they are or quantised."""
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,11 @@ from bijax.ops._experts import (
     sort_by_expert,
     spread,
 )
-from bijax.ops._quantize import format_of, quantize_picked
+from bijax.ops._pick import pick_rows
+from bijax.ops._quantize import format_of, quantize_picked, quantize_rows
 from pallas_kernels.ops.expert_rows.wrong import NO_ROW
+
+_FEW_ROWS: Final = 128  # in one kernel
 
 
 def moe_scatter(
@@ -150,6 +153,12 @@ def moe_scatter_dynamic_quant(
     def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = Rows(*layout)
         place, expert = places(found.offset, selected.shape[1], shared), numbers_of_experts(found, shared)
+        if smooth is None and expert.size > _FEW_ROWS:
+            # All rows of a token are equal: it is quantised once, and copied.
+            y, scale = quantize_rows(x, None, contract)
+            at = jnp.where(expert < 0, expert, place)
+            copied = pick_rows(jax.lax.bitcast_convert_type(y, jnp.int8), at)
+            return jax.lax.bitcast_convert_type(copied, y.dtype), pick_rows(scale[:, None], at)[:, 0]
         return quantize_picked(x, smooth, place, expert, contract)
 
     y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)

@@ -1,7 +1,7 @@
 """Where the rows of experts stand, on an NVIDIA GPU: for few rows, each compared with all others, in one kernel."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from pallas_kernels.schedule.triton.routing import MOST_PAIRS, PAIR_TILE
 
 Arrays = tuple[jax.Array, ...]
 
-_FEW: str = f"at least one row, and at most {MOST_PAIRS} pairs of them"
-_MOST_EXPERTS: int = 1024
+_FEW: Final = f"at least one row, and at most {MOST_PAIRS} pairs of them"
+_MOST_EXPERTS: Final = 1024
 
 
 def _serves_sort(number: Any, *, first: int, end: int, allocated: int, **_: Any) -> bool:

@@ -1,6 +1,6 @@
 """Picking rows by number on an NVIDIA GPU: a block copies a row, in pieces that are all on their way together."""
 
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.triton.launch import launch
 from pallas_kernels.schedule.triton.routing import copies_rows, copy_warps, piece_columns
 
-_FILLED: tuple[str, ...] = ("float32", "bfloat16", "float16", "int8")
+_COPIED: Final = ("float32", "bfloat16", "float16", "int8")
 
 
 def _serves(x: Any, place: Any, **_: Any) -> bool:
     small = max(x.shape[0], place.shape[0]) * x.shape[1] < 1 << 31
-    return x.dtype.name in _FILLED and place.shape[0] > 0 and copies_rows(x.shape[1], x.dtype.itemsize) and small
+    return x.dtype.name in _COPIED and place.shape[0] > 0 and copies_rows(x.shape[1], x.dtype.itemsize) and small
 
 
 @served_if(_serves, "float32, bfloat16, float16 or int8 rows that a power of two of at least 32 columns divides")
