@@ -28,8 +28,7 @@ def started(*command):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # What these tests ask does not depend on machine code, most of whose optimisation is left out.
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
     try:
         yield process
