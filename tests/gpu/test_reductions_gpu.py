@@ -65,11 +65,8 @@ def test_sums_are_those_of_the_cpu() -> None:
 
 
 def test_plain_sums_differ() -> None:
-    """The control."""
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, 5, 77)), jnp.float32)
-    differ = []
-    for before in BEFORE.values():
-        program = jax.jit(with_others(before))
-        whole, alone = program(x), program(x[3:4])
-        differ.append(any((np.asarray(a[3:4]) != np.asarray(b)).any() for a, b in zip(whole, alone, strict=True)))
-    assert any(differ)
+    """The control: long rows, whose sums XLA cuts by their number, whatever it chooses when it tunes."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, 65536)), jnp.float32)
+    program = jax.jit(lambda x: (x.sum(-1), jnp.exp(x).sum(-1), jax.nn.softmax(x)))
+    whole, alone = program(x), program(x[3:4])
+    assert any((np.asarray(a[3:4]) != np.asarray(b)).any() for a, b in zip(whole, alone, strict=True))
