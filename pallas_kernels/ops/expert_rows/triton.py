@@ -158,9 +158,8 @@ def rows_of_tokens(offset: jax.Array, *, places: int, interpret: bool = False) -
         found = jnp.where((number > 1) | (behind > 0), WRONG, row)
         plt.store(rows.at[place], found, mask=place < places)
 
-    row: jax.Array
-    (row,) = _launch(kernel, offset, pl.cdiv(places, PAIR_TILE.items), [places], interpret)
-    return row
+    rows: jax.Array = _launch(kernel, offset, pl.cdiv(places, PAIR_TILE.items), [places], interpret)[0]
+    return rows
 
 
 def _items(block: Any) -> jax.Array:
