@@ -37,7 +37,7 @@ def with_others(before: Callable[[jax.Array], jax.Array]) -> Program:
     return program
 
 
-@pytest.mark.parametrize("columns", [77, 2048])
+@pytest.mark.parametrize("columns", [77, 2048, 25000])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", BEFORE)
 def test_entries_keep_their_bits(name: str, dtype: str, columns: int) -> None:
