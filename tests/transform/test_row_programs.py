@@ -14,7 +14,7 @@ from jax.extend.core import Literal
 
 import bijax
 from bijax.testing import assert_bits_equal
-from bijax.transform import _row_programs, _row_regions
+from bijax.transform import _row_programs
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.row_program import hopper
 from pallas_kernels.ops.rows.fold import fold_axis
@@ -24,10 +24,9 @@ ROWS, HEADS, COLUMNS = 3, 2, 128
 
 
 @pytest.fixture(autouse=True)
-def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreted = functools.partial(hopper.run_program, interpret=plgpu.InterpretGPUParams())
     monkeypatch.setattr(_row_programs, "hopper", SimpleNamespace(run_program=interpreted))
-    monkeypatch.setattr(_row_regions, "LEAST", 0)
 
 
 def rewritten(jaxpr: Any) -> Any:
