@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.extend.core import Primitive
+from jax.extend.core import Literal, Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
@@ -120,8 +120,25 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
         wanted = tag == KERNEL and name in _HELD and "cuda" in ctx.platforms
     if not wanted:
         return eqn
+    if kept := _operand_that_is_chosen(eqn):
+        return eqn.replace(primitive=jax.lax.copy_p, invars=[kept], params={})
     inline = _jax_private.rules_of(ctx, eqn.primitive, eqn.ctx)[2]
     return eqn.replace(primitive=_counterpart(eqn.primitive, inline))
+
+
+def _operand_that_is_chosen(eqn: Any) -> Any:
+    """Returns the operand that a maximum with -inf, or a minimum with +inf, comes to; None for other equations.
+
+    Softmax and log-softmax of `jax.nn` have such a maximum, which XLA would compute anew for each difference from it.
+    """
+    if eqn.primitive.name not in ("max", "min"):
+        return None
+    loses = -math.inf if eqn.primitive.name == "max" else math.inf
+    x, y = eqn.invars
+    for operand, other in ((x, y), (y, x)):
+        if isinstance(other, Literal) and other.val == loses and operand.aval == eqn.outvars[0].aval:
+            return operand
+    return None
 
 
 @functools.cache

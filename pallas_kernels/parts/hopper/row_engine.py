@@ -36,6 +36,7 @@ from jax import lax
 
 from pallas_kernels.contract import row_contract
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, larger, product, quotient, square_root
+from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.row_launch import Launch, Pieces, Place, PlaceOf
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.strip import Strip
@@ -485,6 +486,7 @@ def run_rows(
     launch = plgpu.kernel(
         kernel,
         out_type=out,
+        kernel_name=profile_name(program),
         scratch_types=scratch_types,
         # Every array has its layout from its load; the other semantics would infer them, ten times as long.
         compiler_params=plgpu.CompilerParams(
