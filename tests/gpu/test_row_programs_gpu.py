@@ -45,7 +45,7 @@ def pieces_and_program(function: Callable[..., Arrays], *arrays: jax.Array) -> t
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_row_regions, "MOST_COLUMNS", columns)
             program = jax.jit(bijax.invariant(lambda *a: function(*a))).lower(*arrays).compile()
-            assert ("row_program" in program.as_text()) == (columns > 0)
+            assert ("bijax_row_program" in program.as_text()) == (columns > 0)
             found.append(program(*arrays))
     return found[0], found[1]
 
