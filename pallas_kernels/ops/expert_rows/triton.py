@@ -164,7 +164,8 @@ def rows_of_tokens(offset: jax.Array, *, places: int, interpret: bool = False) -
 
 def _items(block: Any) -> jax.Array:
     """Returns the numbers of a block's items."""
-    return block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
+    numbers: jax.Array = block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
+    return numbers
 
 
 def _count(where: jax.Array, axis: int) -> jax.Array:
