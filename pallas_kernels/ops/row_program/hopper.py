@@ -48,6 +48,9 @@ _PTX: Final = {
     "clear": "{ .reg .pred p; setp.eq.f32 p, $1, 0f00000000; selp.f32 $0, 0f00000000, $1, p; }",
 }
 
+_NAMED: Final = (*REDUCTIONS, "exp", "div")
+"""What a program is called after in a profile, as in "rows_max_exp_sum_div"."""
+
 
 def run_program(
     program: RowProgram,
@@ -103,6 +106,7 @@ def run_program(
         numbers=len(program.totals),
         count=rows,
         interpret=interpret,
+        name="_".join(("rows", *(s.operation for s in program.steps if s.operation in _NAMED))),
     )
 
 
