@@ -37,6 +37,7 @@ from bijax.transform._tables import (
     COMPARED,
     COUNTER,
     FENCED,
+    IN_REGIONS,
     KEEP,
     ORDER_FREE,
     PLATFORMS,
@@ -305,6 +306,8 @@ def _replaced(
                 ctx, *operands, **parameters
             )
         return lowered
+    # The name of a scatter says what its program does; its form would be kept for this one program.
+    parameters = {k: v for k, v in parameters.items() if k not in IN_REGIONS.get(primitive.name, ())}
     on_whole_vectors = primitive.name in VECTORS
     function = functools.partial(on_vectors, primitive) if on_whole_vectors else replacement(primitive.name, platform)
     return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)
