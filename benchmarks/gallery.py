@@ -124,9 +124,13 @@ def main() -> int:
     known = programs()
     names = arguments.programs or list(known)
     progress = track(names, description="gallery", console=Console(stderr=True))
-    result = record("gallery", [in_processes(known[name], arguments.seconds) for name in progress])
+    cells = []
+    for name in progress:
+        cells.append(in_processes(known[name], arguments.seconds))
+        result = record("gallery", cells)
+        path = write(result, arguments.json)  # after each one: all of them take half an hour
     show(result)
-    print(f"written to {write(result, arguments.json)}")
+    print(f"written to {path}")
     return int(any(figures["differing"] for figures in result["cells"]))
 
 

@@ -101,7 +101,8 @@ class Programs:
             hidden (B, T, ...), and the tokens.
         """
         self._known.add(("advance", packed.shape))
-        width, invariant, drawn = self._table_width, self._batch_invariant, None
+        width, invariant = self._table_width, self._batch_invariant
+        given = drawn = None
         if self.model.one_program:
             found, drawn, self._last = device.advance_and_draw(
                 self._structure,
@@ -113,11 +114,14 @@ class Programs:
                 batch_invariant=invariant,
             )
         else:
-            found = device.advance(self.model, self._pages, self._last, packed, table_width=width)
-        given, hidden, logits, self._pages = found
-        left = logits if rows is None else self._left(logits, rows, given.tokens[:, 0])
+            given = device.begin(packed, self._last, table_width=width)
+            found = device.advance(self.model, self._pages, given)
+        hidden, logits, fed, self._pages = found
+        left = logits if rows is None else self._left(logits, rows, fed)
         if drawn is None or left is not logits:
             self._known.add(("draw", logits.shape))
+            # Behind the one program the last tokens are new ones, but drawing does not look at those that were fed.
+            given = given or device.begin(packed, self._last, table_width=width)
             drawn, self._last = device.draw_tokens(left, given, self._last, batch_invariant=invariant)
         measured = None if rows is None else self._measure(logits, left, rows, drawn)
         return hidden, Drawn(drawn, measured)

@@ -158,14 +158,14 @@ def rows_of_tokens(offset: jax.Array, *, places: int, interpret: bool = False) -
         found = jnp.where((number > 1) | (behind > 0), WRONG, row)
         plt.store(rows.at[place], found, mask=place < places)
 
-    row: jax.Array
     (row,) = _launch(kernel, offset, pl.cdiv(places, PAIR_TILE.items), [places], interpret)
     return row
 
 
 def _items(block: Any) -> jax.Array:
     """Returns the numbers of a block's items."""
-    return block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
+    numbers: jax.Array = block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
+    return numbers
 
 
 def _count(where: jax.Array, axis: int) -> jax.Array:
