@@ -157,9 +157,9 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
             return cache
 
         key, value = pages(key), pages(value)
-    lengths = (np.asarray(x, np.int32) for x in (case.offsets, case.queries, case.keys))
+    limits = np.stack([case.offsets, case.queries, case.keys], axis=1).astype(np.int32)
     out, lse = attention(
-        *(jnp.asarray(x) for x in (query, key, value, *lengths)),
+        *(jnp.asarray(x) for x in (query, key, value, limits)),
         *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes, *case.scales)),
         contract=CONTRACT,
         scale=case.size**-0.5,
@@ -222,6 +222,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96"])
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
@@ -241,6 +242,7 @@ def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
         assert_bits_equal(ours, theirs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "at"), [("prefill", 50), ("one warpgroup, window", 20), ("decode, window, pages", 31)]
@@ -362,12 +364,12 @@ def test_everything_else_gets_the_portable_program(
 
 
 def test_unsupported_calls_are_named() -> None:
-    x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones(1, jnp.int32)
+    x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones((1, 3), jnp.int32)
     contract = split_attention_contract(64, "bfloat16")
     with pytest.raises(UnsupportedError, match="expected a SplitAttentionContract"):
-        attention(x, x, x, n, n, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
+        attention(x, x, x, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="expected a scale"):
-        attention(x, x, x, n, n, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
+        attention(x, x, x, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
