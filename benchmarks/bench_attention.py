@@ -3,11 +3,11 @@
     PYTHONPATH=. python benchmarks/bench_attention.py
 
 Prefill is a whole batch of equal lengths, also "with gradients" (the forward and the backward pass), decode one query
-of each sequence against its cache, also from pages of 64 keys in any order. The ratio of a row with gradients is to
-cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
-`xla_gpu_deterministic_ops`. Times are device times of all kernels of a
-call (CUPTI), medians of calls that take turns; calls walk through sets of arguments that together do not fit into the
-L2 cache. `rate` is TFLOP/s of the products that the mask leaves, or TB/s of keys and values.
+of each sequence against its cache, also from pages of 64 keys in any order and from a cache of int8. The ratio of a row
+with gradients is to cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
+`xla_gpu_deterministic_ops`. Times are device times of all kernels of a call (CUPTI), medians of calls that take turns;
+calls walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of the products that
+the mask leaves, or TB/s of keys and values.
 """
 
 import argparse
@@ -32,6 +32,8 @@ THREADS: Final = 12
 ROUNDS: Final = 3
 PAGE: Final = 64
 DETERMINISTIC: Final = "deterministic"
+PAGED: Final = "paged"
+INT8: Final = "int8"
 
 
 class Case(NamedTuple):
@@ -118,7 +120,7 @@ def main() -> None:
 
 
 def programs(case: Case) -> dict[str, Any]:
-    """Returns cuDNN's program, ours and, for decode, ours from pages; with gradients, cuDNN's deterministic one."""
+    """Returns cuDNN's program and ours; for decode also from pages and int8, for gradients the deterministic one."""
     stock = functools.partial(
         jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
     )
@@ -133,7 +135,10 @@ def programs(case: Case) -> dict[str, Any]:
         keys, values = (x.reshape(-1, PAGE, *x.shape[2:]) for x in (k, v))
         return bijax.paged_attention(q, keys, values, table, case.keys)
 
-    return {"cudnn": stock, "ours": last, "paged": paged}
+    def int8(q: jax.Array, k: jax.Array, v: jax.Array, factors: jax.Array) -> jax.Array:
+        return last(q, k, v, key_scale=factors, value_scale=factors)
+
+    return {"cudnn": stock, "ours": last, PAGED: paged, INT8: int8}
 
 
 def with_gradients(attention: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -154,8 +159,11 @@ def shapes_of(case: Case) -> list[tuple[int, ...]]:
 def compiled(case: Case, name: str) -> Any:
     shapes = shapes_of(case)
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    if name == "paged":
+    if name == PAGED:
         arrays.append(jax.ShapeDtypeStruct((case.batch, case.keys // PAGE), jnp.int32))
+    if name == INT8:
+        arrays[1:] = [jax.ShapeDtypeStruct(case.cache, jnp.int8)] * 2
+        arrays.append(jax.ShapeDtypeStruct((case.key_heads, case.size), jnp.float32))
     options = {"xla_gpu_deterministic_ops": True} if name == DETERMINISTIC else None
     return jax.jit(programs(case)[name]).lower(*arrays).compile(options)
 
@@ -166,17 +174,21 @@ def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
     table = jnp.asarray(np.random.default_rng(0).permutation(pages).reshape(case.batch, -1), jnp.int32)
     shapes = shapes_of(case)
     data = [tuple(array(4 * i + j, shape) for j, shape in enumerate(shapes)) for i in range(sets)]
+    given = dict.fromkeys(ready, data)
+    if case.decodes:
+        given[PAGED] = [(*x, table) for x in data]
+        factors = jnp.ones((case.key_heads, case.size))
+        given[INT8] = [(q, *((32 * x).astype(jnp.int8) for x in (k, v)), factors) for q, k, v in data]
     calls = 8 if case.decodes else max(3, min(8, int(2e13 / case.work)))
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(ROUNDS):
         for name, program in ready.items():
-            with_table = [(*x, table) for x in data] if name == "paged" else data
-            times[name].append(device_time_us(program, with_table, calls))
+            times[name].append(device_time_us(program, given[name], calls))
     us = {name: statistics.median(found) for name, found in times.items()}
     rate = case.work / us["ours"] / 1e6
     what = "decode" if case.decodes else "causal" if case.causal else "full"
     what += " with gradients" if case.gradients else ""
-    extra = {f"{name}_us": round(us[name], 2) for name in ("paged", DETERMINISTIC) if name in us}
+    extra = {f"{name}_us": round(us[name], 2) for name in (PAGED, INT8, DETERMINISTIC) if name in us}
     shape = {
         "batch": case.batch,
         "keys": case.keys,

@@ -58,11 +58,11 @@ class Given:
         return dict(zip(self.names, arrays, strict=True))
 
 
-_FORWARD: Final = 6
-"""Arrays of every call: query, key, value, offsets, lengths of queries and of keys."""
+_FORWARD: Final = 4
+"""Arrays of every call: query, key, value and the limits of sequences."""
 
-_BACKWARD: Final = 9
-"""The same with the result, the log-sum-exp and the cotangent."""
+_BACKWARD: Final = 7
+"""The same with the result, the log-sum-exp and the cotangent before the limits."""
 
 _SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes", "key_scale", "value_scale"})
 """Which further arrays the kernels for Hopper take."""
@@ -93,18 +93,20 @@ def _scores_like(query: jax.Array, key: jax.Array, *_: Any, **__: Any) -> jax.Ar
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.attention, *arrays[:_FORWARD], like=attention_like, spec=spec, **given.named(arrays[_FORWARD:]))
+    own, others = _apart(arrays[:_FORWARD]), given.named(arrays[_FORWARD:])
+    return run(cpu.attention, *own, like=attention_like, spec=spec, **others)
 
 
 def _gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     note(cpu.gradients, XLA_FUNCTIONS, arrays=arrays)
-    return run(cpu.gradients, *arrays[:_BACKWARD], like=gradients_like, spec=spec, **given.named(arrays[_BACKWARD:]))
+    own, others = _apart(arrays[:_BACKWARD]), given.named(arrays[_BACKWARD:])
+    return run(cpu.gradients, *own, like=gradients_like, spec=spec, **others)
 
 
 def _score_gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     note(cpu.score_gradients, XLA_FUNCTIONS, arrays=arrays)
     others = given.named(arrays[_BACKWARD:])
-    return (run(cpu.score_gradients, *arrays[:_BACKWARD], like=_scores_like, spec=spec, **others),)
+    return (run(cpu.score_gradients, *_apart(arrays[:_BACKWARD]), like=_scores_like, spec=spec, **others),)
 
 
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
@@ -117,7 +119,7 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     if contract is not None and cuda_architecture() == HOPPER:
         fixed = _of_spec(spec)
         return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **fixed, **others)
-    return run(triton.attention, *arrays[:_FORWARD], like=attention_like, **_for_triton(arrays, spec), **others)
+    return run(triton.attention, *_apart(arrays[:_FORWARD]), like=attention_like, **_for_triton(arrays, spec), **others)
 
 
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
@@ -128,12 +130,19 @@ def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) ->
     if contract is not None and cuda_architecture() == HOPPER:
         fixed, own = _of_spec(spec), arrays[:_BACKWARD]
         return run(hopper.attention_gradients, *own, like=gradients_like, contract=contract, **fixed, **others)
-    return run(triton.gradients, *arrays[:_BACKWARD], like=gradients_like, **_for_triton(arrays, spec), **others)
+    own, options = _apart(arrays[:_BACKWARD]), _for_triton(arrays, spec)
+    return run(triton.gradients, *own, like=gradients_like, **options, **others)
 
 
 def _score_gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     options = {**_for_triton(arrays, spec), **given.named(arrays[_BACKWARD:])}
-    return (run(triton.score_gradients, *arrays[:_BACKWARD], like=_scores_like, **options),)
+    return (run(triton.score_gradients, *_apart(arrays[:_BACKWARD]), like=_scores_like, **options),)
+
+
+def _apart(arrays: Arrays) -> Arrays:
+    """Returns the arrays of a call with the limits as three arrays: offsets, lengths of queries and of keys."""
+    *others, limits = arrays
+    return (*others, *(limits[:, i] for i in range(3)))
 
 
 def _for_triton(arrays: Arrays, spec: AttentionSpec) -> dict[str, Any]:

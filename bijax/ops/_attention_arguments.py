@@ -164,6 +164,25 @@ def per_sequence(
     return numbers.astype(np.int32), None
 
 
+def limits_of(
+    offsets: jax.Array | np.ndarray, queries: jax.Array | np.ndarray, keys: jax.Array | np.ndarray
+) -> jax.Array | np.ndarray:
+    """Returns the numbers of sequences as one array, so that a GPU needs no kernel to fill those that are known.
+
+    Args:
+        offsets: (B,) int32, position of the first query.
+        queries: (B,) int32.
+        keys: (B,) int32.
+
+    Returns:
+        (B, 3) int32, of NumPy if all of them are.
+    """
+    numbers = (offsets, queries, keys)
+    if all(isinstance(x, np.ndarray) for x in numbers):
+        return np.stack(numbers, axis=1)
+    return jnp.stack(numbers, axis=1)
+
+
 def valid_pages(
     op: str, page_table: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray, page: int, pages: int
 ) -> jax.Array | None:

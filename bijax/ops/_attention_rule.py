@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
@@ -57,14 +58,12 @@ _OF_SCORES: Final = ("bias", "mask", "slopes")
 """What the backward pass needs; a sink is in the log-sum-exp."""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(8, 9))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def attend(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
+    limits: jax.Array | np.ndarray,
     valid: jax.Array | None,
     extras: Extras,
     spec: AttentionSpec,
@@ -76,16 +75,14 @@ def attend(
         query: (B, T, N, H).
         key: (B, S, K, H), or (P, page, K, H) with a page table.
         value: (B, S, K, V), or (P, page, K, V).
-        offsets: (B,) int32, position of the first query.
-        query_lengths: (B,) int32.
-        key_lengths: (B,) int32.
+        limits: (B, 3) int32, numbers of each sequence: position of the first query, queries, keys.
         valid: (B,) bool, sequences whose results are not nan; None for all.
         extras: Further arrays, with a leading dimension of B or 1.
         spec: What is fixed.
         op: Name of the operation, for errors.
     """
     kernel = _kernel if extras.page_table is None else _paged_kernel
-    arrays = (query, key, value, offsets, query_lengths, key_lengths, *extras.arrays)
+    arrays = (query, key, value, limits, *extras.arrays)
     return poison(valid, *kernel(*arrays, spec=spec, given=extras.given))
 
 
@@ -96,7 +93,7 @@ def gradients(
     out: jax.Array,
     lse: jax.Array,
     cotangent: jax.Array,
-    limits: Arrays,
+    limits: jax.Array | np.ndarray,
     extras: Extras,
     spec: AttentionSpec,
 ) -> Arrays:
@@ -109,12 +106,12 @@ def gradients(
         out: (B, T, N, V), the outputs.
         lse: (B, T, N) float32.
         cotangent: Of the outputs.
-        limits: Offsets, lengths of queries and of keys.
+        limits: As in `attend`.
         extras: As in `attend`.
         spec: What is fixed.
     """
     own = extras.only(*_OF_SCORES)
-    arrays = (query, key, value, out, lse, cotangent, *limits, *own.arrays)
+    arrays = (query, key, value, out, lse, cotangent, limits, *own.arrays)
     return _gradients_kernel(*arrays, spec=spec, given=own.given)
 
 
@@ -125,7 +122,7 @@ def bias_gradient(
     out: jax.Array,
     lse: jax.Array,
     cotangent: jax.Array,
-    limits: Arrays,
+    limits: jax.Array | np.ndarray,
     extras: Extras,
     spec: AttentionSpec,
 ) -> jax.Array:
@@ -140,7 +137,7 @@ def bias_gradient(
         raise ValueError("bias_gradient: expected a bias among the extras, got none.")
     own = extras.only(*_OF_SCORES)
     sizes = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-    arrays = (query, key, value, out, lse, cotangent, *limits, *own.arrays)
+    arrays = (query, key, value, out, lse, cotangent, limits, *own.arrays)
     first = len(arrays) - len(own.arrays)
     if 0 in sizes:
         return jnp.zeros_like(bias)
@@ -213,20 +210,20 @@ def _check_differentiable(op: str, extras: Any) -> None:
 
 
 def _backward(spec: AttentionSpec, op: str, saved: Any, cotangents: Any) -> tuple[Any, ...]:
-    query, key, value, *limits, valid, extras, out, lse, wanted = saved
+    query, key, value, limits, valid, extras, out, lse, wanted = saved
     cotangent = cotangents[0]
     if isinstance(cotangent, SymbolicZero):
         cotangent = jnp.zeros_like(out)
     arrays = (query, key, value, out, lse, cotangent)
-    of_arrays = poison(valid, *gradients(*arrays, tuple(limits), extras, spec))
+    of_arrays = poison(valid, *gradients(*arrays, limits, extras, spec))
     further: dict[str, Any] = {}
     if "bias" in wanted:
-        of_bias = bias_gradient(*arrays, tuple(limits), extras, spec)
+        of_bias = bias_gradient(*arrays, limits, extras, spec)
         valid = jnp.all(valid, keepdims=True) if valid is not None and of_bias.shape[0] == 1 else valid
         (further["bias"],) = poison(valid, of_bias)
     if "sinks" in wanted:
         further["sinks"] = _sinks_gradient(extras.sinks, out, lse, cotangent)
-    return (*of_arrays, None, None, None, None, Extras(**further))
+    return (*of_arrays, None, None, Extras(**further))
 
 
 attend.defvjp(_forward, _backward, symbolic_zeros=True)

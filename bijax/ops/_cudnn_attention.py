@@ -4,7 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from bijax.ops._attention_arguments import limits_of
 from bijax.ops._attention_rule import Extras, attend, bias_gradient, gradients
 from pallas_kernels.contract import attention_contract
 from pallas_kernels.ops.attention.cpu import AttentionSpec
@@ -18,14 +20,14 @@ class _Call(NamedTuple):
 
     Attributes:
         arrays: Queries, keys and values, (B, T, N, H), (B, S, K, H) and (B, S, K, V).
-        limits: Offsets, lengths of queries and of keys, (B,).
+        limits: (B, 3) int32, as `bijax.ops._attention_rule.attend` takes them.
         extras: The bias, if there is one.
         spec: What is fixed.
         heads_first: Whether operands and results have the heads before the tokens.
     """
 
     arrays: tuple[jax.Array, jax.Array, jax.Array]
-    limits: tuple[jax.Array, jax.Array, jax.Array]
+    limits: jax.Array | np.ndarray
     extras: Extras
     spec: AttentionSpec
     heads_first: bool
@@ -51,7 +53,7 @@ def cudnn_attention(*operands: jax.Array, is_training: bool, **parameters: Any) 
     gathered first, since keys and values have tables of their own.
     """
     call = _call(operands[:10], parameters)
-    out, lse = attend(*call.arrays, *call.limits, None, call.extras, call.spec, "dot_product_attention_fwd")
+    out, lse = attend(*call.arrays, call.limits, None, call.extras, call.spec, "dot_product_attention_fwd")
     return (call.arranged(out), jnp.swapaxes(lse, 1, 2)) if is_training else (call.arranged(out),)
 
 
@@ -88,10 +90,10 @@ def _call(operands: tuple[jax.Array, ...], parameters: dict[str, Any]) -> _Call:
     mask = parameters["mask_type"].name
     has_lengths = paged or mask.startswith("PADDING")
 
-    def up_to(lengths: jax.Array, most: int) -> jax.Array:
-        return jnp.clip(lengths, 0, most).astype(jnp.int32) if has_lengths else jnp.full(batch, most, jnp.int32)
+    def up_to(lengths: jax.Array, most: int) -> jax.Array | np.ndarray:
+        return jnp.clip(lengths, 0, most).astype(jnp.int32) if has_lengths else np.full(batch, most, np.int32)
 
-    limits = (jnp.zeros(batch, jnp.int32), up_to(query_lengths, queries), up_to(key_lengths, keys))
+    limits = limits_of(np.zeros(batch, np.int32), up_to(query_lengths, queries), up_to(key_lengths, keys))
     # A query at p sees keys behind p - length, and none behind itself.
     length = parameters["sliding_window_length"]
     window = (length - 1, 0) if length else None

@@ -11,6 +11,7 @@ from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
     check_heads,
+    limits_of,
     per_sequence,
     scale_factor,
     score_array,
@@ -274,7 +275,8 @@ def dot_product_attention(
         key_scale=key_scale,
         value_scale=value_scale,
     )
-    out, lse = attend(query, key, value, offsets, query_lengths, key_lengths, valid, extras, spec, _OP)
+    limits = limits_of(offsets, query_lengths, key_lengths)
+    out, lse = attend(query, key, value, limits, valid, extras, spec, _OP)
     if packed is not None:
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     elif single:

@@ -11,6 +11,7 @@ from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
     check_heads,
+    limits_of,
     per_sequence,
     scale_factor,
     score_array,
@@ -247,8 +248,8 @@ def paged_attention(
         key_scale=key_scale,
         value_scale=value_scale,
     )
-    limits = (offsets, query_lengths, key_lengths)
-    out, lse = attend(query, key_pages, value_pages, *limits, valid, extras, spec, _OP)
+    limits = limits_of(offsets, query_lengths, key_lengths)
+    out, lse = attend(query, key_pages, value_pages, limits, valid, extras, spec, _OP)
     if packed is not None:
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     return (out, lse) if return_residual else out

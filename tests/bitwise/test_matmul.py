@@ -1,5 +1,7 @@
 """Matmul: a row's bits at every batch size and position, in every dtype, and the contract itself, emulated."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.ops.matmul import cpu
+from pallas_kernels.ops.matmul.cpu.forms import panels
 from pallas_kernels.schedule.cpu.matmul import Step, matmul_ladder, steps_by_preference
 from tests.exhaustive import rarely
 
@@ -126,6 +129,16 @@ def test_schedules_agree_or_are_not_used(k: int, transpose: bool) -> None:
     ladder = matmul_ladder(k, contract.k_block, transpose_w=transpose)
     used = [s for s in ladder if s.rows <= 64 and cpu.honours_contract(s, k, 48, contract, transpose)]
     assert len(used) >= 3, f"this machine has hardly a fast schedule: {used}"
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("n", [40, 192, 300])
+def test_panels_of_the_weights_cover_all_columns(n: int, transpose: bool) -> None:
+    """Small integers, whose sums are exact in any order; the last panel may repeat columns of the one before."""
+    rng = np.random.default_rng(n)
+    x, w = (rng.integers(-9, 10, shape).astype(np.float32) for shape in ((3, 70), (70, n)))
+    y = jax.jit(functools.partial(panels, k_block=32, transpose_w=transpose))(x, w.T if transpose else w)
+    assert_bits_equal(y, (x.astype(np.float64) @ w.astype(np.float64)).astype(np.float32))
 
 
 def test_a_schedule_of_another_order_is_found_out() -> None:

@@ -157,9 +157,9 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
             return cache
 
         key, value = pages(key), pages(value)
-    lengths = (np.asarray(x, np.int32) for x in (case.offsets, case.queries, case.keys))
+    limits = np.stack([case.offsets, case.queries, case.keys], axis=1).astype(np.int32)
     out, lse = attention(
-        *(jnp.asarray(x) for x in (query, key, value, *lengths)),
+        *(jnp.asarray(x) for x in (query, key, value, limits)),
         *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes, *case.scales)),
         contract=CONTRACT,
         scale=case.size**-0.5,
@@ -364,12 +364,12 @@ def test_everything_else_gets_the_portable_program(
 
 
 def test_unsupported_calls_are_named() -> None:
-    x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones(1, jnp.int32)
+    x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones((1, 3), jnp.int32)
     contract = split_attention_contract(64, "bfloat16")
     with pytest.raises(UnsupportedError, match="expected a SplitAttentionContract"):
-        attention(x, x, x, n, n, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
+        attention(x, x, x, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="expected a scale"):
-        attention(x, x, x, n, n, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
+        attention(x, x, x, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from jax import lax
 
 from pallas_kernels.contract import ROW_CHUNK, ChunkContract
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.batch_sum import FEW_ROWS, PARTS, ChunkSchedule, chunk_schedule
@@ -145,6 +146,7 @@ def _chunk_sums(
         out_type=jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), jnp.float32),
         grid=(c // width, -(-m // ROW_CHUNK)),
         grid_names=("strip", "chunk"),
+        kernel_name="batch_sum_" + profile_name(step),
         num_threads=warpgroups,
         thread_name="warpgroup",
         scratch_types=scratch,
@@ -191,6 +193,7 @@ def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) ->
         out_type=jax.ShapeDtypeStruct((c,), jnp.float32),
         grid=(c // WARPGROUP,),
         grid_names=("strip",),
+        kernel_name="batch_sum_upwards",
         compiler_params=_parameters(),
         interpret=interpret,
     )

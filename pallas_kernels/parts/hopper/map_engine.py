@@ -15,6 +15,7 @@ from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 from pallas_kernels.parts.hopper.edge import load_edge, store_edge
+from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.softmax_engine import OnlineRow
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
@@ -100,6 +101,7 @@ def run_map(
         # The last axis of the grid is the long one: the others end at 65535.
         grid=(parts, m),
         grid_names=("part", "row"),
+        kernel_name=profile_name(step),
         # Every array has its layout from its load; the other semantics would infer them, ten times as long.
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True

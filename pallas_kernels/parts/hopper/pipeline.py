@@ -174,6 +174,7 @@ class Ring:
 
 
 def launch(
+    name: str,
     kernel: Callable[..., None],
     result: tuple[tuple[int, ...], Any],
     scratch: list[Any],
@@ -185,6 +186,7 @@ def launch(
     """Returns the launch of a kernel.
 
     Args:
+        name: What profiles call it.
         kernel: The body of a block; its axes are "block" and "warpgroup".
         result: Shape and dtype of the result.
         scratch: Shared memory and barriers.
@@ -197,6 +199,7 @@ def launch(
         out_type=jax.ShapeDtypeStruct(*result),
         grid=(blocks,),
         grid_names=("block",),
+        kernel_name=name,
         num_threads=warpgroups,
         thread_name="warpgroup",
         scratch_types=scratch,

@@ -36,6 +36,7 @@ from jax import lax
 from pallas_kernels.contract import OnlineRowContract, honour, online_row_contract
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, exponential, fused, logarithm, product, quotient, strided
 from pallas_kernels.parts.hopper.edge import load_edge, store_edge
+from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.tree import combine_lanes
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.softmax import OnlineSchedule, online_schedule, segments_of
@@ -416,6 +417,7 @@ class _Run:
             out_type=list(out),
             grid=tuple(grid.values()),
             grid_names=tuple(grid),
+            kernel_name=profile_name(self.finish),
             num_threads=warpgroups,
             thread_name="warpgroup",
             scratch_types=memory,

@@ -156,11 +156,12 @@ class Tiles:
         """
         tile = jnp.arange(self.across, dtype=jnp.int32)
 
-        def of_sequence(offset: jax.Array, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def of_sequence(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+            offset, queries, keys = numbers
             first, last = jax.vmap(lambda t: (self.first_block(offset, t), self.last_block(offset, keys, t)))(tile)
             return first, jnp.where(tile * self.rows < queries, last, -1)
 
-        found: tuple[jax.Array, jax.Array] = jax.vmap(of_sequence)(*lengths)
+        found: tuple[jax.Array, jax.Array] = jax.vmap(of_sequence)(lengths.numbers)
         return found
 
     def whole(self, lengths: Lengths, sequence: Any, block: Any) -> tuple[Any, Any]:

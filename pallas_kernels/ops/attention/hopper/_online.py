@@ -45,17 +45,41 @@ def weigh(
     return Stats(maximum, total), decay, weights
 
 
+class Factors(NamedTuple):
+    """What a split is merged with.
+
+    Attributes:
+        kept: Factor of the values and of the total of all before it.
+        taken: Factor of the split's values.
+        total: The split's total times its factor.
+    """
+
+    kept: jax.Array
+    taken: jax.Array
+    total: jax.Array
+
+
+def factors_of_split(before: jax.Array, split: Stats, math_: Arithmetic) -> tuple[jax.Array, Factors]:
+    """Returns the largest score up to a split, and what the split is merged with.
+
+    Args:
+        before: The largest score before the split.
+        split: The state of the split, lanes added.
+        math_: The instructions.
+    """
+    maximum = jnp.maximum(before, split.maximum)
+    kept, taken = math_.exp2(before - maximum), math_.exp2(split.maximum - maximum)
+    return maximum, Factors(kept, taken, math_.product(split.total, taken))
+
+
 def merge_stats(all_before: Stats, split: Stats, math_: Arithmetic) -> tuple[Stats, jax.Array, jax.Array]:
     """Merges the state of a split, lanes added, into that of the splits before it.
 
     Returns:
         The merged state, and the factors of the values before and of the split's values.
     """
-    maximum = jnp.maximum(all_before.maximum, split.maximum)
-    kept = math_.exp2(all_before.maximum - maximum)
-    taken = math_.exp2(split.maximum - maximum)
-    total = math_.fused(all_before.total, kept, math_.product(split.total, taken))
-    return Stats(maximum, total), kept, taken
+    maximum, (kept, taken, total) = factors_of_split(all_before.maximum, split, math_)
+    return Stats(maximum, math_.fused(all_before.total, kept, total)), kept, taken
 
 
 def result(

@@ -32,9 +32,7 @@ def attention_gradients(
     out: jax.Array,
     lse: jax.Array,
     cotangent: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
+    limits: jax.Array,
     slopes: jax.Array | None = None,
     *,
     contract: AttentionGradientContract,
@@ -54,9 +52,7 @@ def attention_gradients(
         out: (B, T, N, V) of that dtype, the result of `attention`.
         lse: (B, T, N) float32, its log-sum-exp.
         cotangent: Of the shape and dtype of `out`, its gradient.
-        offsets: (B,) int32, absolute position of the first query of each sequence.
-        query_lengths: (B,) int32; later queries see nothing.
-        key_lengths: (B,) int32; later keys are never seen.
+        limits: (B, 3) int32, as in `attention`.
         slopes: (B or 1, N), as in `attention`.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
@@ -100,9 +96,7 @@ def attention_gradients(
         schedule.heads,
         schedule.to_and_fro,
     )
-    limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
-    first, queries, keys = limits
-    lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
+    lengths = Lengths.within(limits, length, capacity)
     query, cotangent, out, key, value = (padded(x) for x in (query, cotangent, out, key, value))
     deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
     given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mlir.dialects import arith, memref, vector
 
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
 from pallas_kernels.ops.attention.hopper._keys import KeySource
@@ -24,8 +24,9 @@ from pallas_kernels.ops.attention.hopper._online import result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
-from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge
+from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded_splits
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
+from pallas_kernels.parts.hopper.registers import number_of
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, i32, thread_of_warpgroup, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
@@ -265,8 +266,8 @@ class _Results(NamedTuple):
         """Returns the place of an item: (R, V), and (R,) for each number."""
         if whole:
             return _Results(self.values.at[item.sequence], (self.numbers.at[item.sequence],))
-        place = item.sequence, item.split
-        return _Results(self.values.at[place], tuple(self.numbers.at[(*place, i)] for i in range(2)))
+        numbers = tuple(self.numbers.at[item.sequence, i, :, item.split] for i in range(2))
+        return _Results(self.values.at[item.sequence, item.split], numbers)
 
 
 def _store_rows(
@@ -313,10 +314,7 @@ def _store_rows(
                     vector.store(pairs[j, half], values_ref, [target, arith.index_cast(index, column)])
                 with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, quad, i32(0))):
                     for ref, found in zip(refs, stats, strict=True):
-                        register = found.registers.flat[half]
-                        if not isinstance(register.type, ir.VectorType):
-                            register = vector.broadcast(ir.VectorType.get((1,), register.type), register)
-                        vector.store(register, ref, [target])
+                        memref.store(number_of(found.registers.flat[half]), ref, [target])
 
     store(values_ref, *numbers_refs, *(jnp.asarray(x, jnp.int32) for x in (first, left)), values, *numbers)
 
@@ -383,7 +381,7 @@ def decode(
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
-        numbers, refs = refs[:3], refs[3:]
+        lengths, refs = Lengths(refs[0]), refs[1:]
         more, refs = further.refs(refs), refs[len(further.given) :]
         values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
         parked = None
@@ -405,20 +403,20 @@ def decode(
         def _() -> None:
             if bytewise:
                 plgpu.set_max_registers(s.registers[0], action="increase")
-            body.compute(Lengths(*numbers), more, results, scratch, ring)
+            body.compute(lengths, more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
             if bytewise:
                 plgpu.set_max_registers(s.registers[1], action="decrease")
-            body.produce(query_ref, (key_ref, value_ref), more.table, Lengths(*numbers), scratch, stored)
+            body.produce(query_ref, (key_ref, value_ref), more.table, lengths, scratch, stored)
 
         for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
 
             @pl.when(warpgroup == 2 + values)
             def _(values: int = values, factors: Any = factors) -> None:
                 plgpu.set_max_registers(s.registers[2], action="decrease")
-                body.widen(bool(values), Lengths(*numbers), factors, stored, ring)
+                body.widen(bool(values), lengths, factors, stored, ring)
 
     # Bytes are copied into stages of their own; those of the ring are written by threads.
     ring_source = KeySource(call.source.block) if bytewise else call.source
@@ -436,7 +434,7 @@ def decode(
     else:
         outputs = [
             jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
-            jax.ShapeDtypeStruct((call.batch, body.splits, 2, padded), jnp.float32),
+            jax.ShapeDtypeStruct((call.batch, 2, padded, padded_splits(body.splits)), jnp.float32),
         ]
     aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
     launch = plgpu.kernel(
@@ -444,6 +442,7 @@ def decode(
         out_type=outputs,
         grid=(body.grid,),
         grid_names=("block",),
+        kernel_name="attention_decode",
         num_threads=4 if bytewise else 2,
         thread_name="warpgroup",
         scratch_types=[
@@ -460,7 +459,7 @@ def decode(
         ),
         interpret=call.interpret,
     )
-    out, lse = launch(packed, key, value, *lengths, *further.given)
+    out, lse = launch(packed, key, value, lengths.numbers, *further.given)
     if not s.whole:
         out, lse = merge(
             out,

@@ -457,7 +457,7 @@ def gradients(
     count = len([x for x in given if x is not None])
 
     def kernel(*refs: Any) -> None:
-        operands, numbers, refs = Operands(*refs[:count]), Lengths(*refs[count : count + 3]), refs[count + 3 :]
+        operands, numbers, refs = Operands(*refs[:count]), Lengths(refs[count]), refs[count + 1 :]
         results, refs = Results(*refs[:3]), refs[3:]
         scratch = body.scratch(refs)
         warpgroup = lax.axis_index("warpgroup")
@@ -497,7 +497,7 @@ def gradients(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=call.interpret,
     )
-    dq, dk, dv = launch(*given[:count], *lengths)
+    dq, dk, dv = launch(*given[:count], lengths.numbers)
     if call.interpret:
         dq = _in_order(dq, lengths, tiles)
     return dq, dk, dv

@@ -35,9 +35,7 @@ def attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
+    limits: jax.Array,
     page_table: jax.Array | None = None,
     sinks: jax.Array | None = None,
     slopes: jax.Array | None = None,
@@ -59,9 +57,8 @@ def attention(
         key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn for heads of up to 128, K a divisor of N; or
             (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
-        offsets: (B,) int32, absolute position of the first query of each sequence.
-        query_lengths: (B,) int32; later queries see nothing.
-        key_lengths: (B,) int32; what the cache holds beyond is never seen.
+        limits: (B, 3) int32, three numbers of each sequence: absolute position of the first query, queries (later
+            ones see nothing), keys (what the cache holds beyond is never seen).
         page_table: (B, n) int32, the pages of each sequence in order, in [0, P).
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
@@ -110,7 +107,7 @@ def attention(
             copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
             if batch > 1 and copied > _COPIED_BYTES:
                 given = {"sinks": sinks, "slopes": slopes, "key_scale": key_scale, "value_scale": value_scale}
-                own = {"query": query, "offsets": offsets, "query_lengths": query_lengths, "key_lengths": key_lengths}
+                own = {"query": query, "limits": limits}
                 caches = {"key": key, "value": value}
                 if page_table is None:
                     own, caches = own | caches, {}
@@ -137,9 +134,7 @@ def attention(
     if page_table is None:
         key, value = (padded(x) for x in (key, value))
     rounded = query if few else padded(query)
-    limits = (jnp.asarray(x, jnp.int32) for x in (offsets, query_lengths, key_lengths))
-    first, queries, keys = limits
-    lengths = Lengths(first, jnp.minimum(queries, length), jnp.minimum(keys, capacity))
+    lengths = Lengths.within(limits, length, capacity)
     call = Call(
         contract,
         scoring,
@@ -161,7 +156,7 @@ def attention(
     else:
         out, lse = prefill(rounded, key, value, lengths, further, call=call, schedule=schedule)
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]
-    is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.queries[:, None, None]
+    is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.numbers[:, 1, None, None]
     return out, jnp.where(is_query, lse, -jnp.inf)
 
 

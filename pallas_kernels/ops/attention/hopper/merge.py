@@ -1,6 +1,8 @@
 """The merge of the splits that decode computed in different blocks, by the formula of the contract.
 
-A block takes four rows of a sequence, a warp each, and walks their splits upwards.
+A block takes four rows of a sequence, a warp each. The factors of up to 128 splits are found side by side first, a lane
+having neighbouring ones: a split's needs only the largest score up to it, and a maximum is the same in any order. Then
+the warp walks the splits upwards, which leaves one sum to a step of its chain.
 """
 
 from collections.abc import Callable
@@ -12,29 +14,46 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import fragmented_array
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, nvvm
 
 from pallas_kernels.contract import LEAST
-from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, result
-from pallas_kernels.parts.hopper.tile import Arithmetic, across, store_few
+from pallas_kernels.ops.attention.hopper._online import Factors, Stats, factors_of_split, result
+from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.parts.hopper.registers import element, number_of, with_element, with_number
+from pallas_kernels.parts.hopper.tile import Arithmetic, across, i32, store_few, thread_of_warpgroup
 
 MERGED_ROWS: Final = 4
 """Rows of a block."""
 
-_TOGETHER: Final = 16  # splits
+_WARP: Final = 32
+_MOST: Final = 128  # splits whose factors are found side by side
+_TOGETHER: Final = 16  # splits whose values are read together
 
 
-def _layout(size: int) -> Any:
-    """Returns the layout of (4, size) in which a warp has a row, and a lane neighbouring columns of it."""
-    width = next(width for width in (128, 64, 32) if size % width == 0)
-    tiling = fragmented_array.Tiling(((MERGED_ROWS, width), (width // 32,)))
+def padded_splits(splits: int) -> int:
+    """Returns for how many splits there must be room for maxima and totals."""
+    width = _side_by_side(splits)
+    return -(-splits // width) * width
+
+
+def _side_by_side(splits: int) -> int:
+    return next((width for width in (_WARP, 2 * _WARP) if splits <= width), _MOST)
+
+
+def _layout(columns: int) -> Any:
+    """Returns the layout of (4, columns) in which a warp has a row, and a lane neighbouring columns of it."""
+    width = next(width for width in (128, 64, 32) if columns % width == 0)
+    tiling = fragmented_array.Tiling(((MERGED_ROWS, width), (width // _WARP,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
 def merge(
     values: jax.Array,
     stats: jax.Array,
-    lengths: tuple[jax.Array, jax.Array, jax.Array],
+    lengths: Lengths,
     sinks: jax.Array | None,
     splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
     *,
@@ -47,8 +66,8 @@ def merge(
 
     Args:
         values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
-        stats: (B, splits, 2, R) float32, their maxima and totals.
-        lengths: Position of the first query, queries and keys of each sequence, (B,) int32 each.
+        stats: (B, 2, R, `padded_splits(splits)`) float32, their maxima and totals.
+        lengths: Numbers of each sequence.
         sinks: (B or 1, R) float32, a score of each row in units of ln(2) that belongs to no key; None without sinks.
         splits_of: Maps them to the first and the end of the splits that were computed.
         rows: Rows of a key head: query by query, and in a query the heads of its group.
@@ -59,41 +78,19 @@ def merge(
     Returns:
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
     """
-    batch, _, padded, size = values.shape
-    layout, together = _layout(size), min(_TOGETHER, values.shape[1])
-    math = Arithmetic(layout, bool(interpret))
+    batch, splits, padded, size = values.shape
+    layout, width, together = _layout(size), _side_by_side(splits), min(_TOGETHER, splits)
+    math, of_splits = Arithmetic(layout, bool(interpret)), _layout(width)
+    sum_math = Arithmetic(of_splits, bool(interpret))
 
-    def kernel(values_ref: Any, stats_ref: Any, offsets_ref: Any, queries_ref: Any, keys_ref: Any, *refs: Any) -> None:
+    def kernel(values_ref: Any, stats_ref: Any, lengths_ref: Any, *refs: Any) -> None:
         *sinks_ref, out_ref, lse_ref = refs
         sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
-        queries = queries_ref[sequence]
-        begin, stop = splits_of(offsets_ref[sequence], queries, keys_ref[sequence])
+        numbers = Lengths(lengths_ref)
+        queries = numbers.queries[sequence]
+        begin, stop = splits_of(numbers.offsets[sequence], queries, numbers.keys[sequence])
         load = partial(plgpu.load, optimized=False)
         row_layout = layout.reduce(1)
-
-        def read(first: Any) -> list[Any]:
-            """Starts to read some splits from one on; behind the last one it is read again."""
-            splits = [jnp.minimum(first + j, jnp.maximum(stop - 1, 0)) for j in range(together)]
-            return [
-                (
-                    *(load(stats_ref.at[sequence, split, i, part], layout=row_layout) for i in range(2)),
-                    load(values_ref.at[sequence, split, part], layout=layout),
-                )
-                for split in splits
-            ]
-
-        def several(i: Any, carry: Any) -> Any:
-            """Takes some splits, while the next ones are read; those behind the last one change nothing."""
-            before, total, there = carry
-            first = begin + i * together
-            following = read(first + together)
-            for j, (maximum, sums, found) in enumerate(there):
-                inside = jnp.full((MERGED_ROWS,), first + j, jnp.int32) < jnp.full((MERGED_ROWS,), stop, jnp.int32)
-                split = Stats(jnp.where(inside, maximum, LEAST), jnp.where(inside, sums, 0.0))
-                found = jnp.where(across(inside, size), found, 0.0)
-                before, kept, taken = merge_stats(before, split, math)
-                total = math.fused(total, across(kept, size), math.product(found, across(taken, size)))
-            return before, total, following
 
         def full(shape: tuple[int, ...], value: float) -> jax.Array:
             filled: jax.Array = plgpu.layout_cast(
@@ -101,14 +98,57 @@ def merge(
             )
             return filled
 
-        start = (Stats(full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0)), full((MERGED_ROWS, size), 0), read(begin))
-        merged, total, _ = lax.fori_loop(0, lax.div(stop - begin + (together - 1), together), several, start)
+        def read(first: Any) -> list[jax.Array]:
+            """Starts to read the values of some splits; behind the last one it is read again."""
+            last = jnp.maximum(stop - 1, 0)
+            splits = [jnp.minimum(first + j, last) for j in range(together)]
+            return [load(values_ref.at[sequence, split, part], layout=layout) for split in splits]
+
+        def find_factors(first: Any, maximum: jax.Array) -> tuple[jax.Array, Factors]:
+            """Returns the maximum with the splits from one on, and their factors."""
+            split = first + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, width), 1, layout=of_splits)
+            inside = (split >= begin) & (split < stop)
+            maxima, totals = (
+                load(stats_ref.at[sequence, i, part, pl.ds(first, width)], layout=of_splits) for i in range(2)
+            )
+            here = Stats(jnp.where(inside, maxima, LEAST), jnp.where(inside, totals, 0.0))
+            before = _largest_before(here.maximum, maximum, width, bool(interpret))
+            _, factors = factors_of_split(before, here, sum_math)
+            return jnp.maximum(maximum, plgpu.layout_cast(here.maximum.max(axis=1), row_layout)), factors
+
+        def side_by_side(i: Any, carry: Any) -> Any:
+            """Takes the splits whose factors are found side by side."""
+            maximum, sums, total = carry
+            first = lax.div(begin, width) * width + i * width
+            there = read(first)
+            maximum, factors = find_factors(first, maximum)
+
+            def several(k: Any, carry: Any) -> Any:
+                """Takes some splits, while the next ones are read; those outside change nothing."""
+                sums, total, there = carry
+                following = read(first + (k + 1) * together)
+                for j, found in enumerate(there):
+                    split = first + k * together + j
+                    kept, taken, totals = (_picked(x, sums, k, together, j, bool(interpret)) for x in factors)
+                    inside = jnp.full((MERGED_ROWS,), (split >= begin) & (split < stop))
+                    found = jnp.where(across(inside, size), found, 0.0)
+                    sums = math.fused(sums, kept, totals)
+                    total = math.fused(total, across(kept, size), math.product(found, across(taken, size)))
+                return sums, total, following
+
+            left = jnp.minimum(stop - first, width)
+            sums, total, _ = lax.fori_loop(0, lax.div(left + (together - 1), together), several, (sums, total, there))
+            return maximum, sums, total
+
+        start = full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0), full((MERGED_ROWS, size), 0)
+        rounds = lax.div(stop + (width - 1), width) - lax.div(begin, width)
+        maximum, sums, total = lax.fori_loop(0, jnp.where(stop > begin, rounds, 0), side_by_side, start)
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
         sink = None
         if sinks is not None:
             sink = load(sinks_ref[0].at[sequence if sinks.shape[0] > 1 else 0, part], layout=row_layout)
-        out, lse = result(total, merged, query < queries, sink, math)
+        out, lse = result(total, Stats(maximum, sums), query < queries, sink, math)
         store_few(out_ref.at[sequence, part], out.astype(dtype), bool(interpret))
         store_few(lse_ref.at[sequence, part], lse, bool(interpret))
 
@@ -121,8 +161,72 @@ def merge(
         # The last axis of the grid is the long one: the others end at 65535.
         grid=(padded // MERGED_ROWS, batch),
         grid_names=("part", "sequence"),
+        kernel_name="attention_merge",
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    out, lse = launch(values, stats, *lengths, *([] if sinks is None else [sinks]))
+    out, lse = launch(values, stats, lengths.numbers, *([] if sinks is None else [sinks]))
     return out, lse
+
+
+def _largest_before(maxima: jax.Array, start: jax.Array, width: int, interpret: bool) -> jax.Array:
+    """Returns the largest number to the left of each column, `start` (4,) among them, of (4, width)."""
+    if interpret:
+        left = jnp.concatenate([start[:, None], maxima[:, :-1]], axis=1)
+        return lax.cummax(left, axis=1)
+    layout, row = _layout(width), _layout(width).reduce(1)
+    result = plgpu.ShapeDtypeStruct((MERGED_ROWS, width), jnp.dtype(jnp.float32), layout=layout)
+    inline: Any = plgpu.inline_mgpu(arg_types=(layout, row), return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def scan(_: Any, maxima: Any, start: Any) -> Any:
+        registers = maxima.registers.copy()
+        (register,) = registers.flat
+        own = [element(register, i) for i in range(width // _WARP)]
+        largest = own[0]
+        for number in own[1:]:
+            largest = arith.maximumf(largest, number)
+        for distance in (1, 2, 4, 8, 16):  # a lane without one so far to its left has its own number again
+            largest = arith.maximumf(largest, _from_left(largest, distance))
+        lane = arith.remui(thread_of_warpgroup(), i32(_WARP))
+        first = arith.cmpi(arith.CmpIPredicate.eq, lane, i32(0))
+        begin = number_of(start.registers.flat[0])
+        before = arith.select(first, begin, arith.maximumf(begin, _from_left(largest, 1)))
+        for i, number in enumerate(own):
+            register = with_element(register, i, before)
+            before = arith.maximumf(before, number)
+        registers.flat[0] = register
+        return mgpu.FragmentedArray(_registers=registers, _layout=maxima.layout, _is_signed=None)
+
+    scanned: jax.Array = scan(maxima, plgpu.layout_cast(start, row))
+    return scanned
+
+
+def _picked(tile: jax.Array, like: jax.Array, group: Any, together: int, index: int, interpret: bool) -> jax.Array:
+    """Returns a column of (4, width), the one at `index` of a group of so many, with the layout of `like` (4,)."""
+    width = tile.shape[1]
+    if interpret:
+        picked: jax.Array = lax.dynamic_slice_in_dim(tile, group * together + index, 1, axis=1)[:, 0]
+        return picked
+    layout, row = _layout(width), _layout(like.shape[0] * _WARP).reduce(1)
+    result = plgpu.ShapeDtypeStruct((MERGED_ROWS,), jnp.dtype(jnp.float32), layout=row)
+    inline: Any = plgpu.inline_mgpu(arg_types=(layout, row, plgpu.Layout.WG_SPLAT(())), return_type=result)
+    neighbours = width // _WARP
+
+    @inline  # type: ignore[untyped-decorator]
+    def pick(_: Any, tile: Any, like: Any, group: Any) -> Any:
+        number = mgpu.utils.bitcast(element(tile.registers.flat[0], index % neighbours), i32(0).type)
+        lane = arith.addi(arith.muli(group.registers.item(), i32(together // neighbours)), i32(index // neighbours))
+        found = nvvm.shfl_sync(i32(-1), number, lane, i32(_WARP - 1), nvvm.ShflKind.idx)
+        registers = like.registers.copy()
+        number = mgpu.utils.bitcast(found, ir.F32Type.get())
+        registers.flat[0] = with_number(registers.flat[0], number)
+        return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=None)
+
+    return pick(tile, like, jnp.asarray(group, jnp.int32))  # type: ignore[no-any-return]
+
+
+def _from_left(number: Any, distance: int) -> Any:
+    """Returns the float32 number of the lane so far to the left, the lane's own one where there is none."""
+    bits = mgpu.utils.bitcast(number, i32(0).type)
+    return mgpu.utils.bitcast(nvvm.shfl_sync(i32(-1), bits, i32(distance), i32(0), nvvm.ShflKind.up), number.type)

@@ -13,6 +13,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
@@ -60,11 +61,46 @@ class Call:
 
 
 class Lengths(NamedTuple):
-    """Numbers of each sequence in GPU memory, (B,) int32: position of the first query, queries, keys."""
+    """Numbers of each sequence: position of the first query, queries, keys.
 
-    offsets: Any
-    queries: Any
-    keys: Any
+    They lie in one array, since an array of equal numbers, as those of one kind often are, is filled by a kernel.
+
+    Attributes:
+        numbers: (B, 3) int32, an array or a reference.
+    """
+
+    numbers: Any
+
+    @classmethod
+    def within(cls, limits: jax.Array, queries: int, keys: int) -> "Lengths":
+        """Returns the numbers (B, 3) of sequences, of no more queries and keys than there are."""
+        most = np.array([[np.iinfo(np.int32).max, queries, keys]], np.int32)
+        return cls(jnp.minimum(jnp.asarray(limits, jnp.int32), most))
+
+    @property
+    def offsets(self) -> "_Column":
+        """Position of the first query of each sequence."""
+        return _Column(self.numbers, 0)
+
+    @property
+    def queries(self) -> "_Column":
+        """Queries of each sequence."""
+        return _Column(self.numbers, 1)
+
+    @property
+    def keys(self) -> "_Column":
+        """Keys of each sequence."""
+        return _Column(self.numbers, 2)
+
+
+class _Column(NamedTuple):
+    """A number of each sequence."""
+
+    numbers: Any
+    place: int
+
+    def __getitem__(self, sequence: Any) -> Any:
+        return self.numbers[sequence, self.place]
 
 
 class Further(NamedTuple):
@@ -387,7 +423,7 @@ def prefill(
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
-        numbers, refs = refs[:3], refs[3:]
+        lengths, refs = Lengths(refs[0]), refs[1:]
         more, refs = further.refs(refs), refs[len(further.given) :]
         (out_ref, lse_ref, *parked_ref), refs = refs[: len(outputs)], refs[len(outputs) :]
         queries, queries_full, *stages = refs
@@ -408,12 +444,12 @@ def prefill(
         @pl.when(warpgroup < s.warpgroups)
         def _() -> None:
             plgpu.set_max_registers(s.registers[0], action="increase")
-            body.compute(query_ref, Lengths(*numbers), more, out_ref, lse_ref, scratch, ring)
+            body.compute(query_ref, lengths, more, out_ref, lse_ref, scratch, ring)
 
         @pl.when(warpgroup == s.warpgroups)
         def _() -> None:
             plgpu.set_max_registers(s.registers[1], action="decrease")
-            body.produce((key_ref, value_ref), more.table, Lengths(*numbers), ring)
+            body.produce((key_ref, value_ref), more.table, lengths, ring)
 
     parks, places = body.splits and not body.wide, (s.warpgroups, ROWS * call.value_size)
     # The parked values take twice the bytes of the results that lie over them.
@@ -436,6 +472,7 @@ def prefill(
         out_type=outputs,
         grid=(body.order.blocks,),
         grid_names=("block",),
+        kernel_name="attention_prefill",
         num_threads=s.warpgroups + 1,
         thread_name="warpgroup",
         scratch_types=[
@@ -452,5 +489,5 @@ def prefill(
         ),
         interpret=call.interpret,
     )
-    out, lse, *_ = launch(query, key, value, *lengths, *further.given)
+    out, lse, *_ = launch(query, key, value, lengths.numbers, *further.given)
     return out, lse

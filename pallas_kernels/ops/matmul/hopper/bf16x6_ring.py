@@ -97,6 +97,7 @@ def split_ring_matmul(
         store, s, weights, columns, walk, Ring.of(walk, steps * in_block, s.stages), steps, in_block, interpret
     )
     run = launch(
+        "matmul_bf16x6",
         call.kernel,
         ((parts, *stack, m, n), jnp.float32),
         call.scratch(),

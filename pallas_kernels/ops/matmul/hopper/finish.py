@@ -63,6 +63,7 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
         out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
         grid=(m * parts,),
         grid_names=("part",),
+        kernel_name="matmul_finish",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )

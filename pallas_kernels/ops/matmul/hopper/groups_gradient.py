@@ -58,6 +58,7 @@ def sum_groups(
     store = make_store(s, shape, k, n, jnp.dtype(out_dtype), Epilogue())
     call = _Call(s, rows_side, columns_side, walk, Table(groups, rows, s.k_step), store, shape, interpret)
     run = launch(
+        "group_matmul_gradient",
         call.kernel,
         ((groups, k, n), out_dtype),
         call.scratch(x.dtype, out_dtype),

@@ -139,6 +139,7 @@ def ring_matmul(
         interpret,
     )
     run = launch(
+        call.name,
         call.kernel,
         ((*stack, m, n), out_dtype),
         call.scratch(x.dtype, out_dtype),
@@ -212,6 +213,12 @@ class _Call:
     sums: Any
     folded: bool
     interpret: Any
+
+    @property
+    def name(self) -> str:
+        """What profiles call the kernel."""
+        kind = "quant_matmul" if self.sums == jnp.int32 else "gated_matmul" if self.epilogue.gated else "matmul"
+        return f"group_{kind}" if isinstance(self.walk, GroupWalk) else kind
 
     @property
     def alias(self) -> list[bool]:

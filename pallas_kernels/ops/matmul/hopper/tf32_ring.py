@@ -71,6 +71,7 @@ def turning_ring_matmul(
     ring = Ring.of(walk, -(-k // s.k_step), s.stages, multiple=max(1, turners))
     call = _Call(epilogue, store, schedule, x_side, w_side, walk, ring, interpret)
     run = launch(
+        "matmul_tf32",
         call.kernel,
         ((*stack, m, n), out_dtype),
         call.scratch(out_dtype),

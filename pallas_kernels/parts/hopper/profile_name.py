@@ -1,0 +1,23 @@
+"""What a kernel is called in a profile and in compiled code: after the function that its body is written in."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def profile_name(body: Callable[..., Any]) -> str:
+    """Returns the name of the module's function that a body was made in.
+
+    Args:
+        body: A function, possibly with arguments bound.
+
+    Example:
+        >>> def log_softmax():
+        ...     def step(): ...
+        ...     return functools.partial(step)
+        >>> profile_name(log_softmax())
+        'log_softmax'
+    """
+    while isinstance(body, functools.partial):
+        body = body.func
+    return body.__qualname__.partition(".")[0].strip("_")
