@@ -59,6 +59,7 @@ class DecodeSchedule:
         byte_stages: Stages of the bytes of a cache of 8 bits.
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
             matter to a cache of 8 bits alone.
+        swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
     """
 
     stages: int = 3
@@ -66,6 +67,7 @@ class DecodeSchedule:
     whole: bool = False
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
+    swap: bool = False
 
 
 def prefill_schedule(
