@@ -58,10 +58,12 @@ def widen_rows(source: Any, target: Any, factors: Any, fp8: bool, interpret: boo
             start = arith.addi(arith.muli(row, i32(columns)), arith.muli(chunk, i32(_CHUNK)))
             first = mgpu.utils.getelementptr(bases[0], [start], byte)
             places = list(_places(target, row, chunk, rows, step))
-            for i, (phase, offset) in enumerate(places):
-                pair = llvm.load(
-                    ir.VectorType.get((2,), word), mgpu.utils.getelementptr(first, [i * step * columns], byte)
-                )
+            # All are read before any is written: ptxas keeps a read behind the writes before it, one latency each.
+            pairs = [
+                llvm.load(ir.VectorType.get((2,), word), mgpu.utils.getelementptr(first, [i * step * columns], byte))
+                for i in range(len(places))
+            ]
+            for pair, (phase, offset) in zip(pairs, places, strict=True):
                 found = llvm.mlir_undef(ir.VectorType.get((4,), word))
                 for half in range(2):
                     operands = [element(pair, half), *scales[4 * half : 4 * half + 4]]
