@@ -42,12 +42,12 @@ def scratch(dtype: Any) -> tuple[Any, Any, Any]:
         dtype: Of tiles that are multiplied.
 
     Returns:
-        Two buffers of turned tiles (8, 128) of `dtype`, a float32 tile, and float32 numbers of four warps, three times.
+        Two buffers of turned tiles (8, 128) of `dtype`, a float32 tile, and float32 numbers of four warps, twice.
     """
     return (
         plgpu.SMEM((2, COLUMNS, 2 * ROWS), dtype, transforms=tiled(dtype, 2 * ROWS)),
         plgpu.SMEM((2 * ROWS // _GROUP * _GROUP_WORDS,), jnp.float32),
-        plgpu.SMEM((3, 4 * COLUMNS), jnp.float32),
+        plgpu.SMEM((2, 4 * COLUMNS), jnp.float32),
     )
 
 
@@ -62,29 +62,26 @@ def down(x: jax.Array, rows: int = ROWS) -> jax.Array:
     return lax.broadcast_in_dim(x, (rows, x.shape[0]), [1])
 
 
-def largest(tiles: tuple[jax.Array, ...], numbers: Any, interpret: bool) -> jax.Array:
-    """Returns the largest number of each column, (8,) float32; nan where there is one.
+def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
+    """Returns the largest number of each column, (8,) float32.
 
     Args:
-        tiles: (64, 8) float32 each.
+        tile: float32.
         numbers: Shared memory (32,) float32, which no thread reads any more.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     if interpret:
-        return jnp.concatenate(tiles).max(axis=0)
+        return jnp.maximum(*tile).max(axis=0)
     result = plgpu.ShapeDtypeStruct((COLUMNS,), jnp.dtype(jnp.float32), layout=COLUMN)
-    inline: Any = plgpu.inline_mgpu(arg_types=(*[TILE] * len(tiles), plgpu.RefType(), COLUMN), return_type=result)
+    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, TILE, plgpu.RefType(), COLUMN), return_type=result)
 
     @inline  # type: ignore[untyped-decorator]
-    def find(_: Any, *given: Any) -> Any:
-        *tiles, numbers, like = given
-        pairs = [register for tile in tiles for register in tile.registers.flat]
+    def find(_: Any, low: Any, high: Any, numbers: Any, like: Any) -> Any:
+        pairs = [*low.registers.flat, *high.registers.flat]
         own = []
         for i in range(2):
             found = [element(pair, i) for pair in pairs]
-            while len(found) > 1:
-                found = [arith.maximumf(a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
-            own += found
+            own.append(arith.maximumf(arith.maximumf(found[0], found[1]), arith.maximumf(found[2], found[3])))
         thread = thread_of_warpgroup()
         second = _bit(thread, 16)
         kept, sent = arith.select(second, own[1], own[0]), arith.select(second, own[0], own[1])
@@ -97,7 +94,7 @@ def largest(tiles: tuple[jax.Array, ...], numbers: Any, interpret: bool) -> jax.
             pair = arith.maximumf(pair, other)
         return _of_columns(like, pair)
 
-    found: jax.Array = find(*tiles, numbers, filled_columns(0))
+    found: jax.Array = find(*tile, numbers, filled_columns(0))
     return found
 
 
@@ -185,7 +182,7 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
     if interpret:
         tile = wide[...][: 2 * ROWS * COLUMNS].reshape(2 * ROWS, COLUMNS)
         plgpu.commit_smem()
-        return total * decay + tile.sum(axis=0)
+        return total * decay + tile.T.sum(axis=1)
     result = plgpu.ShapeDtypeStruct((WARPGROUP,), jnp.dtype(jnp.float32), layout=_THREADS)
     inline: Any = plgpu.inline_mgpu(arg_types=(_THREADS, _THREADS, plgpu.RefType()), return_type=result)
 
@@ -207,7 +204,9 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
         for distance in (4, 8):
             number = arith.addf(number, mgpu.utils.shfl_bfly(number, distance))
         own, factor = (number_of(x.registers.flat[0]) for x in (total, decay))
-        return _of_threads(mgpu.utils.inline_ptx("fma.rn.f32 $0, $1, $2, $3;", own, factor, number, result_types=f32))
+        return _of_threads(
+            mgpu.utils.inline_ptx("fma.rn.f32 $0, $1, $2, $3;", own, factor, number, result_types=f32)
+        )
 
     added: jax.Array = add(total, decay, wide)
     return added

@@ -59,7 +59,7 @@ class DecodeSchedule:
         byte_stages: Stages of the bytes of a cache of 8 bits.
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
             matter to a cache of 8 bits alone.
-        swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns.
+        swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
     """
 
     stages: int = 3

@@ -97,23 +97,6 @@ def result(
     columns = values.shape[1]
     # +0, or nan for a row with anything that is not finite: a sum of negative zeros is made positive.
     spoiled = math_.fused(math_.scaled(values, 0.0).sum(axis=1), 1.0, 0.0)
-    factor, lse = factor_and_lse(stats, spoiled, sink, math_)
-    out = math_.fused(values, across(factor, columns), across(spoiled, columns))
-    out = jnp.where(valid & (across(stats.total, columns) != 0), out, 0.0)
-    return out, lse
-
-
-def factor_and_lse(
-    stats: Stats, spoiled: jax.Array, sink: jax.Array | None, math_: Arithmetic
-) -> tuple[jax.Array, jax.Array]:
-    """Returns what the values of rows are multiplied by, and their log-sum-exp.
-
-    Args:
-        stats: Of all splits.
-        spoiled: +0, or nan for a row whose results are nan.
-        sink: As for `result`.
-        math_: The instructions.
-    """
     merged, factor = stats, None
     if sink is not None:
         maximum = jnp.maximum(stats.maximum, sink)
@@ -121,5 +104,7 @@ def factor_and_lse(
         merged = Stats(maximum, math_.fused(stats.total, factor, math_.exp2(sink - maximum)))
     inverse = math_.reciprocal(merged.total)
     factor = inverse if factor is None else math_.product(factor, inverse)
+    out = math_.fused(values, across(factor, columns), across(spoiled, columns))
+    out = jnp.where(valid & (across(stats.total, columns) != 0), out, 0.0)
     lse = math_.scaled(merged.maximum + math_.log2(merged.total), _LN2) + spoiled
-    return factor, jnp.where(stats.total != 0, lse, -jnp.inf)
+    return out, jnp.where(stats.total != 0, lse, -jnp.inf)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import LEAST
-from pallas_kernels.ops.attention.hopper._online import Stats, factor_and_lse, merge_stats
+from pallas_kernels.ops.attention.hopper._online import Stats
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.clean import spoil_rows
@@ -43,7 +43,7 @@ class Shared(NamedTuple):
     Attributes:
         narrow: Rounded weights of two blocks in turn, (2, 8, 128).
         wide: Weights of a block.
-        numbers: For reductions over rows: of maxima, of totals, and at the end.
+        numbers: For reductions over keys: of maxima, and of totals.
     """
 
     narrow: Any
@@ -58,33 +58,18 @@ class State(NamedTuple):
         values: Tiles (64, 8) float32 for each 64 columns of the values, without those of the last block.
         stats: (8,) maxima, and totals as `of_lanes` has them, without the last block's weights.
         decay: (8,) float32, the last block's.
-        before: Values, and stats (8,), of all splits before; None if there is one split.
     """
 
     values: tuple[jax.Array, ...]
     stats: Stats
     decay: jax.Array
-    before: "Merged | None"
-
-
-class Merged(NamedTuple):
-    """What some splits give.
-
-    Attributes:
-        values: Tiles (64, 8) float32 for each 64 columns of the values.
-        stats: (8,) each, lanes added.
-    """
-
-    values: tuple[jax.Array, ...]
-    stats: Stats
 
 
 @dataclass(frozen=True)
 class SwappedWalk:
-    """The walk of a warpgroup over the blocks of one tile, of 128 keys each.
+    """The walk of a warpgroup over the blocks of one split, of 128 keys each.
 
     Attributes:
-        split: Blocks of a split; None if all blocks belong to one.
         factor: Factor of the scores.
         sight: How far queries see.
         positions: (8,) int32, the positions of the queries.
@@ -98,7 +83,6 @@ class SwappedWalk:
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
 
-    split: int | None
     factor: float
     sight: Sight
     positions: Callable[[], jax.Array]
@@ -122,76 +106,35 @@ class SwappedWalk:
         width: int = self.ring.values.shape[2]
         return width // ROWS
 
-    def run(self) -> Merged:
-        """Walks all blocks; there is at least one."""
+    def run(self) -> tuple[tuple[jax.Array, ...], Stats]:
+        """Walks all blocks; there is at least one.
+
+        Returns:
+            The values, a tile (64, 8) for each 64 of their columns, and the stats (8,), lanes added.
+        """
         first, last = self.blocks.first, self.blocks.last
         state = lax.fori_loop(first + 1, last, self._block, self._first())
         values, stats = self._start_values(last - 1, state)
+        total = add_lanes_of_columns(stats.total, self.shared.numbers.at[1], self.interpret)
         values = self._finish_values(last - 1, values)
-        return self._end_split(values, stats, state.before)
-
-    def result(
-        self, found: Merged, valid: jax.Array, sink: jax.Array | None
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Returns the outputs, as tiles, and the log-sum-exp (8,), as `_online.result` does.
-
-        Args:
-            found: Of all splits.
-            valid: (64, 8) bool; the other columns are no queries.
-            sink: (8,) float32 or None.
-        """
-        zeros = tuple(self.math.scaled(x, 0.0) for x in found.values)
-        spoiled = self.math.fused(largest(zeros, self.shared.numbers.at[2], self.interpret), 1.0, 0.0)
-        factor, lse = factor_and_lse(found.stats, spoiled, sink, self.math)
-        valid = valid & (down(found.stats.total) != 0)
-        outs = (self.math.fused(x, down(factor), down(spoiled)) for x in found.values)
-        return tuple(jnp.where(valid, x, 0.0) for x in outs), lse
+        return values, Stats(stats.maximum, total)
 
     def _first(self) -> State:
         """Takes the first block."""
         block = self.blocks.first
         scores = self._masked(self._finish_scores(self._start_scores(block), 0, block), block)
-        maximum, decay = self._weigh(scores, filled_columns(LEAST), block)
-        before = None if self.split is None else Merged(self._zeros(), Stats(filled_columns(LEAST), filled_columns(0)))
-        return State(self._zeros(), Stats(maximum, self._no_total()), decay, before)
+        least = filled_columns(LEAST)
+        maximum, decay = self._weigh(scores, least, block)
+        values = tuple(filled((ROWS, COLUMNS), 0) for _ in range(self.tiles))
+        return State(values, Stats(maximum, of_lanes(filled_columns(0), self.interpret)), decay)
 
     def _block(self, block: Any, state: State) -> State:
         """Takes a block's scores and the values of the block before."""
         scores = self._start_scores(block)
         values, stats = self._start_values(block - 1, state)
         scores = self._masked(self._finish_scores(scores, self.tiles, block), block)
-        largest_before, before = stats.maximum, state.before
-        if self.split is not None:
-            fresh = lax.div(block, self.split) != lax.div(block - 1, self.split)
-            largest_before = lax.cond(fresh, lambda: filled_columns(LEAST), lambda: stats.maximum)
-        maximum, decay = self._weigh(scores, largest_before, block)
-        values, total = self._finish_values(block - 1, values), stats.total
-        if before is not None:
-
-            def end(values: tuple[jax.Array, ...], stats: Stats, before: Merged) -> tuple[Any, jax.Array, Merged]:
-                return self._zeros(), self._no_total(), self._end_split(values, stats, before)
-
-            values, total, before = lax.cond(
-                fresh, end, lambda values, stats, before: (values, stats.total, before), values, stats, before
-            )
-        return State(values, Stats(maximum, total), decay, before)
-
-    def _end_split(self, values: tuple[jax.Array, ...], stats: Stats, before: Merged | None) -> Merged:
-        """Returns a split and those before it, merged."""
-        total = add_lanes_of_columns(stats.total, self.shared.numbers.at[1], self.interpret)
-        stats = stats._replace(total=total)
-        if before is None:
-            return Merged(values, stats)
-        merged, kept, taken = merge_stats(before.stats, stats, self.math)
-        products = (self.math.product(x, down(taken)) for x in values)
-        sums = zip(before.values, products, strict=True)
-        return Merged(tuple(self.math.fused(old, down(kept), x) for old, x in sums), merged)
-
-    def _zeros(self) -> tuple[jax.Array, ...]:
-        return tuple(filled((ROWS, COLUMNS), 0) for _ in range(self.tiles))
-
-    def _no_total(self) -> jax.Array:
-        return of_lanes(filled_columns(0), self.interpret)
+        maximum, decay = self._weigh(scores, stats.maximum, block)
+        return State(self._finish_values(block - 1, values), Stats(maximum, stats.total), decay)
 
     def _start_scores(self, block: Any) -> Tile:
         slot = self._slot(block)

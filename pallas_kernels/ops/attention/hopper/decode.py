@@ -91,8 +91,8 @@ class Body:
 
     @property
     def parks(self) -> bool:
-        """Whether an item has more than one split, so that shared memory holds those before."""
-        return self.schedule.whole and self.splits > 1 and not self.schedule.swap
+        """Whether an item has more than one split."""
+        return self.schedule.whole and self.splits > 1
 
     @property
     def grid(self) -> int:
@@ -230,25 +230,22 @@ class Body:
             found: jax.Array = lengths.offsets[item.sequence] + query(rows)
             return found
 
-        def of_rows(numbers: Any, count: int = ROWS, layout: Any = ROW) -> jax.Array | None:
+        def of_rows(numbers: Any) -> jax.Array | None:
             if numbers is None:
                 return None
-            sequence, rows = item.sequence if numbers.shape[0] > 1 else 0, pl.ds(item.tile * ROWS, count)
-            found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=layout, optimized=False)
+            sequence, rows = item.sequence if numbers.shape[0] > 1 else 0, pl.ds(item.tile * ROWS, ROWS)
+            found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
             return found
 
         def after_scores() -> None:
             plgpu.barrier_arrive(scratch.queries_free.at[slot])
 
-        numbers: tuple[jax.Array, ...]
         first = item.head * self.rows + item.tile * ROWS
         left = self.rows - item.tile * ROWS
         target = results.of(item, self.schedule.whole)
         plgpu.barrier_wait(scratch.queries_full.at[slot])
         if scratch.shared is not None:
-            split = self.call.contract.split // self.call.contract.key_block
             columns = SwappedWalk(
-                split if self.schedule.whole and self.splits > 1 else None,
                 call.scoring.factor,
                 call.sight,
                 lambda: positions(COLUMNS, COLUMN),
@@ -261,14 +258,8 @@ class Body:
                 after_scores,
                 interpret,
             )
-            merged = columns.run()
-            tiles, numbers = merged.values, merged.stats
-            if self.schedule.whole:
-                rows = query(plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE))
-                sink = of_rows(further.sinks, COLUMNS, COLUMN)
-                tiles, lse = columns.result(merged, rows < lengths.queries[item.sequence], sink)
-                tiles, numbers = tuple(x.astype(results.values.dtype) for x in tiles), (lse,)
-            _store_columns(target.values, target.numbers, first, left, tiles, numbers, self.rows, interpret)
+            tiles, stats = columns.run()
+            _store_columns(target.values, target.numbers, first, left, tiles, stats, self.rows, interpret)
             return
         walk = Walk(
             call.contract,
@@ -286,7 +277,7 @@ class Body:
             interpret,
         )
         values, stats = walk.run()
-        numbers = stats
+        numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
             rows = query(plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE))
             valid = rows < lengths.queries[item.sequence]
@@ -416,9 +407,15 @@ def _check_swap(body: Body, further: Further) -> None:
     call = body.call
     widths, order = (call.size, call.value_size), (call.contract.key_block, call.contract.sum_chains)
     plain = call.scoring.bend is None and further.slopes is None
-    if body.rows > COLUMNS or any(width % ROWS for width in widths) or order != (2 * ROWS, CHAINS) or not plain:
+    if (
+        body.schedule.whole
+        or body.rows > COLUMNS
+        or any(width % ROWS for width in widths)
+        or order != (2 * ROWS, CHAINS)
+        or not plain
+    ):
         raise UnsupportedError(
-            f"attention on a Hopper GPU: expected, for a schedule with swap, at most {COLUMNS} rows of heads"
+            f"attention on a Hopper GPU: expected, for a schedule with swap and splits, at most {COLUMNS} rows of heads"
             f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, neither a soft cap nor"
             f" slopes; got {body.schedule}, {body.rows} rows, widths {widths}, {call.contract}, {call.scoring},"
             f" slopes={further.slopes is not None}. Take a schedule without swap."
