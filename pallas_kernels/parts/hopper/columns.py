@@ -71,7 +71,7 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     if interpret:
-        return jnp.maximum(*tile).max(axis=0)
+        return jnp.concatenate(tile).max(axis=0)
     result = plgpu.ShapeDtypeStruct((COLUMNS,), jnp.dtype(jnp.float32), layout=COLUMN)
     inline: Any = plgpu.inline_mgpu(arg_types=(TILE, TILE, plgpu.RefType(), COLUMN), return_type=result)
 
@@ -182,7 +182,7 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
     if interpret:
         tile = wide[...][: 2 * ROWS * COLUMNS].reshape(2 * ROWS, COLUMNS)
         plgpu.commit_smem()
-        return total * decay + tile.T.sum(axis=1)
+        return total * decay + tile.sum(axis=0)
     result = plgpu.ShapeDtypeStruct((WARPGROUP,), jnp.dtype(jnp.float32), layout=_THREADS)
     inline: Any = plgpu.inline_mgpu(arg_types=(_THREADS, _THREADS, plgpu.RefType()), return_type=result)
 
@@ -204,9 +204,7 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
         for distance in (4, 8):
             number = arith.addf(number, mgpu.utils.shfl_bfly(number, distance))
         own, factor = (number_of(x.registers.flat[0]) for x in (total, decay))
-        return _of_threads(
-            mgpu.utils.inline_ptx("fma.rn.f32 $0, $1, $2, $3;", own, factor, number, result_types=f32)
-        )
+        return _of_threads(mgpu.utils.inline_ptx("fma.rn.f32 $0, $1, $2, $3;", own, factor, number, result_types=f32))
 
     added: jax.Array = add(total, decay, wide)
     return added
