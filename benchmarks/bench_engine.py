@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import commit, device_words
@@ -73,9 +74,9 @@ def largest_batch(engine: Engine, prompt: list[int], rounds: int) -> dict[str, f
     times: dict[str, list[float]] = {}
     alone = programs.model
     held = [alone.init_pages(engine.options.num_pages, engine.options.page_size)]
-    table = np.arange(running * programs.slots.table.shape[1], dtype=np.int32).reshape(running, -1)
+    table = jnp.arange(running * programs.slots.table.shape[1], dtype=jnp.int32).reshape(running, -1)
     table %= engine.options.num_pages
-    tokens, ones = np.zeros((running, 1), np.int32), np.ones(running, np.int32)
+    tokens, ones = jnp.zeros((running, 1), jnp.int32), jnp.ones(running, jnp.int32)
 
     def timed(name: str, part: Callable[[], Any]) -> None:
         start = time.perf_counter()
@@ -84,7 +85,7 @@ def largest_batch(engine: Engine, prompt: list[int], rounds: int) -> dict[str, f
 
     def plan() -> None:
         for batch in cut(engine._scheduler.plan(), programs.sizes):
-            batch.arrays(programs.slots)
+            batch.packed(programs.slots)
 
     def step() -> Any:
         engine.step(watched=())

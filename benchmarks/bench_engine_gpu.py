@@ -5,7 +5,8 @@
 The same requests are served by the engine, by the engine with JAX's own operations, and by a static batch: the jitted
 model alone, whose most probable tokens go into its next call, at the engine's mean length. `step` is the time of a step
 of 64 sequences by the clock on the wall, without the steps in which prompts are computed; `host` is the time that the
-host works in it. Then the time to the first token of a prompt of 4160 tokens, 4096 of them in the prefix cache or not.
+host works in it. Then the time to the first token of a prompt of 4160 tokens, 4096 of them in the prefix cache or not,
+the host's part of it, and `alone`: the jitted model with the 64 tokens behind the cached ones.
 All outputs are compared between the rounds before anything is timed.
 """
 
@@ -69,28 +70,43 @@ def serve(engine: Engine, prompts: Prompts, temperature: float) -> dict[str, Any
     }
 
 
-def static_step_us(model: Llama, steps: int = 100) -> float:
-    """Returns µs of a step of the jitted model alone, from pages, at the mean length of the engine's sequences."""
+def static_us(model: Llama, *, batch: int, tokens: int, start: int, calls: int = 100) -> float:
+    """Returns µs of a call of the jitted model alone, from pages, whose most probable tokens go into the next call.
+
+    Args:
+        model: The model.
+        batch: Sequences.
+        tokens: New tokens of each in a call.
+        start: Tokens that each has before the first call.
+        calls: Number of calls. With one token in a call the sequences grow; else each call takes the same tokens.
+    """
     graph, state = nnx.split(model)
-    each = -(-LENGTH // PAGE)
-    table = np.random.default_rng(0).permutation(BATCH * each).reshape(BATCH, each).astype(np.int32)
-    cache = model.paged_cache(table, num_pages=BATCH * each, page_size=PAGE)
-    cache = replace(cache, lengths=jnp.full(BATCH, (PROMPT + LENGTH - steps) // 2, jnp.int32))
+    each = -(-(start + max(tokens, calls)) // PAGE)
+    table = np.random.default_rng(0).permutation(batch * each).reshape(batch, each).astype(np.int32)
+    cache = model.paged_cache(table, num_pages=batch * each, page_size=PAGE)
+    cache = replace(cache, lengths=jnp.full(batch, start, jnp.int32))
 
-    def step(state: Any, tokens: jax.Array, cache: Any) -> Any:
-        logits, cache = nnx.merge(graph, state).extend(tokens, cache)
-        return jnp.argmax(logits[:, -1:], axis=-1).astype(jnp.int32), cache
+    def step(state: Any, last: jax.Array, cache: Any) -> Any:
+        logits, new = nnx.merge(graph, state).extend(jnp.broadcast_to(last, (batch, tokens)), cache)
+        if tokens > 1:
+            new = replace(new, lengths=cache.lengths)
+        return jnp.argmax(logits[:, -1:], axis=-1).astype(jnp.int32), new
 
-    tokens = jnp.zeros((BATCH, 1), jnp.int32)
-    program = jax.jit(step, donate_argnums=2).lower(state, tokens, cache).compile()
+    last = jnp.zeros((batch, 1), jnp.int32)
+    program = jax.jit(step, donate_argnums=2).lower(state, last, cache).compile()
     for _ in range(3):
-        tokens, cache = program(state, tokens, cache)
-    jax.block_until_ready(tokens)
-    start = time.perf_counter()
-    for _ in range(steps):
-        tokens, cache = program(state, tokens, cache)
-    jax.block_until_ready(tokens)
-    return (time.perf_counter() - start) / steps * 1e6
+        last, cache = program(state, last, cache)
+    jax.block_until_ready(last)
+    begin = time.perf_counter()
+    for _ in range(calls - 3):
+        last, cache = program(state, last, cache)
+    jax.block_until_ready(last)
+    return (time.perf_counter() - begin) / (calls - 3) * 1e6
+
+
+def static_step_us(model: Llama) -> float:
+    """Returns µs of a decoding step of the model alone at the mean length of the engine's sequences."""
+    return static_us(model, batch=BATCH, tokens=1, start=(PROMPT + LENGTH - 100) // 2)
 
 
 def engines_cell(model: Llama) -> dict[str, Any]:
@@ -146,6 +162,7 @@ def prefix_cell(model: Llama) -> dict[str, float]:
     [whole] = draw_prompts(1, length, model.config.vocab_size)
     ends = draw_prompts(ROUNDS + 2, PAGE, model.config.vocab_size, seed=1)
     times: dict[str, list[float]] = {"miss": [], "hit": []}
+    host: dict[str, list[float]] = {"miss": [], "hit": []}
     answers = []
     for end in ends:
         engine.flush_cache()
@@ -153,16 +170,23 @@ def prefix_cell(model: Llama) -> dict[str, float]:
             if kind == "hit":  # another end: the start alone is known
                 engine.flush_cache()
                 engine.generate([whole], params(0, 1, 0.0))
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.thread_time()
             [output] = engine.generate([whole[:CACHED] + end], params(0, 1, 0.0))
             times[kind].append(time.perf_counter() - start)
+            host[kind].append(time.thread_time() - used)
             answers.append((output.cached_tokens, output.completions[0].tokens))
     if {a[0] for a in answers[::2]} != {0} or {a[0] for a in answers[1::2]} != {CACHED}:
         raise RuntimeError(f"expected 0 and {CACHED} cached tokens in turn, got {[a[0] for a in answers]}")
     if [a[1] for a in answers[::2]] != [a[1] for a in answers[1::2]]:
         raise RuntimeError("a hit gave another token than a miss")
     miss, hit = (min(times[kind][1:]) * 1e3 for kind in ("miss", "hit"))
-    return {"miss_ms": round(miss, 3), "hit_ms": round(hit, 3), "ratio": round(miss / hit, 2)}
+    return {
+        "miss_ms": round(miss, 3),
+        "hit_ms": round(hit, 3),
+        "hit_host_ms": round(min(host["hit"][1:]) * 1e3, 3),
+        "alone_ms": round(static_us(model, batch=1, tokens=PAGE, start=CACHED) / 1e3, 3),
+        "ratio": round(miss / hit, 2),
+    }
 
 
 def main() -> None:

@@ -5,27 +5,34 @@
 Grouped products: 8, 64 and 256 experts of DeepSeek-V3 and Qwen3-MoE, rows shared out evenly, by Zipf's law or all to
 one expert. XLA's times are the smaller of `jax.lax.ragged_dot` (left out where it would multiply all rows by all
 experts for more than a few ms) and of a loop of dots whose sizes are known when it is compiled. int8: XLA's dot with
-the same scales behind it, and our product of bfloat16. Times are device times of all kernels of a call, medians.
+the same scales behind it, and our product of bfloat16. float8: XLA's dot of float8 matrices with scales, which sums as
+its library does. Layers: router, experts and their sum, in one program, against the fastest form in plain JAX: by
+`ragged_dot`, with all tokens by all experts, or with copies of the weights of a few tokens' experts. Times are device
+times of all kernels of a call, medians; those of layers are also taken by the clock on the wall.
 """
 
 import argparse
+import functools
+import itertools
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import device_time_us
-from harness import RESULTS, cell, device_name, record, write
+from device_time import device_time_us, in_turns_us
+from harness import RESULTS, cell, device_name, interleaved_us, record, write
+from moe_layers import LAYERS, TOKENS, MoELayer
 from workers import Job, Workers
 
-from pallas_kernels.contract import QuantContract, WgmmaContract
+from pallas_kernels.contract import Float8Contract, QuantContract, WgmmaContract
 from pallas_kernels.ops.matmul.hopper.groups import group_matmul
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
 
-LAYERS: Final = {
+PRODUCTS: Final = {
     "DeepSeek-V3 up": (7168, 4096),
     "DeepSeek-V3 down": (2048, 7168),
     "Qwen3-MoE up": (2048, 1536),
@@ -39,9 +46,13 @@ INT8: Final = (
     *((m, 4096, 14336) for m in (8, 64, 512)),
     (8192, 8192, 8192),
 )
+FLOAT8: Final = "float8_e4m3fn"
+FLOAT8_SHAPES: Final = ((8, 4096, 4096), (64, 4096, 14336), (512, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192))
 
 ROTATED_BYTES: Final = 250_000_000  # several times the L2 cache
+PARTS: Final = ("layers", "int8", "float8", "groups")
 MOST_FLOP: Final = 5e12  # of a ragged_dot that multiplies all rows by all weights
+MOST_ERROR: Final = 0.05  # of a layer's programs, which round at other places
 MOST_BYTES: Final = 16_000_000_000  # of weights
 CALLS: Final = 8
 
@@ -67,18 +78,19 @@ class Groups(NamedTuple):
         return group_matmul(x, w, sizes, contract=WgmmaContract())
 
 
-class Integers(NamedTuple):
-    """int8 (M, K) by (N, K), or (K, N) where it is not `along_k`, with scales."""
+class Bytes(NamedTuple):
+    """Matrices of 8 bits, (M, K) by (N, K), or (K, N) where it is not `along_k`, with scales."""
 
     m: int
     k: int
     n: int
     along_k: bool
+    dtype: str = "int8"
 
     @property
     def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         w = (self.n, self.k) if self.along_k else (self.k, self.n)
-        shapes = ((self.m, self.k), "int8"), (w, "int8"), ((self.m,), "float32"), ((self.n,), "float32")
+        shapes = ((self.m, self.k), self.dtype), (w, self.dtype), ((self.m,), "float32"), ((self.n,), "float32")
         return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
 
     @property
@@ -86,11 +98,13 @@ class Integers(NamedTuple):
         return jax.ShapeDtypeStruct((self.m, self.n), "bfloat16")
 
     def function(self, x: Any, w: Any, row: Any, column: Any) -> Any:
-        return quant_matmul(x, w, row, column, contract=QuantContract(), transpose_w=self.along_k)
+        contract = QuantContract() if self.dtype == "int8" else Float8Contract("wgmma32")
+        return quant_matmul(x, w, row, column, contract=contract, transpose_w=self.along_k)
 
     def stock(self, x: Any, w: Any, row: Any, column: Any) -> Any:
         dims = (((1,), (1 if self.along_k else 0,)), ((), ()))
-        total = jax.lax.dot_general(x, w, dims, preferred_element_type=jnp.int32)
+        sums = jnp.int32 if self.dtype == "int8" else jnp.float32
+        total = jax.lax.dot_general(x, w, dims, preferred_element_type=sums)
         return (total.astype(jnp.float32) * row[:, None] * column).astype(jnp.bfloat16)
 
 
@@ -99,7 +113,7 @@ def main() -> None:
     parser.add_argument("--experts", type=integers, default=EXPERTS, help="numbers of experts, separated by commas")
     parser.add_argument("--rows", type=integers, default=ROWS, help="numbers of rows, separated by commas")
     parser.add_argument("--loads", default=",".join(LOADS), help="how rows are shared out, separated by commas")
-    parser.add_argument("--only", choices=("groups", "int8"), help="one half of the benchmark")
+    parser.add_argument("--only", choices=PARTS, help="one part of the benchmark")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
     parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
     arguments = parser.parse_args()
@@ -107,41 +121,91 @@ def main() -> None:
         print(f"bench_moe_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
     deadline = time.monotonic() + arguments.limit_s
-    with Workers() as workers:
-        if arguments.only != "groups":
-            save("quant_matmul", int8_cells(workers, deadline), arguments.json)
-        if arguments.only != "int8":
-            shapes = [
-                (name, Groups(m, g, k, n))
-                for name, (k, n) in LAYERS.items()
-                for g in arguments.experts
-                for m in arguments.rows
-            ]
+    wanted = [arguments.only] if arguments.only else PARTS
+    if "layers" in wanted:
+        save("moe_layer", layer_cells(deadline), arguments.json)
+    if "int8" in wanted:
+        jobs = [Bytes(*shape, along_k) for shape in INT8 for along_k in (True, False)]
+        save("quant_matmul", byte_cells(jobs, deadline), arguments.json)
+    if "float8" in wanted:
+        jobs = [Bytes(*shape, True, FLOAT8) for shape in FLOAT8_SHAPES]
+        save("float8_matmul", byte_cells(jobs, deadline), arguments.json)
+    if "groups" in wanted:
+        shapes = [
+            (name, Groups(m, g, k, n))
+            for name, (k, n) in PRODUCTS.items()
+            for g in arguments.experts
+            for m in arguments.rows
+        ]
+        with Workers() as workers:
             save("group_matmul", group_cells(workers, shapes, arguments.loads.split(","), deadline), arguments.json)
 
 
-def int8_cells(workers: Workers, deadline: float) -> list[dict[str, Any]]:
-    jobs = [Integers(*shape, along_k) for shape in INT8 for along_k in (True, False)]
-    ours = {job: workers.ours(job) for job in jobs}
-    bfloat16 = {shape: workers.ours(Job(*shape, "bfloat16")) for shape in INT8}
-    # XLA tunes on the GPU while it compiles: it has to be done before anything is timed.
-    theirs = {job: workers.xla(job, job.stock) for job in jobs}
-    for program in theirs.values():
-        program.result()
-    cells = []
+def byte_cells(jobs: list[Bytes], deadline: float) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = []
     for job in jobs:
         if time.monotonic() > deadline:
             break
+        wide = Job(job.m, job.k, job.n, "bfloat16")
+        forms = (job.function, job.operands), (job.stock, job.operands), (wide.function, wide.operands)
+        with ThreadPoolExecutor(len(forms)) as threads:
+            ours, theirs, bfloat16 = threads.map(lambda form: jax.jit(form[0]).lower(*form[1]).compile(), forms)
         copies = max(2, min(64, math.ceil(ROTATED_BYTES / (job.k * job.n))))
         sets = [arrays(i, job.operands) for i in range(copies)]
-        times = [device_time_us(f.result(), sets, max(CALLS, copies)) for f in (ours[job], theirs[job])]
-        wide = Job(job.m, job.k, job.n, "bfloat16")
+        times = in_turns_us([ours, theirs], sets, max(CALLS, copies))
         sets = [arrays(i, wide.operands) for i in range(max(2, copies // 2))]
-        ours_16 = device_time_us(bfloat16[job[:3]].result(), sets, max(CALLS, copies // 2))
-        shape = {"m": job.m, "k": job.k, "n": job.n, "weights": "(N, K)" if job.along_k else "(K, N)"}
+        ours_16 = device_time_us(bfloat16, sets, max(CALLS, copies // 2))
+        shape: dict[str, Any] = {"dtype": job.dtype, "m": job.m, "k": job.k, "n": job.n}
+        shape["weights"] = "(N, K)" if job.along_k else "(K, N)"
         cells.append(cell(*times, **shape, bfloat16_us=round(ours_16, 2)))
         print(cells[-1], flush=True)
     return cells
+
+
+def layer_cells(deadline: float) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = []
+    for layer, quantized in itertools.product(LAYERS, (False, True)):
+        copies = max(1, min(2, math.ceil(ROTATED_BYTES / layer.bytes_of_weights(quantized))))
+        make = jax.jit(layer.make, static_argnums=1)
+        made = [make(jax.random.key(i), quantized) for i in range(copies)]
+        for tokens in TOKENS:
+            if time.monotonic() > deadline:
+                return cells
+            shape = {"layer": layer.name, "dtype": "int8" if quantized else "bfloat16", "tokens": tokens}
+            given = [(*arrays(i, (layer.tokens(tokens),)), weights) for i, weights in enumerate(made)]
+            cells.append(layer_cell(shape, layer_programs(layer, quantized, tokens), given))
+            print(cells[-1], flush=True)
+    return cells
+
+
+def layer_programs(layer: MoELayer, quantized: bool, tokens: int) -> dict[str, Any]:
+    """Compiles all forms of a layer."""
+    weights = jax.eval_shape(lambda key: layer.make(key, quantized), jax.random.key(0))
+    functions = {"ours": layer.ours, **layer.plain(tokens, quantized)}
+    with ThreadPoolExecutor(len(functions)) as threads:
+        compiled = threads.map(lambda f: jax.jit(f).lower(layer.tokens(tokens), weights).compile(), functions.values())
+        return dict(zip(functions, compiled, strict=True))
+
+
+def layer_cell(shape: dict[str, Any], programs: dict[str, Any], given: list[Any]) -> dict[str, Any]:
+    """Times a layer by every form, on the tokens and weights of several sets."""
+    ours = programs["ours"](*given[0])
+    distance = {name: float(relative_error(program(*given[0]), ours)) for name, program in programs.items()}
+    if not max(distance.values()) < MOST_ERROR:
+        raise RuntimeError(f"expected programs of one layer {shape}, got relative distances {distance} from ours.")
+    device = dict(zip(programs, in_turns_us(list(programs.values()), given, CALLS // 2), strict=True))
+    calls = [functools.partial(program, *given[0]) for program in programs.values()]
+    wall = dict(zip(programs, interleaved_us(calls, seconds=0.1, rounds=3), strict=True))
+    best = min((name for name in device if name != "ours"), key=lambda name: device[name])
+    others = {f"{name} us": round(us, 1) for name, us in device.items() if name != "ours"}
+    times = {"ours_wall_us": round(wall["ours"], 1), "plain_wall_us": round(wall[best], 1)}
+    return cell(device["ours"], device[best], **shape, plain=best, **times, **others)
+
+
+@jax.jit
+def relative_error(a: jax.Array, b: jax.Array) -> jax.Array:
+    x, y = a.astype(jnp.float32), b.astype(jnp.float32)
+    return jnp.sqrt(jnp.sum((x - y) ** 2) / jnp.sum(y**2))
 
 
 def group_cells(
@@ -162,8 +226,9 @@ def group_cells(
         for load in loads:
             sizes = shared_out(load, job.m, job.groups)
             given = [(*one, jnp.asarray(sizes)) for one in sets]
-            ours_us, loop_us = (device_time_us(f.result(), given, CALLS) for f in (ours[job], stock[load]))
-            ragged_us = math.inf if ragged is None else device_time_us(ragged.result(), given, CALLS)
+            programs = [f.result() for f in (ours[job], stock[load], *([] if ragged is None else [ragged]))]
+            ours_us, loop_us, *others_us = in_turns_us(programs, given, CALLS // 2)
+            ragged_us = others_us[0] if others_us else math.inf
             others = {
                 "loop_us": round(loop_us, 2),
                 **({} if ragged is None else {"ragged_dot_us": round(ragged_us, 2)}),
@@ -195,19 +260,24 @@ def shared_out(load: str, m: int, groups: int) -> np.ndarray:
     return rng.multinomial(m, rng.permutation(weights / weights.sum())).astype(np.int32)
 
 
-def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
-    """Returns random operands."""
-
+@functools.cache
+def maker(operands: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
     def make(key: jax.Array) -> tuple[jax.Array, ...]:
         keys = jax.random.split(key, len(operands))
         return tuple(
             jax.random.randint(k, a.shape, -127, 128, a.dtype)
             if a.dtype == jnp.int8
-            else jax.random.normal(k, a.shape, a.dtype)
+            else jax.random.normal(k, a.shape).astype(a.dtype)
             for k, a in zip(keys, operands, strict=True)
         )
 
-    return jax.jit(make)(jax.random.key(seed))
+    return jax.jit(make)
+
+
+def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
+    """Returns random operands."""
+    made: tuple[jax.Array, ...] = maker(operands)(jax.random.key(seed))
+    return made
 
 
 def save(name: str, cells: list[dict[str, Any]], folder: Path | None) -> None:

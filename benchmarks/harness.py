@@ -20,27 +20,33 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 
 
-def interleaved_us(calls: Sequence[Callable[[], Any]], *, seconds: float = 0.6, rounds: int = 7) -> list[float]:
+def interleaved_us(
+    calls: Sequence[Callable[[], Any]],
+    *,
+    seconds: float = 0.6,
+    rounds: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Returns the time of each call in microseconds: the median over rounds of each round's best.
 
     Calls take turns in every round, so that a change of the machine's speed meets all of them; the best of a round
-    leaves out what other processes took.
+    leaves out what other processes took. `clock` may be `time.process_time`, which counts the threads of this process.
     """
     for call in calls:
         jax.block_until_ready(call())
-    slowest = max(_once(call) for call in calls)
+    slowest = max(_once(call, clock) for call in calls)
     repeats = max(3, min(200, int(seconds / rounds / max(slowest, 1e-6) / len(calls))))
     best: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for times, call in zip(best, calls, strict=True):
-            times.append(min(_once(call) for _ in range(repeats)))
+            times.append(min(_once(call, clock) for _ in range(repeats)))
     return [statistics.median(times) * 1e6 for times in best]
 
 
-def _once(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+def _once(call: Callable[[], Any], clock: Callable[[], float]) -> float:
+    start = clock()
     jax.block_until_ready(call())
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def device_name() -> str:

@@ -16,6 +16,7 @@ from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel
 from bijax.dispatch.matmul import Product
 from bijax.dispatch.matmul_kernels import matmul_kernel, weight_gradient_kernel
+from bijax.dispatch.routing import pick_kernel
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract, chunk_contract
 from pallas_kernels.ops.ragged_dot.portable import multiply_groups, sum_groups
 
@@ -76,6 +77,7 @@ def _cuda_weight_gradient(x: jax.Array, g: jax.Array, sizes: jax.Array, *, produ
         sizes,
         like=_gradients_like,
         contract=WgmmaChunkContract(),
+        pick=lambda x, places: pick_kernel(x, places[:, None])[0],
         out_dtype=product.out_dtype,
     )
     return (y,)

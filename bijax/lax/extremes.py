@@ -5,13 +5,14 @@ vectors of bfloat16 and not in the remainder, or where it finds that both operan
 order they have one maximum.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import in_one_loop, isolate
 from pallas_kernels.parts.xla.total_order import choose_of_two, from_ordered, to_ordered
 
 
@@ -34,7 +35,7 @@ def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
         >>> maximum(jnp.array([-0.0, 1.0]), jnp.array([0.0, -1.0])).tolist()
         [0.0, 1.0]
     """
-    return choose_of_two(*_of_one_shape(x, y), smallest=False)
+    return _of_two(x, y, smallest=False)
 
 
 def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -46,7 +47,7 @@ def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
         >>> minimum(jnp.array([-0.0, 1.0]), jnp.array([0.0, -1.0])).tolist()
         [-0.0, -1.0]
     """
-    return choose_of_two(*_of_one_shape(x, y), smallest=True)
+    return _of_two(x, y, smallest=True)
 
 
 def clamp(low: jax.Array, x: jax.Array, high: jax.Array) -> jax.Array:
@@ -96,14 +97,18 @@ def cummin(operand: jax.Array, *, axis: int, reverse: bool) -> jax.Array:
     return _of_prefixes(lax.cummin, operand, axis, reverse, smallest=True)
 
 
-def _of_one_shape(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _of_two(x: jax.Array, y: jax.Array, *, smallest: bool) -> jax.Array:
+    def choose(x: jax.Array, y: jax.Array) -> jax.Array:
+        return choose_of_two(*jnp.broadcast_arrays(x, y), smallest=smallest)
+
     shape = jnp.broadcast_shapes(x.shape, y.shape)
-    return jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape)
+    return in_one_loop(choose, *(jnp.broadcast_to(operand, shape) if operand.ndim else operand for operand in (x, y)))
 
 
 def _of_prefixes(
     scan: Callable[..., jax.Array], operand: jax.Array, axis: int, reverse: bool, *, smallest: bool
 ) -> jax.Array:
     # Behind barriers: XLA:CPU computes the windows of prefixes anew for each element of what they are fused with.
-    (ordered,) = isolate(scan(*isolate(to_ordered(operand, nan_first=smallest)), axis=axis, reverse=reverse))
+    ordered = in_one_loop(functools.partial(to_ordered, nan_first=smallest), operand)
+    (ordered,) = isolate(scan(*isolate(ordered), axis=axis, reverse=reverse))
     return from_ordered(ordered, operand.dtype, nan_first=smallest)

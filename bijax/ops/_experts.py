@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, integer
-from bijax.core.exact_sort import sort_tuples
 from bijax.core.tag import kernel_code
-from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
+from bijax.dispatch.routing import rows_by_count_kernel, rows_of_tokens_kernel, sort_kernel
+from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
 from bijax.ops._pick import pick_rows
 from bijax.ops.elementwise import elementwise
+from pallas_kernels.ops.expert_rows.wrong import NO_ROW, WRONG
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def shared_experts(op: str, tokens: int, experts: Any, first: Any, per_rank: Any
     return Shared(number, start, length)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
     """Which token and expert each of the rows of a rank has, those of shared experts not counted.
@@ -82,7 +84,6 @@ def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int)
     Raises:
         ValueError: If known experts need more rows than there are.
     """
-    experts = end - first
     if is_known(selected):
         needed = int(((selected >= first) & (selected < end)).sum())
         if needed > allocated:
@@ -90,33 +91,9 @@ def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int)
                 f"{op}: allocated_tokens must be at least {needed}, the tokens that selected_experts"
                 f" {describe(selected)} gives to the experts [{first}, {end}), got {allocated}."
             )
-    number = narrowed(selected, first, end - 1).reshape(-1)
-    local = jnp.where(number >= first, number - first, experts).astype(jnp.int32)
-    by_expert, offset = _sorted_with_places(local, experts + 1)
-    starts = _search(by_expert, jnp.arange(experts + 1, dtype=jnp.int32), "left")
-    used = by_expert < experts
-    offset = _resized(jnp.where(used, offset, -1), allocated, -1)
-    return Rows(offset, _resized(by_expert, allocated, experts), starts[1:] - starts[:-1], starts[-1] <= allocated)
-
-
-def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Array]:
-    """Sorts numbers in [0, end), equal ones by their places; returns them and their places."""
-    if numbers.size * end >= 1 << 31:
-        ascending, place = sort_tuples(numbers, jnp.arange(numbers.size, dtype=jnp.int32))
-        return ascending, place
-    # One number for both: XLA sorts it faster on a GPU, and by one pass over memory.
-    (both,) = sort_tuples(numbers * numbers.size + jnp.arange(numbers.size, dtype=jnp.int32))
-    return both // max(1, numbers.size), both % max(1, numbers.size)
-
-
-def _search(ascending: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
-    """Returns where numbers stand in ascending ones; unrolled, so that a GPU takes all steps in one kernel."""
-    with kernel_code():  # integers, which are the same in any program
-        return jnp.searchsorted(ascending, wanted, side=side, method="scan_unrolled").astype(jnp.int32)
-
-
-def _resized(x: jax.Array, length: int, fill: int) -> jax.Array:
-    return jnp.pad(x[:length], (0, max(0, length - x.size)), constant_values=fill)
+    number = jnp.asarray(selected)
+    number = number if number.dtype == jnp.int32 else narrowed(number, first, end - 1)
+    return Rows(*sort_kernel(number.reshape(-1), first=first, end=end, allocated=allocated))
 
 
 def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:
@@ -163,13 +140,10 @@ def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int
 
     The arguments and the errors are those of `checked_counts`.
     """
-    found = narrowed(checked_counts(op, name, count, experts, rows), 0, rows)
-    ends = capped_sums(jnp.maximum(found, 0), rows + 1)
-    fit = jnp.all(found >= 0) & jnp.all(ends <= rows)
-    found, ends = (jnp.where(fit, a, 0) for a in (found, ends))
-    row = jnp.arange(rows, dtype=jnp.int32)
-    expert = _search(ends, row, "right")
-    return Rows(jnp.where(expert < found.size, row, -1), expert, found, fit)
+    counts = checked_counts(op, name, count, experts, rows)
+    expert, fit = rows_by_count_kernel(counts, rows=rows)
+    offset = jnp.where(expert < counts.size, jnp.arange(rows, dtype=jnp.int32), -1)
+    return Rows(offset, expert, jnp.where(fit, counts, 0), fit)
 
 
 def places(offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
@@ -179,19 +153,30 @@ def places(offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
     return jnp.concatenate([in_front, jnp.maximum(offset, 0) // max(topk, 1)])
 
 
-def spread(tokens: jax.Array, offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
-    """Returns the token (T, C) of each row: (R, C), zeros for rows that are not used."""
-    in_front = jnp.full((shared.rows,), True)
-    used = jnp.concatenate([in_front, offset >= 0])
-    return pick_rows(tokens, jnp.where(used, places(offset, topk, shared), -1))
+def spread(tokens: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Array:
+    """Returns the token (T, C) of each row: (R, C), zeros for rows that are not used, nan if there are too few."""
+    return pick_rows(tokens, _only_used(places(rows.offset, topk, shared), rows, shared))
 
 
-def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the row (T, topk) of each token and rank, -1 where there is none, and where there are several."""
-    slots = jnp.where((offset >= 0) & (offset < tokens * topk), offset, tokens * topk)
-    row = jnp.full((tokens * topk,), -1, jnp.int32).at[slots].max(jnp.arange(offset.size, dtype=jnp.int32), mode="drop")
-    number = jnp.zeros((tokens * topk,), jnp.int32).at[slots].add(jnp.int32(1), mode="drop")
-    return row.reshape(tokens, topk), (number > 1).reshape(tokens, topk)
+def numbers_of_experts(rows: Rows, shared: Shared) -> jax.Array:
+    """Returns the expert of each of all rows (R,), shared ones first; -1 if it is not used, -2 if they are too few."""
+    in_front = jax.lax.broadcasted_iota(jnp.int32, (shared.experts, shared.tokens), 0).reshape(shared.rows)
+    return _only_used(jnp.concatenate([in_front, rows.expert + shared.experts]), rows, shared)
+
+
+def _only_used(numbers: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
+    """Returns a number of each of all rows (R,); -1 for rows that are not used, -2 for all if there are too few."""
+    instead = jnp.where(rows.fit, jnp.where(rows.offset >= 0, 0, NO_ROW), WRONG)
+    instead = jnp.concatenate([jnp.zeros((shared.rows,), jnp.int32), instead])
+    return jnp.where(instead < 0, instead, numbers)
+
+
+def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> jax.Array:
+    """Returns the row (T, topk) of each token and rank.
+
+    It is -1 where there is none, -2 where there are several, and -2 everywhere if a row has a place behind the last.
+    """
+    return rows_of_tokens_kernel(offset, places=tokens * topk)[0].reshape(tokens, topk)
 
 
 # Products and sums are two steps, or a compiler could contract them.

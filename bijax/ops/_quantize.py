@@ -82,7 +82,7 @@ def quantize_picked(
 ) -> tuple[jax.Array, jax.Array]:
     """Quantises the rows of x (S, C) at `place` (R,), times their experts' smooth scales (E, C).
 
-    Where `expert` (R,) is negative there is no row: zeros, and a scale of 0.
+    Where `expert` (R,) is negative there is no row: zeros, and a scale of 0, or of nan if it is less than -1.
     """
     arrays = {"x": x, "smooth": smooth, "place": place[:, None], "expert": expert[:, None]}
     y, scale = _picked_kernel(arrays, contract=contract)

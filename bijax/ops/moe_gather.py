@@ -12,6 +12,7 @@ from bijax.ops._engine_arguments import check_known, check_shape, integer_array,
 from bijax.ops._experts import Shared, combine, rows_of_tokens, rows_or_any, shared_experts
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as sum_of
+from pallas_kernels.ops.expert_rows.wrong import WRONG
 
 _OP = "bijax.moe_gather"
 
@@ -81,11 +82,18 @@ def moe_gather(
             f" scatter_tokens {describe(rows)} and token_offset {describe(offset)}."
         )
     _check_offsets(offset, tokens * topk)
-    behind = jnp.any(jnp.asarray(offset) >= tokens * topk)
-    row, twice = rows_of_tokens(narrowed(offset, 0, tokens * topk - 1), tokens, topk)
+    row = rows_of_tokens(_as_int32(offset, tokens * topk), tokens, topk)
     y = _gather(rows, weights, row, shared, dtype)
-    wrong = behind | jnp.any(twice, axis=1)
-    return jnp.where(wrong[:, None], jnp.asarray(jnp.nan, y.dtype), y)
+    wrong = functools.reduce(lambda a, b: a | b, [row[:, i] == WRONG for i in range(topk)], jnp.zeros((), bool))
+    return jnp.where(wrong[..., None], jnp.asarray(jnp.nan, y.dtype), y)
+
+
+def _as_int32(offset: Any, places: int) -> jax.Array:
+    """Returns offsets as int32, in which those behind the last place are `places`."""
+    given: jax.Array = jnp.asarray(offset)
+    if given.dtype.itemsize <= 4 and jnp.issubdtype(given.dtype, jnp.signedinteger):
+        return given.astype(jnp.int32)
+    return jnp.where(given >= places, jnp.int32(places), narrowed(given, 0, places - 1))
 
 
 def _check_offsets(offset: Any, places: int) -> None:

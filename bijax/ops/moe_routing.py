@@ -2,23 +2,19 @@
 
 import functools
 import math
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.checks import describe, float_array, float_dtype, integer, same_dtype
-from bijax.core.exact_sort import sort_tuples
+from bijax.core.primitive import Arrays
 from bijax.core.tag import kernel_code
+from bijax.dispatch.routing import largest_kernel
 from bijax.ops.elementwise import elementwise
 from bijax.ops.matmul import matmul
 from bijax.ops.softmax import softmax
-from pallas_kernels.parts.xla.tiles import isolate
-from pallas_kernels.parts.xla.total_order import to_ordered
-
-_LEAST: Final = -(2**31)
-_MOST_ROUNDS: Final = 16
 
 
 def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: Any = None) -> jax.Array:
@@ -98,54 +94,33 @@ def moe_softmax_topk(
     dtype = scores.dtype if preferred_element_type is None else preferred_element_type
     dtype = float_dtype(op, "preferred_element_type", dtype)
     rows = scores.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
-    order = _order(lax.stop_gradient(rows))
-    selected = _largest(order, number)
-    row = lax.broadcasted_iota(jnp.int32, selected.shape, 0)
-    with kernel_code():
-        # A loop of its own: XLA:CPU makes wrong code of some that gather single elements beside their indices.
-        at = isolate(row, selected)
-        picked = rows.astype(jnp.float32).at[at].get(unique_indices=True, mode="promise_in_bounds")
-        (chosen,) = isolate(picked)
+    selected, chosen = _largest(rows, number)
     weights = _rounded(dtype)(softmax(chosen))
     shape = (*scores.shape[:-1], number)
     return selected.reshape(shape), weights.reshape(shape)
 
 
-def _largest(order: jax.Array, number: int) -> jax.Array:
-    """Returns the places (T, number) of the largest integers of rows (T, E), lower places first of equal ones."""
-    expert = lax.broadcasted_iota(jnp.int32, order.shape, 1)
-    by_platform: jax.Array = lax.platform_dependent(
-        order,
-        expert,
-        cpu=functools.partial(_by_rounds, number=number),
-        default=functools.partial(_by_sort, number=number),
-    )
-    return by_platform
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _largest(scores: jax.Array, number: int) -> Arrays:
+    """Returns the places (T, number) of the largest scores of rows (T, E), and these scores in float32."""
+    return largest_kernel(scores, number=number)
 
 
-def _by_sort(order: jax.Array, expert: jax.Array, number: int) -> jax.Array:
-    return sort_tuples(~order, expert)[1][:, :number]
+def _forward(scores: jax.Array, number: int) -> tuple[Arrays, Arrays]:
+    selected, chosen = largest_kernel(scores, number=number)
+    return (selected, chosen), (scores, selected)
 
 
-def _by_rounds(order: jax.Array, expert: jax.Array, number: int) -> jax.Array:
-    """Takes the largest one of each row, again and again: a CPU sorts element by element, and compares by vectors."""
-    if number > _MOST_ROUNDS:
-        return _by_sort(order, expert, number)
-    places = []
-    for _ in range(number):
-        most = jnp.max(jnp.where(expert < 0, _LEAST, order), axis=1, keepdims=True)
-        place = jnp.min(jnp.where((order == most) & (expert >= 0), expert, order.shape[1]), axis=1, keepdims=True)
-        places.append(place)
-        expert = jnp.where(expert == place, -1, expert)
-    return jnp.concatenate(places, axis=1) if places else jnp.zeros((order.shape[0], 0), jnp.int32)
+def _backward(number: int, saved: Arrays, cotangents: Any) -> tuple[jax.Array]:
+    del number
+    scores, selected = saved
+    row = lax.broadcasted_iota(jnp.int32, selected.shape, 0)
+    with kernel_code():  # every score has one place, so nothing is added
+        g = jnp.zeros(scores.shape, jnp.float32).at[row, selected].set(cotangents[1], unique_indices=True)
+    return (g.astype(scores.dtype),)
 
 
-def _ordered(x: jax.Array) -> jax.Array:
-    order = to_ordered(x).astype(jnp.int32)
-    return jnp.where(order == -1, jnp.int32(0), order)  # -0 stands next to +0
-
-
-_order: Any = elementwise(_ordered)
+_largest.defvjp(_forward, _backward)
 
 
 @functools.cache

@@ -1,12 +1,11 @@
 """Scattering tokens to the experts of a rank, as they are or quantised."""
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from bijax.core.checks import describe, float_array, integer
 from bijax.core.forward_only import forward_only
@@ -16,13 +15,18 @@ from bijax.ops._experts import (
     Shared,
     combine,
     expert_range,
+    numbers_of_experts,
     places,
     rows_of_tokens,
     shared_experts,
     sort_by_expert,
     spread,
 )
-from bijax.ops._quantize import format_of, quantize_picked
+from bijax.ops._pick import pick_rows
+from bijax.ops._quantize import format_of, quantize_picked, quantize_rows
+from pallas_kernels.ops.expert_rows.wrong import NO_ROW
+
+_FEW_ROWS: Final = 128  # in one kernel
 
 
 def moe_scatter(
@@ -78,9 +82,7 @@ def moe_scatter(
     first, end = expert_range(op, expert_start_idx, expert_end_idx)
     shared = shared_experts(op, x.shape[0], num_shared_experts_per_rank, num_tokens_offset, num_tokens_per_rank)
     rows = sort_by_expert(op, selected, first, end, _allocated(op, allocated_tokens, selected))
-    y = _spread(x, rows.offset, selected.shape[1], shared)
-    own = jnp.arange(y.shape[0], dtype=jnp.int32) >= shared.rows
-    y = jnp.where((own & ~rows.fit)[:, None], jnp.asarray(jnp.nan, y.dtype), y)
+    y = _spread(x, rows, selected.shape[1], shared)
     return y, rows.count, rows.offset
 
 
@@ -151,8 +153,13 @@ def moe_scatter_dynamic_quant(
     def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = Rows(*layout)
         place, expert = places(found.offset, selected.shape[1], shared), numbers_of_experts(found, shared)
-        y, scale = quantize_picked(x, smooth, place, expert, contract)
-        return y, without_room(scale, found, shared)
+        if smooth is None and expert.size > _FEW_ROWS:
+            # All rows of a token are equal: it is quantised once, and copied.
+            y, scale = quantize_rows(x, None, contract)
+            at = jnp.where(expert < 0, expert, place)
+            copied = pick_rows(jax.lax.bitcast_convert_type(y, jnp.int8), at)
+            return jax.lax.bitcast_convert_type(copied, y.dtype), pick_rows(scale[:, None], at)[:, 0]
+        return quantize_picked(x, smooth, place, expert, contract)
 
     y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)
     return y, scale, rows.count, rows.offset
@@ -161,18 +168,6 @@ def moe_scatter_dynamic_quant(
 def smooth_vectors(op: str, smooth_scale: Any, experts: int, columns: int) -> jax.Array | None:
     """Checks the smooth scales (experts, columns)."""
     return None if smooth_scale is None else scale_vector(op, "smooth_scale", smooth_scale, (experts, columns), {})
-
-
-def numbers_of_experts(rows: Rows, shared: Shared) -> jax.Array:
-    """Returns for each of all rows (R,) its expert, shared ones first; -1 for rows that are not used."""
-    in_front = lax.broadcasted_iota(jnp.int32, (shared.experts, shared.tokens), 0).reshape(shared.rows)
-    return jnp.concatenate([in_front, jnp.where(rows.offset >= 0, rows.expert + shared.experts, -1)])
-
-
-def without_room(scale: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
-    """Returns the scales (R,), nan for all rows but the shared ones if there are not rows enough."""
-    own = jnp.arange(scale.size, dtype=jnp.int32) >= shared.rows
-    return jnp.where(own & ~rows.fit, jnp.float32(jnp.nan), scale)
 
 
 def _tokens(op: str, hidden_states: Any, selected_experts: Any) -> tuple[jax.Array, Any]:
@@ -198,13 +193,14 @@ def _allocated(op: str, allocated_tokens: Any, selected: Any) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _spread(x: jax.Array, offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
-    return spread(x, offset, topk, shared)
+def _spread(x: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Array:
+    return spread(x, rows, topk, shared)
 
 
-def _forward(x: jax.Array, offset: jax.Array, topk: int, shared: Shared) -> tuple[jax.Array, Any]:
-    row, _ = rows_of_tokens(offset, x.shape[0], topk)
-    return spread(x, offset, topk, shared), row
+def _forward(x: jax.Array, rows: Rows, topk: int, shared: Shared) -> tuple[jax.Array, Any]:
+    # Rows that are nan have no gradient.
+    row = rows_of_tokens(jnp.where(rows.fit, rows.offset, NO_ROW), x.shape[0], topk)
+    return spread(x, rows, topk, shared), row
 
 
 def _backward(topk: int, shared: Shared, row: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:

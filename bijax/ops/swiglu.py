@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from bijax.core.checks import describe, float_array
 from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import check_shape
-from bijax.ops._experts import Rows, rows_by_count, shared_experts
+from bijax.ops._experts import Rows, numbers_of_experts, rows_by_count, shared_experts
 from bijax.ops._quantize import format_of, quantize_swiglu
 from bijax.ops.elementwise import elementwise
-from bijax.ops.moe_scatter import numbers_of_experts, smooth_vectors, without_room
+from bijax.ops.moe_scatter import smooth_vectors
 
 _swiglu: Any = elementwise(
     lambda gate, up: (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
@@ -108,8 +108,7 @@ def moe_swiglu_dynamic_quant(
 
     def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = Rows(*layout)
-        y, scale = quantize_swiglu(x, smooth, numbers_of_experts(found, shared), contract)
-        return y, without_room(scale, found, shared)
+        return quantize_swiglu(x, smooth, numbers_of_experts(found, shared), contract)
 
     y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)
     return y, scale

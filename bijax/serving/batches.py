@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bijax.serving.programs import Extras, Rows, empty_extras, empty_rows
+from bijax.serving.packed import pack
+from bijax.serving.rows import Extras, Rows, empty_extras, empty_rows
 from bijax.serving.scheduler import Work
 from bijax.serving.sizes import Sizes
 from bijax.serving.slots import Slots
@@ -23,31 +24,23 @@ class Batch:
     works: tuple[Work, ...]
     shape: tuple[int, int]
 
-    def arrays(self, slots: Slots) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns tokens, page table, starts and lengths, as models take them."""
-        rows, width = self.shape
-        works, count = self.works, len(self.works)
+    @property
+    def drafts(self) -> bool:
+        """Whether the works have drafts: all have, or none has."""
+        return self.works[0].drafts > 0
+
+    def packed(self, slots: Slots) -> np.ndarray:
+        """Returns what the model is given; see `bijax.serving.packed`."""
+        works = self.works
         for work in works:
             if work.sequence.written != len(work.sequence.pages):
                 slots.write(work.sequence)
-        tokens = np.zeros((rows, width), np.int32)
-        if width == 1:
-            tokens[:count, 0] = [work.tokens[0] for work in works]
-        else:
-            for row, work in enumerate(works):
-                tokens[row, : len(work.tokens)] = work.tokens
-        table = np.zeros((rows, slots.table.shape[1]), np.int32)
-        table[:count] = slots.table[[work.sequence.slot for work in works]]
-        start, lengths = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-        start[:count] = [work.start for work in works]
-        lengths[:count] = [len(work.tokens) for work in works]
-        return tokens, table, start, lengths
-
-    def unread(self) -> np.ndarray:
-        """Returns the slot of each row's token that the host has not read, (rows,) int32; -1 for others."""
-        found = np.full(self.shape[0], -1, np.int32)
-        found[: len(self.works)] = [work.sequence.slot if work.unread else -1 for work in self.works]
-        return found
+        index = [work.sequence.slot for work in works]
+        calls = [
+            (work.start, len(work.tokens), slot if work.unread else -1, slot if work.samples else -1)
+            for work, slot in zip(works, index, strict=True)
+        ]
+        return pack(calls, slots.rows[index], [work.tokens for work in works], *self.shape)
 
 
 @dataclass(slots=True)
@@ -67,11 +60,14 @@ class Place:
 
 def cut(works: Sequence[Work], sizes: Sizes) -> Iterator[Batch]:
     """Yields batches of one token or drafts, and of parts of prompts of similar lengths."""
-    decode = [w for w in works if len(w.tokens) == 1 + w.drafts]
-    for group, width in (([w for w in decode if not w.drafts], 1), ([w for w in decode if w.drafts], sizes.drafted)):
+    single: list[Work] = []
+    drafted: list[Work] = []
+    prefill: list[Work] = []
+    for work in works:
+        (drafted if work.drafts else single if len(work.tokens) == 1 else prefill).append(work)
+    for group, width in ((single, 1), (drafted, sizes.drafted)):
         if group:
             yield Batch(tuple(group), (sizes.decode_for(len(group)), width))
-    prefill = [w for w in works if len(w.tokens) != 1 + w.drafts]
     for chunk in sorted({sizes.chunk_for(len(w.tokens)) for w in prefill}):
         group = [w for w in prefill if sizes.chunk_for(len(w.tokens)) == chunk]
         while group:
@@ -103,35 +99,37 @@ def scored_places(batch: Batch) -> list[Place]:
     return places
 
 
-def slots_of(places: Sequence[Place], rows: int) -> np.ndarray:
-    """Returns the slots that sampled tokens are kept in, (rows,) int32; -1 for padding and drafts."""
-    found = np.full(rows, -1, np.int32)
-    found[: len(places)] = [-1 if place.work.drafts else place.work.sequence.slot for place in places]
-    return found
+def rows_of(batch: Batch, vocab_size: int, slots: Slots) -> Rows | None:
+    """Returns what a batch without drafts is sampled with; None where seeds and temperatures are enough."""
+    if all(work.sequence.request.params.is_plain for work in batch.works):
+        return None
+    places = [Place(work, row, len(work.tokens) - 1) for row, work in enumerate(batch.works) if work.samples]
+    return sampling_rows(places, [place.row for place in places], batch.shape[0], vocab_size, slots)
 
 
-def sampling_rows(places: Sequence[Place], rows: int, vocab_size: int, slots: Slots) -> Rows:
-    """Returns what `rows` rows of logits are sampled with, those behind the places being padding."""
-    given, count = empty_rows(rows), len(places)
+def sampling_rows(places: Sequence[Place], at: Sequence[int], rows: int, vocab_size: int, slots: Slots) -> Rows:
+    """Returns what `rows` rows of logits are sampled with, those of the places `at` their rows, the others padding."""
+    given, where = empty_rows(rows), list(at)
     index = [place.work.sequence.slot for place in places]
-    given.seeds[:count], given.temperature[:count] = slots.seeds[index], slots.temperature[index]
+    given.seeds[where], given.temperature[where] = slots.seeds[index], slots.temperature[index]
     positions = [place.work.start + place.offset + 1 for place in places]
-    given.positions[:count] = positions
+    given.positions[where] = positions
     restricted = need_logprobs = False
     extras: Extras | None = None
-    for row, place in enumerate(places):
+    for row, place, position in zip(where, places, positions, strict=True):
         request = place.work.sequence.request
         params = request.params
         restricted |= params.has_filters
         need_logprobs |= params.logprobs
-        if params.has_extras or positions[row] - len(request.prompt) < params.min_new_tokens:
+        length = position - len(request.prompt)
+        if params.has_extras or length < params.min_new_tokens:
             if extras is None:
                 extras = empty_extras(rows, vocab_size)
-                given.unread[:count] = [place.work.unread for place in places]
-            _fill(extras, row, place, positions[row] - len(request.prompt))
+                given.unread[where] = [place.work.unread for place in places]
+            _fill(extras, row, place, length)
     if restricted:
         for name in ("top_k", "top_p", "min_p"):
-            getattr(given, name)[:count] = getattr(slots, name)[index]
+            getattr(given, name)[where] = getattr(slots, name)[index]
     return given._replace(restricted=restricted or extras is not None, need_logprobs=need_logprobs, extras=extras)
 
 

@@ -65,7 +65,6 @@ class Engine:
             page_size=self.options.page_size,
             max_running=self.options.max_running,
             max_prefill_tokens=self.options.max_prefill_tokens,
-            longest=self.max_length,
             prefix_cache=self.options.prefix_cache,
             speculative_tokens=self.options.speculative_tokens,
         )
@@ -318,10 +317,11 @@ class Engine:
             sequence, request = work.sequence, work.sequence.request
             if sequence.finish_reason is not None:  # it was found out, or aborted, after this was dispatched
                 continue
-            if work in results.scored:
+            if results.scored and work in results.scored:
                 request.prompt_logprobs += results.scored[work]
+            taken = self._append(work, results)
             # Behind drafts that were not what the model samples, nothing counts.
-            self._scheduler.read(work, accepted=max(0, self._append(work, results) - 1))
+            self._scheduler.read(work, accepted=taken - 1 if taken else 0)
             if sequence.finish_reason is not None:
                 self._scheduler.remove(sequence)
             if work.reaches_end:
@@ -338,25 +338,26 @@ class Engine:
 
     def _append(self, work: Work, results: Results) -> int:
         """Gives a sequence what was sampled for it; returns how many tokens it took."""
-        sequence, params = work.sequence, work.sequence.request.params
+        sequence = work.sequence
         if not work.samples:
             if work.reaches_end:
                 sequence.finish("length")
             return 0
-        drafts = work.tokens[len(work.tokens) - work.drafts :]
-        measured = results.measured[work] if params.logprobs else None
+        drafts = work.tokens[len(work.tokens) - work.drafts :] if work.drafts else ()
+        measured = results.measured[work] if sequence.request.params.logprobs else None
         taken = 0
         for place, token in enumerate(results.sampled[work]):
             if token < 0:
                 sequence.finish("abort", "the model's logits hold nan, or no token is allowed")
                 break
             taken += 1
-            sequence.append(token, None if measured is None else measured[place], longest=self.max_length)
+            sequence.append(token, None if measured is None else measured[place])
             if sequence.finish_reason is not None or place == len(drafts) or drafts[place] != token:
                 break
             self._counts["accepted_tokens"] += 1
         self._counts["generated_tokens"] += taken
-        self._counts["drafted_tokens"] += work.drafts
+        if drafts:
+            self._counts["drafted_tokens"] += work.drafts
         return taken
 
     def _finish(self, request: Request) -> RequestOutput:

@@ -3,15 +3,16 @@
 from typing import Any, Protocol, Self
 
 import jax
-import numpy as np
 
 
 class Model(Protocol):
     """A language model with a paged cache of keys and values, or of whatever it keeps of each token.
 
-    The engine calls the methods with arrays of a few fixed shapes, outside of `jax.jit`; the model compiles what it
-    likes, once for each shape. It must not wait for the device: tokens may be on their way through it.
-    `flax_layers.models.ServedLlama` is one such model.
+    The engine calls the methods with arrays of a few fixed shapes. With `one_program` it does so inside of `jax.jit`,
+    model and sampling together, since a GPU is faster than a host that calls many programs; the model must then be a
+    pytree of its weights. Without, it calls them outside, and the model compiles what it likes, once for each shape. It
+    must not wait for the device: tokens may be on their way through it. `flax_layers.models.ServedLlama` is one such
+    model.
 
     For the engine's promise, `extend` and `logits` must be row-invariant: what they return for a token may depend on
     the tokens up to it in its own sequence, and neither on the batch, nor on how the sequence was cut into calls, nor
@@ -23,6 +24,10 @@ class Model(Protocol):
         """Number of tokens, those that `logits` returns columns for."""
 
     @property
+    def one_program(self) -> bool:
+        """Whether the engine traces `extend` and `logits`. Weights are then the leaves of the model as a pytree."""
+
+    @property
     def max_length(self) -> int:
         """Longest sequence, in tokens."""
 
@@ -30,7 +35,7 @@ class Model(Protocol):
         """Returns an empty cache of `num_pages` pages that hold `page_size` tokens each."""
 
     def extend(
-        self, pages: Any, tokens: np.ndarray | jax.Array, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray
+        self, pages: Any, tokens: jax.Array, page_table: jax.Array, start: jax.Array, lengths: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences: prompts, parts of them, or one token each.
 

@@ -37,7 +37,7 @@ class Completion:
             what may become part of a stop string or of an incomplete character is held back.
         logprobs: One for each token, if the request asked for them.
         finish_reason: None while it is not finished; "stop" at a stop string, a stop token or the end of the text,
-            "length" at `max_new_tokens` or the model's longest sequence, "abort" if it was aborted.
+            "length" at `max_new_tokens` or where model or cache have room for no more, "abort" if it was aborted.
         stop_reason: The stop string or token that ended it.
     """
 

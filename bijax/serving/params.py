@@ -122,6 +122,11 @@ class SamplingParams:
             or self.allowed_token_ids is not None
         )
 
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether seed and temperature are all that tokens are sampled with, and tokens all that is returned."""
+        return not (self.has_filters or self.has_extras or self.min_new_tokens or self.logprobs)
+
     def check_tokens(self, vocab_size: int) -> None:
         """Checks that the tokens named are in a vocabulary of this size.
 

@@ -66,6 +66,8 @@ def make_request(
             list(tokens),
             stop_tokens,
             None if tokenizer is None else TextStream(tokenizer, params.stop),
+            least=len(tokens) + params.min_new_tokens,
+            most=min(len(tokens) + params.max_new_tokens, longest),
         )
         for index in range(params.n)
     ]

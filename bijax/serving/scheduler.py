@@ -4,6 +4,7 @@ import bisect
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from bijax.serving.drafts import look_up
 from bijax.serving.pages import PagePool
@@ -23,6 +24,7 @@ class Work:
         drafts: Number of drafts among them.
         unread: Whether the token, the only one, is one that the device has sampled and the host has not read; then 0
             stands for it in `tokens`.
+        samples: Whether a token is sampled after this.
     """
 
     sequence: Sequence
@@ -31,12 +33,10 @@ class Work:
     reaches_end: bool
     drafts: int = 0
     unread: bool = False
+    samples: bool = True
 
-    @property
-    def samples(self) -> bool:
-        """Whether a token is sampled after this."""
-        return self.reaches_end and self.sequence.request.params.max_new_tokens > 0
 
+_UNREAD: Final = (0,)
 
 _key = operator.attrgetter("key")
 
@@ -53,7 +53,6 @@ class Scheduler:
         page_size: Tokens of a page.
         max_running: Sequences that hold pages at most.
         max_prefill_tokens: Tokens of prompts that are computed in a step at most.
-        longest: Longest sequence, in tokens.
         prefix_cache: Whether pages are kept for later requests.
         speculative_tokens: Drafts of a sequence in a step at most.
     """
@@ -65,7 +64,6 @@ class Scheduler:
         page_size: int,
         max_running: int,
         max_prefill_tokens: int,
-        longest: int,
         prefix_cache: bool,
         speculative_tokens: int,
     ) -> None:
@@ -80,7 +78,6 @@ class Scheduler:
         self._page_size = page_size
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
-        self._longest = longest
         self._speculative_tokens = speculative_tokens
 
     def add(self, sequence: Sequence) -> None:
@@ -103,8 +100,12 @@ class Scheduler:
                 # One that was preempted with a step in flight must have read all its tokens to compute them again.
                 if sequence.in_flight or not self._admit(sequence):
                     break  # no later one runs any more, and none must take the pages that it waits for
+            if sequence.unread:
+                if self._goes_on(sequence):
+                    works.append(Work(sequence, sequence.computed, _UNREAD, True, unread=True))
+                continue
             missing = sequence.missing
-            if (missing > 1 and budget == 0) or sequence.is_complete(self._longest):
+            if missing == 0 or (missing > 1 and budget == 0):
                 continue
             work = self._work(sequence, missing, budget)
             if work is not None:
@@ -116,14 +117,16 @@ class Scheduler:
     def dispatched(self, works: Iterable[Work]) -> None:
         """Notes that the device was given this work. Whatever it is given later finds it done."""
         for work in works:
-            sequence, request = work.sequence, work.sequence.request
+            sequence = work.sequence
             end = work.start + len(work.tokens) - work.drafts
             sequence.computed = end
             sequence.in_flight += 1
             sequence.unread += work.samples
-            if sequence.index == 0:
+            request = sequence.request
+            if request.scored < len(request.prompt) and sequence.index == 0:
                 request.scored = max(request.scored, min(end, len(request.prompt) - 1) + 1)
-            self._offer(sequence)
+            if end >= (sequence.inserted + 1) * self._page_size:
+                self._offer(sequence)
 
     def read(self, work: Work, accepted: int) -> None:
         """Notes that a sequence has got what a work has brought, `accepted` tokens of the drafts among it."""
@@ -131,14 +134,13 @@ class Scheduler:
         sequence.in_flight -= 1
         sequence.unread -= work.samples
         sequence.computed += accepted
-        self._offer(sequence)
+        if sequence.computed >= (sequence.inserted + 1) * self._page_size:
+            self._offer(sequence)
 
     def _offer(self, sequence: Sequence) -> None:
         """Gives the prefix cache pages that are full, of tokens that are known."""
-        if self.prefix is None or sequence.computed < (sequence.inserted + 1) * self._page_size:
-            return
         full = min(sequence.computed, len(sequence.tokens)) // self._page_size
-        if full > sequence.inserted:
+        if self.prefix is not None and full > sequence.inserted:
             self.prefix.insert(sequence.tokens[: full * self._page_size], sequence.pages[:full])
             sequence.inserted = full
 
@@ -168,27 +170,28 @@ class Scheduler:
         """Fraction of the pages that sequences hold."""
         return 1 - (self.pool.free + self.pool.kept_alone) / self.pool.num_pages
 
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Whether a sequence does not end with the tokens that the device was told to sample, and has room for them."""
+        if len(sequence.tokens) + sequence.unread >= sequence.most:
+            return False
+        length = sequence.computed + 1
+        return length <= len(sequence.pages) * self._page_size or self._grow(sequence, length)
+
     def _work(self, sequence: Sequence, missing: int, budget: int) -> Work | None:
         start = sequence.computed
         count = min(missing, budget) if missing > 1 else 1
         if start + count > len(sequence.pages) * self._page_size and not self._grow(sequence, start + count):
             return None
-        if sequence.unread:
-            return Work(sequence, start, (0,), True, unread=True)
-        tokens = sequence.tokens[start : start + count]
+        tokens = tuple(sequence.tokens[start : start + count])
+        samples = count == missing and sequence.request.params.max_new_tokens > 0
         if missing > 1 or not self._speculative_tokens:
-            return Work(sequence, start, tuple(tokens), count == missing)
+            return Work(sequence, start, tokens, count == missing, samples=samples)
         drafts = self._drafts(sequence)
-        return Work(sequence, start, (*tokens, *drafts), True, len(drafts))
+        return Work(sequence, start, (*tokens, *drafts), True, len(drafts), samples=samples)
 
     def _drafts(self, sequence: Sequence) -> list[int]:
         """Returns drafts for which there is room in pages that nobody has to give up."""
-        params = sequence.request.params
-        wanted = min(
-            self._speculative_tokens,
-            params.max_new_tokens - (len(sequence.tokens) - len(sequence.request.prompt)) - 1,
-            self._longest - len(sequence.tokens) - 1,
-        )
+        wanted = min(self._speculative_tokens, sequence.most - len(sequence.tokens) - 1)
         if wanted < 1:
             return []
         drafts = look_up(sequence.tokens, wanted)

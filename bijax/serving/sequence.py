@@ -25,6 +25,8 @@ class Sequence:
         tokens: Prompt and output.
         stop_tokens: Tokens that end it.
         text: Its text; None without a tokenizer.
+        least: Number of tokens, prompt included, before which nothing stops it.
+        most: Number of tokens at which it ends at the latest.
         computed: Number of tokens whose keys and values are in the pages, once the device has done what it was given.
         in_flight: Steps that the device was given and that are not read.
         unread: Tokens that those steps sample.
@@ -44,6 +46,8 @@ class Sequence:
     tokens: list[int]
     stop_tokens: frozenset[int]
     text: TextStream | None
+    least: int
+    most: int
     computed: int = 0
     in_flight: int = 0
     unread: int = 0
@@ -71,38 +75,24 @@ class Sequence:
         """Number of tokens that are to be computed before the next one can be sampled."""
         return len(self.tokens) + self.unread - self.computed
 
-    def is_complete(self, longest: int) -> bool:
-        """Whether it ends with what the device was given already, if not before.
-
-        Args:
-            longest: As for `append`.
-        """
-        length = len(self.tokens) + self.unread
-        new = length - len(self.request.prompt)
-        ends = new >= self.request.params.max_new_tokens or length >= longest
-        return self.missing == 0 or (self.unread > 0 and ends)
-
     @functools.cached_property
     def counts(self) -> "np.ndarray":
         """(V,) int32, how often each token is in the output. Made when a penalty needs it."""
         return np.bincount(self.output, minlength=self.request.vocab_size).astype(np.int32)
 
-    def append(self, token: int, logprob: TokenLogprob | None, *, longest: int) -> None:
+    def append(self, token: int, logprob: TokenLogprob | None) -> None:
         """Takes a token, and finds out whether it ends the sequence.
 
         Args:
             token: The token.
             logprob: Its log-probability, if the request asked for it.
-            longest: Number of tokens, prompt included, at which the sequence ends at the latest.
         """
-        params = self.request.params
         self.tokens.append(token)
         if "counts" in self.__dict__:
             self.counts[token] += 1
         if logprob is not None:
             self.logprobs.append(logprob)
-        length = len(self.tokens) - len(self.request.prompt)
-        may_stop = length >= params.min_new_tokens
+        may_stop = len(self.tokens) >= self.least
         if token in self.stop_tokens and may_stop:
             self.finish("stop", token)
             return
@@ -113,7 +103,7 @@ class Sequence:
             if found is not None:
                 self.finish("stop", found)
                 return
-        if length >= params.max_new_tokens or len(self.tokens) >= longest:
+        if len(self.tokens) >= self.most:
             self.finish("length")
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:

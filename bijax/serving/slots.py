@@ -3,6 +3,7 @@
 import numpy as np
 
 from bijax.sampling import seed_words
+from bijax.serving.packed import SLOT_COLUMNS
 from bijax.serving.sequence import Sequence
 
 
@@ -15,18 +16,20 @@ class Slots:
         vocab_size: Of the model.
 
     Attributes:
-        table: (S, table_width) int32, the pages of each sequence.
-        seeds: (S, 2) uint32.
-        temperature: (S,) float32.
+        rows: (S, SLOT_COLUMNS + table_width) int32, the words of the seed, the bits of the temperature, the pages.
+        seeds: (S, 2) uint32, part of the rows.
+        temperature: (S,) float32, part of the rows.
+        table: (S, table_width) int32, part of the rows.
         top_k: (S,) int32; 0 keeps all.
         top_p: (S,) float32.
         min_p: (S,) float32.
     """
 
     def __init__(self, num_slots: int, table_width: int, vocab_size: int) -> None:
-        self.table = np.zeros((num_slots, table_width), np.int32)
-        self.seeds = np.zeros((num_slots, 2), np.uint32)
-        self.temperature = np.zeros(num_slots, np.float32)
+        self.rows = np.zeros((num_slots, SLOT_COLUMNS + table_width), np.int32)
+        self.seeds = self.rows.view(np.uint32)[:, :2]
+        self.temperature = self.rows.view(np.float32)[:, 2]
+        self.table = self.rows[:, SLOT_COLUMNS:]
         self.top_k = np.zeros(num_slots, np.int32)
         self.top_p = np.ones(num_slots, np.float32)
         self.min_p = np.zeros(num_slots, np.float32)

@@ -1,15 +1,16 @@
 """One step on the device: dispatched first, read later."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
-from bijax.serving.batches import Batch, Place, sampled_places, sampling_rows, scored_places, slots_of
+from bijax.serving.batches import Batch, Place, rows_of, sampled_places, sampling_rows, scored_places
+from bijax.serving.device import Scored
 from bijax.serving.outputs import TokenLogprob
-from bijax.serving.programs import Drawn, Programs, Scored
+from bijax.serving.programs import Drawn, Programs
 from bijax.serving.scheduler import Work
 
 
@@ -42,54 +43,63 @@ class Step:
     def __init__(self, programs: Programs, batches: Iterable[Batch], weight_version: str) -> None:
         self.weight_version = weight_version
         self._works: list[Work] = []
-        self._sampled: list[tuple[list[Place], Drawn]] = []
+        self._sampled: list[tuple[Sequence[Work], Drawn]] = []
         self._scored: list[tuple[list[Place], list[int], Scored]] = []
         for batch in batches:
             self._works += batch.works
-            self._dispatch(programs, batch)
+            if batch.drafts:
+                self._dispatch_drafts(programs, batch)
+            else:
+                self._dispatch(programs, batch)
 
     def _dispatch(self, programs: Programs, batch: Batch) -> None:
-        rows, width = batch.shape
-        hidden = programs.extend(*batch.arrays(programs.slots), batch.unread())
-
-        def logits(places: list[Place], size: int) -> jax.Array:
-            index = np.zeros(size, np.int32)
-            index[: len(places)] = [place.row * width + place.offset for place in places]
-            return programs.logits(hidden, index)
-
-        for places in _slices(sampled_places(batch), rows):
-            given = sampling_rows(places, rows, programs.model.vocab_size, programs.slots)
-            drawn = programs.sample(logits(places, rows), given, slots_of(places, rows))
-            for array in jax.tree.leaves(drawn):
-                array.copy_to_host_async()
-            self._sampled.append((places, drawn))
+        packed = batch.packed(programs.slots)  # writes the slots that the next line reads
+        hidden, drawn = programs.advance(packed, rows_of(batch, programs.model.vocab_size, programs.slots))
+        self._sample(batch.works, drawn)
         scored = scored_places(batch)
         # A prompt has more places than the batch has rows.
-        size = rows if len(scored) <= rows else programs.sizes.decode[-1]
+        size = batch.shape[0] if len(scored) <= batch.shape[0] else programs.sizes.decode[-1]
         for places in _slices(scored, size):
             tokens = [place.work.sequence.tokens[place.work.start + place.offset + 1] for place in places]
             padded = np.array(tokens + [0] * (size - len(tokens)), np.int32)
-            self._scored.append((places, tokens, programs.score(logits(places, size), padded)))
+            logits = programs.logits(hidden, _index(places, size, batch.shape[1]))
+            self._scored.append((places, tokens, programs.score(logits, padded)))
+
+    def _dispatch_drafts(self, programs: Programs, batch: Batch) -> None:
+        rows, width = batch.shape
+        hidden = programs.extend(batch.packed(programs.slots))
+        for places in _slices(sampled_places(batch), rows):
+            logits = programs.logits(hidden, _index(places, rows, width))
+            given = sampling_rows(places, range(len(places)), rows, programs.model.vocab_size, programs.slots)
+            self._sample([place.work for place in places], programs.sample(logits, given))
+
+    def _sample(self, works: Sequence[Work], drawn: Drawn) -> None:
+        """Notes for which work each row was drawn, and lets its token come to the host."""
+        drawn.tokens.copy_to_host_async()
+        for array in jax.tree.leaves(drawn.measured):
+            array.copy_to_host_async()
+        self._sampled.append((works, drawn))
 
     def read(self) -> Results:
         """Waits for the device and returns what it computed."""
         results = Results(self._works)
-        for places, drawn in self._sampled:
-            tokens, measured = _host(drawn)
-            for place, token in zip(places, tokens.tolist(), strict=False):  # rows of padding are behind the places
-                if place.work in results.sampled:
-                    results.sampled[place.work].append(token)
-                else:
-                    results.sampled[place.work] = [token]
-            if measured is None:
+        for works, drawn in self._sampled:
+            tokens = np.asarray(drawn.tokens).tolist()  # rows of padding are behind the works
+            for work, token in zip(works, tokens, strict=False):
+                if work.drafts and work in results.sampled:
+                    results.sampled[work].append(token)
+                elif work.samples:
+                    results.sampled[work] = [token]
+            if drawn.measured is None:
                 continue
-            for row, place in enumerate(places):
-                params = place.work.sequence.request.params
-                if params.logprobs:
-                    results.measured.setdefault(place.work, []).append(
+            measured = _host(drawn.measured)
+            for row, work in enumerate(works):
+                params = work.sequence.request.params
+                if work.samples and params.logprobs:
+                    results.measured.setdefault(work, []).append(
                         TokenLogprob(
                             float(measured.logprobs[row]),
-                            int(tokens[row]),
+                            tokens[row],
                             _top(measured.top_logprobs[row], measured.top_tokens[row], params.top_logprobs),
                             float(measured.sampled_logprobs[row]),
                         )
@@ -106,6 +116,13 @@ class Step:
                     )
                 )
         return results
+
+
+def _index(places: Sequence[Place], size: int, width: int) -> np.ndarray:
+    """Returns the places as numbers of tokens in a batch of rows of `width` tokens, padded to `size`."""
+    index = np.zeros(size, np.int32)
+    index[: len(places)] = [place.row * width + place.offset for place in places]
+    return index
 
 
 def _slices(places: list[Place], size: int) -> list[list[Place]]:

@@ -22,6 +22,9 @@ class Weights(NamedTuple):
     down: jax.Array
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=["heads", "invariant", "one_program"]
+)
 @dataclass(frozen=True)
 class ToyModel:
     """A language model with random weights. It follows `bijax.serving.Model`.
@@ -30,6 +33,7 @@ class ToyModel:
         weights: The weights.
         heads: Heads of attention.
         invariant: Whether it computes with the operations of bijax, or with those of JAX.
+        one_program: See `bijax.serving.Model`.
 
     Guarantee: row-invariant, if `invariant`.
     """
@@ -37,6 +41,7 @@ class ToyModel:
     weights: Weights
     heads: int = 2
     invariant: bool = True
+    one_program: bool = False
 
     @classmethod
     def random(
@@ -77,7 +82,7 @@ class ToyModel:
         return jnp.zeros(shape), jnp.zeros(shape)
 
     def extend(
-        self, pages: Any, tokens: np.ndarray | jax.Array, page_table: np.ndarray, start: np.ndarray, lengths: np.ndarray
+        self, pages: Any, tokens: jax.Array, page_table: jax.Array, start: jax.Array, lengths: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences; see `Model.extend`."""
         hidden: jax.Array

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.extend.core import Primitive
+from jax.extend.core import Literal, Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
@@ -30,6 +30,7 @@ from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._results import ARRANGEMENT, with_arrangements
+from bijax.transform._row_programs import ROW_PROGRAM, run_row_program, with_row_programs
 from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
     ALONE,
@@ -70,6 +71,8 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     request = current()
     if request.enabled:
         _compiled.note(ctx.module)
+    if tuple(ctx.platforms) == ("cuda",) and getattr(ctx.axis_context, "num_devices", 0) in (None, 1):
+        jaxpr = with_row_programs(jaxpr, functools.partial(_may_join, request.enabled))
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
     if "cuda" in ctx.platforms:
         equations = with_arrangements(jaxpr, equations)
@@ -81,6 +84,22 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
         error.line = error.line or _line()
         raise
+
+
+def _may_join(enabled: bool, eqn: Any) -> bool:
+    """Returns whether an equation may become part of a row program."""
+    metadata = eqn.ctx.xla_metadata
+    tag = metadata.get(TAG) if metadata else None
+    if not (tag == INVARIANT or (tag is None and enabled)) or eqn.effects:
+        return False
+    return not any(_is_explicit(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+def _row_program(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    return _traced(run_row_program, ctx, operands, parameters, multiple_results=True)
+
+
+mlir.register_lowering(ROW_PROGRAM, _row_program)
 
 
 def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
@@ -101,8 +120,25 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
         wanted = tag == KERNEL and name in _HELD and "cuda" in ctx.platforms
     if not wanted:
         return eqn
+    if kept := _operand_that_is_chosen(eqn):
+        return eqn.replace(primitive=jax.lax.copy_p, invars=[kept], params={})
     inline = _jax_private.rules_of(ctx, eqn.primitive, eqn.ctx)[2]
     return eqn.replace(primitive=_counterpart(eqn.primitive, inline))
+
+
+def _operand_that_is_chosen(eqn: Any) -> Any:
+    """Returns the operand that a maximum with -inf, or a minimum with +inf, comes to; None for other equations.
+
+    Softmax and log-softmax of `jax.nn` have such a maximum, which XLA would compute anew for each difference from it.
+    """
+    if eqn.primitive.name not in ("max", "min"):
+        return None
+    loses = -math.inf if eqn.primitive.name == "max" else math.inf
+    x, y = eqn.invars
+    for operand, other in ((x, y), (y, x)):
+        if isinstance(other, Literal) and other.val == loses and operand.aval == eqn.outvars[0].aval:
+            return operand
+    return None
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """A Llama model as inference engines call it: with pages that somebody else hands out."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -31,12 +32,12 @@ class ServedLlama:
     """A Llama model for `bijax.serving.Engine`.
 
     On a CPU all blocks of one kind share one compiled program for each shape, where XLA would compile each of them
-    again in a program for the whole model. Elsewhere the blocks are one program, since a GPU is faster than a host that
-    calls them one by one. The bits are the same.
+    again in a program for the whole model. Elsewhere the whole of a step is one program, since a GPU is faster than a
+    host that calls the blocks one by one; the model is a pytree for that. The bits are the same.
 
     Args:
         model: The model.
-        one_program: Whether the blocks are one program; by default where the weights are not on a CPU.
+        one_program: Whether the engine makes one program of a step; by default where the weights are not on a CPU.
 
     Guarantee: row-invariant with a model whose operations are, as `Llama.extend`.
 
@@ -56,7 +57,7 @@ class ServedLlama:
         self._layers = Layers(model)
         if one_program is None:
             one_program = any(d.platform != "cpu" for leaf in jax.tree.leaves(model) for d in leaf.devices())
-        self._one_program = one_program
+        self.one_program = one_program
         # What a call is given is flattened once: a module takes longer than the call.
         first, self._first = _flattened((model.embed, model.rotaries))
         last, self._last = _flattened((model.norm, model.projection))
@@ -82,10 +83,10 @@ class ServedLlama:
     def extend(
         self,
         pages: list[tuple[jax.Array, jax.Array]],
-        tokens: np.ndarray | jax.Array,
-        page_table: np.ndarray,
-        start: np.ndarray,
-        lengths: np.ndarray,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
     ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
         """Appends tokens to sequences.
 
@@ -101,13 +102,12 @@ class ServedLlama:
         """
         model, layers = self.model, self._layers
         capacity = page_table.shape[1] * pages[0][0].shape[1]
-        if self._one_program:
+        if self.one_program:
             given = (self._first, self._parameters)
             hidden, written = _extend_all(self._structure, given, tokens, pages, page_table, start, lengths, capacity)
             return hidden, written
-        table, *places = jax.device_put((page_table, start, lengths))
-        x, angles = _start(model.embed, model.rotaries, tokens, *places, capacity)
-        return layers.extend(x, angles, pages, table, *places)
+        x, angles = _start(model.embed, model.rotaries, tokens, start, lengths, capacity)
+        return layers.extend(x, angles, pages, page_table, start, lengths)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
@@ -116,7 +116,7 @@ class ServedLlama:
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""
-        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN), one_program=self._one_program)
+        return ServedLlama(nnx.with_attributes(self.model, ops=PLAIN), one_program=self.one_program)
 
     def with_weights(self, weights: Any) -> "ServedLlama":
         """Returns the model with other weights.
@@ -138,7 +138,15 @@ class ServedLlama:
         structures: list[Any] = [jax.tree.structure(s) for s in (state, weights)]
         if structures[0] != structures[1] or jax.tree.leaves(ours) != jax.tree.leaves(theirs):
             raise ValueError("ServedLlama: the weights must have the names, shapes and dtypes of the model's own.")
-        return ServedLlama(nnx.merge(graph, weights), one_program=self._one_program)
+        return ServedLlama(nnx.merge(graph, weights), one_program=self.one_program)
+
+
+def _unflatten(one_program: bool, children: Iterable[Any]) -> ServedLlama:
+    (model,) = children
+    return ServedLlama(model, one_program=one_program)
+
+
+jax.tree_util.register_pytree_node(ServedLlama, lambda served: ((served.model,), served.one_program), _unflatten)
 
 
 def _flattened(part: Any) -> tuple[Any, tuple[jax.Array, ...]]:

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.exhaustive import rarely
 from tests.grad.test_attention import reference
 
 BATCH, QUERIES, KEYS, HEADS, KEY_HEADS, SIZE = 3, 37, 150, 4, 2, 32
@@ -98,18 +99,18 @@ def test_chunks_and_longer_caches() -> None:
         assert_bits_equal(found, tuple(x[:, part] for x in whole))
 
 
-def test_vmap() -> None:
+@pytest.mark.parametrize("name", [rarely("bias"), rarely("mask"), "both"])
+def test_vmap(name: str) -> None:
     q, k, v, _ = ARRAYS
-    for name in ("bias", "mask", "both"):
-        options = CASES[name]
-        axes = {n: 0 if x.ndim == 4 and len(x) > 1 else None for n, x in options.items()}
-        one = {n: x[0] if x.ndim == 4 and len(x) == 1 else x for n, x in options.items()}
+    options = CASES[name]
+    axes = {n: 0 if x.ndim == 4 and len(x) > 1 else None for n, x in options.items()}
+    one = {n: x[0] if x.ndim == 4 and len(x) == 1 else x for n, x in options.items()}
 
-        def attend(q: Any, k: Any, v: Any, options: Any) -> jax.Array:
-            return bijax.dot_product_attention(q, k, v, **options)
+    def attend(q: Any, k: Any, v: Any, options: Any) -> jax.Array:
+        return bijax.dot_product_attention(q, k, v, **options)
 
-        found = jax.vmap(attend, (0, 0, 0, axes))(q, k, v, one)
-        assert_bits_equal(found, attend(q, k, v, options))
+    found = jax.vmap(attend, (0, 0, 0, axes))(q, k, v, one)
+    assert_bits_equal(found, attend(q, k, v, options))
 
 
 @pytest.mark.exhaustive

@@ -190,5 +190,5 @@ def test_control_plain_jax_differs() -> None:
         return jax.vjp(functools.partial(jax.nn.dot_product_attention, is_causal=True), q, k, v)[1](ct)
 
     whole = plain(*arrays)
-    starts = [plain(*(x[:, :length] for x in arrays)) for length in (3, 33)]
+    starts = [plain(*(x[:, :length] for x in arrays)) for length in (33,)]
     assert any((bits(dq) != bits(whole[0][:, : dq.shape[1]])).any() for dq, _, _ in starts)

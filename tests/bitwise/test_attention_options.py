@@ -80,17 +80,21 @@ def test_float64(shape: tuple[int, ...]) -> None:
         assert np.abs(np.asarray(ours) - np.asarray(right)).max() <= 5e-6 * np.abs(right).max()
 
 
-def test_a_sequence_alone_and_each_query_alone() -> None:
+@pytest.mark.parametrize("gradients", [False, rarely(True)], ids=["results", "gradients"])
+def test_a_sequence_alone_and_each_query_alone(gradients: bool) -> None:
     bias = random(8, BATCH, 1, QUERIES, KEYS)
     whole = compiled(Q, K, V, CT, MASK, bias)
+    if not gradients:  # of one query of one sequence
+        more: dict[str, Any] = {"sinks": SINKS, "mask": MASK[1:], "query_offset": OFFSET + 5, "return_residual": True}
+        attend = jax.jit(functools.partial(bijax.dot_product_attention, **OPTIONS, **more))
+        assert_bits_equal(attend(Q[1:, 5:6], K[1:], V[1:], bias[1:, :, 5:6]), tuple(x[1:, 5:6] for x in whole[:2]))
+        return
     names = ("out", "lse", "dq", "dk", "dv", "dsinks", "dbias")
     alone = compiled(*(x[1:] for x in (Q, K, V, CT, MASK, bias)))
     for name, ours, right in zip(names, alone, whole, strict=True):
         if name != "dsinks":  # a sum over the batch
             assert_bits_equal(ours, right[1:])
-    one = jax.jit(functools.partial(run, offset=OFFSET + 5))(
-        *(x[:, 5:6] for x in (Q,)), K, V, CT[:, 5:6], MASK, bias[:, :, 5:6]
-    )
+    one = jax.jit(functools.partial(run, offset=OFFSET + 5))(Q[:, 5:6], K, V, CT[:, 5:6], MASK, bias[:, :, 5:6])
     assert_bits_equal(one[:3], tuple(x[:, 5:6] for x in whole[:3]))
     assert_bits_equal(one[-1], whole[-1][:, :, 5:6])
 

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.exhaustive import rarely
 
 HEADS, KEY_HEADS, SIZE, TOKENS = 4, 2, 8, 11
 SUMS = np.array([0, 5, 5, 10], np.int32)  # the second sequence is empty, and there is a token of padding
@@ -25,12 +26,16 @@ K, V = random(1, 275, KEY_HEADS, SIZE), random(2, 275, KEY_HEADS, SIZE)
 OFFSETS = np.diff(KEY_SUMS) - np.diff(SUMS)
 
 
-def gradients(attend: Any, *arrays: Any) -> tuple[Any, ...]:
-    out, pull, lse = jax.vjp(functools.partial(attend, return_residual=True), *arrays[:3], has_aux=True)
+def results(attend: Any, *arrays: Any) -> tuple[Any, ...]:
+    """The output and its log-sum-exp; given a cotangent too, the gradients of queries, keys and values."""
+    attend = functools.partial(attend, return_residual=True)
+    if len(arrays) == 3:
+        return tuple(attend(*arrays))
+    out, pull, lse = jax.vjp(attend, *arrays[:3], has_aux=True)
     return (out, lse, *pull(arrays[3]))
 
 
-def packed(q: Any, k: Any, v: Any, ct: Any, sums: Any, key_sums: Any, **longest: int) -> Any:
+def packed(sums: Any, key_sums: Any, *arrays: Any, **longest: int) -> Any:
     attend = functools.partial(
         bijax.dot_product_attention,
         is_causal=True,
@@ -39,29 +44,35 @@ def packed(q: Any, k: Any, v: Any, ct: Any, sums: Any, key_sums: Any, **longest:
         cu_key_value_seq_lengths=key_sums,
         **longest,
     )
-    return gradients(attend, q, k, v, ct)
+    return results(attend, *arrays)
 
 
 run = jax.jit(functools.partial(packed, max_query_seq_length=6, max_key_value_seq_length=140))
 
 
-def test_each_sequence_has_the_bits_of_its_own() -> None:
-    found = run(Q, K, V, CT, SUMS, KEY_SUMS)
+@pytest.mark.parametrize(
+    ("arrays", "sequences"), [((Q, K, V), (0,)), rarely((Q, K, V, CT), (0, 2))], ids=["results", "and gradients"]
+)
+def test_each_sequence_has_the_bits_of_its_own(arrays: tuple[np.ndarray, ...], sequences: tuple[int, ...]) -> None:
+    found = run(SUMS, KEY_SUMS, *arrays)
     alone = jax.jit(
-        lambda *arrays, offset: gradients(
+        lambda *arrays, offset: results(
             functools.partial(bijax.dot_product_attention, is_causal=True, query_offset=offset), *arrays
         )
     )
-    for i in (0, 2):
+    for i in sequences:
         own, keys = (slice(*s[i : i + 2]) for s in (SUMS, KEY_SUMS))
-        expected = alone(Q[own], K[keys], V[keys], CT[own], offset=OFFSETS[i : i + 1])
-        assert_bits_equal(tuple(x[s] for x, s in zip(found, (own, own, own, keys, keys), strict=True)), expected)
-    out, lse, dq, dk, dv = (np.asarray(x) for x in found)
-    assert not any(x.any() for x in (out[10:], dq[10:], dk[135:138], dv[135:138], dk[273:], dv[273:]))
+        parts = (own, keys, keys, own)
+        expected = alone(*(x[s] for x, s in zip(arrays, parts, strict=False)), offset=OFFSETS[i : i + 1])
+        assert_bits_equal(tuple(x[s] for x, s in zip(found, (own, own, own, keys, keys), strict=False)), expected)
+    out, lse, *gradients = (np.asarray(x) for x in found)
+    assert not out[10:].any()
     assert (lse[10:] == -np.inf).all()
+    for x, others in zip(gradients, ([10], [135, 136, 137, 273, 274], [135, 136, 137, 273, 274]), strict=False):
+        assert not x[others].any()
     # Traced lengths that do not add up.
     for sums, key_sums in (([0, 7, 7, 10], KEY_SUMS), ([1, 5, 5, 10], KEY_SUMS), (SUMS, [0, 140, 160, 290])):
-        wrong = run(Q, K, V, CT, np.asarray(sums, np.int32), np.asarray(key_sums, np.int32))
+        wrong = run(np.asarray(sums, np.int32), np.asarray(key_sums, np.int32), *arrays)
         assert all(np.isnan(np.asarray(x)).all() for x in wrong[:2])
 
 
@@ -77,7 +88,7 @@ def test_pages() -> None:
             pool[table[i]] = whole.reshape(9, page, KEY_HEADS, SIZE)
     attend = jax.jit(functools.partial(bijax.paged_attention, return_residual=True))
     found = attend(Q, *pages, table, lengths, cu_query_seq_lengths=SUMS)
-    assert_bits_equal(found, run(Q, K, V, CT, SUMS, KEY_SUMS)[:2])
+    assert_bits_equal(found, run(SUMS, KEY_SUMS, Q, K, V))
     for i in (0, 2):
         own = slice(*SUMS[i : i + 2])
         alone = attend(Q[None, own], *pages, table[i : i + 1], lengths[i : i + 1])

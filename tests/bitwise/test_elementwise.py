@@ -13,6 +13,7 @@ import pytest
 import bijax
 from bijax.ops._straight_line import straight_line
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
+from tests.exhaustive import rarely
 
 Function = Callable[..., Any]
 
@@ -89,12 +90,13 @@ def batch(columns: int, dtype: str, *, hostile: bool) -> tuple[jax.Array, ...]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_functions_keep_their_bits(dtype: str) -> None:
+@pytest.mark.parametrize("sizes", [(1, 33), rarely((2, 130))], ids=str)
+def test_functions_keep_their_bits(dtype: str, sizes: tuple[int, ...]) -> None:
     assert_batch_invariant(
         lambda *a: {name: with_gradients(bijax.elementwise(f))(*a) for name, f in FUNCTIONS.items()},
         *batch(77, dtype, hostile=True),
         batch_axes=(0, 0, 0, None),
-        batch_sizes=(1, 2, 33, 130),
+        batch_sizes=sizes,
         neighbours=("given", "huge", "inf", "nan"),
         modes=("jit",),
     )
@@ -106,9 +108,10 @@ SEEDS = (22, 27)
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [5, 300])
-def test_random_programs_keep_their_bits(columns: int) -> None:
+@pytest.mark.parametrize("seeds", [SEEDS[:1], rarely(SEEDS)], ids=str)
+def test_random_programs_keep_their_bits(seeds: tuple[int, ...], columns: int) -> None:
     assert_batch_invariant(
-        lambda *a: [with_gradients(bijax.elementwise(random_program(seed)))(*a) for seed in SEEDS],
+        lambda *a: [with_gradients(bijax.elementwise(random_program(seed)))(*a) for seed in seeds],
         *batch(columns, "float32", hostile=False),
         batch_axes=(0, 0, 0, None),
         batch_sizes=(7, 257),
@@ -140,7 +143,8 @@ def test_an_element_does_not_know_its_place() -> None:
     assert_bits_equal(f(x[5]), whole[5], err_msg="without dimensions")
 
 
-def test_transformations_keep_the_bits() -> None:
+@pytest.mark.parametrize("every", [False, rarely(True)], ids=["few", "every"])
+def test_transformations_keep_the_bits(every: bool) -> None:
     x, y, g, w = (a[:12] if a.ndim > 1 else a for a in batch(77, "float32", hostile=False))
     f = with_gradients(bijax.elementwise(FUNCTIONS["masked"]))
     expected = f(x, y, g, w)
@@ -155,6 +159,9 @@ def test_transformations_keep_the_bits() -> None:
     assert_bits_equal(jax.jit(f)(x, y, g, w), expected, err_msg="jit")
     with jax.disable_jit():
         assert_bits_equal(f(x, y, g, w), expected, err_msg="disable_jit")
+    if not every:
+        assert_bits_equal(join(jax.vmap(f)(*rows, jnp.stack([w] * 3))), expected, err_msg="vmap with weights")
+        return
     assert_bits_equal(jax.vmap(f, (0, 0, 0, None))(x, y, g, w), expected, err_msg="vmap")
     nested = jax.vmap(jax.vmap(f, (0, 0, 0, None)), (1, 1, 1, None), 1)
     assert_bits_equal(join(nested(*rows, w)), expected, err_msg="nested vmap")

@@ -58,6 +58,7 @@ AROUND = [lambda y: y, lambda y: y.transpose(2, 0, 1)]
 SHAPES = [(8, 1, 2, 8), (3, 1, 64, 16), (1, 1, 7, 16), (2, 4, 3, 8), (5, 2, 8, 8)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_layout_around_a_product_changes_its_form(shape: tuple[int, int, int, int]) -> None:
     assert not any(products_differ(isolated_dot, shape, after) for after in AROUND)
@@ -75,6 +76,7 @@ def fused_chain(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return y
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("m", "k", "n"), [(4, 3, 1), (3, 8, 1), (4, 8, 1), (2, 2, 1), (3, 3, 2), (5, 4, 1)])
 def test_a_form_is_accepted_only_if_it_is_a_fused_chain(m: int, k: int, n: int) -> None:
     """Small results say little: three of four elements of a short sum are alike in any order."""

@@ -28,21 +28,18 @@ RUN = jax.jit(substitute(everything, RULES))
 
 def test_rows_keep_their_bits_among_others() -> None:
     rng = np.random.default_rng(0)
-    w = normal(0, G, K, N)
-    for name, rows in hostile_rows(1, (12, K), "float32").items():
-        x, g = jnp.asarray(rows), normal(2, 12, N)
-        expert = 2
+    w, g, expert = normal(0, G, K, N), np.asarray(normal(2, 12, N)), 2
+    hostile = w.at[expert + 1 :].set(jnp.nan)
+    for name, x in hostile_rows(1, (12, K), "float32").items():
         alone = RUN(x, w, g, jnp.array([0, 0, 12, 0, 0]))
         before, behind = 140, 3
         total = before + 12 + behind
         others = rng.choice(np.array([np.nan, np.inf, 1e30, 1.0], np.float32), (total, K + N))
-        all_x, all_g = (
-            jnp.asarray(o).at[before : before + 12].set(mine) for o, mine in ((others[:, :K], x), (others[:, K:], g))
-        )
+        others[before : before + 12] = np.concatenate([x, g], 1)
         sizes = jnp.array([before - before // 2, before // 2, 12, behind, 0])
-        y, dx, dw = RUN(all_x, w.at[expert + 1 :].set(jnp.nan), all_g, sizes)
-        found = y[before : before + 12], dx[before : before + 12], dw[expert]
-        assert_bits_equal(found, (alone[0], alone[1], alone[2][expert]), err_msg=name)
+        y, dx, dw = RUN(others[:, :K], hostile, others[:, K:], sizes)
+        found = *(np.asarray(a)[before : before + 12] for a in (y, dx)), np.asarray(dw)[expert]
+        assert_bits_equal(found, (alone[0], alone[1], np.asarray(alone[2])[expert]), err_msg=name)
 
 
 def test_rows_have_the_bits_of_a_plain_product() -> None:

@@ -1,6 +1,7 @@
 """The blocks of a page of the documentation, and running them as a reader would.
 
-`python -m tests.docs.pages PAGE` runs one page, in the present folder:
+`python -m tests.docs.pages PAGE` runs one page, in the present folder; several pages run in a folder and in a process
+of their own each, which begins where the libraries have been imported:
 
 - a block of `python` is executed, all of them in one namespace; a block of `text` right behind one is what it prints;
 - a block of `python` with a caption is a file of that name;
@@ -15,11 +16,14 @@ import dataclasses
 import doctest
 import io
 import linecache
+import multiprocessing
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +121,32 @@ def run(page: Path, *, gpu: bool = False) -> None:
                 _compare(_shell(command), output or None, f"{where}: {command}")
 
 
+def run_each(pages: Sequence[Path]) -> None:
+    """Runs several pages, each in a process and an empty folder of its own.
+
+    Raises:
+        AssertionError: If a page fails; it names those that do.
+    """
+    import bijax  # noqa: F401
+    import flax_layers  # noqa: F401
+
+    failed = []
+    for page in pages:
+        with tempfile.TemporaryDirectory() as folder:
+            process = multiprocessing.get_context("fork").Process(target=_run_in, args=(page, folder))
+            process.start()
+            process.join()
+        if process.exitcode:
+            failed.append(str(page))
+    assert not failed, f"these pages fail: {', '.join(failed)}"
+
+
+def _run_in(page: Path, folder: str) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, folder)  # as at the start of a process; a page may write a module
+    run(page)
+
+
 def _execute(block: Block, where: str, namespace: dict[str, Any]) -> str:
     name = f"{where.replace(':', '-')}.py"
     linecache.cache[name] = (len(block.content), None, block.content.splitlines(keepends=True), name)
@@ -153,4 +183,8 @@ def _compare(printed: str, expected: str | None, where: str) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]).resolve(), gpu="--gpu" in sys.argv[2:])
+    given = [Path(name).resolve() for name in sys.argv[1:] if name != "--gpu"]
+    if len(given) == 1:
+        run(given[0], gpu="--gpu" in sys.argv)
+    else:
+        run_each(given)

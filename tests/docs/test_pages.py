@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import GPU, ROOT, Block, blocks, commands
-from tests.exhaustive import rarely
 
 DOCS = ROOT / "docs"
 BUILT = ("generated", "modules", "notebooks")  # by `make docs`
@@ -28,9 +27,9 @@ def name(page: Path) -> str:
     return str(page.relative_to(DOCS))
 
 
-def run_page(page: Path, folder: Path, *options: str) -> None:
+def run_pages(folder: Path, *arguments: Path | str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.pages", str(page), *options],
+        [sys.executable, "-m", "tests.docs.pages", *map(str, arguments)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"},
         capture_output=True,
@@ -41,15 +40,21 @@ def run_page(page: Path, folder: Path, *options: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [rarely(p) if name(p) in LONG else p for p in RUNNABLE], ids=name)
+def test_blocks_of_short_pages_run(tmp_path: Path) -> None:
+    """In processes that import the libraries once."""
+    run_pages(tmp_path, *(page for page in RUNNABLE if name(page) not in LONG))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("page", RUNNABLE, ids=name)
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path)
+    run_pages(tmp_path, page)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", FOR_A_GPU, ids=name)
 def test_blocks_for_a_gpu_run(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, "--gpu")
+    run_pages(tmp_path, page, "--gpu")
 
 
 def test_the_guides_are_run() -> None:

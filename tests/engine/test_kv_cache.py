@@ -11,6 +11,7 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
 from tests.engine import oracles
 from tests.engine.lowering import assert_fenced_on_cuda
+from tests.exhaustive import rarely
 
 K, D, SIZE, BLOCKS = 2, 3, 4, 7
 TABLE = np.array([[5, 1, 6], [0, 3, 2], [9, 4, -1]], np.int32)  # entries 9 and -1 lead outside
@@ -130,7 +131,8 @@ def test_what_int8_cannot_hold_is_reported() -> None:
     assert not nothing[2].any()
 
 
-def test_tokens_keep_their_bits() -> None:
+@pytest.mark.parametrize("every", [False, rarely(True)], ids=["batches", "and transformations"])
+def test_tokens_keep_their_bits(every: bool) -> None:
     key, past = normal(0, 9, 2, K, D, dtype="float32"), np.arange(9, dtype=np.int32) % 3
     k = jnp.zeros((16, K, 8, D), jnp.int8)
 
@@ -140,6 +142,8 @@ def test_tokens_keep_their_bits() -> None:
         return found[0][:batch], found[1][:batch], found[2]
 
     assert_batch_invariant(store, key, past, batch_sizes=(1, 9), neighbours=("given", "nan"), modes=("jit",))
+    if not every:
+        return
     y = store(key, past)
     alone = jax.vmap(lambda x, p: store(x[None], p[None]))(key, past)
     assert_bits_equal([a[:, 0] for a in alone], list(y), err_msg="vmap")

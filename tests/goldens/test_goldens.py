@@ -25,13 +25,13 @@ def recorded() -> dict[str, dict[str, str]]:
     return hashes.load()
 
 
-@pytest.mark.parametrize("name", sampled(cases(), FEW))
+@pytest.mark.parametrize("name", sampled(every_case(), FEW))
 def test_bits_of_contracts(name: str) -> None:
     compare(name)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", every_case())
 def test_bits_of_contracts_on_a_gpu(name: str) -> None:
     compare(name)
 

@@ -35,15 +35,17 @@ def with_gradient(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return both
 
 
-def assert_invariant(call: Callable[[Any], Any], x: Any, sizes: Sequence[int] = SIZES) -> None:
-    """Asserts that the rows of output and gradient do not depend on their batch."""
-    assert_batch_invariant(with_gradient(call), x, batch_sizes=sizes, neighbours=KINDS, modes=("jit",))
+def assert_invariant(
+    call: Callable[[Any], Any], x: Any, sizes: Sequence[int] = SIZES, *, gradient: bool = True
+) -> None:
+    """Asserts that the rows of the output, and of the gradient, do not depend on their batch."""
+    call = with_gradient(call) if gradient else call
+    assert_batch_invariant(call, x, batch_sizes=sizes, neighbours=KINDS, modes=("jit",))
 
 
-def is_invariant(call: Callable[[Any], Any], x: Any) -> bool:
-    return batch_variance_report(
-        with_gradient(call), x, batch_sizes=SIZES, neighbours=("permuted",), modes=("jit",)
-    ).invariant
+def is_invariant(call: Callable[[Any], Any], x: Any, *, gradient: bool = True) -> bool:
+    call = with_gradient(call) if gradient else call
+    return batch_variance_report(call, x, batch_sizes=SIZES, neighbours=("permuted",), modes=("jit",)).invariant
 
 
 def assert_close_to(found: Any, original: Any, exact: Any) -> None:

@@ -9,13 +9,17 @@ from tests.exhaustive import rarely
 from tests.layers import checkpoint_files as files
 
 
-@pytest.mark.parametrize("real", [False, rarely(True)], ids=["tiny model in two ways", "real model"])
-def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("real", "chunks"),
+    [(False, ()), rarely(False, (7,)), rarely(True, (7,))],
+    ids=["tiny model in a batch", "tiny model in two ways", "real model"],
+)
+def test_the_quick_demo(real, chunks, tmp_path, capsys, monkeypatch):
     picture, figures = tmp_path / "picture.png", tmp_path / "figures.json"
     arguments = ["demo", "--quick", "--tokens", "4", "--picture", str(picture), "--json", str(figures)]
     if not real:
         monkeypatch.setattr("bijax.demo.ways.QUICK_BATCH_SIZES", (5,))
-        monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", (7,))
+        monkeypatch.setattr("bijax.demo.ways.QUICK_CHUNKS", chunks)
         monkeypatch.setattr("bijax.demo.ways.CACHES", ("paged",))
         fields = {**files.hf_fields(), "max_position_embeddings": 512}
         arguments += ["--model", str(files.write_folder(tmp_path / "model", fields))]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import nnx
-from tests.exhaustive import sampled
+from tests.exhaustive import rarely, sampled
 from tests.layers import drop_ins
 from tests.layers.drop_ins import rows
 
@@ -169,12 +169,16 @@ class Block(flax_nnx.Module):
         return x + self.down(flax_nnx.relu(self.up(self.norm(x))))
 
 
-def test_jit_vmap_and_grad() -> None:
+@pytest.mark.parametrize("gradients", [False, rarely(True)], ids=["results", "and gradients"])
+def test_jit_vmap_and_grad(gradients: bool) -> None:
     block, x = Block(flax_nnx.Rngs(0)), rows(8, K)
     expected = flax_nnx.jit(block)(x)
     assert_bits_equal(jax.jit(jax.vmap(block))(x), expected)
     graph, state = flax_nnx.split(block)
     assert_bits_equal(jax.jit(lambda s, x: flax_nnx.merge(graph, s)(x))(state, x[2:3]), expected[2:3])
+
+    if not gradients:
+        return
 
     def loss(block: Block, x: jax.Array) -> jax.Array:
         return (block(x) ** 2).sum()
@@ -184,7 +188,8 @@ def test_jit_vmap_and_grad() -> None:
     drop_ins.assert_same_bits(jax.tree.leaves(inside), jax.tree.leaves(outside))
 
 
-def test_scan_over_layers_and_remat() -> None:
+@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+def test_scan_over_layers_and_remat(gradient: bool) -> None:
     @flax_nnx.split_rngs(splits=3)
     @flax_nnx.vmap(in_axes=(0,), out_axes=0)
     def stack(rngs: flax_nnx.Rngs) -> Block:
@@ -197,12 +202,13 @@ def test_scan_over_layers_and_remat() -> None:
     def run(layer: Block, x: jax.Array) -> jax.Array:
         return layer(x)
 
-    drop_ins.assert_invariant(functional(layers, run), rows(8, K))
+    drop_ins.assert_invariant(functional(layers, run), rows(8, K), gradient=gradient)
 
 
-def test_rnn() -> None:
+@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+def test_rnn(gradient: bool) -> None:
     rnn = flax_nnx.RNN(nnx.GRUCell(K, 40, rngs=flax_nnx.Rngs(0)), rngs=flax_nnx.Rngs(1))
-    drop_ins.assert_invariant(functional(rnn, lambda rnn, x: rnn(x)), rows(8, 3, K))
+    drop_ins.assert_invariant(functional(rnn, lambda rnn, x: rnn(x)), rows(8, 3, K), gradient=gradient)
 
 
 def test_the_choice_of_allowed_operations_stays() -> None:

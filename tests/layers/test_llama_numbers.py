@@ -12,6 +12,7 @@ from flax import nnx
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Llama, Ops
 from flax_layers.checkpoint import load_checkpoint
+from tests.exhaustive import rarely
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_llama
 from tests.layers import small_llama as small
@@ -59,18 +60,23 @@ def test_untied_output_projection() -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "bound"), [(jnp.bfloat16, 0.15), (jnp.float16, 0.02)])
-def test_narrow_dtypes(dtype: jnp.dtype, bound: float) -> None:
+@pytest.mark.parametrize("numbers", [False, rarely(True)], ids=["dtypes", "numbers"])
+def test_narrow_dtypes(numbers: bool, dtype: jnp.dtype, bound: float) -> None:
     """Log-probabilities are float32 whatever is inside, and near those of a float32 model."""
     model, tokens, lengths = small.model(config=small.SHALLOW, dtype=dtype), chunk(), np.full(4, 7, np.int32)
-    scores, cache = small.step(model, tokens, tokens, lengths, small.contiguous(model, 4))
+    arrays = (model, tokens, tokens, lengths, small.contiguous(model, 4))
+    scores, cache = small.step(*arrays) if numbers else nnx.eval_shape(small.step, *arrays)
     assert scores.dtype == jnp.float32
     assert cache.keys[0].dtype == dtype
-    plain = small.model(PLAIN, small.SHALLOW)
-    assert float(jnp.abs(scores - small.full(plain, tokens, tokens)).max()) < bound
     parameter = Llama(small.SHALLOW, param_dtype=dtype, rngs=nnx.Rngs(0)).blocks[0].mlp.down.kernel
     assert parameter.dtype == dtype
+    if not numbers:
+        return
+    plain = small.model(PLAIN, small.SHALLOW)
+    assert float(jnp.abs(scores - small.full(plain, tokens, tokens)).max()) < bound
 
 
+@pytest.mark.exhaustive
 def test_x64() -> None:
     """64-bit mode changes neither a bit nor the dtypes of a cache, which may be the carry of a scan."""
     model, tokens, lengths = small.model(), chunk(), np.full(4, 7, np.int32)

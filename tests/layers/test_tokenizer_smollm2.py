@@ -136,7 +136,7 @@ PIECES = st.one_of(
 
 
 @given(st.lists(PIECES, max_size=40).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_against_the_reference(tokenizer: Tokenizer, reference: ReferenceBPE, text: str) -> None:
     ids = tokenizer.encode(text)
     assert ids == reference.encode(text)

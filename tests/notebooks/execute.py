@@ -5,9 +5,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import nbformat
 from jupyter_client import AsyncKernelManager
@@ -30,21 +28,16 @@ class _Client(NotebookClient):
         return self.km
 
 
-def execute(path: Path, changes: Mapping[str, str] = MappingProxyType({})) -> NotebookNode:
+def execute(path: Path) -> NotebookNode:
     """Returns the notebook with the outputs of a run in this interpreter and this source tree.
 
     Args:
         path: The notebook, which stays as it is.
-        changes: Lines of its code, each in one cell, and what is run in their place.
 
     Raises:
-        ValueError: If a line that is to be changed is not there.
         nbclient.exceptions.CellExecutionError: If a cell raises an error.
     """
     notebook = nbformat.read(path, as_version=4)
-    for line, other in changes.items():
-        (cell,) = (cell for cell in notebook.cells if line in cell.source.splitlines())
-        cell.source = cell.source.replace(line, other)
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # The backend of matplotlib is left to the kernel, which shows pictures below the cells.
     environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"} | {"PYTHONPATH": os.pathsep.join(search)}

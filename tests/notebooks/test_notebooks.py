@@ -9,20 +9,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.exhaustive import rarely
 from tests.notebooks.execute import ROOT, execute
 
-FEWER_SIZES = {
-    "whole_model": {
-        "SIZES = (2, 5, 16, 32)": "SIZES = (5,)",
-        "flax_converted = compare(jax.jit(classify_converted), params, x, sizes=(5, 32))": (
-            "flax_converted = compare(jax.jit(classify_converted), params, x)"
-        ),
-    },
-    "why_bits_change": {"SIZES = (2, 3, 5, 8, 16, 33)": "SIZES = (3, 33)"},
-}
-# tests/serving/test_trainer.py runs the program of the one, tests/transform and tests/layers whole models.
-LONG = {"trainer_equals_sampler", "whole_model"}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -35,17 +23,11 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize(
-    ("path", "changes"),
-    [
-        *((path, FEWER_SIZES[path.stem]) for path in NOTEBOOKS if path.stem not in LONG),
-        *(rarely(path, {}) for path in NOTEBOOKS),
-    ],
-    ids=lambda value: value.stem if isinstance(value, Path) else "fewer sizes" if value else "as written",
-)
-def test_runs(path: Path, changes: dict[str, str]) -> None:
+# Pages of the documentation, tests/transform, tests/layers and tests/serving run the same functions.
+@pytest.mark.exhaustive
+def test_runs(notebook: Path) -> None:
     # A cell that fails, by an assert for example, raises an error here.
-    cells = execute(path, changes).cells
+    cells = execute(notebook).cells
     streams = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs if o.output_type == "stream"]
     assert not [o.text for o in streams if o.name == "stderr"]
 

@@ -57,7 +57,7 @@ def rows(index: Any) -> dict[str, np.ndarray]:
     return {name: array[index] for name, array in arguments().items()}
 
 
-@pytest.mark.parametrize("batch", [1, 33, *(rarely(n) for n in (2, 3, 5, 8, 16, 64, 127, 128, 129, 200, 256))])
+@pytest.mark.parametrize("batch", [33, *(rarely(n) for n in (1, 2, 3, 5, 8, 16, 64, 127, 128, 129, 200, 256))])
 def test_rows_have_the_same_bits_in_any_batch(batch: int) -> None:
     order = np.random.default_rng(batch).permutation(ROWS)
     for start in (0, 64, 128):
@@ -69,8 +69,8 @@ def test_rows_have_the_same_bits_in_any_batch(batch: int) -> None:
 
 def test_plain_operations_do_not() -> None:
     theirs = everything(batch_invariant=False).sampled_logprobs
-    alone = [run(rows(slice(i, i + 1)), batch_invariant=False).sampled_logprobs[0] for i in range(20, 100)]
-    assert (np.array(alone).view(np.int32) != theirs[20:100].view(np.int32)).any()
+    alone = [run(rows(slice(i, i + 1)), batch_invariant=False).sampled_logprobs[0] for i in range(20, 60)]
+    assert (np.array(alone).view(np.int32) != theirs[20:60].view(np.int32)).any()
 
 
 def test_a_filter_that_is_off_leaves_no_trace() -> None:

@@ -4,12 +4,13 @@ import pytest
 
 from bijax.cli import main
 from bijax.determinism.command import MODES
-from tests.exhaustive import sampled
 
 SMALL = "--model toy --max-running 2 --max-prefill-tokens 16 --num-pages 40 --page-size 4 --max-new-tokens 12".split()
 
 
-@pytest.mark.parametrize("mode", sampled(MODES, ["preempt"]))
+# `make test` runs the modes against servers (test_determinism_remote.py), and one of these with the control.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", MODES)
 def test_one_answer_each(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test-deterministic", "--mode", mode, "--trials", "4", *SMALL]) == 0
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bijax.serving import Engine, EngineOptions, QueueFullError, SamplingParams
-from tests.serving.traffic import LONGEST, Letters, engine, model
+from tests.serving.traffic import LONGEST, Letters, all_pages_are_back, engine, model
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,15 @@ def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         served.add([1], SamplingParams(stop="x"))
     assert Letters().decode([0]) == "an"
+
+
+def test_a_request_ends_where_the_cache_has_no_room() -> None:
+    """Not the model's longest sequence, which is longer here."""
+    served = engine(num_pages=4)
+    [output] = served.generate([[1, 2, 3]], SamplingParams(max_new_tokens=40, ignore_eos=True))
+    [completion] = output.completions
+    assert (len(completion.tokens), completion.finish_reason) == (13, "length")
+    assert all_pages_are_back(served)
 
 
 def test_the_queue_is_bounded() -> None:

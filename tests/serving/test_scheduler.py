@@ -19,7 +19,6 @@ SIZES: dict[str, Any] = {
     "page_size": 4,
     "max_running": 4,
     "max_prefill_tokens": 16,
-    "longest": 96,
     "prefix_cache": True,
     "speculative_tokens": 0,
 }
@@ -102,7 +101,7 @@ class Machine:
             return
         if token is not None:
             assert len(sequence.output) < sequence.request.params.max_new_tokens
-            sequence.append(token, None, longest=96)
+            sequence.append(token, None)
         elif work.reaches_end:
             sequence.finish("length")
         if sequence.finish_reason is None and self.rng.random() < self.stops:

@@ -47,7 +47,7 @@ def check(server, reply):
         assert len(reply.error) < 1000
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(path=st.sampled_from(PATHS), body=BODIES)
 def test_json_of_any_shape(server, path, body):
     check(server, server.request("POST", path, json.dumps(body).encode()))

@@ -26,7 +26,7 @@ from tests.serving.traffic import (
 WAYS: dict[str, dict[str, Any]] = {
     "speculation, and pages run out": {},
     "no prefix cache": {"prefix_cache": False},
-    "no speculation": {"speculative_tokens": 0},
+    "no speculation": {"speculative_tokens": 0, "one_program": True},
     "wide": {"max_running": 8, "num_pages": 64, "max_prefill_tokens": 64},
 }
 
@@ -87,8 +87,9 @@ def test_log_probabilities_of_decoding_are_those_of_a_prompt(invariant: bool) ->
     assert same == invariant
 
 
-def test_nothing_compiles_after_the_warm_up() -> None:
-    served = engine()
+@pytest.mark.parametrize("one_program", [True, rarely(False)])
+def test_nothing_compiles_after_the_warm_up(one_program: bool) -> None:
+    served = engine(one_program=one_program)
     progress: list[tuple[int, int]] = []
     served.warm_up(lambda done, total: progress.append((done, total)))
     assert progress == [(done, 5) for done in range(6)]

@@ -1,5 +1,6 @@
 """Random requests, each one's own run alone, and comparisons of bits."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -35,8 +36,9 @@ class Letters:
         return "".join(chr(97 + token % 13) + chr(110 + token // 13) for token in tokens)
 
 
-def engine(**options: Any) -> Engine:
-    return Engine(model(), tokenizer=Letters(), eos_token_ids=(3,), options=EngineOptions(**(SMALL | options)))
+def engine(*, one_program: bool = False, **options: Any) -> Engine:
+    served = dataclasses.replace(model(), one_program=one_program)
+    return Engine(served, tokenizer=Letters(), eos_token_ids=(3,), options=EngineOptions(**(SMALL | options)))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
+from tests.exhaustive import rarely
 from tests.transform.compositions import normal
 
 EXAMPLES, UNIT, DIM = 32, 8, 77
@@ -45,6 +46,13 @@ def summed(p: Params, x: jax.Array, y: jax.Array, weights: jax.Array) -> tuple[j
     return (losses * weights).sum(), {"weights": weights.sum(), "correct": correct}
 
 
+@functools.cache
+def of_tied() -> tuple[Any, Any]:
+    """The gradient of one loss, and its result for the whole batch, which several tests compare with."""
+    gradient = bijax.accumulate_gradients(tied, unit=UNIT)
+    return gradient, jax.jit(gradient)(PARAMS, X, Y, WEIGHTS)
+
+
 def in_parts(gradient: Any, parts: int, *batch: jax.Array, params: Any = PARAMS, jit: bool = True) -> Any:
     """Returns loss and gradients from micro-batches of equal size."""
     add = jax.jit(gradient.add) if jit else gradient.add
@@ -59,16 +67,20 @@ def assert_same(a: Any, b: Any) -> None:
     jax.tree.map(assert_bits_equal, a, b)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("loss_fn", "options"),
-    [(tied, {}), (recurrent, {}), (summed, {"reduction": "sum", "has_aux": True})],
-    ids=["tied", "recurrent", "summed"],
+    ("loss_fn", "options", "cuts"),
+    [
+        (tied, {}, (4,)),
+        rarely(tied, {}, (2, 4)),
+        rarely(recurrent, {}, (2, 4)),
+        rarely(summed, {"reduction": "sum", "has_aux": True}, (2, 4)),
+    ],
+    ids=["tied in 4", "tied", "recurrent", "summed"],
 )
-def test_any_cut_gives_the_same_bits(loss_fn: Loss, options: dict[str, Any]) -> None:
+def test_any_cut_gives_the_same_bits(loss_fn: Loss, options: dict[str, Any], cuts: tuple[int, ...]) -> None:
     gradient = bijax.accumulate_gradients(loss_fn, unit=UNIT, **options)
-    whole = jax.jit(gradient)(PARAMS, X, Y, WEIGHTS)
-    for parts in (2, 4):
+    whole = of_tied()[1] if loss_fn is tied else jax.jit(gradient)(PARAMS, X, Y, WEIGHTS)
+    for parts in cuts:
         assert_same(in_parts(gradient, parts, X, Y, WEIGHTS), whole)
 
     # What it is the gradient of, in another order.
@@ -99,15 +111,20 @@ def test_additions_join_the_units_program_on_a_gpu_alone(platform: str, barriers
     assert len(found) == barriers
 
 
-def test_uneven_cuts_and_ways_to_call() -> None:
-    gradient = bijax.accumulate_gradients(tied, unit=UNIT)
-    batch = (X, Y, WEIGHTS)
-    whole = jax.jit(gradient)(PARAMS, *batch)
-
+@pytest.mark.parametrize("every", [False, rarely(True)], ids=["few", "every"])
+def test_uneven_cuts_and_ways_to_call(every: bool) -> None:
+    (gradient, whole), batch = of_tied(), (X, Y, WEIGHTS)
+    add = jax.jit(gradient.add, donate_argnums=0)
     total = gradient.start(PARAMS, *batch)
     for part in (slice(0, 8), slice(8, 32)):
-        total = gradient.add(total, PARAMS, *(a[part] for a in batch))
+        total = add(total, PARAMS, *(a[part] for a in batch))
     assert int(total.units) == 4
+    assert_same(total.value_and_grad(), whole)
+    with bijax.set_batch_invariant_mode():
+        assert_same(jax.jit(gradient)(PARAMS, *batch), whole)
+    if not every:
+        return
+    total = gradient.add(gradient.start(PARAMS, *batch), PARAMS, *batch)
     assert_same(total.value_and_grad(), whole)
 
     @jax.jit
@@ -117,14 +134,6 @@ def test_uneven_cuts_and_ways_to_call() -> None:
         return total.value_and_grad()
 
     assert_same(scanned(PARAMS, tuple(a.reshape(2, 16, *a.shape[1:]) for a in batch)), whole)
-    with bijax.set_batch_invariant_mode():
-        assert_same(jax.jit(gradient)(PARAMS, *batch), whole)
-
-    donating = jax.jit(gradient.add, donate_argnums=0)
-    total = gradient.start(PARAMS, *batch)
-    for micro in zip(*(jnp.split(a, 2) for a in batch), strict=True):
-        total = donating(total, PARAMS, *micro)
-    assert_same(total.value_and_grad(), whole)
 
 
 def test_several_arguments_and_arguments_without_examples() -> None:
@@ -141,14 +150,17 @@ def test_several_arguments_and_arguments_without_examples() -> None:
     assert_same(total.value_and_grad(), (loss, (da, db)))
 
 
-def test_narrow_and_wide_dtypes() -> None:
+@pytest.mark.parametrize("with_bits", [False, rarely(True)], ids=["dtypes", "and bits"])
+def test_narrow_and_wide_dtypes(with_bits: bool) -> None:
     narrow = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
     gradient = bijax.accumulate_gradients(tied, unit=UNIT)
     total = gradient.start(narrow, X, Y, WEIGHTS)
     assert {g.dtype for g in jax.tree.leaves(total.grads)} == {jnp.dtype(jnp.float32)}
-    loss, grads = jax.jit(gradient)(narrow, X, Y, WEIGHTS)
+    run = jax.jit(gradient) if with_bits else functools.partial(jax.eval_shape, gradient)
+    loss, grads = run(narrow, X, Y, WEIGHTS)
     assert (loss.dtype, {g.dtype for g in grads.values()}) == (jnp.float32, {jnp.dtype(jnp.bfloat16)})
-    assert_same(in_parts(gradient, 4, X, Y, WEIGHTS, params=narrow), (loss, grads))
+    if with_bits:
+        assert_same(in_parts(gradient, 4, X, Y, WEIGHTS, params=narrow), (loss, grads))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda p: jnp.asarray(np.asarray(p), jnp.float64), (PARAMS, X, Y, WEIGHTS))
         start = gradient.start(*wide)
@@ -199,13 +211,13 @@ def test_narrow_integers_and_bools_are_counted() -> None:
 
 def test_empty_last_unit_filled_with_weights_of_zero() -> None:
     gradient = jax.jit(bijax.accumulate_gradients(summed, unit=UNIT, reduction="sum", has_aux=True))
-    plain = jax.jit(jax.value_and_grad(summed, has_aux=True))
-    filled = [jnp.concatenate([a[:27], jnp.zeros_like(a[:5])]) for a in (X, Y, WEIGHTS)]
+    plain = jax.jit(summed)
+    filled = [np.concatenate([a[:27], np.zeros_like(a[:5])]) for a in (X, Y, WEIGHTS)]
     (loss, aux), _ = gradient(PARAMS, *filled)
-    (expected, expected_aux), _ = plain(PARAMS, X[:27], Y[:27], WEIGHTS[:27])
+    expected, expected_aux = plain(PARAMS, X[:27], Y[:27], WEIGHTS[:27])
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(aux["weights"], expected_aux["weights"], rtol=1e-6)
-    padded = [jnp.concatenate([a, jnp.zeros_like(a[:8])]) for a in filled]
+    padded = [np.concatenate([a, np.zeros_like(a[:8])]) for a in filled]
     assert_same(gradient(PARAMS, *padded)[1], gradient(PARAMS, *filled)[1])
 
 

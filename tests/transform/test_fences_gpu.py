@@ -32,7 +32,7 @@ def arguments(fuzz: Fuzz, size: int) -> list[jax.ShapeDtypeStruct]:
     return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("kernels", [False, True], ids=["alone", "kernels"])
 def test_random_programs_have_a_fence_everywhere(seed: int, kernels: bool) -> None:
@@ -44,7 +44,7 @@ def test_random_programs_have_a_fence_everywhere(seed: int, kernels: bool) -> No
         assert [f for f in hlo.inspect_for("cuda", fuzz.batched(), *arrays).variant if f.kind == "elementwise"]
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_functions(name: str, dtype: str) -> None:

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 import bijax
+from tests.exhaustive import rarely
 from tests.transform.compositions import (
     BATCH,
     PARAMS,
@@ -53,8 +54,7 @@ def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["jit", "dw inside", "jitted before"])
+@pytest.mark.parametrize("name", ["jit", rarely("dw inside"), rarely("jitted before")])
 def test_under_the_mode(name: str) -> None:
     composition = COMPOSITIONS[name]
     program = composition.build(lambda f: f)

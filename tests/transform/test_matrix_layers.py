@@ -8,6 +8,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bijax
+from tests.exhaustive import rarely
 from tests.transform.compositions import (
     BATCH,
     Composition,
@@ -49,7 +50,8 @@ class Layer(nnx.Module):
         return self.linear(nnx.gelu(self.norm(x + self.attention(x))))
 
 
-LAYER = Layer(nnx.Rngs(0))
+LAYER = nnx.eval_shape(lambda: Layer(nnx.Rngs(0)))
+nnx.update(LAYER, filled(nnx.state(LAYER)))
 
 
 def call(layer: Layer, x: jax.Array) -> Any:
@@ -76,7 +78,6 @@ def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["linen", "linen dw inside", "nnx.jit"])
+@pytest.mark.parametrize("name", ["linen", rarely("linen dw inside"), rarely("nnx.jit")])
 def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.exhaustive import rarely
 from tests.transform.compositions import normal
 from tests.transform.models import check_control, check_model
 
@@ -63,8 +64,9 @@ def test_filtered_transforms() -> None:
     assert_bits_equal(rows(model, X[:3]), rows(model, X)[:3])
 
 
-def test_gradient_of_a_module() -> None:
-    model = eqx.nn.MLP(76, 5, 300, 1, key=jax.random.key(1))
+@pytest.mark.parametrize("depth", [0, rarely(1)])
+def test_gradient_of_a_module(depth: int) -> None:
+    model = eqx.nn.MLP(76, 5, 300, depth, key=jax.random.key(1))
 
     @bijax.invariant
     @eqx.filter_jit

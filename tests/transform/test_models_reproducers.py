@@ -7,6 +7,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
+from tests.exhaustive import rarely
 from tests.transform.compositions import normal
 
 LAYERS = [normal(1, 300, 64, scale=0.1), normal(2, 64, 77, scale=0.2), normal(3, 77, 3)]
@@ -40,11 +41,13 @@ def test_control_mlp_under_vmap() -> None:
     assert any((bits(fn(X[i : i + size])) != bits(whole[i : i + size])).any() for i, size in cuts)
 
 
-def test_map_against_vmap() -> None:
+@pytest.mark.parametrize("in_batches", [False, rarely(True)])
+def test_map_against_vmap(in_batches: bool) -> None:
     x = X[:33]
     one_by_one = jax.jit(lambda x: lax.map(bijax.invariant(mlp), x))(x)
     assert_bits_equal(one_by_one, jax.jit(jax.vmap(bijax.invariant(mlp)))(x))
-    assert_bits_equal(one_by_one, jax.jit(bijax.invariant(lambda x: lax.map(mlp, x, batch_size=8)))(x))
+    if in_batches:
+        assert_bits_equal(one_by_one, jax.jit(bijax.invariant(lambda x: lax.map(mlp, x, batch_size=8)))(x))
     assert_bits_equal(one_by_one[4], bijax.invariant(mlp)(x[4]))
 
 

@@ -12,12 +12,12 @@ from flax import nnx
 import bijax
 from bijax.testing import assert_bits_equal, bits
 from flax_layers.checkpoint import load_checkpoint, smollm2_path
-from tests.exhaustive import rarely
 from tests.layers import reference_llama
 from tests.transform import plain_llama
 
 
-@pytest.mark.parametrize("layers", [1, rarely(5), rarely(30)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layers", [1, 5, 30])
 def test_smollm2(layers: int) -> None:
     checkpoint = load_checkpoint(smollm2_path())
     config = dataclasses.replace(checkpoint.config, num_layers=layers)

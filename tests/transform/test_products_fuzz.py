@@ -3,14 +3,15 @@
 import pytest
 
 import bijax
-from tests.exhaustive import sampled
+from tests.exhaustive import rarely, sampled
 from tests.transform.product_programs import differences, random_case
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", sampled((0, 1, 2, 4, 6, 14), few=(1, 2, 4, 14)))
-def test_random_products_are_invariant(seed: int) -> None:
-    assert not differences(random_case(seed), bijax.invariant, (1, 2, 5))
+@pytest.mark.parametrize("sizes", [(1, 5), rarely((1, 2, 5))], ids=str)
+def test_random_products_are_invariant(seed: int, sizes: tuple[int, ...]) -> None:
+    assert not differences(random_case(seed), bijax.invariant, sizes)
 
 
 def test_the_same_products_without_the_transform_are_not() -> None:

@@ -148,7 +148,7 @@ def test_bad_input(error: type[Exception], message: str, call: Any) -> None:
 
 def test_forward_mode_says_no() -> None:
     with pytest.raises((TypeError, bijax.UnsupportedError), match=r"forward-mode|Forward mode"):
-        jax.jvp(lambda q: attend(q, K, K), (Q,), (Q,))
+        jax.jit(lambda q: jax.jvp(lambda q: attend(q, K, K), (q,), (q,))).lower(Q)
 
 
 def test_traced_lengths_out_of_range_give_nan() -> None:

@@ -225,6 +225,7 @@ def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
         assert not found[2][sequence, keys:].any()
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_a_query_alone_and_of_few() -> None:
     """The gradient of a query has its bits when the other queries of its sequence are absent."""
     case, given = CASES["window, offsets"], arrays("window, offsets")
@@ -234,6 +235,7 @@ def test_gradients_of_a_query_alone_and_of_few() -> None:
     assert_bits_equal(differentiate(shorter, cut)[0][0], plain("window, offsets")[0][0, few])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("which", "at"), [("key", 40), ("query", 100)])
 def test_what_is_not_finite_reaches_those_who_see_it(which: str, at: int, races: Races) -> None:

@@ -222,6 +222,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96"])
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
@@ -241,6 +242,7 @@ def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
         assert_bits_equal(ours, theirs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "at"), [("prefill", 50), ("one warpgroup, window", 20), ("decode, window, pages", 31)]

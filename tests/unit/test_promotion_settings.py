@@ -185,7 +185,7 @@ def test_operations(name: str, dtype: str) -> None:
                 jax.block_until_ready(operation(*args))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WITHOUT_GRADIENT)
 def test_operations_without_gradients(name: str, dtype: str) -> None:
@@ -194,7 +194,7 @@ def test_operations_without_gradients(name: str, dtype: str) -> None:
         jax.block_until_ready(operation(*ones(dtype, *shapes)))
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", PRIMITIVES)
 def test_primitives(name: str) -> None:
     for dtype in DTYPES:

@@ -158,8 +158,13 @@ def _quantize(
 
         row.derive(columns, vectors=range(len(vectors)))
         scale = _scale(row, row.fold(lambda h: magnitude(h, interpret), combine="largest"), contract)
-        used = jnp.bool_(True) if expert is None else row.given(0) >= 0
-        row.put(0, jnp.where(used, scale, jnp.float32(0)))
+        used = jnp.bool_(True)
+        if expert is None:
+            row.put(0, scale)
+        else:
+            used = row.given(0) >= 0
+            instead = jnp.where(row.given(0) == -1, jnp.float32(0), jnp.float32(jnp.nan))
+            row.put(0, jnp.where(used, scale, instead))
         row.emit(lambda h: (rounded_quotients(h, scale, used, contract, interpret),), vectors=())
 
     count = rows[0].shape[0] // parts if place is None else place.shape[0]

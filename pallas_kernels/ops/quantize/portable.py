@@ -33,7 +33,7 @@ def quantize(
         smooth: (C,) of any floating dtype, or (E, C) with `expert`.
         place: (M, 1) int32, the row of `x` that each row of the result is of; by default its own.
         expert: (M, 1) int32, the row of `smooth` that each row is multiplied by; -1 for a row that is not used, which
-            gets zeros and a scale of 0.
+            gets zeros and a scale of 0, -2 for one that gets zeros and a scale of nan.
         contract: The format.
 
     Returns:
@@ -169,7 +169,7 @@ def _quantize(
             h = h * jnp.take(smooth, number[:, 0], axis=0, mode="clip").astype(jnp.float32)
         y, scale = quantize_columns(h, contract)
         used = number >= 0
-        return jnp.where(used, y, jnp.zeros((), y.dtype)), jnp.where(used, scale, jnp.float32(0))
+        return jnp.where(used, y, jnp.zeros((), y.dtype)), jnp.where(used, scale, _unused_scale(number))
 
     tiled = [x if place is None else place, *([] if expert is None else [expert])]
     out = [jax.ShapeDtypeStruct((width,), contract.format), STATISTIC]
@@ -179,8 +179,12 @@ def _quantize(
     return map_row_tiles(lambda _: program, lambda left: rows_at_once(left, width), tiled, out)
 
 
+def _unused_scale(expert: jax.Array) -> jax.Array:
+    return jnp.where(expert == -1, jnp.float32(0), jnp.float32(jnp.nan))
+
+
 def _of_no_columns(m: int, width: int, expert: jax.Array | None, contract: QuantizeContract) -> Arrays:
     scale = jnp.full((m, 1), SMALLEST_SCALE, jnp.float32)
     if expert is not None:
-        scale = jnp.where(expert >= 0, scale, jnp.float32(0))
+        scale = jnp.where(expert >= 0, scale, _unused_scale(expert))
     return jnp.zeros((m, width), contract.format), scale

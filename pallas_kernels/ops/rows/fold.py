@@ -1,5 +1,6 @@
 """Sums, products, maxima and minima along one axis by fixed trees, on any platform that JAX runs on."""
 
+import functools
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -11,7 +12,7 @@ from jax import lax
 from pallas_kernels.contract import RowContract
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine, fold_lanes
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import in_one_loop, isolate
 from pallas_kernels.parts.xla.total_order import from_ordered, largest, ordered_infinity, to_ordered
 
 Fold = Literal["sum", "prod"]
@@ -83,7 +84,7 @@ def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.A
     smallest = choice == "min"
     if 0 in x.shape:
         return jnp.full((x.shape[0], x.shape[2]), largest(x.dtype) if smallest else -largest(x.dtype), x.dtype)
-    ordered = to_ordered(*isolate(x), nan_first=smallest)
+    ordered = in_one_loop(functools.partial(to_ordered, nan_first=smallest), *isolate(x))
     unit = ordered_infinity(x.dtype, negative=not smallest)
     chosen = _fold(lax.min if smallest else lax.max, ordered, unit, contract, ordered.dtype, axis=1, fused=False)
     return isolate(from_ordered(chosen, x.dtype, nan_first=smallest))[0]

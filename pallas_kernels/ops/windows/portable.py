@@ -4,6 +4,8 @@ A window is reduced axis by axis, upwards along each. Every step is one correctl
 comparison, so the bits do not depend on the number of windows; an addition meets no product.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,7 +14,7 @@ from pallas_kernels.contract import FoldContract, honour
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine
 from pallas_kernels.parts.xla.positions import Window, fold_positions
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import in_one_loop, isolate
 from pallas_kernels.parts.xla.total_order import from_ordered, to_ordered
 
 
@@ -60,9 +62,10 @@ def choose_in_windows(x: jax.Array, *, window: Window, smallest: bool) -> jax.Ar
         >>> choose_in_windows(jnp.arange(4.0), window=Window((2,), (2,), (1,)), smallest=False).tolist()
         [1.0, 3.0]
     """
-    ordered = to_ordered(*isolate(x), nan_first=smallest)
+    ordered = in_one_loop(functools.partial(to_ordered, nan_first=smallest), *isolate(x))
     chosen = _reduce(lax.min if smallest else lax.max, ordered, window)
-    return isolate(from_ordered(chosen, x.dtype, nan_first=smallest))[0]
+    back = functools.partial(from_ordered, dtype=x.dtype, nan_first=smallest)
+    return isolate(in_one_loop(back, chosen))[0]
 
 
 def _reduce(combine: Combine, x: jax.Array, window: Window) -> jax.Array:

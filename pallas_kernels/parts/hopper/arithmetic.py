@@ -8,6 +8,7 @@ product's error, taken with fused multiply-adds. `logarithm` is the `logf` of CU
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -124,6 +125,27 @@ def fused(a: jax.Array, b: jax.Array, c: jax.Array, interpret: Any) -> jax.Array
     if interpret:
         return _apart(a * b) + c
     return _apply(_FUSED, a, b, c)
+
+
+def columns_of(ptx: str, operands: Sequence[jax.Array | np.float32]) -> jax.Array:
+    """Applies instructions to float32 columns, numbers and constants; each column to itself.
+
+    Args:
+        ptx: The instructions; $0 is the result, $1, $2, ... the operands.
+        operands: Columns of one width, numbers of the row, and constants, which become part of the instructions.
+    """
+    arrays = [o for o in operands if not isinstance(o, np.float32)]
+    shape = next((a.shape for a in arrays if a.shape), ())
+    at = iter(range(1, len(arrays) + 1))
+    # From the last one on, so that no number is changed twice.
+    names = [_hex(o) if isinstance(o, np.float32) else f"${next(at)}" for o in operands]
+    for i in range(len(names), 0, -1):
+        ptx = ptx.replace(f"${i}", f"@{i}")
+    for i, name in enumerate(names, 1):
+        ptx = ptx.replace(f"@{i}", name)
+    if shape:
+        arrays = [a if a.shape else plgpu.layout_cast(jnp.broadcast_to(a, shape), strided(shape[0])) for a in arrays]
+    return _apply(ptx, *arrays)
 
 
 def _apart(x: jax.Array) -> jax.Array:

@@ -171,8 +171,8 @@ class Row:
         Args:
             step: Maps float32 arrays of one width, one for each array and each named vector, to such an array, or to a
                 tuple of them if several are combined in one pass.
-            combine: "add", "max" (the larger; any number or nan where there is a nan) or "largest" (of numbers that are
-                not negative; nan where there is one); one of the first two for each of a tuple.
+            combine: "add", "max" (the larger; any number or nan where there is a nan), "greatest" (nan where there is
+                one) or "largest" (the same of numbers that are not negative); one of the first two in a tuple.
             unit: What stands for the columns that the last block lacks.
             vectors: Which of the vectors the step is given.
 
@@ -231,7 +231,7 @@ class Row:
         self._leave(met=False)
 
     def _join(self, kind: Fold, total: jax.Array, value: jax.Array) -> jax.Array:
-        if kind == "largest":
+        if kind in ("greatest", "largest"):
             return larger(total, value, self.interpret)
         return total + value if kind == "add" else jnp.where(total > value, total, value)
 
@@ -382,6 +382,7 @@ def run_rows(
     lanes: int | None = None,
     interpret: Any,
     schedule: RowSchedule | None = None,
+    name: str | None = None,
 ) -> Arrays:
     """Runs a row program.
 
@@ -397,6 +398,7 @@ def run_rows(
             of `RowContract`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. No schedule moves a bit.
+        name: What the kernel is called in a profile; by default after the function that the program is written in.
 
     Returns:
         The results, then the numbers.
@@ -486,7 +488,7 @@ def run_rows(
     launch = plgpu.kernel(
         kernel,
         out_type=out,
-        kernel_name=profile_name(program),
+        kernel_name=profile_name(program) if name is None else name,
         scratch_types=scratch_types,
         # Every array has its layout from its load; the other semantics would infer them, ten times as long.
         compiler_params=plgpu.CompilerParams(

@@ -80,7 +80,8 @@ def combine_team(
     """Combines the lanes of a row by the trees of `RowContract`, once for each kind.
 
     Args:
-        kinds: "add", "max" (the larger, the second if neither is larger), or "largest", alone, which has no order.
+        kinds: "add", "max" (the larger, the second if neither is larger), or, alone, "greatest" or "largest", which
+            have no order.
         strips: For each kind this warpgroup's lanes, neighbouring strips of float32, `team.lanes` over the whole team.
         lane: First of this warpgroup's lanes.
         team: Who takes part.
@@ -101,8 +102,8 @@ def combine_team(
             _halve(kind, team.scratch[place, pl.ds(0, team.groups)])[0]
             for kind, place in zip(kinds, places, strict=True)
         )
-    if "largest" in kinds:
-        return (_largest(strips[0], lane, team, places[0]),)
+    if kinds[0] in ("greatest", "largest"):
+        return (_largest(strips[0], lane, team, places[0], signed=kinds[0] == "greatest"),)
     orders: list[Combine] = ["add" if kind == "add" else "max" for kind in kinds]
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0][0].shape[0])
     arrays = tuple(x for own in strips for x in own)
@@ -159,8 +160,8 @@ def combine_team(
     return results
 
 
-def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any) -> jax.Array:
-    """Returns the largest of all lanes, none of them negative: their bits are in the order of the numbers, nan last."""
+def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, signed: bool) -> jax.Array:
+    """Returns the largest of all lanes, nan if there is one."""
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0].shape[0])
     kind = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=number)
     share = len(strips) * strips[0].shape[0]
@@ -174,7 +175,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any) -> 
         index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
         thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
         held = [element(x.registers.item(), j) for x in strips for j in range(x.shape[0] // WARPGROUP)]
-        total = _largest_of_warp(held)
+        total = _largest_of_warp(held, signed)
         member = arith.divui(lane.registers.item(), mgpu.c(share, i32))
         slot = arith.addi(arith.muli(member, mgpu.c(4, i32)), arith.divui(thread, mgpu.c(_WARP, i32)))
         row = arith.index_cast(index, place.registers.item())
@@ -189,7 +190,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any) -> 
             memref.load(scratch, [row, arith.index_cast(index, arith.addi(near, mgpu.c(i, i32)))])
             for i in range(0, warps, _WARP)
         ]
-        return mgpu.FragmentedArray.splat(_largest_of_warp(found), ())
+        return mgpu.FragmentedArray.splat(_largest_of_warp(found, signed), ())
 
     result: jax.Array = largest(
         team.scratch, jnp.asarray(lane, jnp.int32), jnp.asarray(place, jnp.int32), tuple(strips)
@@ -197,10 +198,19 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any) -> 
     return result
 
 
-def _largest_of_warp(held: Sequence[Any]) -> Any:
+def _largest_of_warp(held: Sequence[Any], signed: bool) -> Any:
     """Returns the largest number that a thread of the warp holds."""
     f32 = ir.F32Type.get()
-    own = functools.reduce(lambda a, b: mgpu.utils.inline_ptx(LARGER, a, b, result_types=f32), held)
+
+    def larger(a: Any, b: Any) -> Any:
+        return mgpu.utils.inline_ptx(LARGER, a, b, result_types=f32)
+
+    own = functools.reduce(larger, held)
+    if signed:
+        for distance in (16, 8, 4, 2, 1):
+            own = larger(own, mgpu.utils.shfl_bfly(own, distance))
+        return own
+    # Where none is negative, the bits are in the order of the numbers, nan last.
     redux = "{ .reg .b32 b; mov.b32 b, $1; redux.sync.max.u32 b, b, 0xFFFFFFFF; mov.b32 $0, b; }"
     return mgpu.utils.inline_ptx(redux, own, result_types=f32, convergent=True)
 
@@ -285,7 +295,7 @@ def _join(kind: Combine, a: Any, b: Any) -> Any:
 
 
 def _halve(kind: Fold, x: jax.Array) -> jax.Array:
-    if kind == "largest":
+    if kind in ("greatest", "largest"):
         return jnp.max(x, axis=-1, keepdims=True)
     while x.shape[-1] > 1:
         low, high = jnp.split(x, 2, axis=-1)

@@ -15,8 +15,9 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 
 Combine = Literal["add", "max"]
-Fold = Literal["add", "max", "largest"]
-"""What a row may be folded by: "largest" is the maximum of numbers that are not negative, nan if there is one."""
+Fold = Literal["add", "max", "greatest", "largest"]
+"""What a row may be folded by: "greatest" is the maximum, nan if there is one, and "largest" that of numbers that are
+not negative."""
 
 _WARP: Final = 32
 

@@ -34,6 +34,16 @@ _VECTOR_LANES: Final = 8
 _FEW: Final = 2**18
 """Elements, at most, of which a GPU takes the rest of the tree in one pass: it reads them one here, one there."""
 
+_LINE_LANES: Final = 32
+"""Lanes, a line of a GPU's cache, that the first pass over many elements leaves of a group: so neighbouring threads
+read neighbouring columns, each of them one at a time where XLA computes what it adds."""
+
+_CACHED: Final = 2**23
+"""Elements, at most, that a GPU's cache holds: the rest of their tree takes one pass."""
+
+_MANY_BLOCKS: Final = 4
+"""Blocks from which on a GPU adds them up in a pass of their own, which leaves all lanes of one."""
+
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -172,17 +182,49 @@ def fold_lanes(
         tail = lax.slice_in_dim(x, whole * lanes, columns, axis=axis).astype(dtype)
         tail = lax.pad(tail, jnp.asarray(pad, dtype), width)
         total = combine(total, tail) if whole else tail
-    total = total if fused else isolate(total)[0]
+    if fused:
+        return _fold_in_passes(combine, total, axis, lanes, -(-columns // lanes), x.size)
+    (total,) = isolate(total)
     if lanes <= LANES:
-        total = _halve(combine, total, axis, 1)
-        return total if fused else isolate(total)[0]
+        return isolate(_halve(combine, total, axis, 1))[0]
     groups, before, rest = lanes // LANES, x.shape[:axis], x.shape[axis + 1 :]
     # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
     (total,) = isolate(_halve(combine, total.reshape(*before, groups, LANES, *rest), axis + 1, _VECTOR_LANES))
-    few = fused and total.size <= _FEW
+    (total,) = isolate(_halve(combine, total, axis + 1, 1))
+    return _fold_groups(combine, total.reshape(*before, groups, *rest), axis, fused=False)
+
+
+def _fold_in_passes(combine: Combine, total: jax.Array, axis: int, lanes: int, blocks: int, size: int) -> jax.Array:
+    """Combines the lanes on a GPU: the passes differ, the order does not.
+
+    Args:
+        combine: As in `fold_lanes`.
+        total: The lanes, in whatever pass they are computed.
+        axis: Their axis.
+        lanes: Their number.
+        blocks: Blocks of lanes that were combined.
+        size: Elements that were combined.
+    """
+    before, rest = total.shape[:axis], total.shape[axis + 1 :]
+    many = size > _FEW
+    if many and blocks >= _MANY_BLOCKS:
+        (total,) = isolate(total)
+    groups, group = max(1, lanes // LANES), min(lanes, LANES)
+    total = total.reshape(*before, groups, group, *rest)
+    if many and math.prod(rest) < _LINE_LANES:
+        (total,) = isolate(_halve(combine, total, axis + 1, _LINE_LANES))
+        if total.size > _CACHED:
+            (total,) = isolate(_halve(combine, total, axis + 1, _VECTOR_LANES))
+    elif groups > 1 or many:
+        (total,) = isolate(_halve(combine, total, axis + 1, _VECTOR_LANES))
+    few = total.size <= _FEW
     total = _halve(combine, total, axis + 1, 1)
     total = total if few else isolate(total)[0]
-    total = total.reshape(*before, groups, *rest)
+    return _fold_groups(combine, total.reshape(*before, groups, *rest), axis, fused=True)
+
+
+def _fold_groups(combine: Combine, total: jax.Array, axis: int, *, fused: bool) -> jax.Array:
+    groups = total.shape[axis]
     while groups > 1:
         groups = max(1, groups // _UNROLL)
         total = _halve(combine, total, axis, groups)

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -79,14 +79,18 @@ def keep(question: str, answer: bytes) -> None:
 
 def source_digest(package: Path) -> str:
     """Returns a hash of the sources of a package: their names, sizes and times, by which Python tells changes too."""
-    facts = []
-    for folder, folders, files in os.walk(package):
-        folders.sort()
-        for file in sorted(file for file in files if file.endswith(".py")):
-            path = os.path.join(folder, file)
-            state = os.stat(path)
-            facts.append((os.path.relpath(path, package), state.st_size, state.st_mtime_ns))
+    facts = sorted(_facts(str(package), ""))
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _facts(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                state = entry.stat()
+                yield inside + entry.name, state.st_size, state.st_mtime_ns
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _facts(entry.path, f"{inside}{entry.name}/")
 
 
 def _header(question: str) -> bytes:

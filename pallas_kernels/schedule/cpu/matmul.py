@@ -27,11 +27,13 @@ def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] 
 
 # For one tile the faster form stands first; the next is there for shapes at which the first cuts K differently.
 _LONG: Final = (_GEMV, *_ladder(lambda rows: ("whole", "stacked"), _TILES[1:]))
-_SHORT: Final = (_GEMV, *_ladder(lambda rows: ("columns", "stacked") if rows <= 32 else ("stacked", "columns")))
-_TRANSPOSED: Final = _ladder(lambda rows: ("whole", "stacked"))
-# Weights (N, K) in the order of (K, N) weights: up to 32 rows their blocks are crossed, above a copy costs less.
-_CROSSED: Final = (*_ladder(lambda _: ("crossed",), _TILES[:5]), *_ladder(lambda _: ("stacked",), _TILES[5:]))
-_MOST_CROSSED: Final = 6
+_SHORT: Final = (
+    _GEMV,
+    *_ladder(lambda rows: ("columns", "stacked", "panels") if rows <= 32 else ("stacked", "columns")),
+)
+_TRANSPOSED: Final = _ladder(lambda rows: ("whole", "panels", "stacked"))
+# Weights (N, K) in the order of (K, N) weights, whose short blocks no library makes by itself.
+_SHORT_TRANSPOSED: Final = _ladder(lambda rows: ("panels", "stacked"))
 
 
 def matmul_ladder(k: int, k_block: int, *, transpose_w: bool) -> tuple[Step, ...]:
@@ -43,8 +45,7 @@ def matmul_ladder(k: int, k_block: int, *, transpose_w: bool) -> tuple[Step, ...
         transpose_w: True when the weights are stored as (N, K).
     """
     if transpose_w:
-        few_blocks = k_block < k <= _MOST_CROSSED * k_block and k % k_block == 0
-        return _CROSSED if few_blocks and k_block < _LONG_BLOCK else _TRANSPOSED
+        return _SHORT_TRANSPOSED if k_block < min(k, _LONG_BLOCK) else _TRANSPOSED
     return _LONG if k_block == _LONG_BLOCK else _SHORT
 
 

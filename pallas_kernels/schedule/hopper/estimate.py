@@ -18,10 +18,13 @@ _CACHE_BYTES_PER_CYCLE: Final = 7824  # of all of them together
 _LATENCY_CYCLES: Final = 1594  # from the start of a copy to its arrival
 _ISSUE_CYCLES: Final = 233  # two copies
 _STAGE_CYCLES: Final = 87  # of a stage whose products are not the limit
+_TURNS: Final = 4  # tiles from which on it counts that warpgroups take them in turn: one waits, another multiplies
+_TURNS_MULTIPLY_CYCLES: Final = 46
+_TURNS_STAGE_CYCLES: Final = 60
 _LONG_STAGE: Final = 1.2  # a stage of 512 bytes of K or more takes longer by this factor
 _START_CYCLES: Final = 3326
 _TILE_CYCLES: Final = 328
-_WRITE_CYCLES: Final = 0.0436  # for each element of a tile
+_WRITE_CYCLES: Final = 0.0436  # for each element of a tile, of 2 bytes
 _TRANSPOSED_WRITE_CYCLES: Final = 0.0782  # the same with `swap`
 
 _FEWEST_ROWS: Final = 8
@@ -64,11 +67,15 @@ def estimate_ns(s: MatmulSchedule, blocks: int, problem: Problem) -> float:
         _ISSUE_CYCLES,
     )
     products = s.block_rows * s.block_columns * s.k_step / _MULTIPLY_PER_CYCLE * sharing
-    stage = max(products + _MULTIPLY_CYCLES, waiting + _STAGE_CYCLES)
+    waves, steps = -(-tiles // (SMS * blocks)), -(-k // s.k_step)
+    beside, late = _MULTIPLY_CYCLES, _STAGE_CYCLES
+    if s.split == "tiles" and waves >= _TURNS:
+        beside, late = _TURNS_MULTIPLY_CYCLES, _TURNS_STAGE_CYCLES
+    stage = max(products + beside, waiting + late)
     if s.k_step * itemsize >= 512:
         stage *= _LONG_STAGE
-    write = _TILE_CYCLES + s.block_rows * s.block_columns * (_TRANSPOSED_WRITE_CYCLES if s.swap else _WRITE_CYCLES)
-    waves, steps = -(-tiles // (SMS * blocks)), -(-k // s.k_step)
+    element = (_TRANSPOSED_WRITE_CYCLES if s.swap else _WRITE_CYCLES) * out_itemsize / 2
+    write = _TILE_CYCLES + s.block_rows * s.block_columns * element
     writes = 1 if s.split == "tiles" else waves  # those that no other warpgroup's products hide
     computing = (_START_CYCLES + waves * steps * stage + writes * write) / _CYCLES_PER_NS
     moved = stack * ((m * k + k * n) * itemsize + m * n * out_itemsize)

@@ -16,6 +16,9 @@ from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
 _UNROLLED = 16
 _LARGE = 1 << 20
 _TRANSPOSED_ROWS = 128
+_PANEL = 128
+_PANEL_TRANSPOSED = 256
+_VECTORS = 32
 
 Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
 
@@ -73,16 +76,38 @@ def fold(partials: jax.Array) -> jax.Array:
     return add(total, partials[:, 1 + loops * _UNROLLED :])
 
 
-def crossed(x: jax.Array, w: jax.Array, k_block: int) -> jax.Array:
-    """(M, K) x (N, K), K whole blocks: every block of a row times every block of the weights, most of it for nothing.
+def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool) -> jax.Array:
+    """(M, K) x (K, N), or (N, K): some columns of the result at a time, each block of K a product of its own.
 
-    The weights are read as they are stored. For a few rows that costs less than a copy with each block together.
+    A library that runs one block of a few columns as one chain need not do so with all columns, or the whole of K in
+    such blocks. The slices of the weights are copied, but they are small enough to stay in the cache.
     """
-    (m, k), n = x.shape, w.shape[0]
-    blocks = k // k_block
-    y = isolated_dot(x.reshape(m * blocks, k_block), w.reshape(n * blocks, k_block), (((1,), (1,)), ((), ())))
-    y = y.reshape(m, blocks, n, blocks)
-    return functools.reduce(jnp.add, (y[:, i, :, i] for i in range(blocks)))
+    m, n = x.shape[0], w.shape[0 if transpose_w else 1]
+    width = _panel_width(n, transpose_w)
+    blocks = range(0, x.shape[1], k_block)
+    left = isolate(*(x[:, i : i + k_block] for i in blocks))
+
+    def product(some: jax.Array) -> jax.Array:
+        if not transpose_w:
+            return in_blocks(stack_rows, x[None], some[None], k_block)[0]
+        right = isolate(*(some[:, i : i + k_block] for i in blocks))
+        partials = [isolated_dot(a, b, (((1,), (1,)), ((), ()))) for a, b in zip(left, right, strict=True)]
+        return functools.reduce(jnp.add, partials)
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
+        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 0 if transpose_w else 1))
+        return lax.dynamic_update_slice_in_dim(out, isolate(product(some))[0], start, 1)
+
+    y: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
+    return y
+
+
+def _panel_width(n: int, transpose_w: bool) -> int:
+    """Returns the columns of a panel: about as many for each, whole vectors."""
+    most = _PANEL_TRANSPOSED if transpose_w else _PANEL
+    each = -(-n // -(-n // most))
+    return min(n, -(-each // _VECTORS) * _VECTORS)
 
 
 def transposed(w: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.ops.matmul.cpu.forms import crossed, in_blocks, stack_columns, stack_rows, transposed
+from pallas_kernels.ops.matmul.cpu.forms import in_blocks, panels, stack_columns, stack_rows, transposed
 from pallas_kernels.ops.matmul.cpu.verify import ahead_of_time, expected, probe_rows, probe_weights, reference, trials
 from pallas_kernels.parts.xla.remembered import remembered
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
@@ -77,8 +77,8 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
     if step.form == "whole":
         dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
         return lambda x, w: isolated_dot(x, w, dims)
-    if step.form == "crossed":
-        return lambda x, w: crossed(x, w, contract.k_block)
+    if step.form == "panels":
+        return lambda x, w: panels(x, w, contract.k_block, transpose_w=transpose_w)
     stack = stack_columns if step.form == "columns" else stack_rows
     return lambda x, w: in_blocks(stack, x[None], (transposed(w) if transpose_w else w)[None], contract.k_block)[0]
 

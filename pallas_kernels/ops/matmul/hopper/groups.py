@@ -4,6 +4,7 @@ The kernel is the matmul's ring; only its tiles stand where the sizes of the gro
 every row has the bits that `matmul` gives it.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -32,6 +33,14 @@ _SUMS_OP: Final = "pallas_kernels.ops.matmul.hopper.groups.group_weight_gradient
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 _ALIGN: Final = 8
 _WEIGHT_COLUMNS: Final = 16
+
+Pick = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def take_rows(x: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns the rows of x (M, C) at places (M',), zeros at -1."""
+    rows: jax.Array = jnp.take(x, jnp.where(places < 0, x.shape[0], places), axis=0, mode="fill", fill_value=0)
+    return rows
 
 
 def _serves(x: Any, w: Any, *_: Any, **__: Any) -> bool:
@@ -128,6 +137,7 @@ def group_weight_gradient(
     contract: WgmmaChunkContract,
     out_dtype: Any = None,
     schedule: MatmulSchedule | None = None,
+    pick: Pick = take_rows,
     interpret: Any = False,
 ) -> jax.Array:
     """Sums the outer products of the rows of each group: the gradient of `w` in `group_matmul`.
@@ -141,6 +151,7 @@ def group_weight_gradient(
         contract: Order of the sum over the rows of a group.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
         schedule: Tiles, without `swap` or tiles in turn; chosen from the shape by default. No schedule moves a bit.
+        pick: Copies the rows of an array (M, C) at places (M',) int32, zeros at -1.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -176,13 +187,13 @@ def group_weight_gradient(
         raise UnsupportedError(f"{_SUMS_OP}: expected a schedule without swap or tiles in turn, got {schedule}.")
     check_shared_memory(_SUMS_OP, schedule, bytes_in_groups(schedule, groups, **bytes_of))
     source = _moved_apart(sizes, m, schedule.k_step)
-    x, g = (jnp.take(pad(a, -1, _WEIGHT_COLUMNS), source, axis=0, mode="fill", fill_value=0) for a in (x, g))
+    x, g = (pick(pad(a, -1, _WEIGHT_COLUMNS), source) for a in (x, g))
     out = sum_groups(x, g, sizes, rows=m, schedule=schedule, out_dtype=out_dtype, interpret=interpret)
     return out if out.shape[-2:] == (k, n) else out[:, :k, :n]
 
 
 def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:
-    """Returns the row (m for none) of each place, where groups start at the next multiple of `step`."""
+    """Returns the row (-1 for none) of each place, where groups start at the next multiple of `step`."""
     ends = jnp.minimum(lax.cumsum(jnp.clip(sizes, 0, m)), m)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
     behind = lax.cumsum((ends - starts + step - 1) // step)
@@ -192,7 +203,7 @@ def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:
     )
     before = jnp.concatenate([jnp.zeros(1, jnp.int32), behind[:-1]])
     row = starts[group] + places - before[group] * step
-    return jnp.where(row < ends[group], row, m)
+    return jnp.where(row < ends[group], row, -1)
 
 
 def _fit(sizes: jax.Array, m: int) -> jax.Array:

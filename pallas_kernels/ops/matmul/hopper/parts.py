@@ -150,8 +150,11 @@ def _beside(x: jax.Array, parts: int, rows: int) -> jax.Array:
     blocks = jnp.broadcast_to(blocks, (*blocks.shape[:-3], parts, rows, n))
     if x.dtype == jnp.float32:
         # One element-wise program, which reads what it repeats from the cache: a concatenation takes twice the time.
-        *others, found = _parts(blocks, parts)[::-1]
+        # Its number goes into each copy and comes out of it, or XLA would compute for all copies at once what they
+        # have in common, in a pass of its own.
         number = lax.broadcasted_iota(jnp.int32, blocks.shape, blocks.ndim - 3)
+        numbered = lax.bitcast_convert_type(blocks, jnp.int32) ^ number
+        *others, found = _parts(lax.bitcast_convert_type(numbered ^ number, jnp.float32), parts)[::-1]
         for i, part in enumerate(others):
             found = jnp.where(number == i, part, found)
         blocks = found

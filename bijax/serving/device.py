@@ -1,0 +1,187 @@
+"""The functions of a step that are compiled: around the model, and behind it."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bijax.sampling._arguments import PENALTIES, read_request
+from bijax.sampling._arithmetic import Arithmetic
+from bijax.sampling._draw import draw
+from bijax.sampling._measure import Measured, measure
+from bijax.sampling._restrict import what_is_left
+from bijax.serving.model import Model
+from bijax.serving.packed import Given, unpack
+from bijax.serving.rows import Extras, Rows
+
+
+class Structure:
+    """What a model is beside its weights: hashed once, and compared in no time where it is the same object."""
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+        self._hash = hash(tree)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Structure) and self.tree == other.tree)
+
+
+class Scored(NamedTuple):
+    """Log-probabilities of given tokens, (R,) float32, and the largest ones, (R, top)."""
+
+    logprobs: jax.Array
+    top_logprobs: jax.Array
+    top_tokens: jax.Array
+
+
+class Advanced(NamedTuple):
+    """What a call of the model brings.
+
+    Attributes:
+        hidden: (B, T, ...).
+        logits: (B, V), behind the last new token of each sequence.
+        fed: (B,) int32, the first token that each sequence was given.
+        pages: The cache.
+    """
+
+    hidden: jax.Array
+    logits: jax.Array
+    fed: jax.Array
+    pages: Any
+
+
+def advance(model: Model, pages: Any, given: Given) -> Advanced:
+    """Appends tokens to sequences and returns the logits behind them.
+
+    Args:
+        model: The model.
+        pages: The cache, which is used up.
+        given: What the model is given.
+    """
+    hidden, pages = model.extend(pages, given.tokens, given.page_table, given.start, given.lengths)
+    return Advanced(hidden, model.logits(_ends(hidden, given.lengths)), given.tokens[:, 0], pages)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("structure", "table_width", "batch_invariant"), donate_argnames=("pages", "last")
+)
+def advance_and_draw(
+    structure: Structure,
+    weights: list[jax.Array],
+    pages: Any,
+    last: jax.Array,
+    packed: jax.Array,
+    *,
+    table_width: int,
+    batch_invariant: bool,
+) -> tuple[Advanced, jax.Array, jax.Array]:
+    """`begin`, `advance` and `draw_tokens` as one program.
+
+    Args:
+        structure: Of the model.
+        weights: Of the model.
+        pages: As for `advance`.
+        last: (S,) int32, the last token of each slot. It is used up.
+        packed: See `bijax.serving.packed`.
+        table_width: Entries of a page table.
+        batch_invariant: Whether bits are to be the same in any batch.
+
+    Returns:
+        What the call of the model brings, a token for each of its rows, and the last token of each slot.
+    """
+    given = unpack(packed, last, table_width=table_width)
+    found = advance(jax.tree.unflatten(structure.tree, weights), pages, given)
+    tokens, last = draw_tokens(found.logits, given, last, batch_invariant=batch_invariant)
+    return found, tokens, last
+
+
+@functools.partial(jax.jit, static_argnames="table_width")
+def begin(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
+    """Returns what the model is given."""
+    return unpack(packed, last, table_width=table_width)
+
+
+@jax.jit
+def _ends(hidden: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Returns hidden (B, ...) of the last new token of each sequence."""
+    ends = jnp.maximum(lengths - 1, 0).reshape(-1, *[1] * (hidden.ndim - 1))
+    return jnp.take_along_axis(hidden, ends, axis=1)[:, 0]
+
+
+@jax.jit
+def take(hidden: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns hidden (R, ...) of the tokens `index` (R,) of hidden (B, T, ...), counted row by row."""
+    return jnp.take(hidden.reshape(-1, *hidden.shape[2:]), index, axis=0)
+
+
+@functools.partial(jax.jit, static_argnames="batch_invariant", donate_argnames="last")
+def draw_tokens(
+    left: jax.Array, given: Given, last: jax.Array, *, batch_invariant: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Draws a token (B,) from each row of logits (B, V), the one behind the last new token of the sequence.
+
+    Returns:
+        The tokens, and the last token of each slot.
+    """
+    positions = given.start + given.lengths
+    arithmetic = Arithmetic(batch_invariant)
+    tokens = draw(left, given.temperature, given.seeds, positions.astype(jnp.uint32), arithmetic)
+    places = jnp.where(given.kept < 0, last.shape[0], given.kept)
+    return tokens, last.at[places].set(tokens, mode="drop")
+
+
+@functools.partial(jax.jit, static_argnames="batch_invariant")
+def draw_drafted(
+    left: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array, *, batch_invariant: bool
+) -> jax.Array:
+    """Draws a token (R,) from each row of logits (R, V)."""
+    return draw(left, temperature, seeds, positions.astype(jnp.uint32), Arithmetic(batch_invariant))
+
+
+@functools.partial(jax.jit, static_argnames="batch_invariant")
+def restrict(logits: jax.Array, rows: Rows, fed: jax.Array, *, batch_invariant: bool) -> jax.Array:
+    """Returns the logits that are drawn from.
+
+    Args:
+        logits: (R, V).
+        rows: What they are sampled with.
+        fed: (R,) int32, the tokens before, for those rows whose counts lack them.
+        batch_invariant: Whether bits are to be the same in any batch.
+    """
+    extras: dict[str, Any] = dict.fromkeys(Extras._fields)
+    if rows.extras is not None:
+        extras = rows.extras._asdict()
+        lacking = jnp.where(rows.unread, fed, -1)[:, None] == jnp.arange(logits.shape[1])
+        extras["output_counts"] = rows.extras.output_counts + lacking
+    request = read_request(
+        logits,
+        seeds=rows.seeds,
+        positions=rows.positions,
+        temperature=rows.temperature,
+        filters={name: getattr(rows, name) for name in ("top_k", "top_p", "min_p")},
+        penalties={name: extras.pop(name) for name in PENALTIES},
+        **extras,
+        num_top=0,
+    )
+    return what_is_left(request, Arithmetic(batch_invariant))
+
+
+@functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))
+def measure_tokens(
+    logits: jax.Array, left: jax.Array, temperature: jax.Array, tokens: jax.Array, *, top: int, batch_invariant: bool
+) -> Measured:
+    """Returns the log-probabilities of tokens (R,) that were drawn, and the `top` largest."""
+    return measure(logits, left, temperature, tokens, top, Arithmetic(batch_invariant))
+
+
+@functools.partial(jax.jit, static_argnames=("top", "batch_invariant"))
+def score(logits: jax.Array, tokens: jax.Array, *, top: int, batch_invariant: bool) -> Scored:
+    """Returns the log-probabilities of given tokens (R,), and the `top` largest."""
+    logprobs = Arithmetic(batch_invariant).log_softmax(logits)
+    found = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    top_logprobs, top_tokens = jax.lax.top_k(logprobs, top)
+    return Scored(found, top_logprobs, top_tokens.astype(jnp.int32))

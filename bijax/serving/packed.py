@@ -1,0 +1,86 @@
+"""All that a call of the model is given, in one array: each transfer costs the host as much, whatever its size."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# Columns of a row of the array, all int32. Behind them stand the row of `Slots` (the words of the seed, the bits of the
+# temperature, the pages), and the tokens.
+_CALL: Final = 4
+_PARAMETERS: Final = 3
+SLOT_COLUMNS: Final = _PARAMETERS
+
+
+class Given(NamedTuple):
+    """What is in the array.
+
+    Attributes:
+        tokens: (B, T) int32, the last token of a sequence in the place of one that the host has not read.
+        page_table: (B, n) int32.
+        start: (B,) int32.
+        lengths: (B,) int32.
+        kept: (B,) int32, the slots that sampled tokens are kept in; -1 for none.
+        seeds: (B, 2) uint32.
+        temperature: (B,) float32.
+    """
+
+    tokens: jax.Array
+    page_table: jax.Array
+    start: jax.Array
+    lengths: jax.Array
+    kept: jax.Array
+    seeds: jax.Array
+    temperature: jax.Array
+
+
+def pack(
+    calls: Sequence[tuple[int, int, int, int]],
+    slots: np.ndarray,
+    tokens: Sequence[Sequence[int]],
+    rows: int,
+    width: int,
+) -> np.ndarray:
+    """Returns the array for `rows` rows of `width` tokens, those behind the calls being padding.
+
+    Args:
+        calls: For each sequence its tokens in the cache, the number of new ones, the slot whose last token stands for
+            the one that is given, and the slot that a sampled one is kept in; -1 for none.
+        slots: Their rows of `Slots`.
+        tokens: The new tokens of each.
+        rows: B.
+        width: T.
+    """
+    count, first = len(calls), _CALL + slots.shape[1]
+    packed = np.zeros((rows, first + width), np.int32)
+    packed[:count, :_CALL] = np.array(calls, np.int32).reshape(count, _CALL)
+    packed[count:, 2:_CALL] = -1
+    packed[:count, _CALL:first] = slots
+    if width == 1:
+        packed[:count, first] = [row[0] for row in tokens]
+    else:
+        for row, given in enumerate(tokens):
+            packed[row, first : first + len(given)] = given
+    return packed
+
+
+def unpack(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
+    """Returns what is in the array.
+
+    Args:
+        packed: The array.
+        last: (S,) int32, the last token of each slot.
+        table_width: Entries of a page table.
+    """
+    start, lengths, unread, kept = (packed[:, i] for i in range(_CALL))
+    parameters = lax.bitcast_convert_type(packed[:, _CALL : _CALL + _PARAMETERS], jnp.uint32)
+    table = packed[:, _CALL + _PARAMETERS : _CALL + _PARAMETERS + table_width]
+    tokens = packed[:, _CALL + _PARAMETERS + table_width :]
+    if tokens.shape[1] == 1:
+        # -1 is sampled where the logits hold nan: the sequence ends there, and what it computes until then is dropped.
+        tokens = jnp.where(unread[:, None] < 0, tokens, jnp.maximum(last[unread], 0)[:, None])
+    temperature = lax.bitcast_convert_type(parameters[:, 2], jnp.float32)
+    return Given(tokens, table, start, lengths, kept, parameters[:, :2], temperature)

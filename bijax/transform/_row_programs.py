@@ -1,0 +1,305 @@
+"""Row programs in the place of the equations that they stand for, on a Hopper GPU; see `_row_regions`."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+
+from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.contracts import run
+from bijax.core.on_first_use import on_first_use
+from bijax.transform._row_equations import INLINED, in_order, inlined, needed
+from bijax.transform._row_regions import Labels, Program, Region, is_variable
+from pallas_kernels.contract import row_contract
+from pallas_kernels.ops.row_program.program import REDUCTIONS, Operation, Order, RowProgram, Step
+
+hopper: Any = on_first_use("pallas_kernels.ops.row_program.hopper")
+
+Equation = Any
+
+ROW_PROGRAM: Final = Primitive("bijax_row_program")
+"""Stands in a program that is lowered for the equations of a region."""
+ROW_PROGRAM.multiple_results = True
+
+_OPERATIONS: Final[dict[str, Operation]] = {
+    "add": "add",
+    "add_any": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "div": "div",
+    "neg": "neg",
+    "exp": "exp",
+    "reduce_max": "max",
+    "reduce_sum": "sum",
+}
+_SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient", "max"})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the arrays of a region lie.
+
+    Attributes:
+        sizes: Lengths of the rows' dimensions, by label.
+        rows: Labels in the order in which the kernel takes the rows.
+        columns: For each array of columns its own labels, and the labels in the order in which it lies in memory.
+        masks: For each mask its labels, and those along which it differs.
+        numbers: For each array of numbers its labels.
+        results: For each result (the row program's results, then its totals) its labels and its shape.
+    """
+
+    sizes: tuple[int, ...]
+    rows: Labels
+    columns: tuple[tuple[Labels, Labels], ...]
+    masks: tuple[tuple[Labels, Labels], ...]
+    numbers: tuple[Labels, ...]
+    results: tuple[tuple[Labels, tuple[int, ...]], ...]
+
+
+def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
+    """Returns a program in which row programs stand for the equations of regions; the same one if there are none.
+
+    Args:
+        jaxpr: The program.
+        wanted: Whether an equation is to be made invariant and may be part of a region.
+    """
+    if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in jaxpr.eqns):
+        return jaxpr
+    if cuda_architecture() != HOPPER:
+        return jaxpr
+    equations = needed(inlined(jaxpr.eqns), jaxpr.outvars)
+    program = Program(equations, jaxpr.outvars, [wanted(e) for e in equations])
+    lies: dict[Any, Labels] = {}
+    replaced: dict[int, Equation] = {}
+    gone: set[int] = set()
+    for region in program.regions():
+        built = _Builder(program, region, lies).equation()
+        if built is None:
+            continue
+        new, kept = built
+        replaced[min(region.equations)] = new
+        gone |= region.equations - kept
+    if not replaced:
+        return jaxpr
+    left = [(i, e) for i, e in enumerate(equations) if i not in gone]
+    return jaxpr.replace(eqns=in_order([*left, *replaced.items()]))
+
+
+def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> list[jax.Array]:
+    """Computes a region: takes its columns, masks and numbers, returns its results and totals."""
+    given = iter(arrays)
+    rows = math.prod(layout.sizes)
+    columns, masks, orders = [], [], []
+    for labels, lies in layout.columns:
+        x = next(given)
+        columns.append(x.transpose(*(labels.index(i) for i in lies), len(labels)).reshape(rows, x.shape[-1]))
+        orders.append(_order(layout.sizes, layout.rows, lies))
+    for labels, differs in layout.masks:
+        mask = next(given)
+        for d, label in enumerate(labels):
+            if label not in differs:
+                mask = lax.slice_in_dim(mask, 0, 1, axis=d)
+        own = tuple(label for label in labels if label in differs)
+        masks.append(mask.reshape(-1, mask.shape[-1]).astype(jnp.bfloat16))
+        orders.append(_order(layout.sizes, layout.rows, own))
+    sizes = tuple(layout.sizes[i] for i in layout.rows)
+    numbers = [
+        next(given)
+        .reshape([layout.sizes[i] for i in labels])
+        .transpose([labels.index(i) for i in layout.rows])
+        .reshape(rows, 1)
+        for labels in layout.numbers
+    ]
+    found = run(hopper.run_program, program, columns, masks, numbers, rows=rows, orders=orders, contract=row_contract())
+    results = []
+    for y, (labels, shape) in zip(found, layout.results, strict=True):
+        order = [layout.rows.index(i) for i in labels]
+        if y.shape[1] == 1:
+            results.append(y.reshape(sizes).transpose(order).reshape(shape))
+        else:
+            results.append(y.reshape(*sizes, y.shape[1]).transpose(*order, len(order)))
+    return results
+
+
+def _order(sizes: Sequence[int], rows: Labels, lies: Labels) -> Order | None:
+    """Returns which row of an array, whose dimensions are some of the rows', belongs to a row."""
+    if rows == lies:
+        return None
+    terms = []
+    for at, label in enumerate(rows):
+        if label in lies:
+            divisor = math.prod(sizes[i] for i in rows[at + 1 :])
+            stride = math.prod(sizes[i] for i in lies[lies.index(label) + 1 :])
+            terms.append((divisor, sizes[label], stride))
+    return Order(tuple(terms))
+
+
+class _Builder:
+    """Makes a region one equation."""
+
+    def __init__(self, program: Program, region: Region, lies: dict[Any, Labels]) -> None:
+        self._program = program
+        self._region = region
+        self._lies = lies
+        self._ids: dict[Any, int] = {}
+        self._steps: list[Step] = []
+        self._columns: list[Any] = []
+        self._masks: list[Any] = []
+        self._numbers: list[Any] = []
+
+    def equation(self) -> tuple[Equation, set[int]] | None:
+        """Returns the equation, and places of equations of the region that are needed besides; None if it cannot be."""
+        region, equations = self._region, self._program.equations
+        places = sorted(region.equations)
+        self._give(places)
+        if not self._columns:
+            return None
+        for at in places:
+            self._step(equations[at])
+        inputs = {self._ids[v] for v in (*self._columns, *self._masks, *self._numbers)}
+        kept, made = set[int](), []
+        for v in self._program.results(region):
+            if self._ids[v] in inputs:
+                self._keep(v, kept)
+            else:
+                made.append(v)
+        results, totals = ([v for v in made if region.kinds[v].wide is wide] for wide in (True, False))
+        program = RowProgram(
+            tuple(self._ids[v] for v in self._columns),
+            tuple(self._ids[v] for v in self._masks),
+            tuple(self._ids[v] for v in self._numbers),
+            tuple(self._steps),
+            tuple(self._ids[v] for v in results),
+            tuple(v.aval.dtype.name for v in results),
+            tuple(self._ids[v] for v in totals),
+        )
+        wide = program.wide()
+        reduced = [s.operands[0] for s in self._steps if s.operation in REDUCTIONS]
+        if not results or not wide.issuperset((*program.results, *reduced)) or wide & {*program.totals}:
+            return None
+        layout = self._layout(results, totals)
+        first = equations[places[0]]
+        new = first.replace(
+            invars=[*self._columns, *self._masks, *self._numbers],
+            outvars=[*results, *totals],
+            primitive=ROW_PROGRAM,
+            params={"program": program, "layout": layout},
+        )
+        return new, kept
+
+    def _give(self, places: Sequence[int]) -> None:
+        """Numbers the values that come from outside."""
+        made = {v for at in places for v in self._program.equations[at].outvars}
+        for at in places:
+            for v in self._program.equations[at].invars:
+                if not is_variable(v) or self._program.constant(v) is not None or v in made or v in self._ids:
+                    continue
+                self._ids[v] = len(self._ids)
+                wide = self._region.kinds[v].wide
+                (self._numbers if not wide else self._masks if v.aval.dtype == np.bool_ else self._columns).append(v)
+
+    def _operand(self, v: Any) -> int | float:
+        value = self._program.constant(v)
+        return self._ids[v] if value is None else value
+
+    def _step(self, eqn: Equation) -> None:
+        name, out = eqn.primitive.name, eqn.outvars[0]
+        operands = [self._operand(v) for v in eqn.invars]
+        operation: Operation
+        if name in _SAME or (name == "convert_element_type" and out.aval.dtype == np.float32):
+            self._ids[out] = next(o for o in operands if isinstance(o, int))
+            return
+        if name == "convert_element_type":
+            operation = "round"
+        elif name == "select_n":
+            operation, operands = "select", [operands[0], operands[2], operands[1]]
+        elif name == "reduce_sum" and not self._region.kinds[eqn.invars[0]].wide:
+            operation = "clear"
+        else:
+            operation = _OPERATIONS[name]
+        self._ids[out] = len(self._ids) + len(self._program.equations)
+        self._steps.append(Step(operation, self._ids[out], tuple(operands)))
+
+    def _keep(self, v: Any, kept: set[int]) -> None:
+        """Keeps the equations that make a value, which only renames one from outside."""
+        at = self._program.maker.get(v)
+        if at is None or at not in self._region.equations or at in kept:
+            return
+        kept.add(at)
+        for operand in self._program.equations[at].invars:
+            if is_variable(operand):
+                self._keep(operand, kept)
+
+    def _layout(self, results: Sequence[Any], totals: Sequence[Any]) -> Layout:
+        kinds = self._region.kinds
+        columns = []
+        for v in self._columns:
+            labels = kinds[v].labels
+            columns.append((labels, tuple(labels[d] for d in self._lies.get(v, range(len(labels))))))
+        found = (self._order_in_product(v, kinds[v].labels) for v in results)
+        rows = next((order for order in found if order is not None), columns[0][1])
+        for v in results:
+            self._lies[v] = tuple(kinds[v].labels.index(label) for label in rows)
+        return Layout(
+            self._region.sizes,
+            rows,
+            tuple(columns),
+            tuple((kinds[v].labels, self._differs(v, kinds[v].labels)) for v in self._masks),
+            tuple(self._complete(v) for v in self._numbers),
+            tuple((self._complete(v), tuple(v.aval.shape)) for v in (*results, *totals)),
+        )
+
+    def _complete(self, v: Any) -> Labels:
+        """Returns the labels of a value with those of the dimensions of 1 that it lacks."""
+        labels = self._region.kinds[v].labels
+        return (*labels, *(i for i in range(len(self._region.sizes)) if i not in labels))
+
+    def _order_in_product(self, v: Any, labels: Labels) -> Labels | None:
+        """Returns the order in which a product takes the rows of a value, or of one that is its transpose."""
+        for at in self._program.users.get(v, ()):
+            eqn = self._program.equations[at]
+            if eqn.primitive.name == "transpose" and eqn.params["permutation"][-1] == len(labels):
+                order = tuple(labels[d] for d in eqn.params["permutation"][:-1])
+                if (found := self._order_in_product(eqn.outvars[0], order)) is not None:
+                    return found
+            elif eqn.primitive.name == "dot_general":
+                batch = eqn.params["dimension_numbers"][1][0 if eqn.invars[0] is v else 1]
+                if len(labels) not in batch:
+                    others = (d for d in range(len(labels)) if d not in batch)
+                    return tuple(labels[d] for d in (*batch, *others))
+        return None
+
+    def _differs(self, v: Any, labels: Labels) -> Labels:
+        varies = _varying(v, self._program)
+        return tuple(label for d, label in enumerate(labels) if d in varies)
+
+
+def _varying(v: Any, program: Program) -> frozenset[int]:
+    """Returns the dimensions along which a value may differ."""
+    if not is_variable(v):
+        return frozenset()
+    every = frozenset(d for d, n in enumerate(v.aval.shape) if n > 1)
+    at = program.maker.get(v)
+    if at is None:
+        return every
+    eqn = program.equations[at]
+    name, rank = eqn.primitive.name, len(v.aval.shape)
+    if name == "iota":
+        return frozenset({eqn.params["dimension"]})
+    if name == "broadcast_in_dim":
+        inner = _varying(eqn.invars[0], program)
+        return frozenset(int(eqn.params["broadcast_dimensions"][d]) for d in inner)
+    if name == "transpose":
+        inner = _varying(eqn.invars[0], program)
+        return frozenset(d for d, source in enumerate(eqn.params["permutation"]) if source in inner)
+    if name in INLINED and name != "reshape":
+        inputs = [x for x in eqn.invars if is_variable(x) and len(x.aval.shape) > 0]
+        if all(len(x.aval.shape) == rank for x in inputs):
+            return frozenset().union(*(_varying(x, program) for x in inputs))
+    return every

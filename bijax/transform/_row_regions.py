@@ -1,0 +1,283 @@
+"""Where a program computes rows: element-wise operations and reductions of the last dimension, to be one kernel.
+
+XLA:GPU cuts a softmax or its gradient that are written piece by piece into a pass for each reduction and one behind
+it, and reads a matrix of scores in each. On a Hopper GPU one kernel takes the pieces together, with their bits: it is
+a schedule, so it may be found in a forward pass and not in the gradient, or for one length of rows and not for another
+(but whatever the number of rows: a version of XLA with another exponential would not let the batch decide on bits).
+
+A region grows from a reduction along the operations before and behind it, up to what is no such operation. It is left
+alone if something between two of its operations stands outside, since one kernel cannot run before and behind it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jax.extend.core import Var
+
+Equation = Any
+Labels = tuple[int, ...]
+
+MOST_COLUMNS: Final = 8192
+"""Columns of a row, at most: several warpgroups hold it in registers."""
+
+_LEAST_COLUMNS: Final = 128
+_WHOLE: Final = 8  # columns, so that rows of 16 bits are whole 16 bytes
+
+_NUMBERS: Final = frozenset({"neg", "max", "stop_gradient", "reshape", "broadcast_in_dim", "reduce_sum"})
+_FLOATS: Final = ("float32", "bfloat16")
+_NAMES: Final = frozenset(
+    ("add", "add_any", "sub", "mul", "div", "neg", "exp", "select_n", "convert_element_type", "transpose")
+) | {"broadcast_in_dim", "reshape", "reduce_max", "reduce_sum", "max", "stop_gradient"}
+
+MASKING: Final = frozenset({"iota", "and", "or", "not", "ge", "gt", "le", "lt", "eq", "ne"})
+"""Operations of which masks are made: they stay outside, and stand before everything else."""
+
+
+def is_variable(atom: Any) -> bool:
+    """Returns whether an operand of an equation is a variable, not a constant."""
+    return isinstance(atom, Var)
+
+
+class Kind(NamedTuple):
+    """What a value is to a region.
+
+    Attributes:
+        wide: Whether it has columns; otherwise it is a number for each row, with or without a last dimension of 1.
+        labels: The dimensions of the rows in the value's own order.
+    """
+
+    wide: bool
+    labels: Labels
+
+
+@dataclass
+class Region:
+    """Equations that one kernel computes.
+
+    Attributes:
+        sizes: Lengths of the rows' dimensions, by label.
+        columns: Length of a row.
+        kinds: What the values are, those that come from outside included.
+        equations: Their places in the program.
+    """
+
+    sizes: tuple[int, ...]
+    columns: int
+    kinds: dict[Any, Kind]
+    equations: set[int] = field(default_factory=set)
+
+
+class Program:
+    """A program in which regions are looked for.
+
+    Attributes:
+        equations: Its equations.
+        outvars: Its results.
+        fits: Whether an equation is to be made invariant, and may be part of a region.
+    """
+
+    def __init__(self, equations: Sequence[Equation], outvars: Sequence[Any], fits: Sequence[bool]) -> None:
+        self.equations = equations
+        self.outvars = {v for v in outvars if is_variable(v)}
+        self.fits = fits
+        self.maker: dict[Any, int] = {}
+        self.users: dict[Any, list[int]] = {}
+        self._constants: dict[Any, float] = {}
+        self._levels: list[int] = []
+        levels: dict[Any, int] = {}
+        for at, eqn in enumerate(equations):
+            for v in eqn.invars:
+                if is_variable(v):
+                    self.users.setdefault(v, []).append(at)
+            for v in eqn.outvars:
+                self.maker[v] = at
+            level = max((levels.get(v, 0) for v in eqn.invars if is_variable(v)), default=0)
+            level += not (fits[at] and eqn.primitive.name in (*_NAMES, *MASKING))
+            self._levels.append(level)
+            levels |= dict.fromkeys(eqn.outvars, level)
+            if eqn.primitive.name == "broadcast_in_dim" and (value := self.constant(eqn.invars[0])) is not None:
+                self._constants[eqn.outvars[0]] = value
+
+    def constant(self, atom: Any) -> float | None:
+        """Returns the number that a value repeats, None if it is none."""
+        if not is_variable(atom):
+            value = np.asarray(atom.val)
+            return float(value) if value.ndim == 0 and atom.aval.dtype == np.float32 else None
+        return self._constants.get(atom)
+
+    def regions(self) -> Iterator[Region]:
+        """Yields the regions of the program; no equation is in two."""
+        taken: set[int] = set()
+        for at, eqn in enumerate(self.equations):
+            if at in taken or not self.fits[at] or eqn.primitive.name not in ("reduce_max", "reduce_sum"):
+                continue
+            region = self._from(at)
+            if region is not None and not region.equations & taken and self._pays(region):
+                taken |= region.equations
+                yield region
+
+    def results(self, region: Region) -> list[Any]:
+        """Returns the values of a region that are used outside."""
+        made = [v for at in sorted(region.equations) for v in self.equations[at].outvars]
+        return [v for v in made if v in self.outvars or not region.equations.issuperset(self.users.get(v, ()))]
+
+    def _from(self, start: int) -> Region | None:
+        (operand,) = self.equations[start].invars
+        shape: tuple[int, ...] = getattr(operand.aval, "shape", ())
+        if not is_variable(operand) or operand.aval.dtype != np.float32 or len(shape) < 2:
+            return None
+        if self.equations[start].params["axes"] != (len(shape) - 1,) or 0 in shape:
+            return None
+        if not _LEAST_COLUMNS <= shape[-1] <= MOST_COLUMNS or shape[-1] % _WHOLE:
+            return None
+        labels = tuple(range(len(shape) - 1))
+        region = Region(tuple(shape[:-1]), shape[-1], {operand: Kind(True, labels)})
+        waiting, seen = [start], {start}
+        while waiting:
+            at = waiting.pop()
+            found = self._kinds(region, at)
+            if found is None or any(region.kinds.get(v, kind) != kind for v, kind in found.items()):
+                seen.discard(at)  # what is not known yet may be later
+                continue
+            region.kinds |= found
+            region.equations.add(at)
+            for v in found:
+                near = [*self.users.get(v, ()), *([self.maker[v]] if v in self.maker else [])]
+                fresh = [n for n in near if n not in seen and self.fits[n] and self._levels[n] == self._levels[start]]
+                waiting += fresh
+                seen |= {*fresh}
+        return region if self._is_apart(region) else None
+
+    def _kinds(self, region: Region, at: int) -> dict[Any, Kind] | None:
+        """Returns what the values of an equation are if it belongs to a region, of which it has some value already."""
+        eqn = self.equations[at]
+        name, out = eqn.primitive.name, eqn.outvars[0]
+        if name not in _NAMES or len(eqn.outvars) != 1 or out in self._constants:
+            return None
+        atoms = [v for v in eqn.invars if is_variable(v) and v not in self._constants]
+        if any(not is_variable(v) and self.constant(v) is None for v in eqn.invars):
+            return None
+        if out.aval.dtype.name not in _FLOATS or any(v.aval.dtype.name not in (*_FLOATS, "bool") for v in atoms):
+            return None
+        if name in ("reduce_max", "reduce_sum"):
+            return self._reduced(region, eqn)
+        known = next((region.kinds[v] for v in (*atoms, out) if v in region.kinds), None)
+        if known is None:
+            return None
+        if name == "transpose":
+            return _transposed(region, eqn)
+        if name in ("broadcast_in_dim", "reshape"):
+            return _arranged(region, eqn, known)
+        widths = (*known.labels,), out.aval.shape
+        sizes = tuple(region.sizes[label] for label in widths[0])
+        if out.aval.shape == (*sizes, region.columns):
+            if name in ("max", "stop_gradient") or not _types_fit(name, eqn):
+                return None
+            kinds = {out: Kind(True, known.labels)}
+            for v in atoms:
+                if v.aval.shape not in ((*sizes, region.columns), (*sizes, 1)):
+                    return None
+                if v.aval.shape[-1] == 1 and (v.aval.dtype != np.float32 or name == "select_n"):
+                    return None
+                kinds[v] = Kind(v.aval.shape[-1] != 1, known.labels)
+            return kinds
+        if out.aval.shape not in (sizes, (*sizes, 1)) or name not in _NUMBERS or out.aval.dtype != np.float32:
+            return None
+        if len(atoms) != 1 or (name == "max" and not any(self.constant(v) == -math.inf for v in eqn.invars)):
+            return None
+        return {out: Kind(False, known.labels), atoms[0]: Kind(False, known.labels)}
+
+    def _reduced(self, region: Region, eqn: Equation) -> dict[Any, Kind] | None:
+        (operand,), (out,) = eqn.invars, eqn.outvars
+        if not is_variable(operand) or operand.aval.dtype != np.float32 or out.aval.dtype != np.float32:
+            return None
+        shape, axes = operand.aval.shape, eqn.params["axes"]
+        known = region.kinds.get(operand) or region.kinds.get(out)
+        if known is None:
+            return None
+        if operand in region.kinds and not known.wide:
+            if eqn.primitive.name != "reduce_sum" or any(shape[axis] != 1 for axis in axes):
+                return None
+            left = tuple(label for d, label in enumerate(known.labels) if d not in axes)
+            return {operand: known, out: Kind(False, left)}
+        if axes != (len(shape) - 1,) or shape != (*(region.sizes[i] for i in known.labels), region.columns):
+            return None
+        if len(known.labels) != len(region.sizes):
+            return None
+        return {operand: Kind(True, known.labels), out: Kind(False, known.labels)}
+
+    def _is_apart(self, region: Region) -> bool:
+        """Returns whether nothing outside needs a value of the region and makes another one that it needs."""
+        behind: set[Any] = set()
+        for at, eqn in enumerate(self.equations):
+            if at in region.equations:
+                if any(is_variable(v) and v in behind for v in eqn.invars):
+                    return False
+            elif any(is_variable(v) and (v in behind or self._made_in(region, v)) for v in eqn.invars):
+                behind |= {*eqn.outvars}
+        return True
+
+    def _made_in(self, region: Region, v: Any) -> bool:
+        return self.maker.get(v, -1) in region.equations
+
+    def _pays(self, region: Region) -> bool:
+        """Returns whether a region writes columns that it computes with what it reduces."""
+        results = [v for v in self.results(region) if region.kinds[v].wide]
+        names = [self.equations[at].primitive.name for at in region.equations]
+        return bool(results) and ("exp" in names or names.count("reduce_sum") > 0) and "div" in names
+
+
+def _types_fit(name: str, eqn: Equation) -> bool:
+    out, dtypes = eqn.outvars[0].aval.dtype, [v.aval.dtype for v in eqn.invars]
+    if name == "convert_element_type":
+        return dtypes[0].name in _FLOATS and {dtypes[0].name, out.name} == {*_FLOATS}
+    if name == "select_n":
+        return len(dtypes) == 3 and dtypes[0] == np.bool_ and out == np.float32
+    return out == np.float32 and all(d == np.float32 for d in dtypes)
+
+
+def _transposed(region: Region, eqn: Equation) -> dict[Any, Kind] | None:
+    (operand,), (out,), order = eqn.invars, eqn.outvars, tuple(eqn.params["permutation"])
+    if not is_variable(operand) or order[-1] != len(order) - 1 or len(order) != len(region.sizes) + 1:
+        return None
+    if operand in region.kinds:
+        before = region.kinds[operand].labels
+        after = tuple(before[d] for d in order[:-1])
+    else:
+        after = region.kinds[out].labels
+        before = tuple(after[order.index(d)] for d in range(len(after)))
+    if operand.aval.shape != (*(region.sizes[label] for label in before), region.columns):
+        return None
+    return {operand: Kind(True, before), out: Kind(True, after)}
+
+
+def _arranged(region: Region, eqn: Equation, known: Kind) -> dict[Any, Kind] | None:
+    """Numbers with dimensions of 1 or without them, and repeated as columns."""
+    (operand, *others), (out,) = eqn.invars, eqn.outvars
+    if others or not is_variable(operand) or operand.aval.dtype != np.float32:
+        return None
+    if eqn.primitive.name == "reshape":
+        sizes = tuple(region.sizes[label] for label in known.labels)
+        fits = all(v.aval.shape in (sizes, (*sizes, 1)) for v in (operand, out))
+        number = Kind(False, known.labels)
+        return {operand: number, out: number} if fits and eqn.params["dimensions"] is None else None
+    places, rank = tuple(map(int, eqn.params["broadcast_dimensions"])), len(region.sizes)
+    if operand not in region.kinds or known.wide or len(out.aval.shape) not in (rank, rank + 1):
+        return None
+    # A last dimension of 1 has no label.
+    labels: list[int | None] = [None] * rank
+    for label, place in zip(known.labels, places, strict=False):
+        if place >= rank:
+            return None
+        labels[place] = label
+    missing = iter(sorted({*range(rank)} - {*known.labels}))
+    complete = tuple(next(missing) if label is None else label for label in labels)
+    if out.aval.shape[:rank] != tuple(region.sizes[label] for label in complete):
+        return None
+    if len(places) > len(known.labels) and places[len(known.labels)] != rank:
+        return None
+    wide = len(out.aval.shape) > rank and out.aval.shape[rank] == region.columns
+    return {operand: known, out: Kind(wide, complete)} if wide or out.aval.shape[rank:] in ((), (1,)) else None

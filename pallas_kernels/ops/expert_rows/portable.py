@@ -1,0 +1,105 @@
+"""Where the rows of experts stand, by sorts, searches and scatters of XLA, on any platform."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.ops.expert_rows.wrong import NO_ROW, WRONG
+
+Arrays = tuple[jax.Array, ...]
+
+
+def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int) -> Arrays:
+    """Gives rows to the places of the experts in [first, end): experts upwards, places of an expert upwards.
+
+    Args:
+        number: (A,) int32, the expert of each place; those outside of [first, end) get no row.
+        first: First expert.
+        end: The expert behind the last one.
+        allocated: Rows that there are.
+
+    Returns:
+        offset (allocated,) int32, the place of each row, -1 for rows that are not used; expert (allocated,) int32,
+        counted from `first`, end - first for rows not used; count (end - first,) int32, the rows that each expert
+        needs; and a bool, whether there are rows enough.
+
+    Example:
+        >>> offset, expert, count, fit = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4)
+        >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit)
+        ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True)
+    """
+    experts = end - first
+    local = jnp.where((number >= first) & (number < end), number - first, experts)
+    by_expert, offset = _sorted_with_places(local, experts + 1)
+    starts = _search(by_expert, jnp.arange(experts + 1, dtype=jnp.int32), "left")
+    offset = _resized(jnp.where(by_expert < experts, offset, NO_ROW), allocated, NO_ROW)
+    return offset, _resized(by_expert, allocated, experts), starts[1:] - starts[:-1], starts[-1] <= allocated
+
+
+def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:
+    """Returns which expert each row has.
+
+    Args:
+        count: (E,) int32, the rows of each expert.
+        rows: Rows that there are.
+
+    Returns:
+        expert (rows,) int32, E for rows behind those of the last expert; and a bool, whether no count is negative and
+        there are rows enough. If not, no row has an expert.
+
+    Example:
+        >>> expert, fit = rows_by_count(jnp.array([1, 0, 2]), rows=4)
+        >>> expert.tolist(), bool(fit)
+        ([0, 2, 2, 3], True)
+    """
+    found = jnp.where((count >= 0) & (count <= rows), count, rows + 1)
+
+    def add(total: jax.Array, number: jax.Array) -> jax.Array:
+        return jnp.minimum(total, rows + 1 - number) + number  # cut to rows + 1, so that none wraps round
+
+    # Few experts need no such care, and a running sum takes fewer kernels.
+    ends = lax.cumsum(found) if count.size * (rows + 1) < 1 << 31 else lax.associative_scan(add, found)
+    fit = jnp.all(ends <= rows)
+    ends = jnp.where(fit, ends, 0)
+    return _search(ends, jnp.arange(rows, dtype=jnp.int32), "right"), fit
+
+
+def rows_of_tokens(offset: jax.Array, *, places: int) -> jax.Array:
+    """Returns the row of each place.
+
+    Args:
+        offset: (A,) int32, the place of each row, negative for rows that are not used.
+        places: Number of places.
+
+    Returns:
+        (places,) int32: the row; -1 for a place without one, -2 for one with several. If a row has a place that there
+        is not, all are -2.
+
+    Example:
+        >>> rows_of_tokens(jnp.array([2, -1, 0, 2]), places=3).tolist()
+        [2, -1, -2]
+    """
+    slots = jnp.where((offset >= 0) & (offset < places), offset, places)
+    row = jnp.full((places,), NO_ROW, jnp.int32).at[slots].max(jnp.arange(offset.size, dtype=jnp.int32), mode="drop")
+    number = jnp.zeros((places,), jnp.int32).at[slots].add(jnp.int32(1), mode="drop")
+    return jnp.where((number > 1) | jnp.any(offset >= places), WRONG, row)
+
+
+def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Array]:
+    """Sorts numbers in [0, end), equal ones by their places; returns them and their places."""
+    place = jnp.arange(numbers.size, dtype=jnp.int32)
+    if numbers.size * end >= 1 << 31:
+        ascending, place = lax.sort((numbers, place), num_keys=2)
+        return ascending, place
+    # One number for both: XLA sorts it faster on a GPU, and by one pass over memory.
+    both = lax.sort(numbers * numbers.size + place)
+    return both // max(1, numbers.size), both % max(1, numbers.size)
+
+
+def _search(ascending: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
+    """Returns where numbers stand in ascending ones; unrolled, so that a GPU takes all steps in one kernel."""
+    return jnp.searchsorted(ascending, wanted, side=side, method="scan_unrolled").astype(jnp.int32)
+
+
+def _resized(x: jax.Array, length: int, fill: int) -> jax.Array:
+    return jnp.pad(x[:length], (0, max(0, length - x.size)), constant_values=fill)

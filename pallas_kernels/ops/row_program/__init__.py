@@ -1,0 +1,1 @@
+"""Element-wise code of rows and the reductions in it, as one kernel."""

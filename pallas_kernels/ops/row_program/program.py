@@ -1,0 +1,66 @@
+"""A program on rows: element-wise steps on columns and on numbers of a row, and reductions of a row."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Operation = Literal["add", "sub", "mul", "div", "neg", "exp", "select", "round", "clear", "max", "sum"]
+
+REDUCTIONS: Final = ("max", "sum")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation on float32 values of a row: columns, numbers, or both.
+
+    Attributes:
+        operation: "select" is its second operand where the first, a mask, is not 0, else its third; "round" rounds to
+            bfloat16; "clear" makes +0 of -0; "max" and "sum" reduce columns to a number.
+        result: Which value it makes.
+        operands: Which values it takes; a float stands for itself.
+    """
+
+    operation: Operation
+    result: int
+    operands: tuple[int | float, ...]
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """What is computed of every row. Values are numbered.
+
+    Attributes:
+        columns: Values given as columns, an array each.
+        masks: Values given as columns of 0 and 1.
+        numbers: Values given as a number.
+        steps: The operations, each behind those that make its operands.
+        results: Values wanted as columns.
+        dtypes: Their dtypes, float32 or bfloat16, to which they are rounded already.
+        totals: Values wanted as a number.
+    """
+
+    columns: tuple[int, ...]
+    masks: tuple[int, ...]
+    numbers: tuple[int, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    totals: tuple[int, ...]
+
+    def wide(self) -> frozenset[int]:
+        """Returns the values that are columns."""
+        found = {*self.columns, *self.masks}
+        for step in self.steps:
+            if step.operation not in REDUCTIONS and any(o in found for o in step.operands if isinstance(o, int)):
+                found.add(step.result)
+        return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which row of an array belongs to a row of the results.
+
+    Attributes:
+        terms: (divisor, size, stride) of each dimension: the sum of row // divisor % size * stride.
+    """
+
+    terms: tuple[tuple[int, int, int], ...]

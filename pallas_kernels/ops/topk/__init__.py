@@ -1,0 +1,1 @@
+"""The largest numbers of rows and their places."""

@@ -1,0 +1,62 @@
+"""Schedules of the Triton kernels that route tokens and copy rows. They move integers and copies alone: no bit."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+_WARP: Final = 32
+_ROW_COLUMNS: Final = 1024  # that one warp holds: 32 registers of a thread
+_THREAD_BYTES: Final = 16  # of one instruction that loads or stores
+_PIECE_BYTES: Final = 2048
+_LEAST_COLUMNS: Final = 32
+_MOST_WARPS: Final = 4
+
+
+@dataclass(frozen=True)
+class PairTile:
+    """What one block of threads compares with all others.
+
+    Attributes:
+        items: Items of a block; a power of two.
+        chunk: Items that they are compared with at once; a power of two.
+        warps: Warps of a block.
+    """
+
+    items: int
+    chunk: int
+    warps: int
+
+
+PAIR_TILE: Final = PairTile(items=32, chunk=128, warps=4)
+MOST_PAIRS: Final = 1 << 25
+"""Comparisons that take less time than what a sort or a scatter of XLA costs."""
+
+
+def topk_warps(columns: int) -> int:
+    """Returns the warps that share a row."""
+    return 1 if columns <= _ROW_COLUMNS else 4
+
+
+def piece_columns(columns: int, itemsize: int) -> int:
+    """Returns the columns that a block copies at once: the largest power of two that the row is a multiple of.
+
+    Example:
+        >>> piece_columns(7168, 2), piece_columns(768, 2), piece_columns(100, 2)
+        (1024, 256, 4)
+    """
+    return math.gcd(columns, max(1, _PIECE_BYTES // itemsize))
+
+
+def copies_rows(columns: int, itemsize: int) -> bool:
+    """Whether rows have pieces that are long enough for a block's threads."""
+    return piece_columns(columns, itemsize) >= _LEAST_COLUMNS
+
+
+def copy_warps(columns: int, itemsize: int) -> int:
+    """Returns the warps that copy a row.
+
+    Example:
+        >>> copy_warps(7168, 2), copy_warps(768, 2)
+        (4, 1)
+    """
+    return max(1, min(_MOST_WARPS, piece_columns(columns, itemsize) * itemsize // (_THREAD_BYTES * _WARP)))

@@ -1,0 +1,81 @@
+"""Row programs on a Hopper GPU against the pieces that they stand for, and rows alone against rows in a batch."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing import assert_bits_equal
+from bijax.transform import _row_regions
+
+pytestmark = pytest.mark.gpu
+
+Arrays = tuple[jax.Array, ...]
+
+
+def normal(seed: int, *shape: int, dtype: str = "bfloat16") -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
+
+
+def with_gradient(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Arrays:
+    y, pull = jax.vjp(lambda *a: jnp.tanh(attention(*a)), q, k, v)
+    return (y, *pull(g))
+
+
+def masked(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Arrays:
+    """A mask that differs by sequence and head, a row without keys, and scores that are used besides."""
+    visible = jnp.abs(jnp.sin(jnp.arange(q.shape[0] * 2 * 64.0))).reshape(-1, 2, 64)
+    visible = jnp.repeat(visible, q.shape[2] // 2, 1)[..., None] > jnp.linspace(0.1, 1.0, k.shape[1])
+    scores = jnp.einsum("btnh,bsnh->bnts", q[:, :64], jnp.repeat(k, 4, 2), preferred_element_type=jnp.float32) * 0.3
+    scores = jnp.where(visible, scores, -jnp.inf)
+    p = jax.nn.softmax(scores, -1)
+    return p.astype(v.dtype), jnp.exp(scores - scores.max(-1, keepdims=True)), p.max(-1), scores
+
+
+def pieces_and_program(function: Callable[..., Arrays], *arrays: jax.Array) -> tuple[Arrays, Arrays]:
+    found = []
+    for columns in (0, _row_regions.MOST_COLUMNS):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_row_regions, "MOST_COLUMNS", columns)
+            program = jax.jit(bijax.invariant(lambda *a: function(*a))).lower(*arrays).compile()
+            assert ("bijax_row_program" in program.as_text()) == (columns > 0)
+            found.append(program(*arrays))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("keys", [128, 520, 2048])
+def test_attention_has_the_bits_of_its_pieces(keys: int) -> None:
+    q, k, v, g = (normal(i, 2, keys, n, 64) for i, n in enumerate((8, 2, 2, 8)))
+    pieces, program = pieces_and_program(with_gradient, q, k, v, g)
+    assert_bits_equal(program, pieces)
+    alone, _ = pieces_and_program(with_gradient, q[1:], k[1:], v[1:], g[1:])
+    assert_bits_equal(tuple(a[1:] for a in program), alone)
+
+
+@pytest.mark.parametrize("special", [1e30, np.inf, np.nan])
+def test_masks_and_numbers_that_are_not_finite(special: float) -> None:
+    q, k, v, g = (normal(i, 2, 512, n, 64) for i, n in enumerate((8, 2, 2, 8)))
+    q = q.at[0, 3, 2, 5].set(special).at[1, 7].multiply(special)
+    pieces, program = pieces_and_program(masked, q, k, v, g)
+    assert_bits_equal(program, pieces)
+
+
+def test_mapped_attention_has_the_bits_of_its_pieces() -> None:
+    q, k, v, g = (normal(i, 3, 2, 256, n, 64) for i, n in enumerate((8, 2, 2, 8)))
+    pieces, program = pieces_and_program(jax.vmap(with_gradient), q, k, v, g)
+    assert_bits_equal(program, pieces)
+
+
+def test_plain_attention_differs() -> None:
+    """The control."""
+    q, k, v, g = (normal(i, 2, 520, n, 64) for i, n in enumerate((8, 2, 2, 8)))
+    pieces, _ = pieces_and_program(with_gradient, q, k, v, g)
+    plain = jax.jit(with_gradient)(q, k, v, g)
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(plain, pieces, strict=True))
