@@ -95,7 +95,9 @@ def _facts(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _header(question: str) -> bytes:
-    optimized = not jax.config.jax_disable_most_optimizations  # or it is other machine code, which may have other bits
+    optimized = not jax.config.read(
+        "jax_disable_most_optimizations"
+    )  # or it is other machine code, which may have other bits
     return f"{question}\n{_machine()}{'' if optimized else ', not optimized'}\n".encode()
 
 
