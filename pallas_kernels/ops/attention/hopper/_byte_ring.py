@@ -16,7 +16,7 @@ from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.parts.hopper.clean import clean_rows
-from pallas_kernels.parts.hopper.widen import widen_rows
+from pallas_kernels.parts.hopper.widen import read_bytes, read_factors, write_widened
 
 
 class Bytes(NamedTuple):
@@ -81,6 +81,7 @@ class ByteRing:
 
     def widen_keys(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
         """Makes keys of the blocks of a tile, times factors (H,) in GPU memory."""
+        factors = read_factors(factors, ring.interpret)
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
@@ -92,6 +93,7 @@ class ByteRing:
 
     def widen_values(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
         """Makes values of the blocks of a tile, times factors (V,) in GPU memory; cleans them as `Ring.fill` does."""
+        factors = read_factors(factors, ring.interpret)
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
@@ -111,9 +113,11 @@ class ByteRing:
     def _widen(self, stages: Bytes, at: Any, target: Any, factors: Any, ring: Ring) -> None:
         slot = lax.rem(at, self.stages)
         plgpu.barrier_wait(stages.full.at[slot])
-        widen_rows(stages.stored.at[slot], target, factors, self.fp8, ring.interpret)
-        plgpu.commit_smem()  # every warp has read the bytes, and written what is made of them
+        numbers = read_bytes(stages.stored.at[slot], ring.interpret)
+        plgpu.commit_smem()  # every warp has read
         plgpu.barrier_arrive(stages.free.at[slot])
+        write_widened(numbers, target, factors, self.fp8, ring.interpret)
+        plgpu.commit_smem()  # every warp has written
 
 
 def drain(free: Any, stages: int, filled: Any) -> None:
