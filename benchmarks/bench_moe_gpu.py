@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--rows", type=integers, default=ROWS, help="numbers of rows, separated by commas")
     parser.add_argument("--loads", default=",".join(LOADS), help="how rows are shared out, separated by commas")
     parser.add_argument("--only", choices=PARTS, help="one part of the benchmark")
+    parser.add_argument("--layers", default="", help="a part of the names of whole layers")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
     parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
     arguments = parser.parse_args()
@@ -123,7 +124,7 @@ def main() -> None:
     deadline = time.monotonic() + arguments.limit_s
     wanted = [arguments.only] if arguments.only else PARTS
     if "layers" in wanted:
-        save("moe_layer", layer_cells(deadline), arguments.json)
+        save("moe_layer", layer_cells(arguments.layers, deadline), arguments.json)
     if "int8" in wanted:
         jobs = [Bytes(*shape, along_k) for shape in INT8 for along_k in (True, False)]
         save("quant_matmul", byte_cells(jobs, deadline), arguments.json)
@@ -162,9 +163,9 @@ def byte_cells(jobs: list[Bytes], deadline: float) -> list[dict[str, Any]]:
     return cells
 
 
-def layer_cells(deadline: float) -> list[dict[str, Any]]:
+def layer_cells(only: str, deadline: float) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = []
-    for layer, quantized in itertools.product(LAYERS, (False, True)):
+    for quantized, layer in itertools.product((False, True), (one for one in LAYERS if only in one.name)):
         copies = max(1, min(2, math.ceil(ROTATED_BYTES / layer.bytes_of_weights(quantized))))
         make = jax.jit(layer.make, static_argnums=1)
         made = [make(jax.random.key(i), quantized) for i in range(copies)]
