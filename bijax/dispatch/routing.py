@@ -76,4 +76,4 @@ rows_of_tokens_kernel: Final = define_kernel(
 """(A,) int32 and `places`, as `expert_rows.portable.rows_of_tokens` has them."""
 
 pick_kernel: Final = define_kernel("pick_rows", _backends(pick.pick_rows, lambda: pick_triton.pick_rows))
-"""(S, C) and (M, 1) int32, as `pick.portable.pick_rows` has them."""
+"""(S, C), (M, 1) int32 and possibly an order (M, 1) int32, as `pick.portable.pick_rows` has them."""

@@ -12,7 +12,7 @@ from bijax.sampling._draw import draw
 from bijax.sampling._measure import Measured, measure
 from bijax.sampling._restrict import what_is_left
 from bijax.serving.model import Model
-from bijax.serving.packed import Given, unpack
+from bijax.serving.packed import Given, one_step_on, unpack
 from bijax.serving.rows import Extras, Rows
 
 
@@ -78,7 +78,7 @@ def advance_and_draw(
     *,
     table_width: int,
     batch_invariant: bool,
-) -> tuple[Advanced, jax.Array, jax.Array]:
+) -> tuple[Advanced, jax.Array, jax.Array, jax.Array]:
     """`begin`, `advance` and `draw_tokens` as one program.
 
     Args:
@@ -91,12 +91,13 @@ def advance_and_draw(
         batch_invariant: Whether bits are to be the same in any batch.
 
     Returns:
-        What the call of the model brings, a token for each of its rows, and the last token of each slot.
+        What the call of the model brings, a token for each of its rows, the last token of each slot, and `packed` one
+        step on, which has no meaning behind more than one token.
     """
     given = unpack(packed, last, table_width=table_width)
     found = advance(jax.tree.unflatten(structure.tree, weights), pages, given)
     tokens, last = draw_tokens(found.logits, given, last, batch_invariant=batch_invariant)
-    return found, tokens, last
+    return found, tokens, last, one_step_on(packed)
 
 
 @functools.partial(jax.jit, static_argnames="table_width")

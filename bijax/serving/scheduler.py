@@ -79,6 +79,7 @@ class Scheduler:
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._speculative_tokens = speculative_tokens
+        self._grew = False  # whether a running sequence got a page in this plan
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place among those that wait."""
@@ -91,6 +92,7 @@ class Scheduler:
         """
         budget = self._max_prefill_tokens
         works: list[Work] = []
+        self._grew = False
         # More than so many of those that wait cannot be taken in one step.
         candidates = [*self.running, *self.waiting[: self._max_running]]
         for sequence in sorted(candidates, key=_key):
@@ -112,6 +114,8 @@ class Scheduler:
                 works.append(work)
                 if missing > 1:
                     budget -= len(work.tokens)
+        if self._grew:
+            self._grow_ahead()
         return works
 
     def dispatched(self, works: Iterable[Work]) -> None:
@@ -254,7 +258,23 @@ class Scheduler:
                 self.preempt(sequence)
                 return False
         sequence.pages.extend(self.pool.take() for _ in range(needed))
+        self._grew |= needed > 0
         return True
+
+    def _grow_ahead(self) -> None:
+        """Gives a page to all that will soon need one, where there are plenty.
+
+        Page tables then change in one step for many sequences, and not in each step for some: while they stay, the
+        device needs nothing from the host to go on.
+        """
+        soon = []
+        for sequence in self.running:
+            room = len(sequence.pages) * self._page_size
+            if room < min(len(sequence.tokens) + sequence.unread + self._page_size // 2, sequence.most):
+                soon.append(sequence)
+        if self.pool.free + self.pool.kept_alone >= len(self.running) + len(soon) and self._reclaim(len(soon)):
+            for sequence in soon:
+                sequence.pages.append(self.pool.take())
 
     def _reclaim(self, needed: int) -> bool:
         """Whether so many pages are free, after the prefix cache has given up what it must."""

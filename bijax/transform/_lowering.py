@@ -30,13 +30,15 @@ from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._results import ARRANGEMENT, with_arrangements
-from bijax.transform._row_programs import ROW_PROGRAM, run_row_program, with_row_programs
+from bijax.transform._row_layout import run_row_program
+from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
 from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
     ALONE,
     COMPARED,
     COUNTER,
     FENCED,
+    IN_REGIONS,
     KEEP,
     ORDER_FREE,
     PLATFORMS,
@@ -90,7 +92,7 @@ def _may_join(enabled: bool, eqn: Any) -> bool:
     """Returns whether an equation may become part of a row program."""
     metadata = eqn.ctx.xla_metadata
     tag = metadata.get(TAG) if metadata else None
-    if not (tag == INVARIANT or (tag is None and enabled)) or eqn.effects:
+    if not (tag == INVARIANT or (tag is None and enabled)) or eqn.effects or eqn.ctx.compute_type is not None:
         return False
     return not any(_is_explicit(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
@@ -305,6 +307,8 @@ def _replaced(
                 ctx, *operands, **parameters
             )
         return lowered
+    # The name of a scatter says what its program does; its form would be kept for this one program.
+    parameters = {k: v for k, v in parameters.items() if k not in IN_REGIONS.get(primitive.name, ())}
     on_whole_vectors = primitive.name in VECTORS
     function = functools.partial(on_vectors, primitive) if on_whole_vectors else replacement(primitive.name, platform)
     return _traced(function, ctx, operands, parameters, multiple_results=primitive.multiple_results)

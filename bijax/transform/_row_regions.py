@@ -234,6 +234,8 @@ def _types_fit(name: str, eqn: Equation) -> bool:
     out, dtypes = eqn.outvars[0].aval.dtype, [v.aval.dtype for v in eqn.invars]
     if name == "convert_element_type":
         return dtypes[0].name in _FLOATS and {dtypes[0].name, out.name} == {*_FLOATS}
+    if name == "exp" and eqn.params.get("accuracy") is not None:
+        return False
     if name == "select_n":
         return len(dtypes) == 3 and dtypes[0] == np.bool_ and out == np.float32
     return out == np.float32 and all(d == np.float32 for d in dtypes)

@@ -101,6 +101,17 @@ def test_the_next_process_makes_no_form(made: list[bytes], folder: Path) -> None
     assert len(made) == 2 * forms
 
 
+def test_scatters_are_told_apart_by_their_names(made: list[bytes]) -> None:
+    def scattered(combine: str) -> str:
+        function = bijax.invariant(lambda x: getattr(x.at[jnp.array([1, 0, 1])], combine)(x))
+        return str(jax.jit(function).lower(X).as_text())
+
+    texts, forms = {combine: scattered(combine) for combine in ("add", "max", "min")}, len(made)
+    assert forms >= len(set(texts.values())) == 3
+    assert {combine: scattered(combine) for combine in texts} == texts
+    assert len(made) == forms
+
+
 def test_a_kernel_from_elsewhere_is_lowered_each_time(made: list[bytes]) -> None:
     traced = []
 

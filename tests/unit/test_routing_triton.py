@@ -65,4 +65,6 @@ def test_rows_of_tokens(name: str) -> None:
 def test_pick_rows(dtype: str, columns: int) -> None:
     x, place = rows_and_places(dtype, columns)
     assert_bits_equal(pick_triton.pick_rows(x, place, interpret=True), pick.pick_rows(x, place))
+    order = jnp.array([3, 1, 8, 0, 2, 7, 5, 4, 6], jnp.int32)[:, None]
+    assert_bits_equal(pick_triton.pick_rows(x, place, order, interpret=True), pick.pick_rows(x, place, order))
     assert not pick_triton.pick_rows.serves(x[:, :31], place)

@@ -21,19 +21,20 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int) -
     Returns:
         offset (allocated,) int32, the place of each row, -1 for rows that are not used; expert (allocated,) int32,
         counted from `first`, end - first for rows not used; count (end - first,) int32, the rows that each expert
-        needs; and a bool, whether there are rows enough.
+        needs; a bool, whether there are rows enough; and the places (A,) int32 in the order of rows, those without one
+        last.
 
     Example:
-        >>> offset, expert, count, fit = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4)
-        >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit)
-        ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True)
+        >>> offset, expert, count, fit, place = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4)
+        >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit), place.tolist()
+        ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True, [0, 3, 2, 1])
     """
     experts = end - first
     local = jnp.where((number >= first) & (number < end), number - first, experts)
-    by_expert, offset = _sorted_with_places(local, experts + 1)
+    by_expert, place = _sorted_with_places(local, experts + 1)
     starts = _search(by_expert, jnp.arange(experts + 1, dtype=jnp.int32), "left")
-    offset = _resized(jnp.where(by_expert < experts, offset, NO_ROW), allocated, NO_ROW)
-    return offset, _resized(by_expert, allocated, experts), starts[1:] - starts[:-1], starts[-1] <= allocated
+    offset = _resized(jnp.where(by_expert < experts, place, NO_ROW), allocated, NO_ROW)
+    return offset, _resized(by_expert, allocated, experts), starts[1:] - starts[:-1], starts[-1] <= allocated, place
 
 
 def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:
