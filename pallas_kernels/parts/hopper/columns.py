@@ -182,7 +182,8 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
     if interpret:
         tile = wide[...][: 2 * ROWS * COLUMNS].reshape(2 * ROWS, COLUMNS)
         plgpu.commit_smem()
-        return total * decay + tile.sum(axis=0)
+        found: jax.Array = total * decay + tile.sum(axis=0)
+        return found
     result = plgpu.ShapeDtypeStruct((WARPGROUP,), jnp.dtype(jnp.float32), layout=_THREADS)
     inline: Any = plgpu.inline_mgpu(arg_types=(_THREADS, _THREADS, plgpu.RefType()), return_type=result)
 

@@ -87,8 +87,7 @@ class ByteRing:
         def _(block: Any) -> None:
             at = position + (block - blocks.first)
             slot = ring.slot(at)
-            pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, ring.keys_free.at[slot]))
-            self._widen(self.keys, at, ring.keys.at[slot], factors, ring)
+            self._widen(self.keys, at, ring.keys.at[slot], ring.keys_free.at[slot], factors, ring)
             plgpu.barrier_arrive(ring.keys_full.at[slot])
 
     def widen_values(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
@@ -99,8 +98,7 @@ class ByteRing:
         def _(block: Any) -> None:
             at, start = position + (block - blocks.first), block * self.source.block
             slot = ring.slot(at)
-            pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, ring.values_free.at[slot]))
-            self._widen(self.values, at, ring.values.at[slot], factors, ring)
+            self._widen(self.values, at, ring.values.at[slot], ring.values_free.at[slot], factors, ring)
 
             @pl.when(blocks.in_part(block))
             def _() -> None:
@@ -110,12 +108,14 @@ class ByteRing:
 
             plgpu.barrier_arrive(ring.values_full.at[slot])
 
-    def _widen(self, stages: Bytes, at: Any, target: Any, factors: Any, ring: Ring) -> None:
+    def _widen(self, stages: Bytes, at: Any, target: Any, free: Any, factors: Any, ring: Ring) -> None:
+        """Takes bytes into registers, gives their stage back, and writes 16 bits when `target` is free."""
         slot = lax.rem(at, self.stages)
         plgpu.barrier_wait(stages.full.at[slot])
         numbers = read_bytes(stages.stored.at[slot], ring.interpret)
         plgpu.commit_smem()  # every warp has read
         plgpu.barrier_arrive(stages.free.at[slot])
+        pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, free))
         write_widened(numbers, target, factors, self.fp8, ring.interpret)
         plgpu.commit_smem()  # every warp has written
 
