@@ -95,9 +95,8 @@ def _facts(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _header(question: str) -> bytes:
-    optimized = not jax.config.read(
-        "jax_disable_most_optimizations"
-    )  # or it is other machine code, which may have other bits
+    # Without them it is other machine code, which may have other bits.
+    optimized = not jax.config.read("jax_disable_most_optimizations")
     return f"{question}\n{_machine()}{'' if optimized else ', not optimized'}\n".encode()
 
 
