@@ -46,10 +46,11 @@ INT8: Final = (
     *((m, 4096, 14336) for m in (8, 64, 512)),
     (8192, 8192, 8192),
 )
-FLOAT8: Final = ((8, 4096, 4096), (64, 4096, 14336), (512, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192))
+FLOAT8: Final = "float8_e4m3fn"
+FLOAT8_SHAPES: Final = ((8, 4096, 4096), (64, 4096, 14336), (512, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192))
 
 ROTATED_BYTES: Final = 250_000_000  # several times the L2 cache
-PARTS: Final = ("int8", "float8", "layers", "groups")
+PARTS: Final = ("layers", "int8", "float8", "groups")
 MOST_FLOP: Final = 5e12  # of a ragged_dot that multiplies all rows by all weights
 MOST_ERROR: Final = 0.05  # of a layer's programs, which round at other places
 MOST_BYTES: Final = 16_000_000_000  # of weights
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--rows", type=integers, default=ROWS, help="numbers of rows, separated by commas")
     parser.add_argument("--loads", default=",".join(LOADS), help="how rows are shared out, separated by commas")
     parser.add_argument("--only", choices=PARTS, help="one part of the benchmark")
+    parser.add_argument("--layers", default="", help="a part of the names of whole layers")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
     parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
     arguments = parser.parse_args()
@@ -121,42 +123,39 @@ def main() -> None:
         return
     deadline = time.monotonic() + arguments.limit_s
     wanted = [arguments.only] if arguments.only else PARTS
-    with Workers() as workers:
-        if "int8" in wanted:
-            jobs = [Bytes(*shape, along_k) for shape in INT8 for along_k in (True, False)]
-            save("quant_matmul", byte_cells(workers, jobs, deadline), arguments.json)
-        if "float8" in wanted:
-            jobs = [Bytes(*shape, True, "float8_e4m3fn") for shape in FLOAT8]
-            save("float8_matmul", byte_cells(workers, jobs, deadline), arguments.json)
-        if "layers" in wanted:
-            save("moe_layer", layer_cells(deadline), arguments.json)
-        if "groups" in wanted:
-            shapes = [
-                (name, Groups(m, g, k, n))
-                for name, (k, n) in PRODUCTS.items()
-                for g in arguments.experts
-                for m in arguments.rows
-            ]
+    if "layers" in wanted:
+        save("moe_layer", layer_cells(arguments.layers, deadline), arguments.json)
+    if "int8" in wanted:
+        jobs = [Bytes(*shape, along_k) for shape in INT8 for along_k in (True, False)]
+        save("quant_matmul", byte_cells(jobs, deadline), arguments.json)
+    if "float8" in wanted:
+        jobs = [Bytes(*shape, True, FLOAT8) for shape in FLOAT8_SHAPES]
+        save("float8_matmul", byte_cells(jobs, deadline), arguments.json)
+    if "groups" in wanted:
+        shapes = [
+            (name, Groups(m, g, k, n))
+            for name, (k, n) in PRODUCTS.items()
+            for g in arguments.experts
+            for m in arguments.rows
+        ]
+        with Workers() as workers:
             save("group_matmul", group_cells(workers, shapes, arguments.loads.split(","), deadline), arguments.json)
 
 
-def byte_cells(workers: Workers, jobs: list[Bytes], deadline: float) -> list[dict[str, Any]]:
-    ours = {job: workers.ours(job) for job in jobs}
-    bfloat16 = {job[:3]: workers.ours(Job(*job[:3], "bfloat16")) for job in jobs}
-    # XLA tunes on the GPU while it compiles: it has to be done before anything is timed.
-    theirs = {job: workers.xla(job, job.stock) for job in jobs}
-    for program in theirs.values():
-        program.result()
-    cells = []
+def byte_cells(jobs: list[Bytes], deadline: float) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = []
     for job in jobs:
         if time.monotonic() > deadline:
             break
+        wide = Job(job.m, job.k, job.n, "bfloat16")
+        forms = (job.function, job.operands), (job.stock, job.operands), (wide.function, wide.operands)
+        with ThreadPoolExecutor(len(forms)) as threads:
+            ours, theirs, bfloat16 = threads.map(lambda form: jax.jit(form[0]).lower(*form[1]).compile(), forms)
         copies = max(2, min(64, math.ceil(ROTATED_BYTES / (job.k * job.n))))
         sets = [arrays(i, job.operands) for i in range(copies)]
-        times = [device_time_us(f.result(), sets, max(CALLS, copies)) for f in (ours[job], theirs[job])]
-        wide = Job(job.m, job.k, job.n, "bfloat16")
+        times = in_turns_us([ours, theirs], sets, max(CALLS, copies))
         sets = [arrays(i, wide.operands) for i in range(max(2, copies // 2))]
-        ours_16 = device_time_us(bfloat16[job[:3]].result(), sets, max(CALLS, copies // 2))
+        ours_16 = device_time_us(bfloat16, sets, max(CALLS, copies // 2))
         shape: dict[str, Any] = {"dtype": job.dtype, "m": job.m, "k": job.k, "n": job.n}
         shape["weights"] = "(N, K)" if job.along_k else "(K, N)"
         cells.append(cell(*times, **shape, bfloat16_us=round(ours_16, 2)))
@@ -164,24 +163,19 @@ def byte_cells(workers: Workers, jobs: list[Bytes], deadline: float) -> list[dic
     return cells
 
 
-def layer_cells(deadline: float) -> list[dict[str, Any]]:
-    wanted = list(itertools.product(LAYERS, (False, True), TOKENS))
-    with ThreadPoolExecutor(8) as threads:  # XLA tunes on the GPU while it compiles: before anything is timed
-        programs = list(threads.map(lambda one: layer_programs(*one), wanted))
+def layer_cells(only: str, deadline: float) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = []
-    made: list[Any] = []
-    for (layer, quantized, tokens), compiled in zip(wanted, programs, strict=True):
-        if time.monotonic() > deadline:
-            break
-        if tokens == TOKENS[0]:
-            made.clear()
-            copies = max(1, min(2, math.ceil(ROTATED_BYTES / layer.bytes_of_weights(quantized))))
-            make = jax.jit(layer.make, static_argnums=1)
-            made += [make(jax.random.key(i), quantized) for i in range(copies)]
-        shape = {"layer": layer.name, "dtype": "int8" if quantized else "bfloat16", "tokens": tokens}
-        given = [(*arrays(i, (layer.tokens(tokens),)), weights) for i, weights in enumerate(made)]
-        cells.append(layer_cell(shape, compiled, given))
-        print(cells[-1], flush=True)
+    for quantized, layer in itertools.product((False, True), (one for one in LAYERS if only in one.name)):
+        copies = max(1, min(2, math.ceil(ROTATED_BYTES / layer.bytes_of_weights(quantized))))
+        make = jax.jit(layer.make, static_argnums=1)
+        made = [make(jax.random.key(i), quantized) for i in range(copies)]
+        for tokens in TOKENS:
+            if time.monotonic() > deadline:
+                return cells
+            shape = {"layer": layer.name, "dtype": "int8" if quantized else "bfloat16", "tokens": tokens}
+            given = [(*arrays(i, (layer.tokens(tokens),)), weights) for i, weights in enumerate(made)]
+            cells.append(layer_cell(shape, layer_programs(layer, quantized, tokens), given))
+            print(cells[-1], flush=True)
     return cells
 
 
@@ -189,13 +183,15 @@ def layer_programs(layer: MoELayer, quantized: bool, tokens: int) -> dict[str, A
     """Compiles all forms of a layer."""
     weights = jax.eval_shape(lambda key: layer.make(key, quantized), jax.random.key(0))
     functions = {"ours": layer.ours, **layer.plain(tokens, quantized)}
-    return {name: jax.jit(f).lower(layer.tokens(tokens), weights).compile() for name, f in functions.items()}
+    with ThreadPoolExecutor(len(functions)) as threads:
+        compiled = threads.map(lambda f: jax.jit(f).lower(layer.tokens(tokens), weights).compile(), functions.values())
+        return dict(zip(functions, compiled, strict=True))
 
 
 def layer_cell(shape: dict[str, Any], programs: dict[str, Any], given: list[Any]) -> dict[str, Any]:
     """Times a layer by every form, on the tokens and weights of several sets."""
     ours = programs["ours"](*given[0])
-    distance = {name: relative_error(program(*given[0]), ours) for name, program in programs.items()}
+    distance = {name: float(relative_error(program(*given[0]), ours)) for name, program in programs.items()}
     if not max(distance.values()) < MOST_ERROR:
         raise RuntimeError(f"expected programs of one layer {shape}, got relative distances {distance} from ours.")
     device = dict(zip(programs, in_turns_us(list(programs.values()), given, CALLS // 2), strict=True))
@@ -207,9 +203,10 @@ def layer_cell(shape: dict[str, Any], programs: dict[str, Any], given: list[Any]
     return cell(device["ours"], device[best], **shape, plain=best, **times, **others)
 
 
-def relative_error(a: jax.Array, b: jax.Array) -> float:
-    x, y = (np.asarray(v, np.float64) for v in (a, b))
-    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+@jax.jit
+def relative_error(a: jax.Array, b: jax.Array) -> jax.Array:
+    x, y = a.astype(jnp.float32), b.astype(jnp.float32)
+    return jnp.sqrt(jnp.sum((x - y) ** 2) / jnp.sum(y**2))
 
 
 def group_cells(
@@ -264,9 +261,8 @@ def shared_out(load: str, m: int, groups: int) -> np.ndarray:
     return rng.multinomial(m, rng.permutation(weights / weights.sum())).astype(np.int32)
 
 
-def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
-    """Returns random operands."""
-
+@functools.cache
+def maker(operands: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
     def make(key: jax.Array) -> tuple[jax.Array, ...]:
         keys = jax.random.split(key, len(operands))
         return tuple(
@@ -276,7 +272,13 @@ def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.A
             for k, a in zip(keys, operands, strict=True)
         )
 
-    return jax.jit(make)(jax.random.key(seed))
+    return jax.jit(make)
+
+
+def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
+    """Returns random operands."""
+    made: tuple[jax.Array, ...] = maker(operands)(jax.random.key(seed))
+    return made
 
 
 def save(name: str, cells: list[dict[str, Any]], folder: Path | None) -> None:

@@ -1,5 +1,6 @@
 """The row operators of an inference engine as programs to time, each beside the same step in plain JAX."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -42,7 +43,7 @@ class Case:
     donated: tuple[int, ...] = ()
 
 
-def cases(tokens: int, columns: int) -> Iterator[Case]:
+def cases(tokens: int, columns: int, num_experts: int = EXPERTS) -> Iterator[Case]:
     """Yields the operators for tokens of bfloat16."""
     rows, kept = tokens * TOPK, tokens * columns
     wide = 2 * rows * columns
@@ -57,10 +58,10 @@ def cases(tokens: int, columns: int) -> Iterator[Case]:
         return jnp.exp(jax.random.normal(key, shape or (columns,)))
 
     def experts(key: jax.Array) -> jax.Array:
-        return jax.lax.top_k(jax.random.normal(key, (tokens, EXPERTS)), TOPK)[1]
+        return jax.lax.top_k(jax.random.normal(key, (tokens, num_experts)), TOPK)[1]
 
     def counts(key: jax.Array) -> jax.Array:
-        return jnp.bincount(experts(key).reshape(-1), length=EXPERTS).astype(jnp.int32)
+        return jnp.bincount(experts(key).reshape(-1), length=num_experts).astype(jnp.int32)
 
     yield case(
         "scale_dynamic_quant",
@@ -80,22 +81,22 @@ def cases(tokens: int, columns: int) -> Iterator[Case]:
         "moe_softmax_topk",
         lambda x: bijax.moe_softmax_topk(x, TOPK),
         _softmax_topk,
-        lambda key: (token(key, tokens, EXPERTS),),
-        tokens * (2 * EXPERTS + 6 * TOPK),
-        EXPERTS,
+        lambda key: (token(key, tokens, num_experts),),
+        tokens * (2 * num_experts + 6 * TOPK),
+        num_experts,
     )
     yield case(
         "moe_scatter",
-        lambda x, e: bijax.moe_scatter(x, e, expert_end_idx=EXPERTS),
-        _scatter,
+        lambda x, e: bijax.moe_scatter(x, e, expert_end_idx=num_experts),
+        functools.partial(_scatter, num_experts=num_experts),
         lambda key: (token(key), experts(key)),
         2 * kept + wide,
     )
     yield case(
         "moe_scatter_dynamic_quant",
-        lambda x, e, s: bijax.moe_scatter_dynamic_quant(x, e, s, expert_end_idx=EXPERTS),
-        _scatter_and_quantize,
-        lambda key: (token(key), experts(key), smooth(key, EXPERTS, columns)),
+        lambda x, e, s: bijax.moe_scatter_dynamic_quant(x, e, s, expert_end_idx=num_experts),
+        functools.partial(_scatter_and_quantize, num_experts=num_experts),
+        lambda key: (token(key), experts(key), smooth(key, num_experts, columns)),
         2 * kept + rows * columns,
     )
     yield case(
@@ -109,7 +110,7 @@ def cases(tokens: int, columns: int) -> Iterator[Case]:
         "moe_swiglu_dynamic_quant",
         bijax.moe_swiglu_dynamic_quant,
         _swiglu_and_quantize,
-        lambda key: (token(key, rows, columns), smooth(key, EXPERTS, columns // 2), counts(key)),
+        lambda key: (token(key, rows, columns), smooth(key, num_experts, columns // 2), counts(key)),
         wide + rows * columns // 2,
         columns // 2,
     )
@@ -175,16 +176,16 @@ def _softmax_topk(x: jax.Array) -> Arrays:
     return selected, (weights / weights.sum(-1, keepdims=True)).astype(x.dtype)
 
 
-def _scatter(x: jax.Array, experts: jax.Array) -> Arrays:
+def _scatter(x: jax.Array, experts: jax.Array, *, num_experts: int) -> Arrays:
     order = jnp.argsort(experts.reshape(-1))
-    return x[order // TOPK], jnp.bincount(experts.reshape(-1), length=EXPERTS), order
+    return x[order // TOPK], jnp.bincount(experts.reshape(-1), length=num_experts), order
 
 
-def _scatter_and_quantize(x: jax.Array, experts: jax.Array, smooth: jax.Array) -> Arrays:
+def _scatter_and_quantize(x: jax.Array, experts: jax.Array, smooth: jax.Array, *, num_experts: int) -> Arrays:
     flat = experts.reshape(-1)
     order = jnp.argsort(flat)
     h = x[order // TOPK].astype(jnp.float32) * smooth[flat[order]]
-    return *_quantize(h), jnp.bincount(flat, length=EXPERTS), order
+    return *_quantize(h), jnp.bincount(flat, length=num_experts), order
 
 
 def _swiglu(x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from flax_layers import INVARIANT, PLAIN
 from flax_layers.ops import Ops
 from flax_layers.routing import Routing
 
-TOKENS: Final = (1, 8, 64, 8192)
+TOKENS: Final = (8, 64, 1, 8192)
 _MOST_GATHERED: Final = 64  # weights of so many experts are copied for the tokens
 _MOST_BYTES: Final = 9_000_000_000  # of the rows that `ragged_dot` repeats for every expert, and of a dense layer's
 

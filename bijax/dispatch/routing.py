@@ -12,6 +12,7 @@ from bijax.core.contracts import run
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
 from pallas_kernels.ops.expert_rows import portable as expert_rows
+from pallas_kernels.ops.pick import cpu as pick_cpu
 from pallas_kernels.ops.pick import portable as pick
 from pallas_kernels.ops.topk import cpu as topk_cpu
 from pallas_kernels.ops.topk import portable as topk
@@ -26,7 +27,9 @@ else:
     topk_triton = on_first_use("pallas_kernels.ops.topk.triton")
 
 
-def _backends(portable: Callable[..., Any], triton: Callable[[], Any], cpu: Kernel | None = None) -> dict[str, Kernel]:
+def _backends(
+    portable: Callable[..., Any], triton: Callable[[], Any], cpu: Callable[..., Any] | None = None
+) -> dict[str, Kernel]:
     """Returns the Triton kernel for the calls that it serves on a GPU, and XLA's program for others."""
 
     def on_cuda(*arrays: jax.Array, **parameters: Any) -> Arrays:
@@ -75,5 +78,7 @@ rows_of_tokens_kernel: Final = define_kernel(
 )
 """(A,) int32 and `places`, as `expert_rows.portable.rows_of_tokens` has them."""
 
-pick_kernel: Final = define_kernel("pick_rows", _backends(pick.pick_rows, lambda: pick_triton.pick_rows))
-"""(S, C) and (M, 1) int32, as `pick.portable.pick_rows` has them."""
+pick_kernel: Final = define_kernel(
+    "pick_rows", _backends(pick.pick_rows, lambda: pick_triton.pick_rows, pick_cpu.pick_rows)
+)
+"""(S, C), (M, 1) int32 and possibly an order (M, 1) int32, as `pick.portable.pick_rows` has them."""

@@ -31,6 +31,14 @@ class Blocks:
         """Tokens that a slot holds."""
         return int(self.table.shape[1]) * self.size
 
+    @property
+    def apart(self) -> bool:
+        """Whether it is known that every entry of the table is a block of the cache, and each another one."""
+        if not is_known(self.table):
+            return False
+        found = np.unique(self.table)
+        return found.size == self.table.size and bool(((found >= 0) & (found < self.number)).all())
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -47,7 +55,9 @@ class Targets:
     stored: jax.Array
 
 
-def find_targets(op: str, tokens: Tokens, blocks: Blocks, kv_ids: Any, kv_lens: Any, allowed: jax.Array) -> Targets:
+def find_targets(
+    op: str, tokens: Tokens, blocks: Blocks, kv_ids: Any, kv_lens: Any, allowed: jax.Array | None
+) -> Targets:
     """Finds the place of each token, behind the tokens that its slot has.
 
     Args:
@@ -56,7 +66,7 @@ def find_targets(op: str, tokens: Tokens, blocks: Blocks, kv_ids: Any, kv_lens: 
         blocks: The blocks of the cache.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
         kv_lens: (B,) ints, the tokens that each slot has already; 0 by default.
-        allowed: Bool of the tokens' dimensions, False for one that cannot be stored.
+        allowed: Bool of the tokens' dimensions, False for one that cannot be stored; None if all can.
 
     Raises:
         TypeError: If ids or lengths are no integers.
@@ -97,7 +107,7 @@ def _check_places(op: str, blocks: Blocks, ids: Any, past: Any, lengths: Any) ->
             owner[place] = sequence
 
 
-def _targets(tokens: Tokens, blocks: Blocks, ids: jax.Array, past: jax.Array, allowed: jax.Array) -> Targets:
+def _targets(tokens: Tokens, blocks: Blocks, ids: jax.Array, past: jax.Array, allowed: jax.Array | None) -> Targets:
     slot, start = tokens.of_tokens(ids, -1), tokens.of_tokens(past, -1)
     place = jnp.maximum(start, 0) + tokens.index
     inside = (slot >= 0) & (start >= 0) & (place < blocks.capacity)
@@ -107,26 +117,45 @@ def _targets(tokens: Tokens, blocks: Blocks, ids: jax.Array, past: jax.Array, al
     else:
         at = jnp.where(inside, slot, 0), jnp.where(inside, place, 0) // max(blocks.size, 1)
         block = narrowed(table[at], 0, blocks.number - 1)
-    offset = place % max(blocks.size, 1)
-    flat = tokens.inside.reshape(-1)
-    sequence = tokens.sequence.reshape(-1)
+    offset = (place % max(blocks.size, 1)).reshape(-1)
+    flat, sequence = tokens.inside.reshape(-1), tokens.sequence.reshape(-1)
+    # Tokens that are not written get places of their own, outside of the cache.
+    outside = blocks.number + jnp.arange(flat.size, dtype=jnp.int32)
 
     def drop(stored: jax.Array, of: jax.Array, wrong: jax.Array) -> jax.Array:
         """Takes out the sequences that have a wrong token."""
         return stored & (jnp.zeros(stored.shape, jnp.int32).at[of].max(wrong.astype(jnp.int32), mode="drop") == 0)
 
+    def written(stored: jax.Array) -> jax.Array:
+        return jnp.where(flat & _of(stored, sequence), block.reshape(-1), outside)
+
     stored = tokens.valid & (ids >= 0) & (past >= 0)
-    stored = drop(stored, sequence, flat & ~(inside & (block >= 0) & allowed).reshape(-1))
-    written = flat & _of(stored, sequence)
-    # Tokens that are not written get places of their own, outside of the cache.
-    outside = blocks.number + jnp.arange(flat.size, dtype=jnp.int32)
-    where = jnp.where(written, block.reshape(-1), outside), offset.reshape(-1)
+    if blocks.apart:
+        # Tokens of a sequence have places of their own then, and what is wrong with one is seen by the lengths.
+        lengths = jnp.asarray(tokens.lengths)
+        stored &= lengths <= blocks.capacity - past
+        if allowed is not None:
+            stored = drop(stored, sequence, flat & ~allowed.reshape(-1))
+        stored &= ~_overlap(stored, ids, past, lengths)
+        return Targets(written(stored), offset, stored)
+    right = inside & (block >= 0)
+    right = right if allowed is None else right & allowed
+    stored = drop(stored, sequence, flat & ~right.reshape(-1))
     # Tokens of one place stand side by side then; none of their sequences is stored.
-    first, second, of = sort_tuples(*where, sequence)
+    first, second, of = sort_tuples(written(stored), offset, sequence)
     twin = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
     no = jnp.zeros((min(1, flat.size),), bool)
     stored = drop(stored, of, jnp.concatenate([no, twin]) | jnp.concatenate([twin, no]))
-    return Targets(jnp.where(written & _of(stored, sequence), where[0], outside), where[1], stored)
+    return Targets(written(stored), offset, stored)
+
+
+def _overlap(stored: jax.Array, ids: jax.Array, past: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Returns which of the sequences (B,) write to a place that another one writes to."""
+    number = jnp.arange(ids.size, dtype=jnp.int32)
+    others = (number[:, None] != number[None, :]) & stored[None, :] & (ids[:, None] == ids[None, :])
+    behind = past[:, None] < (past + lengths)[None, :]
+    some = (lengths > 0)[:, None] & (lengths > 0)[None, :]
+    return stored & jnp.any(others & behind & behind.T & some, axis=1)
 
 
 def _of(stored: jax.Array, sequence: jax.Array) -> jax.Array:

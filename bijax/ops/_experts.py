@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,9 @@ def shared_experts(op: str, tokens: int, experts: Any, first: Any, per_rank: Any
     return Shared(number, start, length)
 
 
+_CACHED_BYTES: Final = 1 << 24  # that stay in a GPU's cache while rows are written past them
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
@@ -70,12 +73,15 @@ class Rows:
         expert: (A,) int32, counted from the first expert of the rank; the number of experts for rows not used.
         count: (experts,) int32, the rows of each expert.
         fit: Bool, whether there are rows enough for the tokens.
+        place: (tokens * topk,) int32, the places of all tokens' experts in the order of rows, those without one last;
+            None if the tokens are not known.
     """
 
     offset: jax.Array
     expert: jax.Array
     count: jax.Array
     fit: jax.Array
+    place: jax.Array | None = None
 
 
 def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int) -> Rows:
@@ -155,7 +161,21 @@ def places(offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
 
 def spread(tokens: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Array:
     """Returns the token (T, C) of each row: (R, C), zeros for rows that are not used, nan if there are too few."""
-    return pick_rows(tokens, _only_used(places(rows.offset, topk, shared), rows, shared))
+    return copied(tokens, _only_used(places(rows.offset, topk, shared), rows, shared), rows)
+
+
+def copied(x: jax.Array, at: jax.Array, rows: Rows) -> jax.Array:
+    """Returns the rows of tokens x (T, C) at `at` (R,), as `pick_rows` does, the rows of one token together.
+
+    Rows that stand together are of one expert, and of tokens far apart: a token that has left a GPU's cache meanwhile
+    would be read from memory for each of its experts.
+    """
+    place = rows.place
+    if place is None or place.size != at.size or x.size * x.dtype.itemsize <= _CACHED_BYTES:
+        return pick_rows(x, at)
+    with kernel_code():  # every row has one place
+        order = jnp.zeros_like(place).at[place].set(jnp.arange(place.size, dtype=jnp.int32), unique_indices=True)
+    return pick_rows(x, at, order)
 
 
 def numbers_of_experts(rows: Rows, shared: Shared) -> jax.Array:

@@ -84,7 +84,7 @@ def quantize_picked(
 
     Where `expert` (R,) is negative there is no row: zeros, and a scale of 0, or of nan if it is less than -1.
     """
-    arrays = {"x": x, "smooth": smooth, "place": place[:, None], "expert": expert[:, None]}
+    arrays = {"x": x, "smooth": _of_some(smooth), "place": place[:, None], "expert": expert[:, None]}
     y, scale = _picked_kernel(arrays, contract=contract)
     return y, scale[:, 0]
 
@@ -93,8 +93,13 @@ def quantize_swiglu(
     x: jax.Array, smooth: jax.Array | None, expert: jax.Array, contract: QuantizeContract
 ) -> tuple[jax.Array, jax.Array]:
     """Quantises the SwiGLU of the rows of x (R, 2C), times smooth scales (E, C), as `quantize_picked`."""
-    y, scale = _swiglu_kernel({"x": x, "smooth": smooth, "expert": expert[:, None]}, contract=contract)
+    y, scale = _swiglu_kernel({"x": x, "smooth": _of_some(smooth), "expert": expert[:, None]}, contract=contract)
     return y, scale[:, 0]
+
+
+def _of_some(smooth: jax.Array | None) -> jax.Array | None:
+    """Returns the vectors of experts; None if there is no expert, and so no row that one is picked for."""
+    return None if smooth is None or smooth.shape[0] == 0 else smooth
 
 
 def _rows(x: jax.Array) -> jax.Array:

@@ -187,11 +187,11 @@ def _store(
     factors = _scales(op, scales, quantised, (heads, width), caches[0])
     tokens = locate_tokens(op, key.shape[:-2], **lengths, name="key")
     flat = [x.reshape(tokens.inside.size, heads, width) for x in (key, value)]
-    allowed = jnp.full(tokens.inside.shape, True)
+    allowed = None
     if quantised:
         pairs = [_quantise(op, x, s, caches[0].dtype) for x, s in zip(flat, factors, strict=True)]
         flat = [pairs[0][0], pairs[1][0]]
-        allowed = (pairs[0][1] & pairs[1][1]).reshape(allowed.shape)
+        allowed = (pairs[0][1] & pairs[1][1]).reshape(tokens.inside.shape)
     targets = find_targets(op, tokens, blocks, **places, allowed=allowed)
 
     def compute(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -14,6 +14,7 @@ from bijax.ops._experts import (
     Rows,
     Shared,
     combine,
+    copied,
     expert_range,
     numbers_of_experts,
     places,
@@ -150,18 +151,17 @@ def moe_scatter_dynamic_quant(
     contract = format_of(op, dtype)
     rows = sort_by_expert(op, selected, first, end, _allocated(op, allocated_tokens, selected))
 
-    def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = Rows(*layout)
+    def compute(x: jax.Array, smooth: jax.Array | None, found: Rows) -> tuple[jax.Array, jax.Array]:
         place, expert = places(found.offset, selected.shape[1], shared), numbers_of_experts(found, shared)
         if smooth is None and expert.size > _FEW_ROWS:
             # All rows of a token are equal: it is quantised once, and copied.
             y, scale = quantize_rows(x, None, contract)
             at = jnp.where(expert < 0, expert, place)
-            copied = pick_rows(jax.lax.bitcast_convert_type(y, jnp.int8), at)
-            return jax.lax.bitcast_convert_type(copied, y.dtype), pick_rows(scale[:, None], at)[:, 0]
+            y8 = copied(jax.lax.bitcast_convert_type(y, jnp.int8), at, found)
+            return jax.lax.bitcast_convert_type(y8, y.dtype), pick_rows(scale[:, None], at)[:, 0]
         return quantize_picked(x, smooth, place, expert, contract)
 
-    y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)
+    y, scale = forward_only(op, compute, x, smooth, rows)
     return y, scale, rows.count, rows.offset
 
 

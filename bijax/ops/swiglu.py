@@ -106,9 +106,8 @@ def moe_swiglu_dynamic_quant(
     contract = format_of(op, dtype)
     smooth = smooth_vectors(op, smooth_scale, shared.experts + rows.count.size, x.shape[1] // 2)
 
-    def compute(x: jax.Array, smooth: jax.Array | None, *layout: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = Rows(*layout)
+    def compute(x: jax.Array, smooth: jax.Array | None, found: Rows) -> tuple[jax.Array, jax.Array]:
         return quantize_swiglu(x, smooth, numbers_of_experts(found, shared), contract)
 
-    y, scale = forward_only(op, compute, x, smooth, rows.offset, rows.expert, rows.count, rows.fit)
+    y, scale = forward_only(op, compute, x, smooth, rows)
     return y, scale

@@ -60,11 +60,14 @@ class Place:
 
 def cut(works: Sequence[Work], sizes: Sizes) -> Iterator[Batch]:
     """Yields batches of one token or drafts, and of parts of prompts of similar lengths."""
-    decode = [w for w in works if len(w.tokens) == 1 + w.drafts]
-    for group, width in (([w for w in decode if not w.drafts], 1), ([w for w in decode if w.drafts], sizes.drafted)):
+    single: list[Work] = []
+    drafted: list[Work] = []
+    prefill: list[Work] = []
+    for work in works:
+        (drafted if work.drafts else single if len(work.tokens) == 1 else prefill).append(work)
+    for group, width in ((single, 1), (drafted, sizes.drafted)):
         if group:
             yield Batch(tuple(group), (sizes.decode_for(len(group)), width))
-    prefill = [w for w in works if len(w.tokens) != 1 + w.drafts]
     for chunk in sorted({sizes.chunk_for(len(w.tokens)) for w in prefill}):
         group = [w for w in prefill if sizes.chunk_for(len(w.tokens)) == chunk]
         while group:

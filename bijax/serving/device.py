@@ -12,7 +12,7 @@ from bijax.sampling._draw import draw
 from bijax.sampling._measure import Measured, measure
 from bijax.sampling._restrict import what_is_left
 from bijax.serving.model import Model
-from bijax.serving.packed import Given, unpack
+from bijax.serving.packed import Given, one_step_on, unpack
 from bijax.serving.rows import Extras, Rows
 
 
@@ -42,31 +42,28 @@ class Advanced(NamedTuple):
     """What a call of the model brings.
 
     Attributes:
-        given: What it was given.
         hidden: (B, T, ...).
         logits: (B, V), behind the last new token of each sequence.
+        fed: (B,) int32, the first token that each sequence was given.
         pages: The cache.
     """
 
-    given: Given
     hidden: jax.Array
     logits: jax.Array
+    fed: jax.Array
     pages: Any
 
 
-def advance(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_width: int) -> Advanced:
+def advance(model: Model, pages: Any, given: Given) -> Advanced:
     """Appends tokens to sequences and returns the logits behind them.
 
     Args:
         model: The model.
         pages: The cache, which is used up.
-        last: (S,) int32, the last token of each slot.
-        packed: See `bijax.serving.packed`.
-        table_width: Entries of a page table.
+        given: What the model is given.
     """
-    given = begin(packed, last, table_width=table_width)
     hidden, pages = model.extend(pages, given.tokens, given.page_table, given.start, given.lengths)
-    return Advanced(given, hidden, model.logits(_ends(hidden, given.lengths)), pages)
+    return Advanced(hidden, model.logits(_ends(hidden, given.lengths)), given.tokens[:, 0], pages)
 
 
 @functools.partial(
@@ -81,25 +78,26 @@ def advance_and_draw(
     *,
     table_width: int,
     batch_invariant: bool,
-) -> tuple[Advanced, jax.Array, jax.Array]:
-    """`advance` and `draw_tokens` as one program.
+) -> tuple[Advanced, jax.Array, jax.Array, jax.Array]:
+    """`begin`, `advance` and `draw_tokens` as one program.
 
     Args:
         structure: Of the model.
         weights: Of the model.
         pages: As for `advance`.
-        last: As for `advance`.
-        packed: As for `advance`.
-        table_width: As for `advance`.
+        last: (S,) int32, the last token of each slot. It is used up.
+        packed: See `bijax.serving.packed`.
+        table_width: Entries of a page table.
         batch_invariant: Whether bits are to be the same in any batch.
 
     Returns:
-        What the call of the model brings, a token for each of its rows, and the last token of each slot.
+        What the call of the model brings, a token for each of its rows, the last token of each slot, and `packed` one
+        step on, which has no meaning behind more than one token.
     """
-    model = jax.tree.unflatten(structure.tree, weights)
-    found = advance(model, pages, last, packed, table_width=table_width)
-    tokens, last = draw_tokens(found.logits, found.given, last, batch_invariant=batch_invariant)
-    return found, tokens, last
+    given = unpack(packed, last, table_width=table_width)
+    found = advance(jax.tree.unflatten(structure.tree, weights), pages, given)
+    tokens, last = draw_tokens(found.logits, given, last, batch_invariant=batch_invariant)
+    return found, tokens, last, one_step_on(packed)
 
 
 @functools.partial(jax.jit, static_argnames="table_width")

@@ -1,7 +1,10 @@
-"""All that a call of the model is given, in one array: each transfer costs the host as much, whatever its size."""
+"""All that a call of the model is given, in one array: a transfer costs the host as much, whatever its size.
+
+While nothing changes but that each sequence gets one token, the device makes the next array itself, and none is sent.
+"""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,3 +87,10 @@ def unpack(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
         tokens = jnp.where(unread[:, None] < 0, tokens, jnp.maximum(last[unread], 0)[:, None])
     temperature = lax.bitcast_convert_type(parameters[:, 2], jnp.float32)
     return Given(tokens, table, start, lengths, kept, parameters[:, :2], temperature)
+
+
+def one_step_on(packed: Any) -> Any:
+    """Returns the array of the next step, in which each sequence goes on with the one token that this one samples."""
+    start, lengths, _, kept = (packed[:, i : i + 1] for i in range(_CALL))
+    xp = np if isinstance(packed, np.ndarray) else jnp
+    return xp.concatenate([start + lengths, lengths, kept, kept, packed[:, _CALL:-1], 0 * start], axis=1)

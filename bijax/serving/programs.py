@@ -10,7 +10,7 @@ import numpy as np
 from bijax.sampling._measure import Measured
 from bijax.serving import device
 from bijax.serving.model import Model
-from bijax.serving.packed import pack
+from bijax.serving.packed import one_step_on, pack
 from bijax.serving.params import MAX_TOP_LOGPROBS
 from bijax.serving.rows import Rows, empty_extras, empty_rows
 from bijax.serving.sizes import Sizes
@@ -63,6 +63,8 @@ class Programs:
         self._pages = self.model.init_pages(num_pages, page_size)
         self._last = jnp.zeros(num_slots, jnp.int32)
         self._known: set[tuple[Any, ...]] = set()
+        # What the device has made of the last array, and what that is.
+        self._expected: tuple[np.ndarray, jax.Array] | None = None
 
     @property
     def compiled(self) -> int:
@@ -101,23 +103,28 @@ class Programs:
             hidden (B, T, ...), and the tokens.
         """
         self._known.add(("advance", packed.shape))
-        width, invariant, drawn = self._table_width, self._batch_invariant, None
+        width, invariant = self._table_width, self._batch_invariant
+        given = drawn = None
         if self.model.one_program:
-            found, drawn, self._last = device.advance_and_draw(
+            found, drawn, self._last, following = device.advance_and_draw(
                 self._structure,
                 self._weights,
                 self._pages,
                 self._last,
-                packed,
+                self._on_device(packed),
                 table_width=width,
                 batch_invariant=invariant,
             )
+            self._expected = one_step_on(packed), following
         else:
-            found = device.advance(self.model, self._pages, self._last, packed, table_width=width)
-        given, hidden, logits, self._pages = found
-        left = logits if rows is None else self._left(logits, rows, given.tokens[:, 0])
+            given = device.begin(packed, self._last, table_width=width)
+            found = device.advance(self.model, self._pages, given)
+        hidden, logits, fed, self._pages = found
+        left = logits if rows is None else self._left(logits, rows, fed)
         if drawn is None or left is not logits:
             self._known.add(("draw", logits.shape))
+            # Behind the one program the last tokens are new ones, but drawing does not look at those that were fed.
+            given = given or device.begin(packed, self._last, table_width=width)
             drawn, self._last = device.draw_tokens(left, given, self._last, batch_invariant=invariant)
         measured = None if rows is None else self._measure(logits, left, rows, drawn)
         return hidden, Drawn(drawn, measured)
@@ -141,6 +148,12 @@ class Programs:
         self._known.add(("score", logits.shape))
         scored: device.Scored = device.score(logits, tokens, top=self.top, batch_invariant=self._batch_invariant)
         return scored
+
+    def _on_device(self, packed: np.ndarray) -> Any:
+        """Returns the array as the device has it, or to be sent."""
+        if self._expected is not None and np.array_equal(self._expected[0], packed):
+            return self._expected[1]
+        return packed
 
     def _left(self, logits: jax.Array, rows: Rows, fed: Any) -> jax.Array:
         """Returns the logits that are drawn from."""

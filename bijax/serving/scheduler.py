@@ -3,7 +3,7 @@
 import bisect
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from bijax.serving.drafts import look_up
@@ -33,10 +33,7 @@ class Work:
     reaches_end: bool
     drafts: int = 0
     unread: bool = False
-    samples: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.samples = self.reaches_end and self.sequence.request.params.max_new_tokens > 0
+    samples: bool = True
 
 
 _UNREAD: Final = (0,)
@@ -82,6 +79,7 @@ class Scheduler:
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._speculative_tokens = speculative_tokens
+        self._grew = False  # whether a running sequence got a page in this plan
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place among those that wait."""
@@ -94,6 +92,7 @@ class Scheduler:
         """
         budget = self._max_prefill_tokens
         works: list[Work] = []
+        self._grew = False
         # More than so many of those that wait cannot be taken in one step.
         candidates = [*self.running, *self.waiting[: self._max_running]]
         for sequence in sorted(candidates, key=_key):
@@ -103,14 +102,20 @@ class Scheduler:
                 # One that was preempted with a step in flight must have read all its tokens to compute them again.
                 if sequence.in_flight or not self._admit(sequence):
                     break  # no later one runs any more, and none must take the pages that it waits for
+            if sequence.unread:
+                if self._goes_on(sequence):
+                    works.append(Work(sequence, sequence.computed, _UNREAD, True, unread=True))
+                continue
             missing = sequence.missing
-            if (missing > 1 and budget == 0) or sequence.is_complete:
+            if missing == 0 or (missing > 1 and budget == 0):
                 continue
             work = self._work(sequence, missing, budget)
             if work is not None:
                 works.append(work)
                 if missing > 1:
                     budget -= len(work.tokens)
+        if self._grew:
+            self._grow_ahead()
         return works
 
     def dispatched(self, works: Iterable[Work]) -> None:
@@ -169,18 +174,24 @@ class Scheduler:
         """Fraction of the pages that sequences hold."""
         return 1 - (self.pool.free + self.pool.kept_alone) / self.pool.num_pages
 
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Whether a sequence does not end with the tokens that the device was told to sample, and has room for them."""
+        if len(sequence.tokens) + sequence.unread >= sequence.most:
+            return False
+        length = sequence.computed + 1
+        return length <= len(sequence.pages) * self._page_size or self._grow(sequence, length)
+
     def _work(self, sequence: Sequence, missing: int, budget: int) -> Work | None:
         start = sequence.computed
         count = min(missing, budget) if missing > 1 else 1
         if start + count > len(sequence.pages) * self._page_size and not self._grow(sequence, start + count):
             return None
-        if sequence.unread:
-            return Work(sequence, start, _UNREAD, True, unread=True)
-        tokens = sequence.tokens[start : start + count]
+        tokens = tuple(sequence.tokens[start : start + count])
+        samples = count == missing and sequence.request.params.max_new_tokens > 0
         if missing > 1 or not self._speculative_tokens:
-            return Work(sequence, start, tuple(tokens), count == missing)
+            return Work(sequence, start, tokens, count == missing, samples=samples)
         drafts = self._drafts(sequence)
-        return Work(sequence, start, (*tokens, *drafts), True, len(drafts))
+        return Work(sequence, start, (*tokens, *drafts), True, len(drafts), samples=samples)
 
     def _drafts(self, sequence: Sequence) -> list[int]:
         """Returns drafts for which there is room in pages that nobody has to give up."""
@@ -247,7 +258,23 @@ class Scheduler:
                 self.preempt(sequence)
                 return False
         sequence.pages.extend(self.pool.take() for _ in range(needed))
+        self._grew |= needed > 0
         return True
+
+    def _grow_ahead(self) -> None:
+        """Gives a page to all that will soon need one, where there are plenty.
+
+        Page tables then change in one step for many sequences, and not in each step for some: while they stay, the
+        device needs nothing from the host to go on.
+        """
+        soon = []
+        for sequence in self.running:
+            room = len(sequence.pages) * self._page_size
+            if room < min(len(sequence.tokens) + sequence.unread + self._page_size // 2, sequence.most):
+                soon.append(sequence)
+        if self.pool.free + self.pool.kept_alone >= len(self.running) + len(soon) and self._reclaim(len(soon)):
+            for sequence in soon:
+                sequence.pages.append(self.pool.take())
 
     def _reclaim(self, needed: int) -> bool:
         """Whether so many pages are free, after the prefix cache has given up what it must."""

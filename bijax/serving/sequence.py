@@ -75,12 +75,6 @@ class Sequence:
         """Number of tokens that are to be computed before the next one can be sampled."""
         return len(self.tokens) + self.unread - self.computed
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether it ends with what the device was given already, if not before."""
-        length = len(self.tokens) + self.unread
-        return length == self.computed or (self.unread > 0 and length >= self.most)
-
     @functools.cached_property
     def counts(self) -> "np.ndarray":
         """(V,) int32, how often each token is in the output. Made when a penalty needs it."""

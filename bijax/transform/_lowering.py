@@ -30,7 +30,8 @@ from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._results import ARRANGEMENT, with_arrangements
-from bijax.transform._row_programs import ROW_PROGRAM, run_row_program, with_row_programs
+from bijax.transform._row_layout import run_row_program
+from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
 from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
 from bijax.transform._tables import (
     ALONE,
@@ -91,7 +92,7 @@ def _may_join(enabled: bool, eqn: Any) -> bool:
     """Returns whether an equation may become part of a row program."""
     metadata = eqn.ctx.xla_metadata
     tag = metadata.get(TAG) if metadata else None
-    if not (tag == INVARIANT or (tag is None and enabled)) or eqn.effects:
+    if not (tag == INVARIANT or (tag is None and enabled)) or eqn.effects or eqn.ctx.compute_type is not None:
         return False
     return not any(_is_explicit(v.aval) for v in (*eqn.invars, *eqn.outvars))
 

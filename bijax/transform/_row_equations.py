@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from jax.extend.core import DropVar, Var
 
+from bijax.core.tag import TAG
 from bijax.transform._row_regions import MASKING, is_variable
 
 Equation = Any
@@ -46,6 +47,8 @@ def _is_short(body: Any) -> bool:
         not body.consts
         and len(body.jaxpr.eqns) <= _MOST_INLINED
         and all(e.primitive.name in INLINED for e in body.jaxpr.eqns)
+        # What carries other metadata alone goes by the request of the call, which metadata of its own would hide.
+        and all(not e.ctx.xla_metadata or TAG in e.ctx.xla_metadata for e in body.jaxpr.eqns)
         and all(is_variable(v) and v in made for v in results)
         and len({*results}) == len(results)
     )

@@ -1,25 +1,16 @@
 """Row programs in the place of the equations that they stand for, on a Hopper GPU; see `_row_regions`."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import Primitive
 
 from bijax.core.architecture import HOPPER, cuda_architecture
-from bijax.core.contracts import run
-from bijax.core.on_first_use import on_first_use
 from bijax.transform._row_equations import INLINED, in_order, inlined, needed
+from bijax.transform._row_layout import Layout
 from bijax.transform._row_regions import Labels, Program, Region, is_variable
-from pallas_kernels.contract import row_contract
-from pallas_kernels.ops.row_program.program import REDUCTIONS, Operation, Order, RowProgram, Step
-
-hopper: Any = on_first_use("pallas_kernels.ops.row_program.hopper")
+from pallas_kernels.ops.row_program.program import REDUCTIONS, Operation, RowProgram, Step
 
 Equation = Any
 
@@ -39,27 +30,6 @@ _OPERATIONS: Final[dict[str, Operation]] = {
     "reduce_sum": "sum",
 }
 _SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient", "max"})
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the arrays of a region lie.
-
-    Attributes:
-        sizes: Lengths of the rows' dimensions, by label.
-        rows: Labels in the order in which the kernel takes the rows.
-        columns: For each array of columns its own labels, and the labels in the order in which it lies in memory.
-        masks: For each mask its labels, and those along which it differs.
-        numbers: For each array of numbers its labels.
-        results: For each result (the row program's results, then its totals) its labels and its shape.
-    """
-
-    sizes: tuple[int, ...]
-    rows: Labels
-    columns: tuple[tuple[Labels, Labels], ...]
-    masks: tuple[tuple[Labels, Labels], ...]
-    numbers: tuple[Labels, ...]
-    results: tuple[tuple[Labels, tuple[int, ...]], ...]
 
 
 def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
@@ -89,55 +59,6 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
         return jaxpr
     left = [(i, e) for i, e in enumerate(equations) if i not in gone]
     return jaxpr.replace(eqns=in_order([*left, *replaced.items()]))
-
-
-def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> list[jax.Array]:
-    """Computes a region: takes its columns, masks and numbers, returns its results and totals."""
-    given = iter(arrays)
-    rows = math.prod(layout.sizes)
-    columns, masks, orders = [], [], []
-    for labels, lies in layout.columns:
-        x = next(given)
-        columns.append(x.transpose(*(labels.index(i) for i in lies), len(labels)).reshape(rows, x.shape[-1]))
-        orders.append(_order(layout.sizes, layout.rows, lies))
-    for labels, differs in layout.masks:
-        mask = next(given)
-        for d, label in enumerate(labels):
-            if label not in differs:
-                mask = lax.slice_in_dim(mask, 0, 1, axis=d)
-        own = tuple(label for label in labels if label in differs)
-        masks.append(mask.reshape(-1, mask.shape[-1]).astype(jnp.bfloat16))
-        orders.append(_order(layout.sizes, layout.rows, own))
-    sizes = tuple(layout.sizes[i] for i in layout.rows)
-    numbers = [
-        next(given)
-        .reshape([layout.sizes[i] for i in labels])
-        .transpose([labels.index(i) for i in layout.rows])
-        .reshape(rows, 1)
-        for labels in layout.numbers
-    ]
-    found = run(hopper.run_program, program, columns, masks, numbers, rows=rows, orders=orders, contract=row_contract())
-    results = []
-    for y, (labels, shape) in zip(found, layout.results, strict=True):
-        order = [layout.rows.index(i) for i in labels]
-        if y.shape[1] == 1:
-            results.append(y.reshape(sizes).transpose(order).reshape(shape))
-        else:
-            results.append(y.reshape(*sizes, y.shape[1]).transpose(*order, len(order)))
-    return results
-
-
-def _order(sizes: Sequence[int], rows: Labels, lies: Labels) -> Order | None:
-    """Returns which row of an array, whose dimensions are some of the rows', belongs to a row."""
-    if rows == lies:
-        return None
-    terms = []
-    for at, label in enumerate(rows):
-        if label in lies:
-            divisor = math.prod(sizes[i] for i in rows[at + 1 :])
-            stride = math.prod(sizes[i] for i in lies[lies.index(label) + 1 :])
-            terms.append((divisor, sizes[label], stride))
-    return Order(tuple(terms))
 
 
 class _Builder:
@@ -276,30 +197,35 @@ class _Builder:
         return None
 
     def _differs(self, v: Any, labels: Labels) -> Labels:
-        varies = _varying(v, self._program)
+        varies = _varying(v, self._program, {})
         return tuple(label for d, label in enumerate(labels) if d in varies)
 
 
-def _varying(v: Any, program: Program) -> frozenset[int]:
-    """Returns the dimensions along which a value may differ."""
+def _varying(v: Any, program: Program, known: dict[Any, frozenset[int]]) -> frozenset[int]:
+    """Returns the dimensions along which a value may differ; `known` remembers those of others."""
     if not is_variable(v):
         return frozenset()
+    if v not in known:
+        known[v] = _varying_result(v, program, known)
+    return known[v]
+
+
+def _varying_result(v: Any, program: Program, known: dict[Any, frozenset[int]]) -> frozenset[int]:
     every = frozenset(d for d, n in enumerate(v.aval.shape) if n > 1)
-    at = program.maker.get(v)
-    if at is None:
+    if v not in program.maker:
         return every
-    eqn = program.equations[at]
+    eqn = program.equations[program.maker[v]]
     name, rank = eqn.primitive.name, len(v.aval.shape)
     if name == "iota":
         return frozenset({eqn.params["dimension"]})
     if name == "broadcast_in_dim":
-        inner = _varying(eqn.invars[0], program)
+        inner = _varying(eqn.invars[0], program, known)
         return frozenset(int(eqn.params["broadcast_dimensions"][d]) for d in inner)
     if name == "transpose":
-        inner = _varying(eqn.invars[0], program)
+        inner = _varying(eqn.invars[0], program, known)
         return frozenset(d for d, source in enumerate(eqn.params["permutation"]) if source in inner)
     if name in INLINED and name != "reshape":
         inputs = [x for x in eqn.invars if is_variable(x) and len(x.aval.shape) > 0]
         if all(len(x.aval.shape) == rank for x in inputs):
-            return frozenset().union(*(_varying(x, program) for x in inputs))
+            return frozenset[int]().union(*(_varying(x, program, known) for x in inputs))
     return every

@@ -11,6 +11,7 @@ from jax import lax
 from bijax.lax import cumulative
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from tests.bitwise.primitive_cases import FLOATS, lowers_for_cuda, normal, substitute
+from tests.exhaustive import rarely
 
 NAMES = ("cumsum", "cumprod", "cumlogsumexp")
 RULES = {name: getattr(cumulative, name) for name in NAMES}
@@ -22,12 +23,13 @@ def every(x: jax.Array, axis: int, reverse: bool = False) -> dict[str, jax.Array
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("columns", "dtype"), [(150, "float32"), (150, "bfloat16")])
-def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
+@pytest.mark.parametrize("sizes", [(33,), rarely((2, 33))], ids=str)
+def test_rows_keep_their_bits(sizes: tuple[int, ...], columns: int, dtype: str) -> None:
     rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
     assert_batch_invariant(
         lambda x: (every(x, 1), every(x, 1, True)),
         rows,
-        batch_sizes=(2, 33),
+        batch_sizes=sizes,
         neighbours=("given", "huge", "nan"),
         modes=("jit",),
     )

@@ -108,9 +108,10 @@ SEEDS = (22, 27)
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [5, 300])
-def test_random_programs_keep_their_bits(columns: int) -> None:
+@pytest.mark.parametrize("seeds", [SEEDS[:1], rarely(SEEDS)], ids=str)
+def test_random_programs_keep_their_bits(seeds: tuple[int, ...], columns: int) -> None:
     assert_batch_invariant(
-        lambda *a: [with_gradients(bijax.elementwise(random_program(seed)))(*a) for seed in SEEDS],
+        lambda *a: [with_gradients(bijax.elementwise(random_program(seed)))(*a) for seed in seeds],
         *batch(columns, "float32", hostile=False),
         batch_axes=(0, 0, 0, None),
         batch_sizes=(7, 257),

@@ -107,7 +107,8 @@ def test_axes_are_rows(axis: Any) -> None:
     assert_bits_equal(y.transpose(order), bijax.softmax(flat, -1).reshape(moved.shape))
 
 
-def test_tiles_and_their_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gradients", [False, rarely(True)], ids=["results", "and gradients"])
+def test_tiles_and_their_tails(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches run in tiles; their bits are those of one tile."""
     contract = row_contract()
     x, g, w = hostile_batch(130, "float32")
@@ -129,14 +130,14 @@ def test_tiles_and_their_tails(monkeypatch: pytest.MonkeyPatch) -> None:
             x, labels, *statistics, g[:, :1], z_loss=0.1
         ),
     }
+    calls = {name: call for name, call in calls.items() if gradients or not name.endswith("_gradient")}
     run = jax.jit(lambda names: {name: calls[name]() for name in calls}, static_argnums=0)
     whole = run("one tile")
     monkeypatch.setattr("pallas_kernels.parts.xla.lanes.rows_at_once", lambda left, columns: min(left, 5))
     assert_bits_equal(run("tiles of 5 rows and a tail of 1"), whole)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["rms_norm", "head_rms_norm", "layer_norm", "elementwise"])
+@pytest.mark.parametrize("name", ["rms_norm", rarely("head_rms_norm"), rarely("layer_norm"), rarely("elementwise")])
 def test_aligned_micro_batches_add_up_to_the_whole(name: str) -> None:
     """The gradients of weights, with rows cut at multiples of 128 and with rows of zeros appended."""
     rng = np.random.default_rng(4)

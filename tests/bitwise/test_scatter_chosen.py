@@ -159,31 +159,33 @@ def test_nans_have_one_payload_but_those_that_stand_still() -> None:
         assert np.asarray(y(jnp.ones(1), jnp.array([0, 0]), u)).view(np.uint32).tolist() == [0x7FC00000]
 
 
-def test_updates_for_others_do_not_matter() -> None:
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("how", HOW)
+def test_updates_for_others_do_not_matter(how: str) -> None:
     rng = np.random.default_rng(3)
     mine, ids = values(4, (40, 5)), rng.integers(0, 4, 40)
-    for how in HOW:
-        run = jax.jit(substitute(CASES["rows"][0](how), RULES))
-        alone = run(jnp.zeros((4, 5)), ids, mine)
-        for others in (1, 60, 300):
-            where = np.sort(rng.choice(40 + others, 40, replace=False))
-            all_ids = rng.integers(4, 9, 40 + others)
-            rows = np.array(values(others, (40 + others, 5)))
-            all_ids[where], rows[where] = ids, mine
-            assert_bits_equal(run(jnp.zeros((9, 5)), all_ids, rows)[:4], alone, err_msg=f"{how} {others}")
+    run = jax.jit(substitute(CASES["rows"][0](how), RULES))
+    alone = run(jnp.zeros((4, 5)), ids, mine)
+    for others in (1, 60, 300):
+        where = np.sort(rng.choice(40 + others, 40, replace=False))
+        all_ids = rng.integers(4, 9, 40 + others)
+        rows = np.array(values(others, (40 + others, 5)))
+        all_ids[where], rows[where] = ids, mine
+        assert_bits_equal(run(jnp.zeros((9, 5)), all_ids, rows)[:4], alone, err_msg=f"{how} {others}")
 
 
-def test_gradients_follow_the_winner() -> None:
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("how", HOW)
+def test_gradients_follow_the_winner(how: str) -> None:
     x, i, u = operands(CASES["rows"])
     x, u = jnp.nan_to_num(x, posinf=3, neginf=-3), jnp.nan_to_num(u, posinf=3, neginf=-3)
-    for how in HOW:
 
-        def gradient(x: jax.Array, u: jax.Array, how: str = how) -> Any:
-            return jax.grad(lambda x, u: jnp.sum(jnp.sin(CASES["rows"][0](how)(x, i, u))), (0, 1))(x, u)
+    def gradient(x: jax.Array, u: jax.Array) -> Any:
+        return jax.grad(lambda x, u: jnp.sum(jnp.sin(CASES["rows"][0](how)(x, i, u))), (0, 1))(x, u)
 
-        for ours, stock in zip(jax.jit(substitute(gradient, RULES))(x, u), jax.jit(gradient)(x, u), strict=True):
-            assert_bits_equal(ours, stock, err_msg=how)
-        assert _cuda(bijax.invariant(gradient), x, u)
+    for ours, stock in zip(jax.jit(substitute(gradient, RULES))(x, u), jax.jit(gradient)(x, u), strict=True):
+        assert_bits_equal(ours, stock, err_msg=how)
+    assert _cuda(bijax.invariant(gradient), x, u)
 
 
 def test_on_a_gpu_floats_are_compared_as_integers() -> None:

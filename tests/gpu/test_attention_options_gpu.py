@@ -92,6 +92,25 @@ def test_8_bits_have_the_bits_of_what_they_stand_for(stored: str) -> None:
     assert_bits_equal(found, jax.jit(attend)(q, *wide))
 
 
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+def test_8_bits_of_several_splits(stored: str, size: int) -> None:
+    """A few rows have their keys as rows of the products; a prefill does not."""
+    length, starts = 1301, np.array([0, 126, 127, 1022, 1023, 1024, 1299])
+    q, *caches = (array(i, 1, length, n, size) for i, n in enumerate((HEADS, KEY_HEADS, KEY_HEADS)))
+    factors = [jnp.abs(array(i, KEY_HEADS, size, dtype="float32")) / 20 for i in (7, 8)]
+    k, v = ((40 * x).astype(stored) for x in caches)
+    wide = [(x.astype(jnp.float32) * f).astype(q.dtype) for x, f in zip((k, v), factors, strict=True)]
+    attend = functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True)
+    expected = jax.jit(attend)(q, *wide)
+    bytewise = jax.jit(functools.partial(attend, key_scale=factors[0], value_scale=factors[1]))
+    for count in (1, 2):
+        queries = jnp.concatenate([q[:, t : t + count] for t in starts])
+        many = [jnp.broadcast_to(x, (len(starts), *x.shape[1:])) for x in (k, v)]
+        found = bytewise(queries, *many, query_offset=starts, key_value_seq_lengths=starts + count)
+        assert_bits_equal(found, tuple(jnp.concatenate([x[:, t : t + count] for t in starts]) for x in expected))
+
+
 def test_against_float64() -> None:
     (q, k, v), options = given("cap, sinks, slopes")
     bias, ct = array(9, 1, HEADS, 1, LENGTH, dtype="float32"), array(10, *q.shape, dtype="float32")

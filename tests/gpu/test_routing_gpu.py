@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.ops.expert_rows import portable as expert_rows
 from pallas_kernels.ops.expert_rows import triton as expert_rows_triton
@@ -49,4 +50,15 @@ def test_rows_of_experts() -> None:
 
 @pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 7168), ("bfloat16", 768), ("int8", 64), ("float32", 32)])
 def test_pick_rows(dtype: str, columns: int) -> None:
-    assert_same(pick_triton.pick_rows, pick.pick_rows, *rows_and_places(dtype, columns))
+    x, place = rows_and_places(dtype, columns)
+    assert_same(pick_triton.pick_rows, pick.pick_rows, x, place)
+    order = jnp.asarray(np.random.default_rng(0).permutation(place.shape[0])[:, None], jnp.int32)
+    assert_same(pick_triton.pick_rows, pick.pick_rows, x, place, order)
+
+
+def test_rows_of_one_token_together() -> None:
+    x = jax.random.normal(jax.random.key(0), (4096, 4096), jnp.bfloat16)  # more than what stays in the cache
+    selected = jax.lax.top_k(jax.random.normal(jax.random.key(1), (4096, 16)), 4)[1]
+    rows, _, offset = jax.jit(functools.partial(bijax.moe_scatter, expert_end_idx=12))(x, selected)
+    expected = jnp.where((offset >= 0)[:, None], x[offset // 4], 0)
+    assert_bits_equal(rows, expected.astype(x.dtype))

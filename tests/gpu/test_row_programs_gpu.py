@@ -41,11 +41,11 @@ def masked(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Arrays:
 
 def pieces_and_program(function: Callable[..., Arrays], *arrays: jax.Array) -> tuple[Arrays, Arrays]:
     found = []
-    for least in (2**62, 0):
+    for columns in (0, _row_regions.MOST_COLUMNS):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_row_regions, "LEAST", least)
+            patch.setattr(_row_regions, "MOST_COLUMNS", columns)
             program = jax.jit(bijax.invariant(lambda *a: function(*a))).lower(*arrays).compile()
-            assert ("row_program" in program.as_text()) == (least == 0)
+            assert ("bijax_row_program" in program.as_text()) == (columns > 0)
             found.append(program(*arrays))
     return found[0], found[1]
 

@@ -217,12 +217,13 @@ def test_automatic_names_and_initial_values(every: bool) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("lift", [nn.jit, nn.remat, stacked], ids=["jit", "remat", "scan of remat"])
-def test_lifted(lift: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+def test_lifted(gradient: bool, lift: Callable[..., Any]) -> None:
     ours, theirs = (lift(p) if lift is stacked else lift(block(p))() for p in (linen, nn))
     x = rows(8, K)
     variables, expected = jax.jit(lambda x: (ours.init(KEY, x), theirs.init(KEY, x)))(x)
     drop_ins.assert_same_bits(variables, expected)
-    drop_ins.assert_invariant(lambda x: ours.apply(variables, x)[0], x)
+    drop_ins.assert_invariant(lambda x: ours.apply(variables, x)[0], x, gradient=gradient)
 
 
 @pytest.mark.exhaustive

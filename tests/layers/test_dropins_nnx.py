@@ -188,7 +188,8 @@ def test_jit_vmap_and_grad(gradients: bool) -> None:
     drop_ins.assert_same_bits(jax.tree.leaves(inside), jax.tree.leaves(outside))
 
 
-def test_scan_over_layers_and_remat() -> None:
+@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+def test_scan_over_layers_and_remat(gradient: bool) -> None:
     @flax_nnx.split_rngs(splits=3)
     @flax_nnx.vmap(in_axes=(0,), out_axes=0)
     def stack(rngs: flax_nnx.Rngs) -> Block:
@@ -201,7 +202,7 @@ def test_scan_over_layers_and_remat() -> None:
     def run(layer: Block, x: jax.Array) -> jax.Array:
         return layer(x)
 
-    drop_ins.assert_invariant(functional(layers, run), rows(8, K))
+    drop_ins.assert_invariant(functional(layers, run), rows(8, K), gradient=gradient)
 
 
 @pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])

@@ -106,9 +106,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("make", "layers"), CASES)
-def test_rows_do_not_depend_on_their_batch(make: Callable[[Layers], Made], layers: Layers) -> None:
+@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+def test_rows_do_not_depend_on_their_batch(gradient: bool, make: Callable[[Layers], Made], layers: Layers) -> None:
     x = rows(6, 7, 5)
-    run = jax.jit(with_gradient(make(layers)))
+    run = jax.jit(with_gradient(make(layers)) if gradient else make(layers))
     whole = run(x)
     hostile = run(x.at[jnp.array([0, 2, 5])].set(jnp.nan))
     alone = run(x[3:4])

@@ -20,6 +20,7 @@ def alone() -> list[np.ndarray]:
     return [small.in_full(small.model(), (row,))[0] for row in small.sequences()]
 
 
+@pytest.mark.exhaustive
 def test_in_company() -> None:
     rows = small.sequences()
     assert_bits_equal(small.in_full(small.model(), rows), alone())

@@ -54,6 +54,20 @@ def test_of_equal_scores_the_lower_expert_is_selected() -> None:
     assert route(logits, None, groups)[0].tolist() == [[1, 2, 0], [0, 1, 2]]
 
 
+def test_experts_in_int8_are_those_of_plain_jax() -> None:
+    rng = np.random.default_rng(0)
+    x, factors = jnp.asarray(normal(1, 6, 16)), jnp.asarray(normal(2, 6, 2))
+    selected = jnp.asarray([rng.permutation(4)[:2] for _ in range(6)], jnp.int32)
+    pairs = [
+        (jnp.asarray(rng.integers(-127, 128, shape, np.int8)), jnp.asarray(rng.uniform(0.001, 0.01, shape[::2])))
+        for shape in ((4, 16, 16), (4, 8, 16))
+    ]
+    ours, plain = (ops.quantized_experts(x, selected, factors, *pairs) for ops in (INVARIANT, PLAIN))
+    # Plain JAX rounds to the dtype of x before SwiGLU, and to int8 from there.
+    assert np.abs(ours - plain).max() < 0.02 * np.abs(plain).max()
+    assert np.abs(ours).max() > 0.1
+
+
 def filled(make: Callable[[], Any]) -> Any:
     """Returns a layer with random parameters, without compiling its initializers."""
     layer = flax_nnx.eval_shape(make)

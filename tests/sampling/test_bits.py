@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bijax.sampling import Sampled, multinomial_with_seed, sample, seed_words
+from bijax.sampling import Sampled, _draw, multinomial_with_seed, sample, seed_words
+from bijax.sampling._arithmetic import Arithmetic
 from bijax.testing import assert_bits_equal
 from tests.exhaustive import rarely
 
@@ -109,3 +110,20 @@ def test_multinomial_with_seed_in_any_batch() -> None:
     seeds, positions = np.arange(100), np.arange(100)[::-1].copy()
     every = np.asarray(multinomial_with_seed(p, seeds, positions))
     assert_bits_equal(np.asarray(multinomial_with_seed(p[50:51], seeds[50:51], positions[50:51])), every[50:51])
+
+
+def test_wide_rows_are_drawn_like_narrow_ones() -> None:
+    """A CPU draws them one by one."""
+    rng = np.random.default_rng(1)
+    logits = rng.standard_normal((5, _draw._WIDE), np.float32)
+    logits[3, 7] = np.nan
+    given = (
+        logits,
+        np.array([0, 0.7, 1.3, 1, 0], np.float32),
+        seed_words(list(range(5))),
+        np.arange(5, dtype=np.uint32),
+    )
+    tokens = jax.jit(_draw._on_cpu)(*given)[0]
+    assert_bits_equal(tokens, jax.jit(lambda *rows: _draw._anywhere(*rows, Arithmetic()))(*given))
+    assert tokens[0] == logits[0].argmax()
+    assert (tokens[3], tokens[1] == logits[1].argmax()) == (-1, False)

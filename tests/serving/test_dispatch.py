@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bijax.serving import Engine, EngineOptions, RequestOutput, SamplingParams
+from bijax.serving.programs import Programs
 from bijax.serving.step import Results, Step
 from bijax.serving.toy import ToyModel
 from tests.serving.traffic import SMALL, VOCABULARY, Letters, all_pages_are_back, alone, bits, engine, model
@@ -53,6 +54,27 @@ def test_no_read_comes_before_the_next_dispatch(events: list[str]) -> None:
         assert events.count("dispatch") == events.count("read") == 12  # no step is wasted where the length is known
         assert reads_before_the_next_dispatch(events) == (1 if ahead else 12)
     assert found[0] == found[1] == bits(alone(PROMPT, params))
+
+
+def test_the_device_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent to it in most steps of two sequences, though they get pages at different times."""
+    sent: list[bool] = []
+    found = Programs._on_device
+
+    def noted(self: Programs, packed: np.ndarray) -> Any:
+        given = found(self, packed)
+        sent.append(given is packed)
+        return given
+
+    monkeypatch.setattr(Programs, "_on_device", noted)
+    served = engine(one_program=True, speculative_tokens=0)
+    prompts = [PROMPT, PROMPT[:7]]
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True, seed=5)
+    outputs = served.generate(prompts, params)
+    assert [bits(output) for output in outputs] == [bits(alone(prompt, params)) for prompt in prompts]
+    assert len(sent) >= 24
+    assert sum(sent) <= len(sent) / 2
+    assert all_pages_are_back(served)
 
 
 def test_a_stop_found_late_drops_the_token_behind_it() -> None:

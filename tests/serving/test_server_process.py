@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.exhaustive import rarely
 from tests.layers import checkpoint_files
 from tests.serving.determinism_client import Client
 
@@ -94,8 +95,10 @@ def answers(url):
     return client.answers(["abc ab", "123", "abc abc 12"])
 
 
-def test_the_command_serves_a_checkpoint(tmp_path):
-    with served(checkpoint(tmp_path), "--served-model-name", "tiny") as (process, url):
+# Plain operations compile in half the time; test_server_engine.py serves those of bijax.
+@pytest.mark.parametrize("options", [["--no-enable-deterministic-inference"], rarely([])], ids=["plain", "invariant"])
+def test_the_command_serves_a_checkpoint(options, tmp_path):
+    with served(checkpoint(tmp_path), "--served-model-name", "tiny", *options) as (process, url):
         first = answers(url)
         assert first == answers(url)
         with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as reply:

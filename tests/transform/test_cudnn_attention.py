@@ -11,7 +11,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import sampled
+from tests.exhaustive import rarely, sampled
 
 B, T, S, N, K, H = 2, 8, 40, 4, 2, 8
 LENGTHS = (jnp.array([8, 5], jnp.int32), jnp.array([40, 31], jnp.int32))
@@ -52,11 +52,16 @@ def results(attend: Any, *arrays: jax.Array, **options: Any) -> Any:
     return (out, *pull(arrays[3]))
 
 
-@pytest.mark.parametrize("name", sampled(CASES, ["bias"]))
-def test_it_has_the_bits_of_the_library(name: str) -> None:
+@pytest.mark.parametrize("compiled", [False, rarely(True)], ids=["lowered", "compiled"])
+@pytest.mark.parametrize("name", sampled(CASES, ["bias", "lengths and bias"]))
+def test_it_has_the_bits_of_the_library(name: str, compiled: bool) -> None:
     """Forward and backward; `jax.nn` with cuDNN and ours mean the same windows, lengths and biases."""
     options = CASES[name]
     theirs = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    if not compiled:
+        program = jax.jit(bijax.invariant(functools.partial(results, theirs, **options)))
+        assert "cudnn" not in program.lower(Q, KEY, VALUE, CT).as_text()
+        return
     found = jax.jit(bijax.invariant(functools.partial(results, theirs, **options)))(Q, KEY, VALUE, CT)
     if name == "mask":  # JAX makes a bias of it, and does not ask for its gradient
         options = {"bias": jnp.where(options["mask"], 0, jnp.finfo(jnp.float32).min).astype(jnp.bfloat16)}

@@ -90,7 +90,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]]
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_80"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_product_is_left(name: str, architecture: str) -> None:

@@ -23,7 +23,7 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention, launch
-from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule
+from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule, decode_schedule
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -32,6 +32,8 @@ CONTRACT: Final = SplitAttentionContract(key_block=32, split=64)
 PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
+SWAP: Final = dataclasses.replace(DECODE, swap=True)
+SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 Races = Callable[[], int]
 
 
@@ -51,6 +53,7 @@ class Case(NamedTuple):
     soft_cap: float | None = None
     of_heads: bool = False
     stored: str | None = None
+    contract: SplitAttentionContract = CONTRACT
 
     @property
     def sinks(self) -> np.ndarray | None:
@@ -95,6 +98,11 @@ CASES: Final = {
     "decode, all keys at once, soft cap, sinks, slopes": Case(
         (69, 3), (3, 1), (72, 4), 2, WHOLE, soft_cap=1.5, of_heads=True
     ),
+    "decode, keys as rows": Case((298, 3), (2, 0), (300, 4), 4, SWAP, contract=SWAP_CONTRACT),
+    "decode, keys as rows, window, pages": Case(
+        (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
+    ),
+    "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
@@ -161,7 +169,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
     out, lse = attention(
         *(jnp.asarray(x) for x in (query, key, value, limits)),
         *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes, *case.scales)),
-        contract=CONTRACT,
+        contract=case.contract,
         scale=case.size**-0.5,
         causal=case.causal,
         window=case.window,
@@ -224,7 +232,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96"])
+@pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96", "decode, keys as rows, int8"])
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
     case = CASES[name]
     query, key, value = data(case)
@@ -245,7 +253,13 @@ def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("name", "at"), [("prefill", 50), ("one warpgroup, window", 20), ("decode, window, pages", 31)]
+    ("name", "at"),
+    [
+        ("prefill", 50),
+        ("one warpgroup, window", 20),
+        ("decode, window, pages", 31),
+        ("decode, keys as rows, window, pages", 230),
+    ],
 )
 def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int, races: Races) -> None:
     """In blocks that are seen in part, where a weight of zero would keep them, and in whole ones."""
@@ -370,6 +384,16 @@ def test_unsupported_calls_are_named() -> None:
         attention(x, x, x, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="expected a scale"):
         attention(x, x, x, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="at most 8 rows"):
+        attention(x, x, x, n, contract=CONTRACT, scale=1.0, schedule=SWAP)
+
+
+def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
+    choose = functools.partial(decode_schedule, 128, tiles=8, rows=8)
+    assert choose(splits=2).swap
+    assert choose(splits=2, eight_bits=True).swap
+    for other in (choose(splits=1), choose(splits=2, rows=9), decode_schedule(96, tiles=8, splits=2, rows=8)):
+        assert not other.swap
 
 
 @pytest.mark.parametrize(

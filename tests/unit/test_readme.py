@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import bijax
@@ -14,14 +15,26 @@ from tests.exhaustive import rarely
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
+def traced(function: Any, x: jax.Array) -> None:
+    assert len(jax.eval_shape(function, x)) == len(x)
+
+
 @pytest.mark.parametrize(
-    ("options", "sizes"),
-    [({"batch_sizes": (3,), "modes": ("jit",)}, {"300": "40", "577": "24", "77": "16"}), rarely({}, {})],
-    ids=["few sizes", "as written"],
+    ("check", "sizes"),
+    [
+        (traced, {}),
+        rarely(
+            functools.partial(assert_batch_invariant, batch_sizes=(3,), modes=("jit",)),
+            {"300": "40", "577": "24", "77": "16"},
+        ),
+        rarely(assert_batch_invariant, {}),
+    ],
+    ids=["traced", "few sizes", "as written"],
 )
-def test_the_example_runs(options: dict[str, Any], sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bijax.testing.assert_batch_invariant", functools.partial(assert_batch_invariant, **options))
+def test_the_example_runs(check: Any, sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bijax.testing.assert_batch_invariant", check)
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert example.count("assert_batch_invariant(") == 2
     for size, smaller in sizes.items():
         assert size in example
         example = example.replace(size, smaller)

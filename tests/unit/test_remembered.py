@@ -74,3 +74,14 @@ def test_nothing_is_kept_without_a_folder_or_a_known_processor(cache: Path, monk
     for other in (None, "gs://a-bucket/jax"):
         jax.config.update("jax_compilation_cache_dir", other)
         assert _remembered._folder() is None
+
+
+def test_other_machine_code_is_compared_anew(cache: Path) -> None:
+    asked: list[int] = []
+    for wanted, comparisons in ((False, 1), (True, 2), (True, 2), (False, 2)):
+        jax.config.update("jax_disable_most_optimizations", wanted)
+        try:
+            assert question(asked)(4)
+        finally:
+            jax.config.update("jax_disable_most_optimizations", False)
+        assert len(asked) == comparisons

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from bijax.testing import assert_bits_equal
 from pallas_kernels.ops.expert_rows import portable as expert_rows
 from pallas_kernels.ops.expert_rows import triton as expert_rows_triton
+from pallas_kernels.ops.pick import cpu as pick_cpu
 from pallas_kernels.ops.pick import portable as pick
 from pallas_kernels.ops.pick import triton as pick_triton
 from pallas_kernels.ops.topk import cpu as topk_cpu
@@ -65,4 +67,7 @@ def test_rows_of_tokens(name: str) -> None:
 def test_pick_rows(dtype: str, columns: int) -> None:
     x, place = rows_and_places(dtype, columns)
     assert_bits_equal(pick_triton.pick_rows(x, place, interpret=True), pick.pick_rows(x, place))
+    assert_bits_equal(jax.jit(pick_cpu.pick_rows)(x, place), pick.pick_rows(x, place))
+    order = jnp.array([3, 1, 8, 0, 2, 7, 5, 4, 6], jnp.int32)[:, None]
+    assert_bits_equal(pick_triton.pick_rows(x, place, order, interpret=True), pick.pick_rows(x, place, order))
     assert not pick_triton.pick_rows.serves(x[:, :31], place)

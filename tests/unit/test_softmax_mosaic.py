@@ -16,7 +16,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.softmax import hopper
 from pallas_kernels.schedule.hopper.softmax import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
 from tests.bitwise.softmax_kernel_cases import forms, hostile, schedules
-from tests.exhaustive import rarely
+from tests.exhaustive import rarely, sampled
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -42,13 +42,12 @@ def test_every_schedule_gives_the_same_bits(columns: int, every: bool, reported_
     first, *others = schedules(columns, 4)
     reference = log_softmax(x, first)
     np.testing.assert_allclose(reference[0], jax.nn.log_softmax(x), rtol=1e-5, atol=1e-5)
-    for schedule in others[:: 1 if every else 2]:
+    for schedule in others if every else others[-1:]:
         assert_bits_equal(log_softmax(x, schedule), reference, err_msg=str(schedule))
     assert not reported_races()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled(NAMES, ["cross_entropy"]))
 def test_interpreted_kernels_agree_with_the_portable_form(name: str, reported_races: Callable[[], int]) -> None:
     """In value, and in what is nan or infinite: the sums are taken in another order."""
     found = forms(*hostile(300, "float32"))

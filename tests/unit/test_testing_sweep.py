@@ -115,8 +115,8 @@ def test_signs_of_nans_are_compared_where_asked_for():
         nan = jnp.where(jnp.arange(len(x)) % 2 == 0, jnp.uint32(0x7FC00000), jnp.uint32(0xFFC00000))
         return jnp.broadcast_to(jax.lax.bitcast_convert_type(nan, jnp.float32)[:, None], x.shape)
 
-    assert_batch_invariant(signed, X, neighbours=("given",))
-    first = failure(signed, X, neighbours=("given",), nan_bits=True).first
+    assert_batch_invariant(signed, X, batch_sizes=(2, 3), neighbours=("given",), modes=("jit",))
+    first = failure(signed, X, neighbours=("given",), modes=("jit",), nan_bits=True).first
     assert (first.position, first.differing, first.element.actual_bits) == (1, first.size, "0xffc00000")
 
 

@@ -21,19 +21,20 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int) -
     Returns:
         offset (allocated,) int32, the place of each row, -1 for rows that are not used; expert (allocated,) int32,
         counted from `first`, end - first for rows not used; count (end - first,) int32, the rows that each expert
-        needs; and a bool, whether there are rows enough.
+        needs; a bool, whether there are rows enough; and the places (A,) int32 in the order of rows, those without one
+        last.
 
     Example:
-        >>> offset, expert, count, fit = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4)
-        >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit)
-        ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True)
+        >>> offset, expert, count, fit, place = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4)
+        >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit), place.tolist()
+        ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True, [0, 3, 2, 1])
     """
     experts = end - first
     local = jnp.where((number >= first) & (number < end), number - first, experts)
-    by_expert, offset = _sorted_with_places(local, experts + 1)
-    starts = _search(by_expert, jnp.arange(experts + 1, dtype=jnp.int32), "left")
-    offset = _resized(jnp.where(by_expert < experts, offset, NO_ROW), allocated, NO_ROW)
-    return offset, _resized(by_expert, allocated, experts), starts[1:] - starts[:-1], starts[-1] <= allocated
+    by_expert, place = _sorted_with_places(local, experts + 1)
+    count = jnp.zeros((experts,), jnp.int32).at[local].add(1, mode="drop")
+    offset = _resized(jnp.where(by_expert < experts, place, NO_ROW), allocated, NO_ROW)
+    return offset, _resized(by_expert, allocated, experts), count, jnp.sum(count) <= allocated, place
 
 
 def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:
@@ -61,7 +62,9 @@ def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:
     ends = lax.cumsum(found) if count.size * (rows + 1) < 1 << 31 else lax.associative_scan(add, found)
     fit = jnp.all(ends <= rows)
     ends = jnp.where(fit, ends, 0)
-    return _search(ends, jnp.arange(rows, dtype=jnp.int32), "right"), fit
+    row = jnp.arange(rows, dtype=jnp.int32)
+    # Unrolled, so that a GPU takes all steps in one kernel.
+    return jnp.searchsorted(ends, row, side="right", method="scan_unrolled").astype(jnp.int32), fit
 
 
 def rows_of_tokens(offset: jax.Array, *, places: int) -> jax.Array:
@@ -94,11 +97,6 @@ def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Ar
     # One number for both: XLA sorts it faster on a GPU, and by one pass over memory.
     both = lax.sort(numbers * numbers.size + place)
     return both // max(1, numbers.size), both % max(1, numbers.size)
-
-
-def _search(ascending: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
-    """Returns where numbers stand in ascending ones; unrolled, so that a GPU takes all steps in one kernel."""
-    return jnp.searchsorted(ascending, wanted, side=side, method="scan_unrolled").astype(jnp.int32)
 
 
 def _resized(x: jax.Array, length: int, fill: int) -> jax.Array:

@@ -33,11 +33,11 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, i
     """Returns what `portable.sort_by_expert` returns; `interpret` runs the kernel on a CPU.
 
     Example:
-        >>> offset, expert, count, fit = sort_by_expert(
+        >>> offset, expert, count, fit, place = sort_by_expert(
         ...     jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4, interpret=True
         ... )
-        >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit)
-        ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True)
+        >>> offset.tolist(), expert.tolist(), count.tolist(), bool(fit), place.tolist()
+        ([0, 3, 2, -1], [0, 0, 1, 2], [2, 1], True, [0, 3, 2, 1])
     """
     given, experts, tile = number.size, end - first, PAIR_TILE
     longest = max(given, allocated)
@@ -48,7 +48,7 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, i
         read = plt.load(numbers.at[jnp.where(there, place, 0)], mask=there, other=end)
         return jnp.where((read >= first) & (read < end), read - first, experts)
 
-    def kernel(numbers: Any, offset: Any, expert: Any, count: Any, fit: Any) -> None:
+    def kernel(numbers: Any, offset: Any, expert: Any, count: Any, fit: Any, places: Any) -> None:
         block = pl.program_id(0)
 
         @pl.when(block < of_places)
@@ -70,6 +70,7 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, i
             there = (place < longest) & (row < allocated)
             plt.store(offset.at[row], jnp.where(mine < experts, place, NO_ROW), mask=there)
             plt.store(expert.at[row], mine, mask=there)
+            plt.store(places.at[row], place, mask=place < given)
 
             @pl.when(block == 0)
             def _() -> None:
@@ -85,10 +86,10 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, i
             )
             plt.store(count.at[mine], total, mask=mine < experts)
 
-    offset, expert, count, fit = _launch(
-        kernel, number, of_places + of_experts, [allocated, allocated, experts, 1], interpret
+    offset, expert, count, fit, places = _launch(
+        kernel, number, of_places + of_experts, [allocated, allocated, experts, 1, given], interpret
     )
-    return offset, expert, count, fit[0] != 0
+    return offset, expert, count, fit[0] != 0, places
 
 
 def _serves_counts(count: Any, *, rows: int, **_: Any) -> bool:
@@ -158,14 +159,14 @@ def rows_of_tokens(offset: jax.Array, *, places: int, interpret: bool = False) -
         found = jnp.where((number > 1) | (behind > 0), WRONG, row)
         plt.store(rows.at[place], found, mask=place < places)
 
-    row: jax.Array
     (row,) = _launch(kernel, offset, pl.cdiv(places, PAIR_TILE.items), [places], interpret)
     return row
 
 
 def _items(block: Any) -> jax.Array:
     """Returns the numbers of a block's items."""
-    return block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
+    numbers: jax.Array = block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
+    return numbers
 
 
 def _count(where: jax.Array, axis: int) -> jax.Array:

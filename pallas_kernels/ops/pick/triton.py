@@ -16,14 +16,14 @@ from pallas_kernels.schedule.triton.routing import copies_rows, copy_warps, piec
 _COPIED: Final = ("float32", "bfloat16", "float16", "int8")
 
 
-def _serves(x: Any, place: Any, **_: Any) -> bool:
+def _serves(x: Any, place: Any, *_: Any, **__: Any) -> bool:
     small = max(x.shape[0], place.shape[0]) * x.shape[1] < 1 << 31
     return x.dtype.name in _COPIED and place.shape[0] > 0 and copies_rows(x.shape[1], x.dtype.itemsize) and small
 
 
 @served_if(_serves, "float32, bfloat16, float16 or int8 rows that a power of two of at least 32 columns divides")
 @in_32_bits
-def pick_rows(x: jax.Array, place: jax.Array, *, interpret: bool = False) -> jax.Array:
+def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None, *, interpret: bool = False) -> jax.Array:
     """Returns what `portable.pick_rows` returns; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant: a copy is exact.
@@ -37,8 +37,11 @@ def pick_rows(x: jax.Array, place: jax.Array, *, interpret: bool = False) -> jax
     piece = piece_columns(columns, x.dtype.itemsize)
     firsts = range(0, columns, piece)
 
-    def kernel(x: Any, place: Any, out: Any) -> None:
+    def kernel(x: Any, place: Any, *rest: Any) -> None:
+        *given, out = rest
         row = pl.program_id(0)
+        for order in given:
+            row = order[row, 0]
         at = place[row, 0]
         source = jnp.maximum(at, 0)
         pieces = [plt.load(x.at[source, pl.ds(first, piece)]) for first in firsts]
@@ -49,6 +52,7 @@ def pick_rows(x: jax.Array, place: jax.Array, *, interpret: bool = False) -> jax
         kernel,
         x,
         place,
+        *(() if order is None else (order,)),
         blocks=rows,
         out=[jax.ShapeDtypeStruct((rows, columns), x.dtype)],
         warps=copy_warps(columns, x.dtype.itemsize),

@@ -44,12 +44,33 @@ def rotate(
         >>> rotate(jnp.array([1.0, 2.0]), jnp.ones(2), jnp.zeros(2), interleaved=False).tolist()
         [-2.0, 1.0]
     """
+    if not interleaved:
+        return _rotate_halves(x, sin, cos, inverse, functions)
 
     def program(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array]:
         options: dict[str, Any] = {"interleaved": interleaved, "inverse": inverse, "functions": functions}
         return (rotated(x, sin, cos, **options, fence=apart_from_sums),)
 
     return run_isolated(program, x, sin, cos)[0]
+
+
+def _rotate_halves(
+    x: jax.Array, sin: jax.Array, cos: jax.Array, inverse: bool, functions: ElementwiseContract
+) -> jax.Array:
+    """Rotates pairs of halves: two results of whole vectors, where a CPU reads single elements in another order."""
+    honour("rotate", functions, XLA_FUNCTIONS)
+
+    def program(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array, jax.Array]:
+        halves = [jnp.split(a.astype(jnp.float32), 2, axis=-1) for a in (x, sin, cos)]
+        (low, high), (sin_low, sin_high), (cos_low, cos_high) = halves
+        first, second = apart_from_sums(low * cos_low), apart_from_sums(high * cos_high)
+        if inverse:
+            first, second = first - -apart_from_sums(high * sin_high), second - apart_from_sums(low * sin_low)
+        else:
+            first, second = first + apart_from_sums(-high * sin_low), second + apart_from_sums(low * sin_high)
+        return first.astype(x.dtype), second.astype(x.dtype)
+
+    return jnp.concatenate(run_isolated(program, x, sin, cos), axis=-1)
 
 
 def rotated(

@@ -48,6 +48,9 @@ _PTX: Final = {
     "clear": "{ .reg .pred p; setp.eq.f32 p, $1, 0f00000000; selp.f32 $0, 0f00000000, $1, p; }",
 }
 
+_NAMED: Final = (*REDUCTIONS, "exp", "div")
+"""What a program is called after in a profile, as in "rows_max_exp_sum_div"."""
+
 
 def run_program(
     program: RowProgram,
@@ -103,6 +106,7 @@ def run_program(
         numbers=len(program.totals),
         count=rows,
         interpret=interpret,
+        name="_".join(("rows", *(s.operation for s in program.steps if s.operation in _NAMED))),
     )
 
 
@@ -148,9 +152,12 @@ class _Body:
                 return tuple(values[r] for r in program.results)
 
             self._row.emit(results, vectors=[program.masks.index(m) for m in masks])
+        largest = {s.result for s in program.steps if s.operation == "max"}
         for i, total in enumerate(program.totals):
             value = self._numbers[total]
-            self._row.put(i, jnp.where(value == value, value, jnp.float32(math.nan)))
+            if total in largest:  # nan as the maximum of a program has it, not as instructions make it
+                value = jnp.where(value == value, value, jnp.float32(math.nan))
+            self._row.put(i, value)
 
     def _reduce(self, step: Step, waiting: Sequence[Step], later: Sequence[Step]) -> None:
         (source,) = step.operands

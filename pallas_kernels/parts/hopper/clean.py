@@ -11,7 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
-from pallas_kernels.parts.hopper.registers import element, number_of
+from pallas_kernels.parts.hopper.registers import count, element, number_of, with_number
 from pallas_kernels.parts.hopper.tile import ROW, i32, thread_of_warpgroup, tiled
 
 WORD: Final = 32
@@ -97,15 +97,18 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
     clean(ref, first, end, found)
 
 
-def spoil_rows(total: jax.Array, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> jax.Array:
+def spoil_rows(
+    total: jax.Array, first: jax.Array, end: jax.Array, found: Any, interpret: bool, layout: Any = ROW
+) -> jax.Array:
     """Returns numbers with nan in place of those whose range holds a row that `clean_rows` found.
 
     Args:
-        total: (64,) float32.
-        first: (64,) int32, where the ranges begin, maybe below 0.
-        end: (64,) int32, where they end, maybe before they begin or behind the rows.
+        total: (n,) float32.
+        first: (n,) int32, where the ranges begin, maybe below 0.
+        end: (n,) int32, where they end, maybe before they begin or behind the rows.
         found: Shared memory (words,) int32, from `clean_rows`.
         interpret: Whether Mosaic's interpreter runs the kernel.
+        layout: How a warpgroup holds the numbers; by default one for each row of a tile.
     """
     (words,) = found.shape
     if interpret:
@@ -114,8 +117,8 @@ def spoil_rows(total: jax.Array, first: jax.Array, end: jax.Array, found: Any, i
         plgpu.commit_smem()  # an ordinary read, before it is written again
         spoiled = (bad[None] & (row[None] >= first[:, None]) & (row[None] < end[:, None])).any(axis=1)
         return jnp.where(spoiled, jnp.nan, total)
-    result = plgpu.ShapeDtypeStruct(total.shape, jnp.dtype(jnp.float32), layout=ROW)
-    inline: Any = plgpu.inline_mgpu(arg_types=(ROW, ROW, ROW, plgpu.RefType()), return_type=result)
+    result = plgpu.ShapeDtypeStruct(total.shape, jnp.dtype(jnp.float32), layout=layout)
+    inline: Any = plgpu.inline_mgpu(arg_types=(layout, layout, layout, plgpu.RefType()), return_type=result)
 
     @inline  # type: ignore[untyped-decorator]
     def spoil(_: Any, total: Any, first: Any, end: Any, found: Any) -> Any:
@@ -123,18 +126,18 @@ def spoil_rows(total: jax.Array, first: jax.Array, end: jax.Array, found: Any, i
         read = [memref.load(found, [mgpu.c(i, ir.IndexType.get())]) for i in range(words)]
         nan = mgpu.c(float("nan"), ir.F32Type.get())
         for at in range(registers.size):
-            some = i32(0)
-            for i, word in enumerate(read):
-                edges = [_within(number_of(x.registers.flat[at]), i * WORD) for x in (first, end)]
-                before, until = (arith.shli(one, edge) for edge in edges)
-                bits = arith.trunci(word.type, arith.subi(until, before))
-                there = arith.cmpi(arith.CmpIPredicate.slt, *edges)
-                some = arith.ori(some, arith.select(there, arith.andi(word, bits), i32(0)))
-            number = registers.flat[at]
-            spoiled = arith.select(arith.cmpi(arith.CmpIPredicate.ne, some, i32(0)), nan, number_of(number))
-            if isinstance(number.type, ir.VectorType):
-                spoiled = vector.broadcast(number.type, spoiled)
-            registers.flat[at] = spoiled
+            register = registers.flat[at]
+            for i in range(count(register)):
+                some = i32(0)
+                for j, word in enumerate(read):
+                    edges = [_within(number_of(x.registers.flat[at], i), j * WORD) for x in (first, end)]
+                    before, until = (arith.shli(one, edge) for edge in edges)
+                    bits = arith.trunci(word.type, arith.subi(until, before))
+                    there = arith.cmpi(arith.CmpIPredicate.slt, *edges)
+                    some = arith.ori(some, arith.select(there, arith.andi(word, bits), i32(0)))
+                bad = arith.cmpi(arith.CmpIPredicate.ne, some, i32(0))
+                register = with_number(register, arith.select(bad, nan, number_of(register, i)), i)
+            registers.flat[at] = register
         return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
 
     result_total: jax.Array = spoil(total, first, end, found)

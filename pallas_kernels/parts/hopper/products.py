@@ -199,13 +199,15 @@ def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, ri
 def _steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
     """Yields the description of each step of K of an operand in shared memory, in a list of one."""
     for ref in refs:
-        groups, squares, rows, width = ir.MemRefType(ref.type).shape
-        atom = rows * width * 2
-        base = _descriptor(ref, 16 if along else atom, squares * atom)
+        kind = ir.MemRefType(ref.type)
+        groups, squares, rows, width = kind.shape
+        (stride, *_), _ = kind.get_strides_and_offset()  # of a part of the columns that of all of them
+        atom, stride = rows * width * 2, stride * 2
+        base = _descriptor(ref, 16 if along else atom, stride)
         if along:
             offsets = [at // width * atom + at % width * 2 for at in range(0, squares * width, _K)]
         else:
-            offsets = [at // rows * squares * atom for at in range(0, groups * rows, _K)]
+            offsets = [at // rows * stride for at in range(0, groups * rows, _K)]
         for offset in offsets:
             yield [_moved(base, offset)]
 

@@ -18,14 +18,19 @@ def with_element(register: Any, index: int, number: Any) -> Any:
     return vector.insert(number, register, dynamic_position=[], static_position=_at(index))
 
 
-def number_of(register: Any) -> Any:
-    """Returns the number in a register, which may be a vector of one."""
-    return element(register, 0) if isinstance(register.type, ir.VectorType) else register
+def count(register: Any) -> int:
+    """Returns how many numbers a register holds."""
+    return ir.VectorType(register.type).shape[0] if isinstance(register.type, ir.VectorType) else 1
 
 
-def with_number(register: Any, number: Any) -> Any:
-    """Returns a number in the form of a register, which may be a vector of one."""
-    return with_element(register, 0, number) if isinstance(register.type, ir.VectorType) else number
+def number_of(register: Any, index: int = 0) -> Any:
+    """Returns a number in a register, which may be a vector."""
+    return element(register, index) if isinstance(register.type, ir.VectorType) else register
+
+
+def with_number(register: Any, number: Any, index: int = 0) -> Any:
+    """Returns a register, which may be a vector, with another number in one place."""
+    return with_element(register, index, number) if isinstance(register.type, ir.VectorType) else number
 
 
 def joined(numbers: Sequence[Any]) -> Any:

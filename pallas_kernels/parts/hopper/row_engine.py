@@ -382,6 +382,7 @@ def run_rows(
     lanes: int | None = None,
     interpret: Any,
     schedule: RowSchedule | None = None,
+    name: str | None = None,
 ) -> Arrays:
     """Runs a row program.
 
@@ -397,6 +398,7 @@ def run_rows(
             of `RowContract`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
         schedule: How to feed the rows; chosen from the shape by default. No schedule moves a bit.
+        name: What the kernel is called in a profile; by default after the function that the program is written in.
 
     Returns:
         The results, then the numbers.
@@ -486,7 +488,7 @@ def run_rows(
     launch = plgpu.kernel(
         kernel,
         out_type=out,
-        kernel_name=profile_name(program),
+        kernel_name=profile_name(program) if name is None else name,
         scratch_types=scratch_types,
         # Every array has its layout from its load; the other semantics would infer them, ten times as long.
         compiler_params=plgpu.CompilerParams(

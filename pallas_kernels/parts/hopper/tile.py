@@ -100,10 +100,12 @@ class Arithmetic:
     Attributes:
         layout: How a warpgroup holds a tile; numbers for rows lie as a sum over its columns would.
         interpret: Whether Mosaic's interpreter runs the kernel.
+        axis: The axis of such a sum; 0 for numbers of columns.
     """
 
     layout: Any = TILE
     interpret: bool = False
+    axis: int = 1
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """Returns a * b, rounded whatever becomes of it."""
@@ -154,7 +156,7 @@ class Arithmetic:
     def _apply(self, ptx: str, *operands: jax.Array) -> jax.Array:
         """Applies an instruction to every element; $0 is the result, $1, $2, ... are the operands."""
         shape = operands[0].shape
-        layout = self.layout if len(shape) == 2 else self.layout.reduce(1)
+        layout = self.layout if len(shape) == 2 else self.layout.reduce(self.axis)
         result = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
         inline: Any = plgpu.inline_mgpu(arg_types=(layout,) * len(operands), return_type=result)
 

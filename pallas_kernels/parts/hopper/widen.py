@@ -6,6 +6,7 @@ from typing import Any, Final
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
@@ -15,63 +16,124 @@ from pallas_kernels.parts.hopper.registers import element, with_element
 from pallas_kernels.parts.hopper.tile import WARPGROUP, i32, thread_of_warpgroup, tiled
 
 _CHUNK: Final = 8  # numbers that a thread takes at once: 16 bytes of the result
+_HALF: Final = _CHUNK // 2
 _GROUP: Final = 8  # rows of a tile of swizzled memory
 
 
-def widen_rows(source: Any, target: Any, factors: Any, fp8: bool, interpret: bool) -> None:
+def read_bytes(source: Any, interpret: bool) -> jax.Array:
+    """Returns 8-bit numbers of shared memory in the registers of a warpgroup, for `write_widened`.
+
+    All are read before any is written: ptxas keeps a read behind the writes before it, one latency for each.
+
+    Args:
+        source: Shared memory (rows, n) int8, row by row; n is a multiple of 32 up to 256, rows one of 64.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    rows, columns = source.shape
+    if interpret:
+        read: jax.Array = source[...]
+        return read
+    step = _step(columns)
+    layout, words = plgpu.Layout.WG_STRIDED, (2 * WARPGROUP * (rows // step),)
+    result = plgpu.ShapeDtypeStruct(words, jnp.dtype(jnp.int32), layout=layout(words, vec_size=2))
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, source: Any) -> Any:
+        byte, pair = ir.IntegerType.get_signless(8), ir.VectorType.get((2,), ir.IntegerType.get_signless(32))
+        chunks = columns // _CHUNK
+        # Threads that have no chunk read that of another.
+        thread = arith.minui(thread_of_warpgroup(), i32(step * chunks - 1))
+        chunk, row = arith.remui(thread, i32(chunks)), arith.divui(thread, i32(chunks))
+        start = arith.addi(arith.muli(row, i32(columns)), arith.muli(chunk, i32(_CHUNK)))
+        first = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(source), [start], byte)
+        registers = np.empty((rows // step,), dtype=object)
+        for i in range(registers.size):
+            registers[i] = llvm.load(pair, mgpu.utils.getelementptr(first, [i * step * columns], byte))
+        return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGStridedFragLayout(words, 2), _is_signed=True)
+
+    loaded: jax.Array = load(source)
+    return loaded
+
+
+def read_factors(factors: Any, interpret: bool) -> jax.Array:
+    """Returns factors of columns (n,) float32 in GPU memory in the registers of a warpgroup, for `write_widened`."""
+    if interpret:
+        read: jax.Array = factors[...]
+        return read
+    shape = (WARPGROUP * _CHUNK,)
+    layout = plgpu.Layout.WG_STRIDED(shape, vec_size=_HALF)
+    result = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
+    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
+    chunks = factors.shape[0] // _CHUNK
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, factors: Any) -> Any:
+        f32 = ir.F32Type.get()
+        column = arith.muli(arith.remui(thread_of_warpgroup(), i32(chunks)), i32(_CHUNK))
+        first = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(factors), [column], f32)
+        registers = np.empty((_CHUNK // _HALF,), dtype=object)
+        for i in range(registers.size):
+            registers[i] = llvm.load(
+                ir.VectorType.get((_HALF,), f32), mgpu.utils.getelementptr(first, [_HALF * i], f32)
+            )
+        return mgpu.FragmentedArray(
+            _registers=registers, _layout=mgpu.WGStridedFragLayout(shape, _HALF), _is_signed=None
+        )
+
+    loaded: jax.Array = load(factors)
+    return loaded
+
+
+def write_widened(numbers: jax.Array, target: Any, factors: jax.Array, fp8: bool, interpret: bool) -> None:
     """Writes 8-bit numbers times the factors of their columns, in float32, rounded to the dtype of the target.
 
     A warpgroup does so. Who reads the target waits for a barrier behind a fence.
 
     Args:
-        source: Shared memory (rows, n) int8, row by row; n is a multiple of 32 up to 256, rows one of 64.
+        numbers: What `read_bytes` returned.
         target: Shared memory (rows, n) bfloat16 or float16, stored as `tile.tiled` says.
-        factors: GPU memory (n,) float32.
-        fp8: Whether the source holds the bits of float8_e4m3fn.
+        factors: What `read_factors` returned.
+        fp8: Whether the numbers are the bits of float8_e4m3fn.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
-    rows, columns = source.shape
+    rows, columns = target.shape
     if interpret:
-        read = source[...]
-        read = lax.bitcast_convert_type(read, jnp.float8_e4m3fn) if fp8 else read
-        target[...] = (read.astype(jnp.float32) * factors[...][None]).astype(target.dtype)
+        read = lax.bitcast_convert_type(numbers, jnp.float8_e4m3fn) if fp8 else numbers
+        target[...] = (read.astype(jnp.float32) * factors[None]).astype(target.dtype)
         return
     text = _fp8 if fp8 else _int8
     kind = "bf16" if target.dtype == jnp.bfloat16 else "f16"
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), plgpu.RefType(tiled(target.dtype, columns)), plgpu.RefType())
-    )
+    layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=2)
+    of_factors = plgpu.Layout.WG_STRIDED(factors.shape, vec_size=_HALF)
+    inline: Any = plgpu.inline_mgpu(arg_types=(layout, plgpu.RefType(tiled(target.dtype, columns)), of_factors))
 
     @inline  # type: ignore[untyped-decorator]
-    def widen(_: Any, source: Any, target: Any, factors: Any) -> None:
-        byte, word, f32 = (ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32), ir.F32Type.get())
-        chunks = columns // _CHUNK
-        step = 1 << (WARPGROUP // chunks).bit_length() - 1  # rows that are taken at once
+    def widen(_: Any, numbers: Any, target: Any, factors: Any) -> None:
+        byte, word = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
+        chunks, step = columns // _CHUNK, _step(columns)
         thread = thread_of_warpgroup()
         chunk, row = arith.remui(thread, i32(chunks)), arith.divui(thread, i32(chunks))
-        bases = [mgpu.utils.memref_ptr(x) for x in (source, target, factors)]
+        base = mgpu.utils.memref_ptr(target)
+        scales = [element(register, i) for register in factors.registers.flat for i in range(_HALF)]
         with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, thread, i32(step * chunks))):
-            four = ir.VectorType.get((4,), f32)
-            at = mgpu.utils.getelementptr(bases[2], [arith.muli(chunk, i32(_CHUNK))], f32)
-            read = (llvm.load(four, mgpu.utils.getelementptr(at, [4 * i], f32)) for i in range(2))
-            scales = [element(four_of_them, i) for four_of_them in read for i in range(4)]
-            start = arith.addi(arith.muli(row, i32(columns)), arith.muli(chunk, i32(_CHUNK)))
-            first = mgpu.utils.getelementptr(bases[0], [start], byte)
-            places = list(_places(target, row, chunk, rows, step))
-            for i, (phase, offset) in enumerate(places):
-                pair = llvm.load(
-                    ir.VectorType.get((2,), word), mgpu.utils.getelementptr(first, [i * step * columns], byte)
-                )
+            places = _places(target, row, chunk, rows, step)
+            for pair, (phase, offset) in zip(numbers.registers.flat, places, strict=True):
                 found = llvm.mlir_undef(ir.VectorType.get((4,), word))
                 for half in range(2):
-                    operands = [element(pair, half), *scales[4 * half : 4 * half + 4]]
+                    operands = [element(pair, half), *scales[_HALF * half : _HALF * (half + 1)]]
                     results = mgpu.utils.inline_ptx(text(kind), *operands, result_types=[word, word])
                     for j, result in enumerate(results):
                         found = with_element(found, 2 * half + j, result)
-                place = mgpu.utils.getelementptr(bases[1], [phase], byte)
+                place = mgpu.utils.getelementptr(base, [phase], byte)
                 llvm.store(found, mgpu.utils.getelementptr(place, [offset], byte))
 
-    widen(source, target, factors)
+    widen(numbers, target, factors)
+
+
+def _step(columns: int) -> int:
+    """Returns how many rows a warpgroup takes at once."""
+    return 1 << (WARPGROUP // (columns // _CHUNK)).bit_length() - 1
 
 
 def _places(target: Any, row: Any, chunk: Any, rows: int, step: int) -> Iterator[tuple[Any, int]]:
@@ -130,7 +192,7 @@ def _fp8(kind: str) -> str:
 
 
 def widened(x: jax.Array, factors: jax.Array, dtype: Any) -> jax.Array:
-    """Returns what `widen_rows` makes of an array, by XLA.
+    """Returns what `write_widened` makes of an array, by XLA.
 
     Args:
         x: (B, S, K, H) int8 or float8_e4m3fn.

@@ -3,7 +3,8 @@
 Which form of a product keeps a contract's order is found out by comparison, once for each shape and process. Where JAX
 has a folder for its compilation cache (`jax_compilation_cache_dir`, not set by default), what was found is kept in the
 subfolder `bijax` of it, and the next process reads it. An entry holds for one processor with its instructions, number
-of threads, versions of JAX and jaxlib, `XLA_FLAGS` and source of this package; anything else is compared anew.
+of threads, versions of JAX and jaxlib, `XLA_FLAGS`, `jax_disable_most_optimizations` and source of this package;
+anything else is compared anew.
 """
 
 import contextlib
@@ -94,7 +95,9 @@ def _facts(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _header(question: str) -> bytes:
-    return f"{question}\n{_machine()}\n".encode()
+    # Without them it is other machine code, which may have other bits.
+    optimized = not jax.config.read("jax_disable_most_optimizations")
+    return f"{question}\n{_machine()}{'' if optimized else ', not optimized'}\n".encode()
 
 
 def _folder() -> Path | None:

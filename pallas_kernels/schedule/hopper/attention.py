@@ -12,6 +12,9 @@ SHARED_BYTES: Final = 227 * 1024
 DECODE_QUERIES: Final = 16
 """Most queries of a sequence for which the heads that share a key head are packed into one tile."""
 
+SWAPPED_ROWS: Final = 8
+"""Most rows of a tile for which keys are wgmma's rows."""
+
 WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
@@ -21,6 +24,7 @@ _WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside split
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
 _BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
+_SWAPPED: Final = ((64, 64), (128, 128))
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
 _IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
@@ -59,6 +63,7 @@ class DecodeSchedule:
         byte_stages: Stages of the bytes of a cache of 8 bits.
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
             matter to a cache of 8 bits alone.
+        swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
     """
 
     stages: int = 3
@@ -66,6 +71,7 @@ class DecodeSchedule:
     whole: bool = False
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
+    swap: bool = False
 
 
 def prefill_schedule(
@@ -90,7 +96,13 @@ def prefill_schedule(
 
 
 def decode_schedule(
-    head_size: int, value_size: int | None = None, *, tiles: int = 0, splits: int = 2, eight_bits: bool = False
+    head_size: int,
+    value_size: int | None = None,
+    *,
+    tiles: int = 0,
+    splits: int = 2,
+    eight_bits: bool = False,
+    rows: int = SWAPPED_ROWS + 1,
 ) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
@@ -100,17 +112,19 @@ def decode_schedule(
         tiles: Tiles of all sequences and key heads.
         splits: Splits of a sequence, as many as its cache has room for.
         eight_bits: Whether keys and values have 8 bits.
+        rows: Rows of a key head, of plain scores: more than `SWAPPED_ROWS` with a soft cap or slopes.
     """
     widths = head_size, value_size or head_size
+    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
-        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1)
+        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1, swap=swap)
     if splits == 1:
         return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
     rounds = -(-tiles // SMS)
     if widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
         return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
-    return DecodeSchedule(_DECODE_STAGES[widths])
+    return DecodeSchedule(_DECODE_STAGES[widths], swap=swap)
 
 
 @dataclass(frozen=True)

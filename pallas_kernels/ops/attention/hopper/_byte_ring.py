@@ -16,7 +16,7 @@ from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.parts.hopper.clean import clean_rows
-from pallas_kernels.parts.hopper.widen import widen_rows
+from pallas_kernels.parts.hopper.widen import read_bytes, read_factors, write_widened
 
 
 class Bytes(NamedTuple):
@@ -81,24 +81,24 @@ class ByteRing:
 
     def widen_keys(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
         """Makes keys of the blocks of a tile, times factors (H,) in GPU memory."""
+        factors = read_factors(factors, ring.interpret)
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
             at = position + (block - blocks.first)
             slot = ring.slot(at)
-            pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, ring.keys_free.at[slot]))
-            self._widen(self.keys, at, ring.keys.at[slot], factors, ring)
+            self._widen(self.keys, at, ring.keys.at[slot], ring.keys_free.at[slot], factors, ring)
             plgpu.barrier_arrive(ring.keys_full.at[slot])
 
     def widen_values(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
         """Makes values of the blocks of a tile, times factors (V,) in GPU memory; cleans them as `Ring.fill` does."""
+        factors = read_factors(factors, ring.interpret)
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
             at, start = position + (block - blocks.first), block * self.source.block
             slot = ring.slot(at)
-            pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, ring.values_free.at[slot]))
-            self._widen(self.values, at, ring.values.at[slot], factors, ring)
+            self._widen(self.values, at, ring.values.at[slot], ring.values_free.at[slot], factors, ring)
 
             @pl.when(blocks.in_part(block))
             def _() -> None:
@@ -108,12 +108,16 @@ class ByteRing:
 
             plgpu.barrier_arrive(ring.values_full.at[slot])
 
-    def _widen(self, stages: Bytes, at: Any, target: Any, factors: Any, ring: Ring) -> None:
+    def _widen(self, stages: Bytes, at: Any, target: Any, free: Any, factors: Any, ring: Ring) -> None:
+        """Takes bytes into registers, gives their stage back, and writes 16 bits when `target` is free."""
         slot = lax.rem(at, self.stages)
         plgpu.barrier_wait(stages.full.at[slot])
-        widen_rows(stages.stored.at[slot], target, factors, self.fp8, ring.interpret)
-        plgpu.commit_smem()  # every warp has read the bytes, and written what is made of them
+        numbers = read_bytes(stages.stored.at[slot], ring.interpret)
+        plgpu.commit_smem()  # every warp has read
         plgpu.barrier_arrive(stages.free.at[slot])
+        pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, free))
+        write_widened(numbers, target, factors, self.fp8, ring.interpret)
+        plgpu.commit_smem()  # every warp has written
 
 
 def drain(free: Any, stages: int, filled: Any) -> None:

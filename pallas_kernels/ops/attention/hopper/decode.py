@@ -2,7 +2,8 @@
 
 A row takes the steps of the kernel for many queries. An item is a tile with all of its keys, as there; or with one
 split of them, so that a few sequences keep all blocks busy, and `merge` does with the splits what that kernel does in
-one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items.
+one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items. With `schedule.swap`
+a tile has at most 8 rows, which are wgmma's columns.
 """
 
 from dataclasses import dataclass
@@ -18,15 +19,19 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
+from pallas_kernels.ops.attention.hopper._swapped_walk import Shared, SwappedWalk
 from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded_splits
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
-from pallas_kernels.parts.hopper.registers import number_of
+from pallas_kernels.parts.hopper.columns import CHAINS, COLUMN, COLUMNS
+from pallas_kernels.parts.hopper.columns import scratch as column_scratch
+from pallas_kernels.parts.hopper.registers import element, number_of
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, i32, thread_of_warpgroup, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
@@ -93,6 +98,11 @@ class Body:
     def grid(self) -> int:
         """Blocks of the grid."""
         return min(self.schedule.blocks, self.items)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile in shared memory."""
+        return COLUMNS if self.schedule.swap else ROWS
 
     @property
     def loaded(self) -> int:
@@ -215,8 +225,8 @@ class Body:
             found: jax.Array = lax.div(item.tile * ROWS + row, jnp.full_like(row, call.group))
             return found
 
-        def positions() -> jax.Array:
-            rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+        def positions(count: int, layout: Any) -> jax.Array:
+            rows = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout)
             found: jax.Array = lengths.offsets[item.sequence] + query(rows)
             return found
 
@@ -227,11 +237,35 @@ class Body:
             found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
             return found
 
+        def after_scores() -> None:
+            plgpu.barrier_arrive(scratch.queries_free.at[slot])
+
+        first = item.head * self.rows + item.tile * ROWS
+        left = self.rows - item.tile * ROWS
+        target = results.of(item, self.schedule.whole)
+        plgpu.barrier_wait(scratch.queries_full.at[slot])
+        if scratch.shared is not None:
+            columns = SwappedWalk(
+                call.scoring.factor,
+                call.sight,
+                lambda: positions(COLUMNS, COLUMN),
+                lengths.keys[item.sequence],
+                item.blocks,
+                scratch.queries.at[slot],
+                ring,
+                position,
+                scratch.shared,
+                after_scores,
+                interpret,
+            )
+            tiles, stats = columns.run()
+            _store_columns(target.values, target.numbers, first, left, tiles, stats, self.rows, interpret)
+            return
         walk = Walk(
             call.contract,
             call.scoring,
             call.sight,
-            positions,
+            lambda: positions(ROWS, ROW),
             of_rows(further.slopes),
             lengths.keys[item.sequence],
             item.blocks,
@@ -239,10 +273,9 @@ class Body:
             ring,
             position,
             scratch.parked,
-            lambda: plgpu.barrier_arrive(scratch.queries_free.at[slot]),
+            after_scores,
             interpret,
         )
-        plgpu.barrier_wait(scratch.queries_full.at[slot])
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
@@ -250,9 +283,6 @@ class Body:
             valid = rows < lengths.queries[item.sequence]
             values, lse = result(values, stats, valid, of_rows(further.sinks), Arithmetic(interpret=interpret))
             values, numbers = values.astype(results.values.dtype), (lse,)
-        first = item.head * self.rows + item.tile * ROWS
-        left = self.rows - item.tile * ROWS
-        target = results.of(item, self.schedule.whole)
         _store_rows(target.values, target.numbers, first, left, values, numbers, self.rows, interpret)
 
 
@@ -319,6 +349,50 @@ def _store_rows(
     store(values_ref, *numbers_refs, *(jnp.asarray(x, jnp.int32) for x in (first, left)), values, *numbers)
 
 
+def _store_columns(
+    values_ref: Any,
+    numbers_refs: tuple[Any, ...],
+    first: Any,
+    left: Any,
+    values: tuple[jax.Array, ...],
+    numbers: tuple[jax.Array, ...],
+    most: int,
+    interpret: bool,
+) -> None:
+    """Writes the columns below `left` of tiles (64, 8) as `_store_rows` does rows."""
+    if interpret:
+        rows = pl.ds(first, most)
+        values_ref.at[rows][...] = jnp.concatenate(values).T[:most]
+        for ref, found in zip(numbers_refs, numbers, strict=True):
+            ref.at[rows][...] = found[:most]
+        return
+    number, count = plgpu.Layout.WG_SPLAT(()), len(numbers)
+    types = (*[plgpu.RefType()] * (1 + count), number, number, *[TILE] * len(values), *[COLUMN] * count)
+    inline: Any = plgpu.inline_mgpu(arg_types=types)
+
+    @inline  # type: ignore[untyped-decorator]
+    def store(_: Any, values_ref: Any, *given: Any) -> None:
+        refs, (first, left, *arrays) = given[:count], given[count:]
+        tiles, stats = arrays[: len(values)], arrays[len(values) :]
+        index = ir.IndexType.get()
+        thread = thread_of_warpgroup()
+        lane = arith.remui(thread, i32(32))
+        upper = arith.addi(arith.muli(arith.divui(thread, i32(32)), i32(16)), arith.divui(lane, i32(4)))
+        for i in range(2):
+            row = arith.addi(arith.muli(arith.remui(lane, i32(4)), i32(2)), i32(i))
+            target = arith.index_cast(index, arith.addi(row, first.registers.item()))
+            with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, row, left.registers.item())):
+                for j, tile in enumerate(tiles):
+                    for half, pair in enumerate(tile.registers.flat):
+                        column = arith.index_cast(index, arith.addi(upper, i32(ROWS * j + 8 * half)))
+                        memref.store(element(pair, i), values_ref, [target, column])
+                with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, upper, i32(0))):
+                    for ref, found in zip(refs, stats, strict=True):
+                        memref.store(number_of(found.registers.flat[0], i), ref, [target])
+
+    store(values_ref, *numbers_refs, *(jnp.asarray(x, jnp.int32) for x in (first, left)), *values, *numbers)
+
+
 def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = None) -> jax.Array:
     """Returns numbers of heads (B or 1, N) for rows of key heads, (B or 1, R): `rows` of each, then zeros."""
     sequences, call = numbers.shape[0], body.call
@@ -329,11 +403,31 @@ def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = Non
     return found if padded is None else jnp.pad(found, ((0, 0), (0, padded - found.shape[1])))
 
 
+def _check_swap(body: Body, further: Further) -> None:
+    call = body.call
+    widths, order = (call.size, call.value_size), (call.contract.key_block, call.contract.sum_chains)
+    plain = call.scoring.bend is None and further.slopes is None
+    if (
+        body.schedule.whole
+        or body.rows > COLUMNS
+        or any(width % ROWS for width in widths)
+        or order != (2 * ROWS, CHAINS)
+        or not plain
+    ):
+        raise UnsupportedError(
+            f"attention on a Hopper GPU: expected, for a schedule with swap and splits, at most {COLUMNS} rows of heads"
+            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, neither a soft cap nor"
+            f" slopes; got {body.schedule}, {body.rows} rows, widths {widths}, {call.contract}, {call.scoring},"
+            f" slopes={further.slopes is not None}. Take a schedule without swap."
+        )
+
+
 class _Scratch(NamedTuple):
     queries: Any
     queries_full: Any
     queries_free: Any
     parked: Parked | None
+    shared: Shared | None
 
 
 def decode(
@@ -359,8 +453,13 @@ def decode(
 
     Returns:
         The outputs (B, T, N, V), and the log-sum-exp (B, T, N), float32.
+
+    Raises:
+        UnsupportedError: If the schedule does not fit the call.
     """
     s, body, dtype, bytewise = schedule, Body(call, schedule), query.dtype, key.dtype.itemsize == 1
+    if s.swap:
+        _check_swap(body, further)
     fp8 = key.dtype == jnp.float8_e4m3fn
     if fp8:
         key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (key, value))
@@ -384,14 +483,17 @@ def decode(
         lengths, refs = Lengths(refs[0]), refs[1:]
         more, refs = further.refs(refs), refs[len(further.given) :]
         values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
-        parked = None
+        parked = shared = None
         if body.parks:
             *stages, values, rows = stages
             parked = Parked(values, rows)
+        if s.swap:
+            *stages, narrow, wide, numbers = stages
+            shared = Shared(narrow, wide, numbers)
         own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
         results, scratch = (
             _Results(values_ref, numbers_ref),
-            _Scratch(queries, queries_full, queries_free, parked),
+            _Scratch(queries, queries_full, queries_free, parked, shared),
         )
         ring = Ring(s.stages, ring_source, bool(call.interpret), *own)
         stored: Any = ring
@@ -446,11 +548,12 @@ def decode(
         num_threads=4 if bytewise else 2,
         thread_name="warpgroup",
         scratch_types=[
-            plgpu.SMEM((2, ROWS, call.size), dtype, transforms=tiled(dtype, call.size)),
+            plgpu.SMEM((2, body.tile_rows, call.size), dtype, transforms=tiled(dtype, call.size)),
             *[plgpu.Barrier(num_barriers=2)] * 2,
             *in_ring,
             *byte_stages,
             *(aside if body.parks else []),
+            *(column_scratch(dtype) if s.swap else []),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

@@ -20,6 +20,7 @@ from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import (
     DECODE_QUERIES,
+    SWAPPED_ROWS,
     DecodeSchedule,
     PrefillSchedule,
     decode_schedule,
@@ -93,7 +94,10 @@ def attention(
         group = heads // key_heads
         if length <= DECODE_QUERIES:
             tiles, splits = batch * key_heads * -(-length * group // ROWS), -(-capacity // contract.split)
-            schedule = decode_schedule(size, value_size, tiles=tiles, splits=splits, eight_bits=key_scale is not None)
+            rows = length * group if soft_cap is None and slopes is None else SWAPPED_ROWS + 1
+            schedule = decode_schedule(
+                size, value_size, tiles=tiles, splits=splits, eight_bits=key_scale is not None, rows=rows
+            )
         else:
             schedule = prefill_schedule(size, length, sees_all, value_size, group)
     block = contract.key_block

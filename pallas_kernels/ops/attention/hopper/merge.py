@@ -2,7 +2,8 @@
 
 A block takes four rows of a sequence, a warp each. The factors of up to 128 splits are found side by side first, a lane
 having neighbouring ones: a split's needs only the largest score up to it, and a maximum is the same in any order. Then
-the warp walks the splits upwards, which leaves one sum to a step of its chain.
+the warp walks the splits upwards, which leaves one sum to a step of its chain. The copy engine fetches their values,
+many at a time: a block is alone on its multiprocessor where one sequence is decoded, and would wait for its loads.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,8 @@ MERGED_ROWS: Final = 4
 
 _WARP: Final = 32
 _MOST: Final = 128  # splits whose factors are found side by side
-_TOGETHER: Final = 16  # splits whose values are read together
+_TOGETHER: Final = 16  # splits whose values are copied together
+_COPIED_BYTES: Final = 192 * 1024  # at once
 
 
 def padded_splits(splits: int) -> int:
@@ -80,11 +82,12 @@ def merge(
     """
     batch, splits, padded, size = values.shape
     layout, width, together = _layout(size), _side_by_side(splits), min(_TOGETHER, splits)
+    stages = min(-(-splits // together), _COPIED_BYTES // (4 * together * MERGED_ROWS * size))
     math, of_splits = Arithmetic(layout, bool(interpret)), _layout(width)
     sum_math = Arithmetic(of_splits, bool(interpret))
 
     def kernel(values_ref: Any, stats_ref: Any, lengths_ref: Any, *refs: Any) -> None:
-        *sinks_ref, out_ref, lse_ref = refs
+        *sinks_ref, out_ref, lse_ref, copied, arrived = refs
         sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
         numbers = Lengths(lengths_ref)
         queries = numbers.queries[sequence]
@@ -98,11 +101,24 @@ def merge(
             )
             return filled
 
-        def read(first: Any) -> list[jax.Array]:
-            """Starts to read the values of some splits; behind the last one it is read again."""
-            last = jnp.maximum(stop - 1, 0)
-            splits = [jnp.minimum(first + j, last) for j in range(together)]
-            return [load(values_ref.at[sequence, split, part], layout=layout) for split in splits]
+        # Groups of splits that are copied together, from a multiple of `width` on.
+        origin = lax.div(begin, width) * width
+        groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
+
+        def start_of(number: Any) -> Any:
+            """Returns where the copy of a group starts: the last one ends with the last split there is."""
+            return jnp.minimum(origin + number * together, splits - together)
+
+        def copy(number: Any) -> None:
+            """Starts to copy a group, if there is one of that number."""
+
+            @pl.when(number < groups)
+            def _() -> None:
+                slot = lax.rem(number, stages)
+                window = values_ref.at[sequence, pl.ds(start_of(number), together), part]
+                plgpu.copy_gmem_to_smem(window, copied.at[slot], arrived.at[slot])
+
+        pl.loop(0, stages)(copy)
 
         def find_factors(first: Any, maximum: jax.Array) -> tuple[jax.Array, Factors]:
             """Returns the maximum with the splits from one on, and their factors."""
@@ -119,14 +135,23 @@ def merge(
         def side_by_side(i: Any, carry: Any) -> Any:
             """Takes the splits whose factors are found side by side."""
             maximum, sums, total = carry
-            first = lax.div(begin, width) * width + i * width
-            there = read(first)
+            first = origin + i * width
             maximum, factors = find_factors(first, maximum)
 
             def several(k: Any, carry: Any) -> Any:
-                """Takes some splits, while the next ones are read; those outside change nothing."""
-                sums, total, there = carry
-                following = read(first + (k + 1) * together)
+                """Takes the splits that were copied together; those outside change nothing."""
+                sums, total = carry
+                number = i * (width // together) + k
+                slot, shift = lax.rem(number, stages), first + k * together - start_of(number)
+                plgpu.barrier_wait(arrived.at[slot])
+                places = [jnp.minimum(shift + j, together - 1) for j in range(together)]
+                there = [load(copied.at[slot, place], layout=layout) for place in places]
+
+                @pl.when(number + stages < groups)
+                def _() -> None:
+                    plgpu.commit_smem()  # every warp has read what is copied over
+                    copy(number + stages)
+
                 for j, found in enumerate(there):
                     split = first + k * together + j
                     kept, taken, totals = (_picked(x, sums, k, together, j, bool(interpret)) for x in factors)
@@ -134,15 +159,15 @@ def merge(
                     found = jnp.where(across(inside, size), found, 0.0)
                     sums = math.fused(sums, kept, totals)
                     total = math.fused(total, across(kept, size), math.product(found, across(taken, size)))
-                return sums, total, following
+                return sums, total
 
             left = jnp.minimum(stop - first, width)
-            sums, total, _ = lax.fori_loop(0, lax.div(left + (together - 1), together), several, (sums, total, there))
+            sums, total = lax.fori_loop(0, lax.div(left + (together - 1), together), several, (sums, total))
             return maximum, sums, total
 
         start = full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0), full((MERGED_ROWS, size), 0)
-        rounds = lax.div(stop + (width - 1), width) - lax.div(begin, width)
-        maximum, sums, total = lax.fori_loop(0, jnp.where(stop > begin, rounds, 0), side_by_side, start)
+        rounds = jnp.where(stop > begin, lax.div(stop - origin + (width - 1), width), 0)
+        maximum, sums, total = lax.fori_loop(0, rounds, side_by_side, start)
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
         sink = None
@@ -162,6 +187,10 @@ def merge(
         grid=(padded // MERGED_ROWS, batch),
         grid_names=("part", "sequence"),
         kernel_name="attention_merge",
+        scratch_types=[
+            plgpu.SMEM((stages, together, MERGED_ROWS, size), jnp.float32),
+            plgpu.Barrier(num_barriers=stages),
+        ],
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
