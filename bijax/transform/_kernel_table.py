@@ -168,7 +168,6 @@ CASES: Final[tuple[Case, ...]] = (
     Case("quant_matmul", "float8", ops.quant_matmul, ((*_X, _FLOAT8), (*_W, _FLOAT8), (8,), (512,)), ("float32",)),
     Case("scale_dynamic_quant", "", ops.scale_dynamic_quant, (_X, (1024,))),
     Case("add_rms_norm_dynamic_quant", "", _norm_quantised, (_X, (1024,))),
-    Case("moe_scatter", "", lambda x, e: ops.moe_scatter(x, e, expert_end_idx=4), (_X, (8, 2, _LABELS))),
     Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
     Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
     Case("rotary_embedding", "", _turned, ((1, 8, 4, 64), (8, 64))),

@@ -16,7 +16,6 @@ def numbers(found: Comparison) -> tuple[int, float, float, int]:
     return found.differing, found.difference, found.ratio, found.tokens
 
 
-@pytest.mark.exhaustive
 def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """At each step, and so with new weights; ratios are exactly 1. A sampler that keeps old weights is seen."""
 

@@ -113,10 +113,16 @@ def test_audits_show_the_ids() -> None:
     assert not any(o.contracts for o in plain.operations)
 
 
+EXACT = frozenset(
+    f"bijax_{name}" for name in ("largest", "sort_by_expert", "rows_by_count", "rows_of_tokens", "pick_rows")
+)
+"""Kernels that compare, count and copy integers and numbers, which no order changes (`bijax.dispatch.routing`)."""
+
+
 def test_every_registered_kernel_has_a_contract_on_every_target(table: list[Row]) -> None:
     for target in ("cpu", "sm_90", "sm_80"):
         reached = {name for row in table if row.target == target for name in row.primitives}
-        assert set(KERNELS) <= reached, target
+        assert set(KERNELS) - EXACT <= reached, target
     assert all(row.contracts for row in table)
 
 
