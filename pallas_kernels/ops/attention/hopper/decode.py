@@ -457,7 +457,7 @@ def decode(
     Raises:
         UnsupportedError: If the schedule does not fit the call.
     """
-    s, body, dtype, bytewise = schedule, Body(call, schedule), query.dtype, key.dtype.itemsize == 1
+    s, body, dtype = schedule, Body(call, schedule), query.dtype
     if s.swap:
         _check_swap(body, further)
     fp8 = key.dtype == jnp.float8_e4m3fn
@@ -477,6 +477,62 @@ def decode(
 
     sinks = further.sinks
     further = further._replace(slopes=of_tiles(further.slopes), sinks=of_tiles(sinks) if s.whole else None)
+
+    if s.whole:
+        outputs = [
+            jax.ShapeDtypeStruct((call.batch, padded, call.value_size), dtype),
+            jax.ShapeDtypeStruct((call.batch, padded), jnp.float32),
+        ]
+    else:
+        outputs = [
+            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
+            jax.ShapeDtypeStruct((call.batch, 2, padded, padded_splits(body.splits)), jnp.float32),
+        ]
+    out, lse = _run(packed, key, value, lengths, further, body=body, fp8=fp8, outputs=outputs)
+    if not s.whole:
+        out, lse = merge(
+            out,
+            lse,
+            lengths,
+            None if sinks is None else _of_rows(sinks, body, body.rows, padded),
+            body.splits_seen,
+            rows=body.rows,
+            group=call.group,
+            dtype=dtype,
+            interpret=call.interpret,
+        )
+
+    def unpacked(x: jax.Array) -> jax.Array:
+        x = x[:, : body.heads * body.rows].reshape(call.batch, body.heads, call.queries, call.group, *x.shape[2:])
+        return jnp.moveaxis(x, 1, 2).reshape(call.batch, call.queries, call.heads, *x.shape[4:])
+
+    return unpacked(out), unpacked(lse)
+
+
+def _run(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: Lengths,
+    further: Further,
+    *,
+    body: Body,
+    fp8: bool,
+    outputs: list[jax.ShapeDtypeStruct],
+) -> tuple[jax.Array, jax.Array]:
+    """Launches the kernel.
+
+    Args:
+        query: The rows of each key head, (B * K, rows, H).
+        key: As in `decode`, or the bytes of float8 numbers.
+        value: The same.
+        lengths: Numbers of each sequence.
+        further: Further arrays, for rows of tiles.
+        body: The kernel's program.
+        fp8: Whether bytes are float8 numbers.
+        outputs: What `_Results` refers to.
+    """
+    s, call, dtype, bytewise = body.schedule, body.call, query.dtype, key.dtype.itemsize == 1
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
@@ -528,16 +584,6 @@ def decode(
         for width in ((call.size, call.value_size) if bytewise else ())
         for kind in Bytes.scratch(s.byte_stages, call.source, width)
     ]
-    if s.whole:
-        outputs = [
-            jax.ShapeDtypeStruct((call.batch, padded, call.value_size), dtype),
-            jax.ShapeDtypeStruct((call.batch, padded), jnp.float32),
-        ]
-    else:
-        outputs = [
-            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
-            jax.ShapeDtypeStruct((call.batch, 2, padded, padded_splits(body.splits)), jnp.float32),
-        ]
     aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
     launch = plgpu.kernel(
         kernel,
@@ -562,22 +608,5 @@ def decode(
         ),
         interpret=call.interpret,
     )
-    out, lse = launch(packed, key, value, lengths.numbers, *further.given)
-    if not s.whole:
-        out, lse = merge(
-            out,
-            lse,
-            lengths,
-            None if sinks is None else _of_rows(sinks, body, body.rows, padded),
-            body.splits_seen,
-            rows=body.rows,
-            group=call.group,
-            dtype=dtype,
-            interpret=call.interpret,
-        )
-
-    def unpacked(x: jax.Array) -> jax.Array:
-        x = x[:, : body.heads * body.rows].reshape(call.batch, body.heads, call.queries, call.group, *x.shape[2:])
-        return jnp.moveaxis(x, 1, 2).reshape(call.batch, call.queries, call.heads, *x.shape[4:])
-
-    return unpacked(out), unpacked(lse)
+    out, lse = launch(query, key, value, lengths.numbers, *further.given)
+    return out, lse

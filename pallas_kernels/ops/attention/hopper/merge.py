@@ -7,8 +7,8 @@ many at a time: a block is alone on its multiprocessor where one sequence is dec
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import jax
 import jax.experimental.pallas as pl
@@ -52,6 +52,181 @@ def _layout(columns: int) -> Any:
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What is fixed about a merge.
+
+    Attributes:
+        splits: Splits that there is room for.
+        size: Width of a head of the values.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+
+    splits: int
+    size: int
+    interpret: bool
+
+    @property
+    def layout(self) -> Any:
+        """Layout of a tile (4, H)."""
+        return _layout(self.size)
+
+    @property
+    def rows(self) -> Any:
+        """Layout of a number for each row."""
+        return self.layout.reduce(1)
+
+    @property
+    def width(self) -> int:
+        """Splits whose factors are found side by side."""
+        return _side_by_side(self.splits)
+
+    @property
+    def together(self) -> int:
+        """Splits whose values are copied together."""
+        return min(_TOGETHER, self.splits)
+
+    @property
+    def stages(self) -> int:
+        """Copies that shared memory has room for."""
+        room = _COPIED_BYTES // (4 * self.together * MERGED_ROWS * self.size)
+        return min(-(-self.splits // self.together), room)
+
+    def scratch(self) -> list[Any]:
+        """Returns the types of the stages and of their barriers."""
+        return [
+            plgpu.SMEM((self.stages, self.together, MERGED_ROWS, self.size), jnp.float32),
+            plgpu.Barrier(num_barriers=self.stages),
+        ]
+
+    def full(self, shape: tuple[int, ...], value: float) -> jax.Array:
+        """Returns a tile, or a number for each row."""
+        filled: jax.Array = plgpu.layout_cast(
+            jnp.full(shape, value, jnp.float32), self.layout if len(shape) == 2 else self.rows
+        )
+        return filled
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The walk of a block over the splits of its rows, in groups that are copied together.
+
+    Attributes:
+        form: What is fixed.
+        values: Reference of the values.
+        stats: Reference of maxima and totals.
+        sequence: The sequence.
+        part: Its rows.
+        begin: The first split that was computed.
+        stop: The end of them.
+        origin: The split at which the first group starts.
+        groups: Number of groups.
+        copied: The stages.
+        arrived: Their barriers.
+    """
+
+    form: _Form
+    values: Any
+    stats: Any
+    sequence: Any
+    part: Any
+    begin: Any
+    stop: Any
+    origin: Any
+    groups: Any
+    copied: Any
+    arrived: Any
+
+    @classmethod
+    def of(
+        cls, form: _Form, values: Any, stats: Any, rows: tuple[Any, Any], span: tuple[Any, Any], memory: Any
+    ) -> Self:
+        """Returns the walk of the rows (sequence, part) over a span of splits (first, end)."""
+        (begin, stop), together = span, form.together
+        origin = lax.div(begin, form.width) * form.width
+        groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
+        return cls(form, values, stats, *rows, begin, stop, origin, groups, *memory)
+
+    def run(self) -> tuple[Stats, jax.Array]:
+        """Returns the stats of all splits, and their values (4, H)."""
+        form, width = self.form, self.form.width
+        pl.loop(0, form.stages)(self._copy)
+        start = form.full((MERGED_ROWS,), LEAST), form.full((MERGED_ROWS,), 0), form.full((MERGED_ROWS, form.size), 0)
+        rounds = jnp.where(self.stop > self.begin, lax.div(self.stop - self.origin + (width - 1), width), 0)
+        maximum, sums, total = lax.fori_loop(0, rounds, self._side_by_side, start)
+        return Stats(maximum, sums), total
+
+    def _start_of(self, number: Any) -> Any:
+        """Returns where the copy of a group starts: the last one ends with the last split there is."""
+        return jnp.minimum(self.origin + number * self.form.together, self.form.splits - self.form.together)
+
+    def _copy(self, number: Any) -> None:
+        """Starts to copy a group, if there is one of that number."""
+
+        @pl.when(number < self.groups)
+        def _() -> None:
+            slot = lax.rem(number, self.form.stages)
+            window = self.values.at[self.sequence, pl.ds(self._start_of(number), self.form.together), self.part]
+            plgpu.copy_gmem_to_smem(window, self.copied.at[slot], self.arrived.at[slot])
+
+    def _side_by_side(self, i: Any, carry: Any) -> Any:
+        """Takes the splits whose factors are found side by side."""
+        maximum, sums, total = carry
+        form = self.form
+        first = self.origin + i * form.width
+        maximum, factors = self._find_factors(first, maximum)
+        math = Arithmetic(form.layout, form.interpret)
+
+        def several(k: Any, carry: Any) -> Any:
+            """Takes the splits that were copied together; those outside change nothing."""
+            sums, total = carry
+            there = self._take(i * (form.width // form.together) + k, first + k * form.together)
+            for j, found in enumerate(there):
+                split = first + k * form.together + j
+                kept, taken, totals = (_picked(x, sums, k, form.together, j, form.interpret) for x in factors)
+                inside = jnp.full((MERGED_ROWS,), (split >= self.begin) & (split < self.stop))
+                found = jnp.where(across(inside, form.size), found, 0.0)
+                sums = math.fused(sums, kept, totals)
+                total = math.fused(total, across(kept, form.size), math.product(found, across(taken, form.size)))
+            return sums, total
+
+        left = jnp.minimum(self.stop - first, form.width)
+        groups = lax.div(left + (form.together - 1), form.together)
+        sums, total = lax.fori_loop(0, groups, several, (sums, total))
+        return maximum, sums, total
+
+    def _find_factors(self, first: Any, maximum: jax.Array) -> tuple[jax.Array, Factors]:
+        """Returns the maximum with the splits from one on, and their factors."""
+        form, layout = self.form, _layout(self.form.width)
+        split = first + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, form.width), 1, layout=layout)
+        inside = (split >= self.begin) & (split < self.stop)
+        maxima, totals = (
+            plgpu.load(
+                self.stats.at[self.sequence, i, self.part, pl.ds(first, form.width)], layout=layout, optimized=False
+            )
+            for i in range(2)
+        )
+        here = Stats(jnp.where(inside, maxima, LEAST), jnp.where(inside, totals, 0.0))
+        before = _largest_before(here.maximum, maximum, form.width, form.interpret)
+        _, factors = factors_of_split(before, here, Arithmetic(layout, form.interpret))
+        return jnp.maximum(maximum, plgpu.layout_cast(here.maximum.max(axis=1), form.rows)), factors
+
+    def _take(self, number: Any, first: Any) -> list[jax.Array]:
+        """Returns the values of a group that starts with split `first`, and starts the copy that takes its place."""
+        form = self.form
+        slot, shift = lax.rem(number, form.stages), first - self._start_of(number)
+        plgpu.barrier_wait(self.arrived.at[slot])
+        places = [jnp.minimum(shift + j, form.together - 1) for j in range(form.together)]
+        there = [plgpu.load(self.copied.at[slot, place], layout=form.layout, optimized=False) for place in places]
+
+        @pl.when(number + form.stages < self.groups)
+        def _() -> None:
+            plgpu.commit_smem()  # every warp has read what is copied over
+            self._copy(number + form.stages)
+
+        return there
+
+
 def merge(
     values: jax.Array,
     stats: jax.Array,
@@ -81,101 +256,26 @@ def merge(
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
     """
     batch, splits, padded, size = values.shape
-    layout, width, together = _layout(size), _side_by_side(splits), min(_TOGETHER, splits)
-    stages = min(-(-splits // together), _COPIED_BYTES // (4 * together * MERGED_ROWS * size))
-    math, of_splits = Arithmetic(layout, bool(interpret)), _layout(width)
-    sum_math = Arithmetic(of_splits, bool(interpret))
+    form = _Form(splits, size, bool(interpret))
+    math = Arithmetic(form.layout, form.interpret)
 
     def kernel(values_ref: Any, stats_ref: Any, lengths_ref: Any, *refs: Any) -> None:
         *sinks_ref, out_ref, lse_ref, copied, arrived = refs
         sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
         numbers = Lengths(lengths_ref)
         queries = numbers.queries[sequence]
-        begin, stop = splits_of(numbers.offsets[sequence], queries, numbers.keys[sequence])
-        load = partial(plgpu.load, optimized=False)
-        row_layout = layout.reduce(1)
-
-        def full(shape: tuple[int, ...], value: float) -> jax.Array:
-            filled: jax.Array = plgpu.layout_cast(
-                jnp.full(shape, value, jnp.float32), layout if len(shape) == 2 else row_layout
-            )
-            return filled
-
-        # Groups of splits that are copied together, from a multiple of `width` on.
-        origin = lax.div(begin, width) * width
-        groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
-
-        def start_of(number: Any) -> Any:
-            """Returns where the copy of a group starts: the last one ends with the last split there is."""
-            return jnp.minimum(origin + number * together, splits - together)
-
-        def copy(number: Any) -> None:
-            """Starts to copy a group, if there is one of that number."""
-
-            @pl.when(number < groups)
-            def _() -> None:
-                slot = lax.rem(number, stages)
-                window = values_ref.at[sequence, pl.ds(start_of(number), together), part]
-                plgpu.copy_gmem_to_smem(window, copied.at[slot], arrived.at[slot])
-
-        pl.loop(0, stages)(copy)
-
-        def find_factors(first: Any, maximum: jax.Array) -> tuple[jax.Array, Factors]:
-            """Returns the maximum with the splits from one on, and their factors."""
-            split = first + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, width), 1, layout=of_splits)
-            inside = (split >= begin) & (split < stop)
-            maxima, totals = (
-                load(stats_ref.at[sequence, i, part, pl.ds(first, width)], layout=of_splits) for i in range(2)
-            )
-            here = Stats(jnp.where(inside, maxima, LEAST), jnp.where(inside, totals, 0.0))
-            before = _largest_before(here.maximum, maximum, width, bool(interpret))
-            _, factors = factors_of_split(before, here, sum_math)
-            return jnp.maximum(maximum, plgpu.layout_cast(here.maximum.max(axis=1), row_layout)), factors
-
-        def side_by_side(i: Any, carry: Any) -> Any:
-            """Takes the splits whose factors are found side by side."""
-            maximum, sums, total = carry
-            first = origin + i * width
-            maximum, factors = find_factors(first, maximum)
-
-            def several(k: Any, carry: Any) -> Any:
-                """Takes the splits that were copied together; those outside change nothing."""
-                sums, total = carry
-                number = i * (width // together) + k
-                slot, shift = lax.rem(number, stages), first + k * together - start_of(number)
-                plgpu.barrier_wait(arrived.at[slot])
-                places = [jnp.minimum(shift + j, together - 1) for j in range(together)]
-                there = [load(copied.at[slot, place], layout=layout) for place in places]
-
-                @pl.when(number + stages < groups)
-                def _() -> None:
-                    plgpu.commit_smem()  # every warp has read what is copied over
-                    copy(number + stages)
-
-                for j, found in enumerate(there):
-                    split = first + k * together + j
-                    kept, taken, totals = (_picked(x, sums, k, together, j, bool(interpret)) for x in factors)
-                    inside = jnp.full((MERGED_ROWS,), (split >= begin) & (split < stop))
-                    found = jnp.where(across(inside, size), found, 0.0)
-                    sums = math.fused(sums, kept, totals)
-                    total = math.fused(total, across(kept, size), math.product(found, across(taken, size)))
-                return sums, total
-
-            left = jnp.minimum(stop - first, width)
-            sums, total = lax.fori_loop(0, lax.div(left + (together - 1), together), several, (sums, total))
-            return maximum, sums, total
-
-        start = full((MERGED_ROWS,), LEAST), full((MERGED_ROWS,), 0), full((MERGED_ROWS, size), 0)
-        rounds = jnp.where(stop > begin, lax.div(stop - origin + (width - 1), width), 0)
-        maximum, sums, total = lax.fori_loop(0, rounds, side_by_side, start)
-        row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=layout)
+        span = splits_of(numbers.offsets[sequence], queries, numbers.keys[sequence])
+        walk = _Walk.of(form, values_ref, stats_ref, (sequence, part), span, (copied, arrived))
+        stats, total = walk.run()
+        row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=form.layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
         sink = None
         if sinks is not None:
-            sink = load(sinks_ref[0].at[sequence if sinks.shape[0] > 1 else 0, part], layout=row_layout)
-        out, lse = result(total, Stats(maximum, sums), query < queries, sink, math)
-        store_few(out_ref.at[sequence, part], out.astype(dtype), bool(interpret))
-        store_few(lse_ref.at[sequence, part], lse, bool(interpret))
+            of_rows = sinks_ref[0].at[sequence if sinks.shape[0] > 1 else 0, part]
+            sink = plgpu.load(of_rows, layout=form.rows, optimized=False)
+        out, lse = result(total, stats, query < queries, sink, math)
+        store_few(out_ref.at[sequence, part], out.astype(dtype), form.interpret)
+        store_few(lse_ref.at[sequence, part], lse, form.interpret)
 
     launch = plgpu.kernel(
         kernel,
@@ -187,10 +287,7 @@ def merge(
         grid=(padded // MERGED_ROWS, batch),
         grid_names=("part", "sequence"),
         kernel_name="attention_merge",
-        scratch_types=[
-            plgpu.SMEM((stages, together, MERGED_ROWS, size), jnp.float32),
-            plgpu.Barrier(num_barriers=stages),
-        ],
+        scratch_types=form.scratch(),
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
