@@ -11,6 +11,7 @@ import jax
 from bijax.core.contracts import run
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.rows import as_tuple
 from pallas_kernels.ops.expert_rows import portable as expert_rows
 from pallas_kernels.ops.pick import cpu as pick_cpu
 from pallas_kernels.ops.pick import portable as pick
@@ -35,21 +36,14 @@ def _backends(
     def on_cuda(*arrays: jax.Array, **parameters: Any) -> Arrays:
         kernel = triton()
         if not kernel.serves(*arrays, **parameters):
-            return anywhere(*arrays, **parameters)
-        return _as_tuple(run(kernel, *arrays, like=portable, **parameters))
-
-    def anywhere(*arrays: jax.Array, **parameters: Any) -> Arrays:
-        return _as_tuple(run(portable, *arrays, **parameters))
+            return as_tuple(run(portable, *arrays, **parameters))
+        return as_tuple(run(kernel, *arrays, like=portable, **parameters))
 
     def on_cpu(*arrays: jax.Array, **parameters: Any) -> Arrays:
-        return anywhere(*arrays, **parameters) if cpu is None else _as_tuple(run(cpu, *arrays, **parameters))
+        return as_tuple(run(cpu or portable, *arrays, **parameters))
 
     # The last one is traced for the shapes of the results.
     return {"cuda": on_cuda, "cpu": on_cpu}
-
-
-def _as_tuple(results: Any) -> Arrays:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _fold(size: int, arrays: Arrays, axes: Any, parameters: dict[str, Any]) -> Arrays:

@@ -84,12 +84,12 @@ def row_backends(
         if isinstance(kernel, Served) and not kernel.serves(*given, **options):
             return anywhere(*arrays, names=names, **parameters)
         like = functools.partial(_as_portable, portable, orders, _columns(arrays))
-        return _as_tuple(run(kernel, *given, like=like, **options))
+        return as_tuple(run(kernel, *given, like=like, **options))
 
     def anywhere(*arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
         by_name: dict[str, Any] = dict(zip(names, arrays, strict=True)) if names else {}
         options = orders.options(_columns(arrays), on_hopper=False)
-        return _as_tuple(run(portable, *(() if names else arrays), **by_name, **options, **parameters))
+        return as_tuple(run(portable, *(() if names else arrays), **by_name, **options, **parameters))
 
     # The last one is traced for the shapes of the results.
     return {"cuda": on_cuda, "cpu": anywhere}
@@ -104,7 +104,8 @@ def _as_portable(portable: Callable[..., Any], orders: Orders, columns: int, *ar
     return portable(*arrays, **{**options, **orders.options(columns, on_hopper=False)})
 
 
-def _as_tuple(results: Any) -> Arrays:
+def as_tuple(results: Any) -> Arrays:
+    """Returns the results of a kernel, which may be one array, as a tuple."""
     return results if isinstance(results, tuple) else (results,)
 
 

@@ -14,7 +14,7 @@ from bijax.dispatch.routing import rows_by_count_kernel, rows_of_tokens_kernel, 
 from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
 from bijax.ops._pick import pick_rows
 from bijax.ops.elementwise import elementwise
-from pallas_kernels.ops.expert_rows.wrong import NO_ROW, WRONG
+from pallas_kernels.parts.no_row import NO_ROW, WRONG
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from bijax.ops._engine_arguments import check_known, check_shape, integer_array,
 from bijax.ops._experts import Shared, combine, rows_of_tokens, rows_or_any, shared_experts
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as sum_of
-from pallas_kernels.ops.expert_rows.wrong import WRONG
+from pallas_kernels.parts.no_row import WRONG
 
 _OP = "bijax.moe_gather"
 

@@ -25,7 +25,7 @@ from bijax.ops._experts import (
 )
 from bijax.ops._pick import pick_rows
 from bijax.ops._quantize import format_of, quantize_picked, quantize_rows
-from pallas_kernels.ops.expert_rows.wrong import NO_ROW
+from pallas_kernels.parts.no_row import NO_ROW
 
 _FEW_ROWS: Final = 128  # in one kernel
 

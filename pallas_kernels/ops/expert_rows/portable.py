@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.ops.expert_rows.wrong import NO_ROW, WRONG
+from pallas_kernels.parts.no_row import NO_ROW, WRONG
 
 Arrays = tuple[jax.Array, ...]
 

@@ -9,8 +9,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.ops.expert_rows.wrong import NO_ROW, WRONG
 from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.parts.no_row import NO_ROW, WRONG
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.triton.launch import launch
 from pallas_kernels.schedule.triton.routing import MOST_PAIRS, PAIR_TILE

@@ -24,6 +24,7 @@ from pallas_kernels.ops.matmul.hopper.operands import (
 )
 from pallas_kernels.ops.matmul.hopper.ring import ring_matmul
 from pallas_kernels.parts.hopper.groups import MOST_GROUPS
+from pallas_kernels.parts.no_row import NO_ROW
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, group_schedule, holds_groups, sums_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
@@ -203,7 +204,7 @@ def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:
     )
     before = jnp.concatenate([jnp.zeros(1, jnp.int32), behind[:-1]])
     row = starts[group] + places - before[group] * step
-    return jnp.where(row < ends[group], row, -1)
+    return jnp.where(row < ends[group], row, NO_ROW)
 
 
 def _fit(sizes: jax.Array, m: int) -> jax.Array:
