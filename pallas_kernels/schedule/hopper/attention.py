@@ -103,6 +103,7 @@ def decode_schedule(
     splits: int = 2,
     eight_bits: bool = False,
     rows: int = SWAPPED_ROWS + 1,
+    shares: bool = False,
 ) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
@@ -113,16 +114,17 @@ def decode_schedule(
         splits: Splits of a sequence, as many as its cache has room for.
         eight_bits: Whether keys and values have 8 bits.
         rows: Rows of a key head, of plain scores: more than `SWAPPED_ROWS` with a soft cap or slopes.
+        shares: Whether sequences may share splits, of more than one: items have one split then, and 64 rows.
     """
     widths = head_size, value_size or head_size
-    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED
+    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED and not shares
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
         return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1, swap=swap)
     if splits == 1:
         return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
     rounds = -(-tiles // SMS)
-    if widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
+    if not shares and widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
         return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
     return DecodeSchedule(_DECODE_STAGES[widths], swap=swap)
 
