@@ -205,6 +205,13 @@ def paged_attention(
         >>> paged = paged_attention(q, pages, pages, jnp.array([[2, 1, 0]]), 6)
         >>> bool((paged == dot_product_attention(q, k, k)).all())
         True
+
+        Two sequences that begin with the same page:
+
+        >>> queries, table = jnp.concatenate([q, q]), jnp.array([[2, 1], [2, 0]])
+        >>> both = paged_attention(queries, pages, pages, table, 4, common_prefix_length=2)
+        >>> bool((both == paged_attention(queries, pages, pages, table, 4)).all())
+        True
     """
     query = float_array(_OP, "query", query)
     (key_pages, value_pages), (key_scale, value_scale) = keys_and_values(
