@@ -11,7 +11,7 @@ from jax import lax
 
 from bijax.core.contracts import run
 from bijax.core.on_first_use import on_first_use
-from bijax.transform._row_regions import Labels
+from bijax.transform._row_kinds import Labels
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.row_program.program import Order, RowProgram
 
@@ -62,11 +62,16 @@ def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> 
         .reshape([layout.sizes[i] for i in labels])
         .transpose([labels.index(i) for i in layout.rows])
         .reshape(rows, 1)
+        .astype(jnp.float32)  # what is an index of a column is exact
         for labels in layout.numbers
     ]
     found = run(hopper.run_program, program, columns, masks, numbers, rows=rows, orders=orders, contract=row_contract())
     results = []
-    for y, (labels, shape) in zip(found, layout.results, strict=True):
+    parts = (*program.parts, *(1 for _ in program.totals))
+    for y, (labels, shape), count in zip(found, layout.results, parts, strict=True):
+        if count > 1:
+            results.append(y)
+            continue
         order = [layout.rows.index(i) for i in labels]
         if y.shape[1] == 1:
             results.append(y.reshape(sizes).transpose(order).reshape(shape))
