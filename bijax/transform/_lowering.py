@@ -19,7 +19,7 @@ from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
 from bijax.core.lowered_forms import lower_once
-from bijax.core.primitive import BEFORE_LOWERING
+from bijax.core.primitive import BEFORE_LOWERING, LOWERED_IN
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
 from bijax.lax.dot_general import Arrangement
@@ -34,7 +34,7 @@ from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._row_layout import run_row_program
 from bijax.transform._row_products import PRODUCT
 from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
-from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
+from bijax.transform._state import INVARIANT, OFF, Request, current, of_equation, requested, tagged
 from bijax.transform._tables import (
     ALONE,
     COMPARED,
@@ -402,3 +402,4 @@ def _line() -> str:
 
 
 BEFORE_LOWERING.append(install)
+LOWERED_IN.append(functools.partial(requested, OFF))
