@@ -55,8 +55,9 @@ def types_fit(name: str, eqn: Equation) -> bool:
     if name == "exp" and eqn.params.get("accuracy") is not None:
         return False
     if name == "select_n":
-        return len(dtypes) == 3 and dtypes[0] == np.bool_ and out == np.float32
-    return out == np.float32 and all(d == np.float32 for d in dtypes)
+        if len(dtypes) != 3 or dtypes.pop(0) != np.bool_:
+            return False
+    return out.name in FLOATS and all(d == out for d in dtypes)
 
 
 def transposed(region: Region, eqn: Equation) -> dict[Any, Kind] | None:
@@ -78,7 +79,7 @@ def transposed(region: Region, eqn: Equation) -> dict[Any, Kind] | None:
 def arranged(region: Region, eqn: Equation, known: Kind) -> dict[Any, Kind] | None:
     """Returns the kinds of numbers that get or lose dimensions of 1, or are repeated as columns; None of others."""
     (operand, *others), (out,) = eqn.invars, eqn.outvars
-    if others or not is_variable(operand) or operand.aval.dtype != np.float32:
+    if others or not is_variable(operand) or operand.aval.dtype.name not in FLOATS:
         return None
     if eqn.primitive.name == "reshape":
         sizes = tuple(region.sizes[label] for label in known.labels)

@@ -35,6 +35,7 @@ _OPERATIONS: Final[dict[str, Operation]] = {
     "reduce_max": "max",
     "reduce_sum": "sum",
 }
+_ROUNDED: Final = frozenset({"add", "sub", "mul", "div", "exp", "sum"})
 _SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient", "max"})
 
 
@@ -189,6 +190,9 @@ class _Builder:
         else:
             operation = _OPERATIONS[name]
         self._ids[out] = self._add(operation, *operands)
+        if operation in _ROUNDED and out.aval.dtype != np.float32:
+            # 16 bits hold less than half of the digits: rounded twice is rounded once.
+            self._ids[out] = self._add("round", self._ids[out])
         if name == "neg" and operands[0] in self._sparse:
             self._sparse[self._ids[out]] = self._add("neg", self._sparse[int(operands[0])])
 
@@ -235,7 +239,7 @@ class _Builder:
             tuple(columns),
             tuple((kinds[v].labels, self._differs(v, kinds[v].labels)) for v in self._masks),
             tuple(self._complete(v) for v in self._numbers),
-            tuple((self._complete(v), tuple(v.aval.shape)) for v in (*results, *totals)),
+            tuple((self._complete(v), tuple(v.aval.shape), v.aval.dtype.name) for v in (*results, *totals)),
         )
 
     def _complete(self, v: Any) -> Labels:

@@ -26,7 +26,7 @@ MOST_COLUMNS: Final = 1 << 18
 _LEAST_COLUMNS: Final = 128
 _WHOLE: Final = 8  # columns, so that rows of 16 bits are whole 16 bytes
 
-_NUMBERS: Final = frozenset({"neg", "max", "stop_gradient", "div"})
+_NUMBERS: Final = frozenset({"neg", "max", "stop_gradient", "div", "convert_element_type"})
 NAMES: Final = frozenset(
     ("add", "add_any", "sub", "mul", "div", "neg", "exp", "select_n", "convert_element_type", "transpose")
 ) | {"broadcast_in_dim", "reshape", "reduce_max", "reduce_sum", "max", "stop_gradient"}
@@ -76,7 +76,7 @@ class Program:
         """Returns the number that a value repeats, None if it is none."""
         if not is_variable(atom):
             value = np.asarray(atom.val)
-            return float(value) if value.ndim == 0 and atom.aval.dtype == np.float32 else None
+            return float(value) if value.ndim == 0 and atom.aval.dtype.name in FLOATS else None
         return self._constants.get(atom)
 
     def is_one(self, eqn: Equation) -> bool:
@@ -124,7 +124,7 @@ class Program:
     def _from(self, start: int) -> Region | None:
         (operand,) = self.equations[start].invars
         shape: tuple[int, ...] = getattr(operand.aval, "shape", ())
-        if not is_variable(operand) or operand.aval.dtype != np.float32 or len(shape) < 2:
+        if not is_variable(operand) or operand.aval.dtype.name not in FLOATS or len(shape) < 2:
             return None
         if self.equations[start].params["axes"] != (len(shape) - 1,) or 0 in shape:
             return None
@@ -182,11 +182,11 @@ class Program:
             for v in atoms:
                 if v.aval.shape not in ((*sizes, region.columns), (*sizes, 1)):
                     return None
-                if v.aval.shape[-1] == 1 and (v.aval.dtype != np.float32 or name == "select_n"):
+                if v.aval.shape[-1] == 1 and (v.aval.dtype.name not in FLOATS or name == "select_n"):
                     return None
                 kinds[v] = Kind(v.aval.shape[-1] != 1, known.labels)
             return kinds
-        if out.aval.shape not in (sizes, (*sizes, 1)) or name not in _NUMBERS or out.aval.dtype != np.float32:
+        if out.aval.shape not in (sizes, (*sizes, 1)) or name not in _NUMBERS or not types_fit(name, eqn):
             return None
         if not atoms or any(v.aval.shape != out.aval.shape for v in atoms):
             return None
@@ -206,7 +206,7 @@ class Program:
 
     def _reduced(self, region: Region, eqn: Equation) -> dict[Any, Kind] | None:
         (operand,), (out,) = eqn.invars, eqn.outvars
-        if not is_variable(operand) or operand.aval.dtype != np.float32 or out.aval.dtype != np.float32:
+        if not is_variable(operand) or out.aval.dtype.name not in FLOATS:
             return None
         shape, axes = operand.aval.shape, eqn.params["axes"]
         known = region.kinds.get(operand) or region.kinds.get(out)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 import bijax
 from bijax.testing import assert_bits_equal
@@ -26,6 +27,18 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def with_gradient(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Arrays:
     y, pull = jax.vjp(lambda *a: jnp.tanh(attention(*a)), q, k, v)
+    return (y, *pull(g))
+
+
+def narrow(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Arrays:
+    """Flax's attention, with scores and probabilities of bfloat16."""
+    causal = jnp.tril(jnp.ones((q.shape[1], k.shape[1]), bool))[None, None]
+    k, v = (jnp.repeat(a, q.shape[2] // a.shape[2], 2) for a in (k, v))
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.tanh(linen.dot_product_attention(q, k, v, mask=causal))
+
+    y, pull = jax.vjp(attend, q, k, v)
     return (y, *pull(g))
 
 
@@ -50,12 +63,13 @@ def pieces_and_program(function: Callable[..., Arrays], *arrays: jax.Array) -> t
     return found[0], found[1]
 
 
+@pytest.mark.parametrize("function", [with_gradient, narrow])
 @pytest.mark.parametrize("keys", [128, 520, 2048])
-def test_attention_has_the_bits_of_its_pieces(keys: int) -> None:
+def test_attention_has_the_bits_of_its_pieces(keys: int, function: Callable[..., Arrays]) -> None:
     q, k, v, g = (normal(i, 2, keys, n, 64) for i, n in enumerate((8, 2, 2, 8)))
-    pieces, program = pieces_and_program(with_gradient, q, k, v, g)
+    pieces, program = pieces_and_program(function, q, k, v, g)
     assert_bits_equal(program, pieces)
-    alone, _ = pieces_and_program(with_gradient, q[1:], k[1:], v[1:], g[1:])
+    alone, _ = pieces_and_program(function, q[1:], k[1:], v[1:], g[1:])
     assert_bits_equal(tuple(a[1:] for a in program), alone)
 
 

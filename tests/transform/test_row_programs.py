@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.core import Literal
 
@@ -52,7 +53,8 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], *, plain:
         elif name in ("jit", "pjit"):
             found = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, given, plain=plain)
         elif name == "reduce_sum" and eqn.params["axes"] == (given[0].ndim - 1,) and not plain:
-            found = [fold_axis(given[0], fold="sum", contract=row_contract(), axis=given[0].ndim - 1)]
+            total = fold_axis(given[0], fold="sum", contract=row_contract(), axis=given[0].ndim - 1)
+            found = [total.astype(given[0].dtype)]
         else:
             found = eqn.primitive.bind(*given, **eqn.params)
             found = found if eqn.primitive.multiple_results else [found]
@@ -72,6 +74,18 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def gradients(q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
     """Of something behind it: otherwise the gradient would not wait for the forward pass."""
     y, pull = jax.vjp(lambda *a: jnp.tanh(attention(*a)), q, k, v)
+    return (y, *pull(y))
+
+
+def narrow_gradients(q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
+    """The same with scores and probabilities of bfloat16, as Flax's own attention has them."""
+    visible = (jnp.arange(COLUMNS) < 40 * (1 + jnp.arange(ROWS)[:, None]))[None, None]
+    k, v = jnp.repeat(k, HEADS, 2), jnp.repeat(v, HEADS, 2)
+
+    def narrow(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.tanh(linen.dot_product_attention(q, k, v, mask=visible))
+
+    y, pull = jax.vjp(narrow, q, k, v)
     return (y, *pull(y))
 
 
@@ -117,6 +131,7 @@ LABELS = jnp.asarray([[3, -1, 519], [520, 5000, 0]], jnp.int32)
 CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "gradients": (gradients, queries(), 2),
     "mapped gradients": (jax.vmap(gradients), queries(2), 2),
+    "bfloat16 scores": (narrow_gradients, queries(), 2),
     "parts used elsewhere": (with_parts, (SCORES,), 1),
     "not finite": (with_parts, (SCORES.at[0, 1, 3].set(jnp.nan).at[1, 1, 2].set(jnp.inf),), 1),
     "cross entropy": (loss_and_gradient, (LOGITS, LABELS), 1),
