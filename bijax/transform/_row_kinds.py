@@ -54,9 +54,8 @@ def types_fit(name: str, eqn: Equation) -> bool:
         return dtypes[0].name in FLOATS and {dtypes[0].name, out.name} == {*FLOATS}
     if name == "exp" and eqn.params.get("accuracy") is not None:
         return False
-    if name == "select_n":
-        if len(dtypes) != 3 or dtypes.pop(0) != np.bool_:
-            return False
+    if name == "select_n" and (len(dtypes) != 3 or dtypes.pop(0) != np.bool_):
+        return False
     return out.name in FLOATS and all(d == out for d in dtypes)
 
 
