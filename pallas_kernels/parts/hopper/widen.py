@@ -139,7 +139,7 @@ def _own(strip: int) -> tuple[Any, Any]:
 
 
 def _places(target: Any, rows: int, strip: int, step: int) -> Iterator[tuple[int, Any, int]]:
-    """Yields this thread's chunks in `target`: the strip, and where, a number of bytes for the thread and a constant."""
+    """Yields this thread's chunks of `target`: the strip, and where, a number of bytes of the thread and a constant."""
     _, squares, _, width = ir.MemRefType(target.type).shape
     in_row = width // _CHUNK  # chunks of a row of a tile
     atom, in_strip = _GROUP * width * 2, strip // width
