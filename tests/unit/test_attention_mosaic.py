@@ -33,6 +33,7 @@ PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
+ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 Races = Callable[[], int]
 
@@ -70,9 +71,9 @@ class Case(NamedTuple):
         """Factors of keys and values of 8 bits: of channels for int8, of heads for fp8."""
         if self.stored is None:
             return None, None
-        width = self.size if self.stored == "int8" else 1
-        scale = np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None]
-        return scale, scale * np.float32(1.1)
+        widths = (self.size, self.value_size or self.size) if self.stored == "int8" else (1, 1)
+        key, value = (np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None] for width in widths)
+        return key, value * np.float32(1.1)
 
 
 CASES: Final = {
@@ -92,6 +93,10 @@ CASES: Final = {
     "prefill, soft cap, sinks, slopes": Case((60, 3), (70, 0), (130, 4), 2, PREFILL, soft_cap=1.5, of_heads=True),
     "decode, int8, pages": Case((69, 3), (3, 1), (72, 4), 2, DECODE, True, (40, 0), 16, stored="int8"),
     "decode, fp8, heads of 96": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=96, stored="float8_e4m3fn"),
+    "decode, int8, one stage": Case((69, 3), (3, 1), (72, 4), 2, ONE_STAGE, size=256, stored="int8"),
+    "decode, fp8, one stage, values of another width": Case(
+        (69, 3), (3, 1), (72, 4), 2, ONE_STAGE, size=192, value_size=128, stored="float8_e4m3fn"
+    ),
     "prefill, int8, pages": Case((60, 0), (70, 40), (130, 40), 1, PREFILL, page=16, stored="int8"),
     "decode, all keys at once": Case((69, 3), (3, 0), (72, 4), 4, WHOLE),
     "decode, all keys at once, window, pages": Case((69, 3), (3, 1), (100, 5), 2, WHOLE, False, (40, 1), 64),
@@ -232,7 +237,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96", "decode, keys as rows, int8"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored and "decode" in name])
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
     case = CASES[name]
     query, key, value = data(case)
@@ -357,6 +362,18 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
     text = lowered(lambda q, t, k: (causal(q, k, k), decode(t, k, k)), query, token, key)
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
     assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("size", "value_size"), [*((size, size) for size in SPLIT_HEAD_SIZES), (192, 128)])
+def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: int) -> None:
+    token, key, value = (
+        jax.ShapeDtypeStruct((1, n, 2, width), dtype)
+        for n, width, dtype in ((1, size, "bfloat16"), (2048, size, "int8"), (2048, value_size, "int8"))
+    )
+    scales = {name: np.ones(2, np.float32) for name in ("key_scale", "value_scale")}
+    text = lowered(functools.partial(causal, query_offset=2047, **scales), token, key, value)
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4,
 _WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
-_BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
+_BYTE_STAGES: Final = {
+    (64, 64): (4, 4),
+    (96, 96): (2, 4),
+    (128, 128): (2, 2),
+    (192, 128): (2, 4),
+    (192, 192): (2, 3),
+    (256, 256): (1, 3),
+}
 _SWAPPED: Final = ((64, 64), (128, 128))
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup

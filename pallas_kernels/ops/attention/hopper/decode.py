@@ -31,11 +31,13 @@ from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.columns import CHAINS, COLUMN, COLUMNS
 from pallas_kernels.parts.hopper.columns import scratch as column_scratch
+from pallas_kernels.parts.hopper.products import WIDEST
 from pallas_kernels.parts.hopper.registers import element, number_of
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, i32, thread_of_warpgroup, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
+_WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four warpgroups, ptxas takes no wider ones
 
 
 class Item(NamedTuple):
@@ -275,6 +277,7 @@ class Body:
             scratch.parked,
             after_scores,
             interpret,
+            WIDEST if further.key_scale is None else _WIDEST_OF_FOUR,
         )
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats

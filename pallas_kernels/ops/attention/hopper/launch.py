@@ -55,7 +55,7 @@ def attention(
 
     Args:
         query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
-        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn for heads of up to 128, K a divisor of N; or
+        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn, K a divisor of N; or
             (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
         limits: (B, 3) int32, three numbers of each sequence: absolute position of the first query, queries (later
