@@ -121,9 +121,9 @@ class Body:
         splits = 1 if self.schedule.whole else self.splits
         split, sequence = lax.rem(number, splits), lax.div(number, splits)
         seen = self.seen(lengths.offsets[sequence], lengths.keys[sequence])
-        there = lengths.queries[sequence] > 0
+        there = lengths.queries[sequence] * self.call.group > tile * ROWS
         if self.schedule.whole:
-            # One block of a sequence without queries is walked, for the zeros that are its result.
+            # One block of a tile without queries is walked, for the zeros that are its result.
             return Item(sequence, head, tile, split, seen._replace(last=jnp.where(there, seen.last, seen.first + 1)))
         length = self.call.contract.split // self.call.contract.key_block
         start, end = jnp.maximum(split * length, seen.first), jnp.minimum((split + 1) * length, seen.last)
