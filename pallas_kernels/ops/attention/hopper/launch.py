@@ -15,17 +15,9 @@ from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.decode import decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
-from pallas_kernels.parts.hopper.tile import ROWS
 from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.schedule.hopper.attention import (
-    DECODE_QUERIES,
-    SWAPPED_ROWS,
-    DecodeSchedule,
-    PrefillSchedule,
-    decode_schedule,
-    prefill_schedule,
-)
+from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule, Problem, attention_schedule
 
 _ROWS = 8  # the copy engine reads tiles of so many rows
 _COPIED_BYTES = 1 << 30  # of copies of caches of several sequences at once
@@ -70,7 +62,7 @@ def attention(
         causal: Whether a query sees no later position than its own.
         window: Keys before and after its own position that a query sees at most.
         soft_cap: Scores are bent to stay below this magnitude; see `supports_cap`.
-        schedule: Of the kernel for many queries or of the one for a few; by default the number of queries chooses.
+        schedule: Of the kernel for many queries or of the one for a few; by default `attention_schedule` chooses.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
@@ -89,17 +81,24 @@ def attention(
     capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
+    sight = Sight.of(causal, window)
     if schedule is None:
-        sees_all, key_heads = not causal and window is None, key.shape[2]
-        group = heads // key_heads
-        if length <= DECODE_QUERIES:
-            tiles, splits = batch * key_heads * -(-length * group // ROWS), -(-capacity // contract.split)
-            rows = length * group if soft_cap is None and slopes is None else SWAPPED_ROWS + 1
-            schedule = decode_schedule(
-                size, value_size, tiles=tiles, splits=splits, eight_bits=key_scale is not None, rows=rows
+        schedule = attention_schedule(
+            Problem(
+                batch=batch,
+                queries=length,
+                key_heads=key.shape[2],
+                group=heads // key.shape[2],
+                size=size,
+                value_size=value_size,
+                capacity=capacity,
+                reach=sight.reach(length, capacity),
+                split=contract.split,
+                sees_all=not causal and window is None,
+                eight_bits=key_scale is not None,
+                plain=soft_cap is None and slopes is None,
             )
-        else:
-            schedule = prefill_schedule(size, length, sees_all, value_size, group)
+        )
     block = contract.key_block
     few = isinstance(schedule, DecodeSchedule)
     if key_scale is not None and value_scale is not None:
@@ -142,7 +141,7 @@ def attention(
     call = Call(
         contract,
         scoring,
-        Sight.of(causal, window),
+        sight,
         KeySource(block, None if page_table is None else key.shape[1]),
         batch,
         rounded.shape[1],
