@@ -69,9 +69,6 @@ _BACKWARD: Final = 7
 _SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes", "key_scale", "value_scale"})
 """Which further arrays the kernels for Hopper take."""
 
-_WIDEST_OF_BYTES: Final = 128
-"""Widest heads of 8 bits that the kernels for Hopper take."""
-
 
 def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of attention's results."""
@@ -117,8 +114,6 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     others = given.named(arrays[_FORWARD:])
     common_prefix = others.pop("common_prefix", None)
     served = others.keys() <= _SERVED_ON_HOPPER and _hopper_takes(spec)
-    if given.key_scale:
-        served = served and size == value_size <= _WIDEST_OF_BYTES
     contract = split_attention_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
         fixed = {**_of_spec(spec), "common_prefix": common_prefix}

@@ -19,11 +19,12 @@ from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
 from bijax.core.lowered_forms import lower_once
-from bijax.core.primitive import BEFORE_LOWERING
+from bijax.core.primitive import BEFORE_LOWERING, LOWERED_IN
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
 from bijax.lax.dot_general import Arrangement
 from bijax.lax.flat import on_vectors
+from bijax.lax.product_of_parts import product_of_parts
 from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
@@ -31,8 +32,9 @@ from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._row_layout import run_row_program
+from bijax.transform._row_products import PRODUCT
 from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
-from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
+from bijax.transform._state import INVARIANT, OFF, Request, current, of_equation, requested, tagged
 from bijax.transform._tables import (
     ALONE,
     COMPARED,
@@ -102,6 +104,13 @@ def _row_program(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[An
 
 
 mlir.register_lowering(ROW_PROGRAM, _row_program)
+
+
+def _product_of_parts(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    return _traced(product_of_parts, ctx, operands, parameters)
+
+
+mlir.register_lowering(PRODUCT, _product_of_parts)
 
 
 def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
@@ -393,3 +402,4 @@ def _line() -> str:
 
 
 BEFORE_LOWERING.append(install)
+LOWERED_IN.append(functools.partial(requested, OFF))

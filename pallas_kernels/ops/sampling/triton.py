@@ -1,5 +1,7 @@
 """Drawing tokens on an NVIDIA GPU: scale, noise and the first of the largest in one pass over the logits."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -11,17 +13,26 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.contract import GUMBEL, GumbelContract, honour
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.parts.threefry import threefry
-from pallas_kernels.parts.triton.arithmetic import LN2, fused, log2, product, quotient
+from pallas_kernels.parts.philox import philox
+from pallas_kernels.parts.triton.arithmetic import LN2, fused, halves, larger, log2, product, quotient
 from pallas_kernels.parts.triton.launch import launch
-from pallas_kernels.schedule.triton.sampling import DRAW_TILE, DrawTile
+from pallas_kernels.schedule.triton.sampling import STEP_COLUMNS, DrawTile, draw_tile
 
 NO_TOKEN: Final = -1
 _LANES: Final = 128
-_PAIR: Final = 2 * _LANES
+_WORDS: Final = 4
 _NOTHING: Final = np.float32(-np.inf)
+_EVERYTHING: Final = np.float32(np.inf)
 _COLDEST: Final = np.float32(2.0**-64)
 _DEGREE: Final = 7
+_ONE_OF: Final = np.float32(2**-32)
+_LESS: Final = np.float32(1 - 2**-9)
+
+type Columns = list[jax.Array]
+"""Something of 128 * 4 columns: columns 0 to 127, 128 to 255, ..."""
+
+type Way = Callable[[jax.Array, Columns], tuple[Columns, Callable[[], Columns]]]
+"""Given the number of a step and its logits, returns bounds that no sum is above, and what returns the sums."""
 
 
 @in_32_bits
@@ -32,7 +43,7 @@ def draw(
     positions: jax.Array,
     *,
     contract: GumbelContract = GUMBEL,
-    tile: DrawTile = DRAW_TILE,
+    tile: DrawTile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Draws a token from each row.
@@ -44,7 +55,7 @@ def draw(
         seeds: (R, 2) uint32.
         positions: (R,) uint32.
         contract: How noise is made and added.
-        tile: Columns and warps of a block.
+        tile: Columns and warps of a block; None chooses.
         interpret: Whether to run on a CPU.
 
     Returns:
@@ -64,10 +75,11 @@ def draw(
     rows, width = logits.shape
     if not rows:
         return jnp.zeros(0, jnp.int32)
-    parts = -(-width // (tile.blocks * _PAIR))
+    tile = tile or draw_tile(rows, width)
+    parts = -(-width // (tile.steps * STEP_COLUMNS))
 
     def kernel(*refs: Any) -> None:
-        _kernel(*refs, width=width, parts=parts, tile=tile, interpret=interpret)
+        _kernel(*refs, width=width, parts=parts, steps=tile.steps, interpret=interpret)
 
     shape = (rows * parts,)
     largest, first = launch(
@@ -105,44 +117,93 @@ def _kernel(
     *,
     width: int,
     parts: int,
-    tile: DrawTile,
+    steps: int,
     interpret: bool,
 ) -> None:
+    """Writes the largest sum of a part of a row, and its first place."""
     block = pl.program_id(0)
     row, part = block // parts, block % parts
-    number = part * tile.blocks + lax.broadcasted_iota(jnp.int32, (tile.blocks, _LANES), 0)
-    lane = lax.broadcasted_iota(jnp.int32, (tile.blocks, _LANES), 1)
-    columns = number * _PAIR + lane, number * _PAIR + (lane + _LANES)
-    there = [c < width for c in columns]
-    read = [
-        plt.load(logits.at[row * width + jnp.where(t, c, 0)], mask=t, other=_NOTHING)
-        for c, t in zip(columns, there, strict=True)
-    ]
 
-    def noisy(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-        key = seeds[2 * row], seeds[2 * row + 1]
-        counter = (number * _LANES + lane).astype(jnp.uint32)
-        words = threefry(key, (jnp.broadcast_to(positions[row], counter.shape), counter))
-        divisor = jnp.broadcast_to(jnp.maximum(temperature[row], _COLDEST), (1, 1))
-        scale = quotient(jnp.ones_like(divisor), divisor, interpret)
-        a, b = (
-            _add_noise(product(x, scale, interpret), w, interpret) for x, w in zip((first, second), words, strict=True)
+    def noisy() -> tuple[jax.Array, jax.Array]:
+        way = _noisy(temperature[row], (seeds[2 * row], seeds[2 * row + 1]), positions[row], interpret)
+        return _search(logits, row * width, part * steps, way, width=width, steps=steps, interpret=interpret)
+
+    def greedy() -> tuple[jax.Array, jax.Array]:
+        return _search(logits, row * width, part * steps, _greedy, width=width, steps=steps, interpret=interpret)
+
+    largest[block], first[block] = lax.cond(temperature[row] > 0, noisy, greedy)
+
+
+def _search(
+    logits: Any, start: jax.Array, number: jax.Array, way: Way, *, width: int, steps: int, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the largest sum of some steps of columns and its first place, which is NO_TOKEN where a sum is nan.
+
+    Sums are computed in those steps only in which one may be above the largest so far: later columns lose ties.
+    """
+
+    def step(index: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        lane = lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
+        columns = [(number + index) * STEP_COLUMNS + (word * _LANES + lane) for word in range(_WORDS)]
+        read = [plt.load(logits.at[start + c], mask=c < width, other=_NOTHING) for c in columns]
+        bounds, sums_of = way(number + index, read)
+        bound = functools.reduce(lambda a, b: larger(a, b, interpret), bounds)
+        above = jnp.max(jnp.where(bound == bound, bound, _EVERYTHING))
+
+        def look(best: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+            sums = sums_of()
+            top = jnp.max(functools.reduce(jnp.maximum, sums))
+            places = [
+                jnp.where(s == top, c, jnp.where(s == s, width, NO_TOKEN)) for s, c in zip(sums, columns, strict=True)
+            ]
+            first = jnp.min(functools.reduce(jnp.minimum, places))
+            nan = jnp.minimum(first, place) == NO_TOKEN
+            return jnp.maximum(best, top), jnp.where(nan, NO_TOKEN, jnp.where(top > best, first, place))
+
+        after: tuple[jax.Array, jax.Array] = lax.cond(
+            (above <= found[0]) & (above < _EVERYTHING), lambda *found: found, look, *found
         )
-        return a, b
+        return after
 
-    sums = lax.cond(temperature[row] > 0, noisy, lambda *logits: logits, *read)
-    best = jnp.maximum(*sums)
-    top = jnp.max(best)
-    # A nan is equal to nothing, whether it is the largest or not.
-    places = [jnp.where(s == top, c, jnp.where(s == s, width, NO_TOKEN)) for s, c in zip(sums, columns, strict=True)]
-    largest[block] = top
-    first[block] = jnp.min(jnp.minimum(*places))
+    begin = (jnp.full((), _NOTHING), jnp.full((), width, jnp.int32))
+    last: tuple[jax.Array, jax.Array] = lax.fori_loop(0, steps, step, begin)
+    return last
 
 
-def _add_noise(score: jax.Array, word: jax.Array, interpret: bool) -> jax.Array:
+def _greedy(_: jax.Array, read: Columns) -> tuple[Columns, Callable[[], Columns]]:
+    return read, lambda: read
+
+
+def _noisy(temperature: jax.Array, seed: tuple[jax.Array, jax.Array], position: jax.Array, interpret: bool) -> Way:
+    divisor = jnp.broadcast_to(jnp.maximum(temperature, _COLDEST), (1,))
+    scale = quotient(jnp.ones_like(divisor), divisor, interpret)
+
+    def way(step: jax.Array, read: Columns) -> tuple[Columns, Callable[[], Columns]]:
+        counter = (step * _LANES + lax.broadcasted_iota(jnp.int32, (_LANES,), 0)).astype(jnp.uint32)
+        nothing = jnp.zeros_like(counter)
+        words = philox(seed, (counter, jnp.full_like(counter, position), nothing, nothing), halves(interpret))
+        numbers = [word.astype(jnp.float32) for word in words]
+        scores = [product(x, scale, interpret) for x in read]
+        bounds = [_bound(score, number, interpret) for score, number in zip(scores, numbers, strict=True)]
+        return bounds, lambda: [_add_noise(s, n, interpret) for s, n in zip(scores, numbers, strict=True)]
+
+    return way
+
+
+def _bound(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Array:
+    """Returns what `_add_noise` is not above, for less: an exponential variable is at least its uniform one.
+
+    That is made smaller by more than the errors of all logarithms together. The last instruction is the same, and does
+    not round the larger sum to the smaller number.
+    """
+    less = fused(number, _ONE_OF * _LESS, _ONE_OF * _LESS / 2, interpret)
+    return fused(log2(less, interpret), -LN2, score, interpret)
+
+
+def _add_noise(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Array:
     """Subtracts the logarithm of an exponential variable; see `GumbelContract`."""
     # A power of two is an exact factor: nothing here is rounded but the conversion and the last difference.
-    v = jnp.minimum((word.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-32), np.float32(1 - 2**-24))
+    v = jnp.minimum((number + np.float32(0.5)) * _ONE_OF, np.float32(1 - 2**-24))
     series = jnp.full_like(v, np.float32(1 / _DEGREE))
     for power in range(_DEGREE - 1, 0, -1):
         series = fused(series, v, np.float32(1 / power), interpret)

@@ -88,7 +88,7 @@ class Cascade(Body):
         length = self.call.contract.split // block
         first, last = split * length, (split + 1) * length
         whole = Blocks(first, last, first, last, first * block, last * block)
-        own = self.blocks(lengths, sequence, split)
+        own = self.blocks(lengths, sequence, tile, split)
         blocks = (jnp.where(is_shared, x, y) for x, y in zip(whole, own, strict=True))
         return Item(sequence, head, tile, split, Blocks(*blocks))
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
+from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, Part, drain
 from pallas_kernels.ops.attention.hopper._decode_results import Place, Results, store_columns, store_rows
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import result
@@ -29,10 +29,13 @@ from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.columns import CHAINS, COLUMN, COLUMNS
 from pallas_kernels.parts.hopper.columns import scratch as column_scratch
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, tiled
+from pallas_kernels.parts.hopper.products import WIDEST
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, Arithmetic, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
+_WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four warpgroups, ptxas takes no wider ones
+_REGISTERS: Final = 1 << 16  # of a multiprocessor
 
 
 class Item(NamedTuple):
@@ -159,14 +162,14 @@ class Body:
         tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
         splits = 1 if self.schedule.whole else self.splits
         split, sequence = lax.rem(number, splits), lax.div(number, splits)
-        return Item(sequence, head, tile, split, self.blocks(lengths, sequence, split))
+        return Item(sequence, head, tile, split, self.blocks(lengths, sequence, tile, split))
 
-    def blocks(self, lengths: Lengths, sequence: Any, split: Any) -> Blocks:
+    def blocks(self, lengths: Lengths, sequence: Any, tile: Any, split: Any) -> Blocks:
         """Returns the blocks of an item."""
         seen = self.seen(lengths.offsets[sequence], lengths.keys[sequence])
-        there = lengths.queries[sequence] > 0
+        there = lengths.queries[sequence] * self.call.group > tile * ROWS
         if self.schedule.whole:
-            # One block of a sequence without queries is walked, for the zeros that are its result.
+            # One block of a tile without queries is walked, for the zeros that are its result.
             return seen._replace(last=jnp.where(there, seen.last, seen.first + 1))
         length = self.call.contract.split // self.call.contract.key_block
         start, end = jnp.maximum(split * length, seen.first), jnp.minimum((split + 1) * length, seen.last)
@@ -210,11 +213,12 @@ class Body:
         def _(i: Any) -> None:
             plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
 
-    def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
+    def widen(self, values: bool, part: Part, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
         """Makes keys, or values, of the bytes of all items of this block of the grid.
 
         Args:
             values: Whether values.
+            part: Which rows of each block.
             lengths: Numbers of each sequence.
             factors: (B or 1, K, width of a head) float32, in GPU memory.
             stored: The bytes.
@@ -225,7 +229,8 @@ class Body:
 
         def one(index: Any, position: Any) -> Any:
             item = self.item(lengths, block, index)
-            make(item.blocks, position, factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head], ring)
+            own = factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head]
+            make(item.blocks, position, own, ring, part)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
         drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
@@ -315,6 +320,7 @@ class Body:
             scratch.parked,
             after_scores,
             interpret,
+            WIDEST if further.key_scale is None else _WIDEST_OF_FOUR,
         )
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats
@@ -464,6 +470,7 @@ def _run(
         outputs: What `Results` refers to.
     """
     s, call, dtype, bytewise = body.schedule, body.call, packed[0].dtype, key.dtype.itemsize == 1
+    widening = 2 * s.widening if bytewise else 0
 
     def kernel(*refs: Any) -> None:
         rows, refs = refs[: len(packed)], refs[len(packed) :]
@@ -488,32 +495,41 @@ def _run(
             stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
         program, warpgroup = body.inside(more), lax.axis_index("warpgroup")
 
+        def take_registers(count: int) -> None:
+            at_first = _REGISTERS // (WARPGROUP * (2 + widening)) // 8 * 8
+            if count != at_first:
+                plgpu.set_max_registers(count, action="increase" if count > at_first else "decrease")
+
         @pl.when(warpgroup == 0)
         def _() -> None:
             if bytewise:
-                plgpu.set_max_registers(s.registers[0], action="increase")
+                take_registers(s.registers[0])
             program.compute(lengths, more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
             if bytewise:
-                plgpu.set_max_registers(s.registers[1], action="decrease")
+                take_registers(s.registers[1])
             program.produce(rows, (key_ref, value_ref), more.table, lengths, scratch, stored)
 
-        for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
+        for number in range(widening):
+            values, part = divmod(number, s.widening)
 
-            @pl.when(warpgroup == 2 + values)
-            def _(values: int = values, factors: Any = factors) -> None:
-                plgpu.set_max_registers(s.registers[2], action="decrease")
-                program.widen(bool(values), lengths, factors, stored, ring)
+            @pl.when(warpgroup == 2 + number)
+            def _(values: int = values, part: Part = Part(part, s.widening)) -> None:
+                take_registers(s.registers[2])
+                factors = more.value_scale if values else more.key_scale
+                program.widen(bool(values), part, lengths, factors, stored, ring)
 
     # Bytes are copied into stages of their own; those of the ring are written by threads.
     ring_source = KeySource(call.source.block) if bytewise else call.source
-    in_ring = Ring.scratch(s.stages, ring_source, call.size, call.value_size, dtype, 1)
+    in_ring = Ring.scratch(
+        s.stages, ring_source, call.size, call.value_size, dtype, 1, s.widening if bytewise else None
+    )
     byte_stages = [
         kind
         for width in ((call.size, call.value_size) if bytewise else ())
-        for kind in Bytes.scratch(s.byte_stages, call.source, width)
+        for kind in Bytes.scratch(s.byte_stages, call.source, width, s.widening)
     ]
     aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
     launch = plgpu.kernel(
@@ -522,7 +538,7 @@ def _run(
         grid=(body.grid,),
         grid_names=("block",),
         kernel_name="attention_decode",
-        num_threads=4 if bytewise else 2,
+        num_threads=2 + widening,
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((2, body.tile_rows, call.size), dtype, transforms=tiled(dtype, call.size)),
