@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bijax.ops.rotate_heads import store_rows
+
 from ..routing import Routing
 from .plain_experts import experts, route
 
@@ -129,6 +131,24 @@ class PlainOps:
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         cos, sin = cos[:, :, None], sin[:, :, None]
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+    def rotate_and_store(
+        self,
+        heads: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        rows: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        *,
+        turned: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Turns the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
+        to_turn = heads.shape[2] - keys.shape[2]
+        query_heads = to_turn - keys.shape[2]
+        both = self.rotate(heads[:, :, :to_turn] if turned is None else turned, cos, sin)
+        stored = store_rows(keys, rows, both[:, :, query_heads:]), store_rows(values, rows, heads[:, :, to_turn:])
+        return both[:, :, :query_heads], *stored
 
     def attention(
         self,
