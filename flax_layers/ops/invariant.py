@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from bijax.ops.norm import add_rms_norm
 from bijax.ops.rotate_heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
@@ -68,6 +69,12 @@ class InvariantOps:
         """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
         y: jax.Array = bijax.rms_norm(x, weight, eps=eps, weight_offset=weight_offset)
         return y
+
+    def add_rms_norm(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+        return add_rms_norm(x, residual, weight, eps=eps, weight_offset=weight_offset)
 
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x times a factor that is rounded to the dtype of x."""

@@ -70,6 +70,13 @@ class PlainOps:
         y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
         return (y if weight is None else y * (weight.astype(jnp.float32) + weight_offset)).astype(x.dtype)
 
+    def add_rms_norm(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+        h = x + residual
+        return h, self.rms_norm(h, weight, eps=eps, weight_offset=weight_offset)
+
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x times a factor that is rounded to the dtype of x."""
         return x * jnp.asarray(factor, x.dtype)

@@ -45,6 +45,11 @@ class Ops(Protocol):
     def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0) -> jax.Array:
         """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
 
+    def add_rms_norm(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x times a factor that is rounded to the dtype of x."""
 
