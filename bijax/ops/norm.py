@@ -69,8 +69,8 @@ def add_rms_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns h = x + residual and `rms_norm` of it, in one pass, with the bits and the gradients of the two apart.
 
-    The gradient is not that of `rms_norm` with a residual: what comes from the norm is rounded to the dtype of `x` before
-    what comes from h is added.
+    Unlike in the gradient of `rms_norm` with a residual, what comes from the norm is rounded to the dtype of `x` before
+    what comes from h is added to it.
 
     Args:
         x: (..., C) float32, bfloat16 or float16.
