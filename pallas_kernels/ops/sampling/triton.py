@@ -31,8 +31,11 @@ _LESS: Final = np.float32(1 - 2**-9)
 type Columns = list[jax.Array]
 """Something of 128 * 4 columns: columns 0 to 127, 128 to 255, ..."""
 
-type Way = Callable[[jax.Array, Columns], tuple[Columns, Callable[[], Columns]]]
-"""Given the number of a step and its logits, returns bounds that no sum is above, and what returns the sums."""
+type Found = tuple[jax.Array, jax.Array]
+"""A largest sum and its first place, which is NO_TOKEN where a sum is nan."""
+
+type Way = Callable[[jax.Array, Columns], tuple[Callable[[], Columns], Callable[[], Columns]]]
+"""Given the number of a step and its logits, returns what computes bounds that no sum is above, and the sums."""
 
 
 @in_32_bits
@@ -123,35 +126,54 @@ def _kernel(
     """Writes the largest sum of a part of a row, and its first place."""
     block = pl.program_id(0)
     row, part = block // parts, block % parts
+    begin, end = part * steps, jnp.minimum((part + 1) * steps, -(-width // STEP_COLUMNS))
 
-    def noisy() -> tuple[jax.Array, jax.Array]:
+    def load(step: jax.Array) -> Columns:
+        inside = step < end
+        return [plt.load(logits.at[row * width + c], mask=(c < width) & inside, other=_NOTHING) for c in _columns(step)]
+
+    def noisy(*read: jax.Array) -> Found:
         way = _noisy(temperature[row], (seeds[2 * row], seeds[2 * row + 1]), positions[row], interpret)
-        return _search(logits, row * width, part * steps, way, width=width, steps=steps, interpret=interpret)
+        return _search(begin, end, list(read), load, way, width, interpret)
 
-    def greedy() -> tuple[jax.Array, jax.Array]:
-        return _search(logits, row * width, part * steps, _greedy, width=width, steps=steps, interpret=interpret)
+    def greedy(*read: jax.Array) -> Found:
+        return _search(begin, end, list(read), load, _greedy, width, interpret)
 
-    largest[block], first[block] = lax.cond(temperature[row] > 0, noisy, greedy)
+    # The first load comes before all else that waits for memory.
+    largest[block], first[block] = lax.cond(temperature[row] > 0, noisy, greedy, *load(begin))
+
+
+def _columns(step: jax.Array) -> Columns:
+    lane = lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
+    return [step * STEP_COLUMNS + (word * _LANES + lane) for word in range(_WORDS)]
 
 
 def _search(
-    logits: Any, start: jax.Array, number: jax.Array, way: Way, *, width: int, steps: int, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the largest sum of some steps of columns and its first place, which is NO_TOKEN where a sum is nan.
+    begin: jax.Array,
+    end: jax.Array,
+    read: Columns,
+    load: Callable[[jax.Array], Columns],
+    way: Way,
+    width: int,
+    interpret: bool,
+) -> Found:
+    """Returns what is found in the steps from `begin` to `end`, the logits of the first of which are read.
 
-    Sums are computed in those steps only in which one may be above the largest so far: later columns lose ties.
+    Behind the first one, sums are computed in those steps alone in which one may be above the largest so far: later
+    columns lose ties. The logits of a step are loaded while the one before is computed.
     """
 
-    def step(index: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        lane = lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
-        columns = [(number + index) * STEP_COLUMNS + (word * _LANES + lane) for word in range(_WORDS)]
-        read = [plt.load(logits.at[start + c], mask=c < width, other=_NOTHING) for c in columns]
-        bounds, sums_of = way(number + index, read)
-        bound = functools.reduce(lambda a, b: larger(a, b, interpret), bounds)
-        above = jnp.max(jnp.where(bound == bound, bound, _EVERYTHING))
+    def step(index: jax.Array, carry: tuple[Columns, Found]) -> tuple[Columns, Found]:
+        read, found = carry
+        following = load(index + 1)
+        bounds_of, sums_of = way(index, read)
 
-        def look(best: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
-            sums = sums_of()
+        def highest(_: jax.Array) -> jax.Array:
+            bound = functools.reduce(lambda a, b: larger(a, b, interpret), bounds_of())
+            return jnp.max(jnp.where(bound == bound, bound, _EVERYTHING))
+
+        def look(best: jax.Array, place: jax.Array) -> Found:
+            sums, columns = sums_of(), _columns(index)
             top = jnp.max(functools.reduce(jnp.maximum, sums))
             places = [
                 jnp.where(s == top, c, jnp.where(s == s, width, NO_TOKEN)) for s, c in zip(sums, columns, strict=True)
@@ -160,32 +182,34 @@ def _search(
             nan = jnp.minimum(first, place) == NO_TOKEN
             return jnp.maximum(best, top), jnp.where(nan, NO_TOKEN, jnp.where(top > best, first, place))
 
-        after: tuple[jax.Array, jax.Array] = lax.cond(
-            (above <= found[0]) & (above < _EVERYTHING), lambda *found: found, look, *found
-        )
-        return after
+        bound = lax.cond(found[0] == _NOTHING, lambda nothing: -nothing, highest, found[0])
+        skipped = (bound <= found[0]) & (bound < _EVERYTHING)
+        return following, lax.cond(skipped, lambda *found: found, look, *found)
 
-    begin = (jnp.full((), _NOTHING), jnp.full((), width, jnp.int32))
-    last: tuple[jax.Array, jax.Array] = lax.fori_loop(0, steps, step, begin)
-    return last
+    nothing = jnp.full((), _NOTHING), jnp.full((), width, jnp.int32)
+    last: tuple[Columns, Found] = lax.fori_loop(begin, end, step, (read, nothing))
+    return last[1]
 
 
-def _greedy(_: jax.Array, read: Columns) -> tuple[Columns, Callable[[], Columns]]:
-    return read, lambda: read
+def _greedy(_: jax.Array, read: Columns) -> tuple[Callable[[], Columns], Callable[[], Columns]]:
+    return lambda: read, lambda: read
 
 
 def _noisy(temperature: jax.Array, seed: tuple[jax.Array, jax.Array], position: jax.Array, interpret: bool) -> Way:
     divisor = jnp.broadcast_to(jnp.maximum(temperature, _COLDEST), (1,))
     scale = quotient(jnp.ones_like(divisor), divisor, interpret)
 
-    def way(step: jax.Array, read: Columns) -> tuple[Columns, Callable[[], Columns]]:
+    def way(step: jax.Array, read: Columns) -> tuple[Callable[[], Columns], Callable[[], Columns]]:
         counter = (step * _LANES + lax.broadcasted_iota(jnp.int32, (_LANES,), 0)).astype(jnp.uint32)
         nothing = jnp.zeros_like(counter)
         words = philox(seed, (counter, jnp.full_like(counter, position), nothing, nothing), halves(interpret))
         numbers = [word.astype(jnp.float32) for word in words]
         scores = [product(x, scale, interpret) for x in read]
-        bounds = [_bound(score, number, interpret) for score, number in zip(scores, numbers, strict=True)]
-        return bounds, lambda: [_add_noise(s, n, interpret) for s, n in zip(scores, numbers, strict=True)]
+
+        def each(fn: Callable[[jax.Array, jax.Array, bool], jax.Array]) -> Columns:
+            return [fn(score, number, interpret) for score, number in zip(scores, numbers, strict=True)]
+
+        return lambda: each(_bound), lambda: each(_add_noise)
 
     return way
 
