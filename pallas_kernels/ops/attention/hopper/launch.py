@@ -11,6 +11,7 @@ from jax import lax
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
+from pallas_kernels.ops.attention.hopper._pairs import bits_of_mask, with_whole_blocks
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.decode import decode
@@ -42,6 +43,8 @@ def attention(
     slopes: jax.Array | None = None,
     key_scale: jax.Array | None = None,
     value_scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
     contract: SplitAttentionContract,
     scale: float,
@@ -65,6 +68,8 @@ def attention(
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
         key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
         value_scale: The same for the values.
+        bias: (B or 1, N or 1, T or 1, S or 1) floats, added to the scaled scores.
+        mask: bool of such a shape; false where a query does not see a key.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
@@ -94,7 +99,8 @@ def attention(
         group = heads // key_heads
         if length <= DECODE_QUERIES:
             tiles, splits = batch * key_heads * -(-length * group // ROWS), -(-capacity // contract.split)
-            rows = length * group if soft_cap is None and slopes is None else SWAPPED_ROWS + 1
+            plain = all(x is None for x in (soft_cap, slopes, bias, mask))
+            rows = length * group if plain else SWAPPED_ROWS + 1
             schedule = decode_schedule(
                 size, value_size, tiles=tiles, splits=splits, eight_bits=key_scale is not None, rows=rows
             )
@@ -110,7 +116,14 @@ def attention(
             # As many queries read the cache, it is cheap to make 16 bits of it once.
             copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
             if batch > 1 and copied > _COPIED_BYTES:
-                given = {"sinks": sinks, "slopes": slopes, "key_scale": key_scale, "value_scale": value_scale}
+                given = {
+                    "sinks": sinks,
+                    "slopes": slopes,
+                    "key_scale": key_scale,
+                    "value_scale": value_scale,
+                    "bias": bias,
+                    "mask": mask,
+                }
                 own = {"query": query, "limits": limits}
                 caches = {"key": key, "value": value}
                 if page_table is None:
@@ -142,7 +155,7 @@ def attention(
     call = Call(
         contract,
         scoring,
-        Sight.of(causal, window),
+        Sight.of(causal, window, mask is not None),
         KeySource(block, None if page_table is None else key.shape[1]),
         batch,
         rounded.shape[1],
@@ -154,7 +167,9 @@ def attention(
         interpret,
     )
     slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))
-    further = Further(page_table, slopes, sinks, key_scale, value_scale)
+    bias = None if bias is None else with_whole_blocks(bias, block)
+    mask = None if mask is None else bits_of_mask(mask, block)
+    further = Further(page_table, slopes, sinks, key_scale, value_scale, bias, mask)
     if isinstance(schedule, DecodeSchedule):
         out, lse = decode(rounded, key, value, lengths, further, call=call, schedule=schedule)
     else:
