@@ -113,6 +113,7 @@ class Further(NamedTuple):
         sinks: The same.
         key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits.
         value_scale: (B or 1, K, V) float32, those of values.
+        shared: (1,) int32, the splits that all sequences share.
         bias: (B or 1, N or 1, T or 1, keys of whole blocks or 1), floats.
         mask: (B or 1, N or 1, T or 1, words of whole blocks or 1) int32, bits.
     """
@@ -122,6 +123,7 @@ class Further(NamedTuple):
     sinks: Any = None
     key_scale: Any = None
     value_scale: Any = None
+    shared: Any = None
     bias: Any = None
     mask: Any = None
 
