@@ -1,6 +1,7 @@
 """Row programs on a Hopper GPU against the pieces that they stand for, and rows alone against rows in a batch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,28 @@ def loss_and_gradients(x: jax.Array, w: jax.Array, labels: jax.Array) -> Arrays:
 
     slopes, each = jax.grad(total, (0, 1), has_aux=True)(x, w)
     return each, *slopes
+
+
+def norms(x: jax.Array, y: jax.Array, weight: jax.Array, bias: jax.Array) -> Arrays:
+    """RMSNorm behind a residual addition, both of which go on, and Flax's LayerNorm of another sum."""
+    total = x + y
+    wide = total.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-5)
+    scaled = (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+    layer = linen.LayerNorm(dtype=x.dtype)
+    normed: Any = layer.apply({"params": {"scale": weight, "bias": bias}}, jnp.sin(x) + y)
+    return total, scaled, normed
+
+
+@pytest.mark.parametrize("columns", [128, 1000, 2048, 3072, 20480])
+def test_norms_have_the_bits_of_their_pieces(columns: int) -> None:
+    x, y, weight, bias = normal(0, 3, 70, columns), normal(1, 3, 70, columns), normal(2, columns), normal(3, columns)
+    x = x.at[0, 1].set(3).at[1, 2, 5].set(np.inf).at[1, 3, 7].set(np.nan).at[2, 4].multiply(1e30).at[2, 5].set(-0.0)
+    y = y.at[0, 1].set(0).at[2, 5].set(-0.0).at[2, 6].multiply(1e-38)
+    pieces, program = pieces_and_program(norms, x, y, weight, bias)
+    assert_bits_equal(program, pieces)
+    _, alone = pieces_and_program(norms, x[2:, 4:5], y[2:, 4:5], weight, bias)
+    assert_bits_equal([a[2:, 4:5] for a in program], list(alone))
 
 
 @pytest.mark.parametrize("special", [1.0, np.inf, np.nan])

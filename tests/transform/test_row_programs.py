@@ -125,7 +125,23 @@ def loss_and_gradient(logits: jax.Array, labels: jax.Array) -> Arrays:
     return loss, slopes
 
 
+def residual_norm(x: jax.Array, y: jax.Array, weight: jax.Array) -> Arrays:
+    """RMSNorm behind a residual addition, both of which go on."""
+    total = x + y
+    wide = total.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-5)
+    return total, (wide * scale * (weight.astype(jnp.float32) + 1)).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    """As Flax computes it; the mean of the squares less the square of the mean may be a negative number."""
+    layer = linen.LayerNorm(dtype=jnp.bfloat16)
+    normed: Any = layer.apply({"params": {"scale": weight, "bias": bias}}, x)
+    return jnp.asarray(normed)
+
+
 SCORES = normal(3, 2, ROWS, COLUMNS, dtype="float32")
+ROW = normal(6, 1, 2, 1, 384)
 LOGITS = normal(4, 2, ROWS, 520, dtype="float32").at[0, 1, 7].set(jnp.nan).at[1, 0, 3].set(jnp.inf)
 LABELS = jnp.asarray([[3, -1, 519], [520, 5000, 0]], jnp.int32)
 CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
@@ -135,6 +151,9 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "parts used elsewhere": (with_parts, (SCORES,), 1),
     "not finite": (with_parts, (SCORES.at[0, 1, 3].set(jnp.nan).at[1, 1, 2].set(jnp.inf),), 1),
     "cross entropy": (loss_and_gradient, (LOGITS, LABELS), 1),
+    "norm": (residual_norm, (ROW, normal(7, 1, 2, 1, 384), normal(8, 384)), 1),
+    "layer norm": (layer_norm, (ROW.at[0, 0].set(3), normal(7, 384, dtype="float32"), normal(8, 384)), 1),
+    "norm of float32": (residual_norm, (SCORES, SCORES, SCORES[0, 0]), 0),
     "something between": (with_something_between, (SCORES,), 0),
     "short rows": (jax.nn.softmax, (SCORES[..., :120],), 0),
 }
@@ -165,14 +184,14 @@ def exact_gradient(x: jax.Array, g: jax.Array, **_: Any) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    "weights", [(256, 16), pytest.param((16, 256), marks=pytest.mark.exhaustive)], ids=["by rows", "by columns"]
+    "weights", [(COLUMNS, 16), pytest.param((16, COLUMNS), marks=pytest.mark.exhaustive)], ids=["by rows", "by columns"]
 )
 def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where products by bfloat16 alone take them: the parts are those that the products would make."""
     monkeypatch.setattr(parts, "launch", SimpleNamespace(matmul=exact_product, weight_gradient=exact_gradient))
-    x, w = normal(5, 2, 16, 16), normal(6, *weights)
-    labels = jnp.asarray(np.random.default_rng(7).integers(0, 256, (2, 16)))
-    product = "btd,vd->btv" if weights[0] == 256 else "btd,dv->btv"
+    x, w = normal(5, 2, 8, 16), normal(6, *weights)
+    labels = jnp.asarray(np.random.default_rng(7).integers(0, COLUMNS, (2, 8)))
+    product = "btd,vd->btv" if weights[0] == COLUMNS else "btd,dv->btv"
 
     def loss(x: jax.Array, w: jax.Array) -> jax.Array:
         return mean_loss(jnp.einsum(product, x, w, preferred_element_type=jnp.float32), labels)
@@ -187,17 +206,17 @@ def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int], monk
     found = evaluate(short.replace(outvars=[rows.outvars[0], logits]), traced.consts, (x, w))
     slopes = jax.make_jaxpr(jax.grad(lambda z: mean_loss(z, labels)))(found[1])
     (pieces,) = evaluate(slopes.jaxpr, slopes.consts, (found[1],))
-    assert_bits_equal(found[0], parts._beside(pieces.reshape(32, 256), 2, 16))
+    assert_bits_equal(found[0], parts._beside(pieces.reshape(16, COLUMNS), 2, 16))
     # The products themselves, where sums are exact.
-    ones = jnp.where(pieces > 0, 1.5, jnp.float32(-1)).reshape(32, 256)
+    ones = jnp.where(pieces > 0, 1.5, jnp.float32(-1)).reshape(16, COLUMNS)
     for eqn in products:
         parameters = eqn.params["product"]
         other = jnp.round(evaluate(traced.jaxpr.replace(outvars=eqn.invars[1:], eqns=[]), traced.consts, (x, w))[0])
         y = product_of_parts(parts._beside(ones, 2, 16), other, product=parameters)
         spelling = ("btv,btd->vd" if parameters.over_rows else "btv,vd->btd").replace(
-            "vd", "vd" if weights[0] == 256 or parameters.over_rows else "dv"
+            "vd", "vd" if weights[0] == COLUMNS or parameters.over_rows else "dv"
         )
-        exact = jnp.einsum(spelling, ones.reshape(2, 16, 256), other.astype(jnp.float32), precision="highest")
+        exact = jnp.einsum(spelling, ones.reshape(2, 8, COLUMNS), other.astype(jnp.float32), precision="highest")
         assert y.shape == eqn.outvars[0].aval.shape
         assert_bits_equal(y, exact if y.shape == exact.shape else exact.T)
 
