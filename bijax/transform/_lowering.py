@@ -78,8 +78,7 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     if tuple(ctx.platforms) == ("cuda",) and getattr(ctx.axis_context, "num_devices", 0) in (None, 1):
         jaxpr = with_row_programs(jaxpr, functools.partial(_may_join, request.enabled))
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
-    if "cuda" in ctx.platforms:
-        equations = with_arrangements(jaxpr, equations)
+    equations = with_arrangements(jaxpr, equations)
     if any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True)):
         jaxpr = jaxpr.replace(eqns=equations)
     try:
@@ -260,7 +259,7 @@ def _rule_for(
         if primitive.name in FENCED or primitive.name in ROUNDED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
         if primitive is jax.lax.dot_general_p:
-            options = {} if platform == "cpu" else {ARRANGEMENT: arrangement}
+            options = {ARRANGEMENT: arrangement, "on_gpu": platform != "cpu"}
             ctx, values, parameters = look_through_transposes(ctx, operands, parameters)
             return _traced(_dot, ctx, values, {**parameters, **options})
         return _replaced(primitive, platform, ctx, operands, parameters)
@@ -297,10 +296,10 @@ def _held(name: str, stock: Rule, ctx: Context, *operands: Any, **parameters: An
 
 def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
     if name == "div":
-        numerator, denominator = operands
-        if ctx.avals_in[0].shape == ctx.avals_in[1].shape:
-            return stock(ctx, numerator, _fences.hide_denominator(numerator, denominator), **parameters)
-        return _traced(_divide, ctx, operands, parameters)
+        (out,) = ctx.avals_out
+        numerator, denominator = (_fences.repeated(x, out.shape) for x in operands)
+        hidden = _fences.hide_denominator(numerator, denominator)
+        return stock(ctx.replace(avals_in=[out, out]), numerator, hidden, **parameters)
     if name == "one_minus_square":
         return _traced(_one_minus_square, ctx, operands, parameters)
     (product,) = stock(ctx, *operands, **parameters)
@@ -325,7 +324,7 @@ def _replaced(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("dimension_numbers", "precision", "preferred_element_type", "as_columns", ARRANGEMENT),
+    static_argnames=("dimension_numbers", "precision", "preferred_element_type", "as_columns", ARRANGEMENT, "on_gpu"),
 )
 def _dot(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """The product as a function of its own, which JAX lowers once for equal products."""
@@ -354,13 +353,6 @@ def _traced(
     if not explicit:
         return lowered
     return [lower_with_sharding_in_types(ctx, v, a) for v, a in zip(lowered, ctx.avals_out, strict=True)]
-
-
-def _divide(numerator: jax.Array, denominator: jax.Array, **_: Any) -> jax.Array:
-    shape = jax.numpy.broadcast_shapes(numerator.shape, denominator.shape)
-    (denominator,) = jax.lax.optimization_barrier((jax.numpy.broadcast_to(denominator, shape),))
-    quotient: jax.Array = jax.lax.div(jax.numpy.broadcast_to(numerator, shape), denominator)
-    return quotient
 
 
 def _one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
