@@ -26,6 +26,9 @@ ROW_PROGRAM: Final = Primitive("bijax_row_program")
 ROW_PROGRAM.multiple_results = True
 
 _OPERATIONS: Final[dict[str, Operation]] = {
+    "abs": "abs",
+    "is_finite": "finite",
+    "ge": "ge",
     "add": "add",
     "add_any": "add",
     "sub": "sub",

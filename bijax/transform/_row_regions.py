@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bijax.transform._row_kinds import FLOATS, VECTOR, Kind, Region, arranged, is_variable, transposed, types_fit
+from bijax.transform._row_kinds import FLOATS, TESTS, VECTOR, Kind, Region, arranged, is_variable, transposed, types_fit
 from bijax.transform._row_ones import reads_one, writes_one
 
 Equation = Any
@@ -28,7 +28,7 @@ _WHOLE: Final = 8  # columns, so that rows of 16 bits are whole 16 bytes
 
 _ON_BOTH: Final = frozenset(("add", "sub", "mul", "div", "neg", "square", "integer_pow", "convert_element_type"))
 _ON_VECTORS: Final = _ON_BOTH - {"div"} | {"broadcast_in_dim", "reshape"}
-_ON_NUMBERS: Final = _ON_BOTH | {"max", "stop_gradient", "rsqrt"}
+_ON_NUMBERS: Final = _ON_BOTH | TESTS | {"abs", "add_any", "max", "rsqrt", "select_n", "stop_gradient"}
 _ON_COLUMNS: Final = _ON_BOTH | {"add_any", "exp", "select_n"}
 NAMES: Final = _ON_NUMBERS | _ON_COLUMNS | {"broadcast_in_dim", "reshape", "transpose", "reduce_max", "reduce_sum"}
 """Operations of which regions are made, besides scatters that write one number into each row."""
@@ -188,7 +188,7 @@ class Program:
         atoms = self._values(eqn)
         if any(not is_variable(v) and self.constant(v) is None for v in eqn.invars):
             return None
-        if out.aval.dtype.name not in FLOATS or any(v.aval.dtype.name not in (*FLOATS, "bool") for v in atoms):
+        if any(v.aval.dtype.name not in (*FLOATS, "bool") for v in (out, *atoms)):
             return None
         if name in ("reduce_max", "reduce_sum"):
             return self._reduced(region, eqn)

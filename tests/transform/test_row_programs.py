@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -140,6 +141,17 @@ def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
     return jnp.asarray(normed)
 
 
+def optax_gradient(logits: jax.Array, labels: jax.Array) -> Arrays:
+    """The same loss as optax has it, which treats rows of nothing but -inf apart."""
+
+    def loss(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return each.mean(), each
+
+    slopes, each = jax.grad(loss, has_aux=True)(logits)
+    return each, slopes
+
+
 SCORES = normal(3, 2, ROWS, COLUMNS, dtype="float32")
 ROW = normal(6, 1, 2, 1, 384)
 LOGITS = normal(4, 2, ROWS, 520, dtype="float32").at[0, 1, 7].set(jnp.nan).at[1, 0, 3].set(jnp.inf)
@@ -151,6 +163,7 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "parts used elsewhere": (with_parts, (SCORES,), 1),
     "not finite": (with_parts, (SCORES.at[0, 1, 3].set(jnp.nan).at[1, 1, 2].set(jnp.inf),), 1),
     "cross entropy": (loss_and_gradient, (LOGITS, LABELS), 1),
+    "optax": (optax_gradient, (LOGITS.at[1, 1].set(-jnp.inf), LABELS), 1),
     "norm": (residual_norm, (ROW, normal(7, 1, 2, 1, 384), normal(8, 384)), 1),
     "layer norm": (layer_norm, (ROW.at[0, 0].set(3), normal(7, 384, dtype="float32"), normal(8, 384)), 1),
     "norm of float32": (residual_norm, (SCORES, SCORES, SCORES[0, 0]), 0),

@@ -9,6 +9,9 @@ Operation = Literal[
     "mul",
     "div",
     "neg",
+    "abs",
+    "finite",
+    "ge",
     "exp",
     "rsqrt",
     "larger",
@@ -32,10 +35,11 @@ class Step:
     """One operation on float32 values of a row: columns, numbers, or both.
 
     Attributes:
-        operation: "larger" is the larger one of two numbers, nan if one is nan; "select" is its second operand where
-            the first, a mask, is not 0, else its third; "round" rounds to bfloat16; "clear" makes +0 of -0; "one" is 0
-            plus its third operand where the first two are equal, else 0; "within" is its third operand if the first is
-            a column of so many as the second says, else 0; "max" and "sum" reduce columns to a number.
+        operation: "finite" and "ge" are 1 or 0; "larger" is the larger one of two numbers, nan if one is nan; "select"
+            is its second operand where the first, a mask, is not 0, else its third; "round" rounds to bfloat16; "clear"
+            makes +0 of -0; "one" is 0 plus its third operand where the first two are equal, else 0; "within" is its
+            third operand if the first is a column of so many as the second says, else 0; "max" and "sum" reduce columns
+            to a number.
         result: Which value it makes.
         operands: Which values it takes; a float stands for itself.
     """
