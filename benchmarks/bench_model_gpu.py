@@ -62,6 +62,7 @@ BESIDE: Final = {
 CONVERTED: Final = {"drop_in": "flax", "drop_in_cudnn": "flax_cudnn"}
 TRANSFORMED: Final = {"transformed": "xla", "transformed_cudnn": "cudnn"}
 THREADS: Final = 8
+SETTLE_S: Final = 0.15  # in which the clock follows the power that a program takes
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def measure(
     """Yields the lines of the table of one cell; prints the longest kernels of each program if asked to."""
     found = {name: future.result() for name, future in ready.items()}
     calls = [lambda name=name: call(found[name].run, held[name]) for name in found]
-    times = dict(zip(found, interleaved_us(calls, seconds=1, rounds=5), strict=True))
+    times = dict(zip(found, interleaved_us(calls, seconds=1, rounds=5, settle=SETTLE_S), strict=True))
     for name, run in zip(found, calls, strict=True) if kernels else ():
         table = kernel_table(run)
         print(f"{cell}, {name}: {sum(us for *_, us in table):.0f} µs in {sum(n for _, n, _ in table):.0f} kernels")

@@ -7,14 +7,13 @@ from typing import Any, Final
 from jax.extend.core import DropVar, Var
 
 from bijax.core.tag import TAG
-from bijax.transform._row_regions import MASKING, is_variable
+from bijax.transform._row_kinds import is_variable
+from bijax.transform._row_regions import MASKING, NAMES
 
 Equation = Any
 
-INLINED: Final = MASKING | {
-    *("broadcast_in_dim", "select_n", "transpose", "convert_element_type", "reshape", "mul", "add", "sub"),
-}
-"""What jitted functions may hold that are written out; `jnp.where` above all."""
+INLINED: Final = MASKING | NAMES | {"log", "gather", "scatter-add"}
+"""What jitted functions may hold that are written out: `jnp.where`, `jax.nn.log_softmax`, `jnp.take_along_axis`."""
 
 _MOST_INLINED: Final = 16
 

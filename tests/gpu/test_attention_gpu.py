@@ -200,7 +200,7 @@ def test_other_widths(size: int, dtype: str) -> None:
 @pytest.mark.parametrize(("size", "dtype"), KINDS)
 def test_chunks(size: int, dtype: str) -> None:
     q, k, v = arrays(size, dtype)
-    chunks = ((1000, 384), (1984, 320), (1023, 64), (960, 129), (1024, 7))
+    chunks = ((1000, 384), (1984, 320), (1023, 64), (960, 129), (1024, 7), (2040, 17), (1008, 33), (2200, 100))
 
     def call(start: int, count: int) -> Call:
         keys, values = (jnp.concatenate([until(x, np.array([start + count])) for x in both]) for both in (k, v))

@@ -9,13 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.core import Literal
 
 import bijax
+from bijax.lax.product_of_parts import product_of_parts
 from bijax.testing import assert_bits_equal
 from bijax.transform import _row_layout, _row_programs
+from bijax.transform._row_products import PRODUCT
 from pallas_kernels.contract import row_contract
+from pallas_kernels.ops.matmul.hopper import parts
 from pallas_kernels.ops.row_program import hopper
 from pallas_kernels.ops.rows.fold import fold_axis
 
@@ -49,7 +53,8 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], *, plain:
         elif name in ("jit", "pjit"):
             found = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, given, plain=plain)
         elif name == "reduce_sum" and eqn.params["axes"] == (given[0].ndim - 1,) and not plain:
-            found = [fold_axis(given[0], fold="sum", contract=row_contract(), axis=given[0].ndim - 1)]
+            total = fold_axis(given[0], fold="sum", contract=row_contract(), axis=given[0].ndim - 1)
+            found = [total.astype(given[0].dtype)]
         else:
             found = eqn.primitive.bind(*given, **eqn.params)
             found = found if eqn.primitive.multiple_results else [found]
@@ -69,6 +74,18 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def gradients(q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
     """Of something behind it: otherwise the gradient would not wait for the forward pass."""
     y, pull = jax.vjp(lambda *a: jnp.tanh(attention(*a)), q, k, v)
+    return (y, *pull(y))
+
+
+def narrow_gradients(q: jax.Array, k: jax.Array, v: jax.Array) -> Arrays:
+    """The same with scores and probabilities of bfloat16, as Flax's own attention has them."""
+    visible = (jnp.arange(COLUMNS) < 40 * (1 + jnp.arange(ROWS)[:, None]))[None, None]
+    k, v = jnp.repeat(k, HEADS, 2), jnp.repeat(v, HEADS, 2)
+
+    def narrow(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.tanh(linen.dot_product_attention(q, k, v, mask=visible))
+
+    y, pull = jax.vjp(narrow, q, k, v)
     return (y, *pull(y))
 
 
@@ -97,12 +114,27 @@ def with_something_between(x: jax.Array) -> Arrays:
     return e / jnp.tanh(e.sum(-1, keepdims=True)), e
 
 
+def mean_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean cross entropy as one writes it in JAX; labels that are no columns count as nan."""
+    scores = jax.nn.log_softmax(logits, axis=-1)
+    return -jnp.take_along_axis(scores, labels[..., None], axis=-1).mean()
+
+
+def loss_and_gradient(logits: jax.Array, labels: jax.Array) -> Arrays:
+    loss, slopes = jax.value_and_grad(mean_loss)(logits, labels)
+    return loss, slopes
+
+
 SCORES = normal(3, 2, ROWS, COLUMNS, dtype="float32")
+LOGITS = normal(4, 2, ROWS, 520, dtype="float32").at[0, 1, 7].set(jnp.nan).at[1, 0, 3].set(jnp.inf)
+LABELS = jnp.asarray([[3, -1, 519], [520, 5000, 0]], jnp.int32)
 CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "gradients": (gradients, queries(), 2),
     "mapped gradients": (jax.vmap(gradients), queries(2), 2),
+    "bfloat16 scores": (narrow_gradients, queries(), 2),
     "parts used elsewhere": (with_parts, (SCORES,), 1),
     "not finite": (with_parts, (SCORES.at[0, 1, 3].set(jnp.nan).at[1, 1, 2].set(jnp.inf),), 1),
+    "cross entropy": (loss_and_gradient, (LOGITS, LABELS), 1),
     "something between": (with_something_between, (SCORES,), 0),
     "short rows": (jax.nn.softmax, (SCORES[..., :120],), 0),
 }
@@ -121,6 +153,53 @@ def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
         return
     found = evaluate(program, traced.consts, arrays)
     assert_bits_equal(found, evaluate(traced.jaxpr, traced.consts, arrays))
+
+
+def exact_product(x: jax.Array, w: jax.Array, *, transpose_w: bool, **_: Any) -> jax.Array:
+    x, w = x.astype(jnp.float32), w.astype(jnp.float32)
+    return jnp.matmul(x, w.T if transpose_w else w, precision="highest")
+
+
+def exact_gradient(x: jax.Array, g: jax.Array, **_: Any) -> jax.Array:
+    return exact_product(x.T, g, transpose_w=False)
+
+
+@pytest.mark.parametrize(
+    "weights", [(256, 16), pytest.param((16, 256), marks=pytest.mark.exhaustive)], ids=["by rows", "by columns"]
+)
+def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where products by bfloat16 alone take them: the parts are those that the products would make."""
+    monkeypatch.setattr(parts, "launch", SimpleNamespace(matmul=exact_product, weight_gradient=exact_gradient))
+    x, w = normal(5, 2, 16, 16), normal(6, *weights)
+    labels = jnp.asarray(np.random.default_rng(7).integers(0, 256, (2, 16)))
+    product = "btd,vd->btv" if weights[0] == 256 else "btd,dv->btv"
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return mean_loss(jnp.einsum(product, x, w, preferred_element_type=jnp.float32), labels)
+
+    traced = jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, w)
+    program = rewritten(traced.jaxpr)
+    (rows,) = (e for e in program.eqns if e.primitive is _row_programs.ROW_PROGRAM)
+    products = [e for e in program.eqns if e.primitive is PRODUCT]
+    assert [e.invars[0] for e in products] == rows.outvars[:1] * 2
+    logits = program.eqns[0].outvars[0]
+    short = program.replace(eqns=[e for e in program.eqns if e not in products][: program.eqns.index(rows) + 1])
+    found = evaluate(short.replace(outvars=[rows.outvars[0], logits]), traced.consts, (x, w))
+    slopes = jax.make_jaxpr(jax.grad(lambda z: mean_loss(z, labels)))(found[1])
+    (pieces,) = evaluate(slopes.jaxpr, slopes.consts, (found[1],))
+    assert_bits_equal(found[0], parts._beside(pieces.reshape(32, 256), 2, 16))
+    # The products themselves, where sums are exact.
+    ones = jnp.where(pieces > 0, 1.5, jnp.float32(-1)).reshape(32, 256)
+    for eqn in products:
+        parameters = eqn.params["product"]
+        other = jnp.round(evaluate(traced.jaxpr.replace(outvars=eqn.invars[1:], eqns=[]), traced.consts, (x, w))[0])
+        y = product_of_parts(parts._beside(ones, 2, 16), other, product=parameters)
+        spelling = ("btv,btd->vd" if parameters.over_rows else "btv,vd->btd").replace(
+            "vd", "vd" if weights[0] == 256 or parameters.over_rows else "dv"
+        )
+        exact = jnp.einsum(spelling, ones.reshape(2, 16, 256), other.astype(jnp.float32), precision="highest")
+        assert y.shape == eqn.outvars[0].aval.shape
+        assert_bits_equal(y, exact if y.shape == exact.shape else exact.T)
 
 
 def test_plain_sums_differ() -> None:

@@ -23,7 +23,13 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention, launch
-from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule, decode_schedule
+from pallas_kernels.schedule.hopper.attention import (
+    DecodeSchedule,
+    PrefillSchedule,
+    Problem,
+    attention_schedule,
+    decode_schedule,
+)
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -33,6 +39,7 @@ PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
+ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 Races = Callable[[], int]
 
@@ -70,9 +77,9 @@ class Case(NamedTuple):
         """Factors of keys and values of 8 bits: of channels for int8, of heads for fp8."""
         if self.stored is None:
             return None, None
-        width = self.size if self.stored == "int8" else 1
-        scale = np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None]
-        return scale, scale * np.float32(1.1)
+        widths = (self.size, self.value_size or self.size) if self.stored == "int8" else (1, 1)
+        key, value = (np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None] for width in widths)
+        return key, value * np.float32(1.1)
 
 
 CASES: Final = {
@@ -92,6 +99,10 @@ CASES: Final = {
     "prefill, soft cap, sinks, slopes": Case((60, 3), (70, 0), (130, 4), 2, PREFILL, soft_cap=1.5, of_heads=True),
     "decode, int8, pages": Case((69, 3), (3, 1), (72, 4), 2, DECODE, True, (40, 0), 16, stored="int8"),
     "decode, fp8, heads of 96": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=96, stored="float8_e4m3fn"),
+    "decode, int8, one stage": Case((69, 3), (3, 1), (72, 4), 2, ONE_STAGE, size=256, stored="int8"),
+    "decode, fp8, one stage, values of another width": Case(
+        (69, 3), (3, 1), (72, 4), 2, ONE_STAGE, size=192, value_size=128, stored="float8_e4m3fn"
+    ),
     "prefill, int8, pages": Case((60, 0), (70, 40), (130, 40), 1, PREFILL, page=16, stored="int8"),
     "decode, all keys at once": Case((69, 3), (3, 0), (72, 4), 4, WHOLE),
     "decode, all keys at once, window, pages": Case((69, 3), (3, 1), (100, 5), 2, WHOLE, False, (40, 1), 64),
@@ -102,7 +113,15 @@ CASES: Final = {
     "decode, keys as rows, window, pages": Case(
         (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
     ),
-    "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
+    "decode, keys as rows, int8": Case(
+        (298, 130),
+        (2, 1),
+        (300, 131),
+        3,
+        dataclasses.replace(SWAP, widening=2, registers=(104, 24, 88)),
+        stored="int8",
+        contract=SWAP_CONTRACT,
+    ),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
@@ -232,7 +251,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96", "decode, keys as rows, int8"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored and "decode" in name])
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
     case = CASES[name]
     query, key, value = data(case)
@@ -248,6 +267,32 @@ def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
     merged = attend(case._replace(schedule=DECODE), *data(case))
     for ours, theirs in zip(plain(name), merged, strict=True):
         assert_bits_equal(ours, theirs)
+
+
+# A chunk behind keys of a cache, by tiles of queries and by packed tiles; the second sequence has fewer queries.
+CHUNKS: Final = {
+    "17 queries, pages": (Case((90, 3), (17, 0), (107, 4), 2, DECODE, page=16), WHOLE, PREFILL),
+    "33 queries, window": (Case((90, 3), (33, 20), (123, 23), 2, DECODE, True, (40, 0)), WHOLE, PREFILL),
+    "64 queries": (Case((70, 0), (64, 9), (134, 9), 2, DECODE), dataclasses.replace(PREFILL, packed=True)),
+    "100 queries, soft cap, sinks, slopes": (
+        Case((70, 3), (100, 65), (170, 68), 2, DECODE, soft_cap=1.5, of_heads=True),
+        PREFILL,
+    ),
+    "17 queries, int8": (Case((90, 3), (17, 1), (107, 4), 4, DECODE, stored="int8"), PREFILL),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", CHUNKS)
+def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> None:
+    case, *others = CHUNKS[name]
+    arrays = data(case)
+    expected = attend(case, *arrays)
+    assert np.isfinite(expected[0].astype(np.float32)).all()
+    for schedule in others:
+        for ours, theirs in zip(attend(case._replace(schedule=schedule), *arrays), expected, strict=True):
+            assert_bits_equal(ours, theirs)
+    assert not races()
 
 
 @pytest.mark.exhaustive
@@ -289,6 +334,7 @@ def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.
 
 QUERY, KEY = (jax.ShapeDtypeStruct((2, 320, heads, 128), "bfloat16") for heads in (8, 2))
 TOKEN = jax.ShapeDtypeStruct((2, 1, 8, 128), "bfloat16")
+CHUNK = jax.ShapeDtypeStruct((2, 24, 8, 128), "bfloat16")
 LONG = jax.ShapeDtypeStruct((2, 2048, 2, 128), "bfloat16")
 PAGES = jax.ShapeDtypeStruct((40, 16, 2, 128), "bfloat16")
 BYTES = jax.ShapeDtypeStruct((2, 320, 2, 128), "int8")
@@ -316,11 +362,12 @@ def many(*arrays: jax.ShapeDtypeStruct) -> tuple[jax.ShapeDtypeStruct, ...]:
 PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "prefill": (causal, (QUERY, KEY, KEY), 1),
     "decode": (functools.partial(causal, query_offset=300), (TOKEN, KEY, KEY), 1),
+    "chunk, long": (functools.partial(causal, query_offset=2000), (CHUNK, LONG, LONG), 2),
     "decode, long": (functools.partial(causal, query_offset=2000), (TOKEN, LONG, LONG), 2),
     "decode, long, of many": (functools.partial(causal, query_offset=2000), many(TOKEN, LONG, LONG), 1),
     "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 1),
     "options": (functools.partial(causal, **OPTIONS), (QUERY, KEY, KEY), 1),
-    "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 2),
+    "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 1),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 
@@ -359,6 +406,18 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
     assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("size", "value_size"), [*((size, size) for size in SPLIT_HEAD_SIZES), (192, 128)])
+def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: int) -> None:
+    token, key, value = (
+        jax.ShapeDtypeStruct((1, n, 2, width), dtype)
+        for n, width, dtype in ((1, size, "bfloat16"), (2048, size, "int8"), (2048, value_size, "int8"))
+    )
+    scales = {name: np.ones(2, np.float32) for name in ("key_scale", "value_scale")}
+    text = lowered(functools.partial(causal, query_offset=2047, **scales), token, key, value)
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 2
+
+
 @pytest.mark.parametrize(
     ("size", "dtype", "scale", "architecture"),
     [
@@ -394,6 +453,21 @@ def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
     assert choose(splits=2, eight_bits=True).swap
     for other in (choose(splits=1), choose(splits=2, rows=9), decode_schedule(96, tiles=8, splits=2, rows=8)):
         assert not other.swap
+
+
+def test_chunks_behind_long_caches_go_to_packed_tiles() -> None:
+    """Where tiles of queries would leave multiprocessors idle, and splits do not take too much memory."""
+
+    def choose(batch: int, queries: int, capacity: int, **other: Any) -> PrefillSchedule | DecodeSchedule:
+        given = {"reach": capacity, "split": 1024, "sees_all": False, **other}
+        return attention_schedule(Problem(batch, queries, 8, 4, 64, 64, capacity, **given))
+
+    for few in (choose(1, 64, 4160), choose(1, 17, 131072), choose(1, 100, 2048), choose(64, 16, 2048)):
+        assert isinstance(few, DecodeSchedule)
+    for many in (choose(1, 64, 64), choose(1, 2048, 2048), choose(16, 64, 8192), choose(1, 512, 1 << 17)):
+        assert isinstance(many, PrefillSchedule)
+    assert isinstance(choose(1, 64, 4160, reach=320), PrefillSchedule)  # a window leaves few keys
+    assert isinstance(choose(1, 256, 1 << 20), PrefillSchedule)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,6 @@ SMS: Final = 132
 SHARED_BYTES: Final = 227 * 1024
 """Shared memory of a block."""
 
-DECODE_QUERIES: Final = 16
-"""Most queries of a sequence for which the heads that share a key head are packed into one tile."""
-
 SWAPPED_ROWS: Final = 8
 """Most rows of a tile for which keys are wgmma's rows."""
 
@@ -23,12 +20,29 @@ _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4,
 _WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
-_BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
+_BYTE_STAGES: Final = {
+    (64, 64): (4, 4),
+    (96, 96): (2, 4),
+    (128, 128): (2, 2),
+    (192, 128): (2, 4),
+    (192, 192): (2, 3),
+    (256, 256): (1, 3),
+}
 _SWAPPED: Final = ((64, 64), (128, 128))
+_SWAPPED_REGISTERS: Final = (104, 24, 88)  # of six warpgroups, which have 480 together
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
 _IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
 _LONG: Final = 16384
+_DECODE_QUERIES: Final = 16  # so few go to packed tiles whatever they see
+_SPLIT_BYTES: Final = 256 << 20  # most of what splits leave to the merge, where there are more queries
+# Estimates in steps, of 64 rows over 128 keys by packed tiles: 1 µs.
+_STEP_KEYS: Final = 128
+_PREFILL_STEP: Final = {2: 1.4, 3: 1.7}  # of a tile with so many warpgroups
+_WIDENING: Final = 2.0  # a step's share where keys have 8 bits
+_PACKING_STEPS: Final = 3.0  # queries and results are transposed
+_MERGE_STEPS: Final = 3.0
+_STEP_BYTES: Final = 3_000_000  # read or written in GPU memory
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,7 @@ class DecodeSchedule:
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
             matter to a cache of 8 bits alone.
         swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
+        widening: Warpgroups that make 16 bits of the bytes of keys, and as many of values.
     """
 
     stages: int = 3
@@ -72,6 +87,105 @@ class DecodeSchedule:
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
     swap: bool = False
+    widening: int = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is known of a call before lengths are.
+
+    Attributes:
+        batch: Sequences.
+        queries: Queries of each.
+        key_heads: Key heads.
+        group: Query heads to a key head.
+        size: Width of a head.
+        value_size: The same of the values.
+        capacity: Keys that a sequence has room for.
+        reach: Most keys that the queries of a sequence see, up to `capacity`; a window leaves fewer.
+        split: Keys of a split.
+        sees_all: Whether all queries see the same keys, with neither a causal mask nor a window.
+        eight_bits: Whether keys and values have 8 bits.
+        plain: Whether there is neither a soft cap nor slopes.
+        shares: Whether sequences may share splits, of more than one.
+    """
+
+    batch: int
+    queries: int
+    key_heads: int
+    group: int
+    size: int
+    value_size: int
+    capacity: int
+    reach: int
+    split: int
+    sees_all: bool
+    eight_bits: bool = False
+    plain: bool = True
+    shares: bool = False
+
+    @property
+    def splits(self) -> int:
+        """Splits of a sequence, as many as its cache has room for."""
+        return -(-self.capacity // self.split)
+
+    @property
+    def packed_tiles(self) -> int:
+        """Tiles of all sequences and key heads, packed from queries and heads."""
+        return self.batch * self.key_heads * -(-self.queries * self.group // _UNIT)
+
+    @property
+    def split_bytes(self) -> int:
+        """Bytes of the values that splits leave to the merge."""
+        return 4 * self.batch * self.queries * self.key_heads * self.group * self.splits * self.value_size
+
+
+def attention_schedule(problem: Problem) -> PrefillSchedule | DecodeSchedule:
+    """Returns the schedule of a call: tiles of queries, or packed tiles whose splits are spread over the blocks.
+
+    A chunk of queries behind a long cache makes few tiles, each of which would walk all keys.
+
+    Args:
+        problem: The call.
+    """
+    p = problem
+    rows = p.queries * p.group if p.plain else SWAPPED_ROWS + 1
+    packed = decode_schedule(
+        p.size,
+        p.value_size,
+        tiles=p.packed_tiles,
+        splits=p.splits,
+        eight_bits=p.eight_bits,
+        rows=rows,
+        shares=p.shares,
+    )
+    if p.queries <= _DECODE_QUERIES:
+        return packed
+    tiles = prefill_schedule(p.size, p.queries, p.sees_all, p.value_size, p.group)
+    fits = packed.whole or p.split_bytes <= _SPLIT_BYTES
+    return packed if fits and _packed_steps(p, packed) < _prefill_steps(p, tiles) else tiles
+
+
+def _prefill_steps(p: Problem, schedule: PrefillSchedule) -> float:
+    """Returns an estimate of the time of tiles of queries, in steps."""
+    heads, pieces = p.key_heads * p.group, -(-p.queries // _UNIT)
+    sets, units = (p.key_heads, pieces * p.group) if schedule.packed else (heads, pieces)
+    rounds = -(-p.batch * sets * -(-units // schedule.warpgroups) // SMS)
+    keys = p.reach if p.sees_all else max(_UNIT, p.reach - p.queries // 2)
+    steps = rounds * -(-keys // _STEP_KEYS) * _PREFILL_STEP[schedule.warpgroups]
+    if p.eight_bits:  # the cache is read, and a copy of 16 bits written
+        steps += 3 * p.batch * p.capacity * p.key_heads * (p.size + p.value_size) / _STEP_BYTES
+    return steps
+
+
+def _packed_steps(p: Problem, schedule: DecodeSchedule) -> float:
+    """Returns an estimate of the time of packed tiles, in steps."""
+    step, rounds = _WIDENING if p.eight_bits else 1.0, -(-p.packed_tiles // SMS)
+    if schedule.whole:
+        return _PACKING_STEPS + rounds * -(-p.reach // _STEP_KEYS) * step
+    splits, rest = divmod(p.reach, p.split)
+    steps = -(-p.packed_tiles * splits // SMS) * (p.split // _STEP_KEYS) + rounds * -(-rest // _STEP_KEYS)
+    return _PACKING_STEPS + steps * step + _MERGE_STEPS + 2 * p.split_bytes / _STEP_BYTES
 
 
 def prefill_schedule(
@@ -92,7 +206,13 @@ def prefill_schedule(
         # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
         stages = 4 if sees_all or queries >= _LONG else 3
         return PrefillSchedule(3, stages, heads=heads, packed=True, registers=(160, 32))
-    return PrefillSchedule(stages=_PREFILL_STAGES[head_size, value_size or head_size], heads=heads)
+    pieces, warpgroups = -(-queries // _UNIT), PrefillSchedule.warpgroups
+    return PrefillSchedule(
+        stages=_PREFILL_STAGES[head_size, value_size or head_size],
+        heads=heads,
+        # Tiles of one head would leave warpgroups idle that heads which share keys can use.
+        packed=-pieces % warpgroups > _IDLE * pieces,
+    )
 
 
 def decode_schedule(
@@ -103,6 +223,7 @@ def decode_schedule(
     splits: int = 2,
     eight_bits: bool = False,
     rows: int = SWAPPED_ROWS + 1,
+    shares: bool = False,
 ) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
@@ -113,16 +234,24 @@ def decode_schedule(
         splits: Splits of a sequence, as many as its cache has room for.
         eight_bits: Whether keys and values have 8 bits.
         rows: Rows of a key head, of plain scores: more than `SWAPPED_ROWS` with a soft cap or slopes.
+        shares: Whether sequences may share splits, of more than one: items have one split then, and 64 rows.
     """
     widths = head_size, value_size or head_size
-    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED
+    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED and not shares
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
-        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1, swap=swap)
+        return DecodeSchedule(
+            stages,
+            byte_stages=byte_stages,
+            whole=splits == 1,
+            swap=swap,
+            widening=2 if swap else 1,
+            registers=_SWAPPED_REGISTERS if swap else DecodeSchedule.registers,
+        )
     if splits == 1:
         return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
     rounds = -(-tiles // SMS)
-    if widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
+    if not shares and widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
         return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
     return DecodeSchedule(_DECODE_STAGES[widths], swap=swap)
 

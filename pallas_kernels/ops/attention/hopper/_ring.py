@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -13,6 +13,8 @@ from pallas_kernels.ops.attention.hopper._keys import KeySource, Pages
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.parts.hopper.clean import WORD, clean_rows
 from pallas_kernels.parts.hopper.tile import tiled
+
+_NEVER: Final = 30  # no position is 2 ** 30
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Ring:
     values_free: Any
 
     @staticmethod
-    def scratch(stages: int, source: KeySource, size: int, value_size: int, dtype: Any, readers: int) -> list[Any]:
+    def scratch(
+        stages: int, source: KeySource, size: int, value_size: int, dtype: Any, readers: int, writers: int | None = None
+    ) -> list[Any]:
         """Returns the types of the attributes from `keys` on.
 
         Args:
@@ -55,20 +59,26 @@ class Ring:
             value_size: The same of the values.
             dtype: Of keys and values.
             readers: Warpgroups that compute.
+            writers: Warpgroups that write a stage together; None for the copies of a block.
         """
+        arrivals = source.copies if writers is None else writers
         return [
             *(
                 plgpu.SMEM((stages, source.block, width), dtype, transforms=tiled(dtype, width))
                 for width in (size, value_size)
             ),
             plgpu.SMEM((stages, source.block // WORD), jnp.int32),
-            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages + 1),
+            plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages + 1),
             *[plgpu.Barrier(num_arrivals=readers, num_barriers=stages)] * 2,
         ]
 
     def slot(self, position: Any) -> Any:
-        return lax.rem(position, self.stages)
+        """Returns the stage of a position. The only one is a zero that ptxas does not know.
+
+        Descriptions of operands that do not change are hoisted out of the loop, and more than there are registers.
+        """
+        return lax.rem(position, self.stages) if self.stages > 1 else position >> _NEVER
 
     def fill(
         self,

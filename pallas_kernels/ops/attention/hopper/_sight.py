@@ -53,6 +53,10 @@ class Sight:
         after = min(after, 0) if causal else after
         return cls(before if before < _UNLIMITED else None, min(after, _UNLIMITED))
 
+    def reach(self, queries: int, keys: int) -> int:
+        """Returns how many keys of a sequence so many queries see at most."""
+        return keys if self.before is None else min(keys, self.before + queries + self.after)
+
     def blocks(self, first: Any, last: Any, keys: Any, block: int) -> Blocks:
         """Returns the blocks of queries at the positions first ... last, in a sequence of so many keys."""
         zero = jnp.int32(0)

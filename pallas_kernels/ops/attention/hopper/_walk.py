@@ -23,7 +23,7 @@ from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.clean import spoil_rows
 from pallas_kernels.parts.hopper.parked import park, park_rows, unpark, unpark_rows
-from pallas_kernels.parts.hopper.products import await_sums, behind_wait, finish, start
+from pallas_kernels.parts.hopper.products import WIDEST, await_sums, behind_wait, finish, start
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
 
@@ -75,6 +75,7 @@ class Walk:
         parked: Where the splits before wait; None for one split.
         after_scores: Called when the queries have been read for the last time.
         interpret: Whether Mosaic's interpreter runs the kernel.
+        widest: Most columns of values in one instruction.
     """
 
     contract: SplitAttentionContract
@@ -90,6 +91,7 @@ class Walk:
     parked: Parked | None
     after_scores: Callable[[], None]
     interpret: bool
+    widest: int = WIDEST
 
     @property
     def size(self) -> int:
@@ -188,7 +190,8 @@ class Walk:
 
             begins = (block != self.blocks.first) & self._begins_split(block)
             values = lax.cond(begins, put_aside, lambda values: values, values)
-        values = start(values, state.weights, (self._values(block),), right_along=False, interpret=self.interpret)
+        pieces = (self._values(block),)
+        values = start(values, state.weights, pieces, right_along=False, widest=self.widest, interpret=self.interpret)
         return values, stats
 
     def _stats_before(self, parked: Parked) -> Stats:

@@ -13,19 +13,12 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.ops.attention.hopper.decode import decode
+from pallas_kernels.ops.attention.hopper.cascade import Cascade, shared_splits
+from pallas_kernels.ops.attention.hopper.decode import Body, decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
-from pallas_kernels.parts.hopper.tile import ROWS
 from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.schedule.hopper.attention import (
-    DECODE_QUERIES,
-    SWAPPED_ROWS,
-    DecodeSchedule,
-    PrefillSchedule,
-    decode_schedule,
-    prefill_schedule,
-)
+from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule, Problem, attention_schedule
 
 _ROWS = 8  # the copy engine reads tiles of so many rows
 _COPIED_BYTES = 1 << 30  # of copies of caches of several sequences at once
@@ -42,6 +35,7 @@ def attention(
     slopes: jax.Array | None = None,
     key_scale: jax.Array | None = None,
     value_scale: jax.Array | None = None,
+    common_prefix: jax.Array | None = None,
     *,
     contract: SplitAttentionContract,
     scale: float,
@@ -55,7 +49,7 @@ def attention(
 
     Args:
         query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
-        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn for heads of up to 128, K a divisor of N; or
+        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn, K a divisor of N; or
             (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
         limits: (B, 3) int32, three numbers of each sequence: absolute position of the first query, queries (later
@@ -65,12 +59,14 @@ def attention(
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
         key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
         value_scale: The same for the values.
+        common_prefix: (1,) int32, so many keys at the start of every sequence, or all of a shorter one, are those of
+            the first one in the cache. A few queries without a window or slopes read what they share once.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
         window: Keys before and after its own position that a query sees at most.
         soft_cap: Scores are bent to stay below this magnitude; see `supports_cap`.
-        schedule: Of the kernel for many queries or of the one for a few; by default the number of queries chooses.
+        schedule: Of the kernel for many queries or of the one for a few; by default `attention_schedule` chooses.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
@@ -86,20 +82,32 @@ def attention(
         raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")
     scoring = Scoring.of(scale, soft_cap)
     (batch, length, heads, size), value_size = query.shape, value.shape[3]
+    page = None if page_table is None else key.shape[1]
     capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
+    sight = Sight.of(causal, window)
+    factors = (x for x in (key_scale, value_scale) if x is not None)
+    shares = common_prefix is not None and batch > 1 and sight.before is None and slopes is None
+    shares = shares and capacity > contract.split and all(x.shape[0] == 1 for x in factors)
     if schedule is None:
-        sees_all, key_heads = not causal and window is None, key.shape[2]
-        group = heads // key_heads
-        if length <= DECODE_QUERIES:
-            tiles, splits = batch * key_heads * -(-length * group // ROWS), -(-capacity // contract.split)
-            rows = length * group if soft_cap is None and slopes is None else SWAPPED_ROWS + 1
-            schedule = decode_schedule(
-                size, value_size, tiles=tiles, splits=splits, eight_bits=key_scale is not None, rows=rows
+        schedule = attention_schedule(
+            Problem(
+                batch=batch,
+                queries=length,
+                key_heads=key.shape[2],
+                group=heads // key.shape[2],
+                size=size,
+                value_size=value_size,
+                capacity=capacity,
+                reach=sight.reach(length, capacity),
+                split=contract.split,
+                sees_all=not causal and window is None,
+                eight_bits=key_scale is not None,
+                plain=soft_cap is None and slopes is None,
+                shares=shares,
             )
-        else:
-            schedule = prefill_schedule(size, length, sees_all, value_size, group)
+        )
     block = contract.key_block
     few = isinstance(schedule, DecodeSchedule)
     if key_scale is not None and value_scale is not None:
@@ -142,7 +150,7 @@ def attention(
     call = Call(
         contract,
         scoring,
-        Sight.of(causal, window),
+        sight,
         KeySource(block, None if page_table is None else key.shape[1]),
         batch,
         rounded.shape[1],
@@ -156,7 +164,11 @@ def attention(
     slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))
     further = Further(page_table, slopes, sinks, key_scale, value_scale)
     if isinstance(schedule, DecodeSchedule):
-        out, lse = decode(rounded, key, value, lengths, further, call=call, schedule=schedule)
+        body = Body(call, schedule)
+        if common_prefix is not None and shares and not (schedule.whole or schedule.swap):
+            body = Cascade(call, schedule)
+            further = further._replace(shared=shared_splits(common_prefix, lengths, call, page))
+        out, lse = decode(rounded, key, value, lengths, further, body=body)
     else:
         out, lse = prefill(rounded, key, value, lengths, further, call=call, schedule=schedule)
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]

@@ -115,8 +115,8 @@ class _Walk:
         form: What is fixed.
         values: Reference of the values.
         stats: Reference of maxima and totals.
-        sequence: The sequence.
-        part: Its rows.
+        sequence: Index of their sequence.
+        part: Indices of the rows.
         begin: The first split that was computed.
         stop: The end of them.
         origin: The split at which the first group starts.
@@ -141,7 +141,7 @@ class _Walk:
     def of(
         cls, form: _Form, values: Any, stats: Any, rows: tuple[Any, Any], span: tuple[Any, Any], memory: Any
     ) -> Self:
-        """Returns the walk of the rows (sequence, part) over a span of splits (first, end)."""
+        """Returns the walk of rows (sequence, part) over a span of splits (first, end)."""
         (begin, stop), together = span, form.together
         origin = lax.div(begin, form.width) * form.width
         groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
@@ -238,6 +238,8 @@ def merge(
     group: int,
     dtype: Any,
     interpret: Any,
+    room: tuple[int, int] | None = None,
+    place_of: Callable[[Any, Any], tuple[Any, Any]] = lambda sequence, row: (sequence, row),
 ) -> tuple[jax.Array, jax.Array]:
     """Merges the splits of each row.
 
@@ -251,11 +253,14 @@ def merge(
         group: Query heads to a key head.
         dtype: Dtype of the outputs.
         interpret: False, or parameters of Mosaic's interpreter.
+        room: B and R of the results, if those of `values` and `stats` are others.
+        place_of: Maps a sequence of the results and the first of four of its rows to those of `values` and `stats`.
 
     Returns:
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
     """
     batch, splits, padded, size = values.shape
+    batch, padded = room or (batch, padded)
     form = _Form(splits, size, bool(interpret))
     math = Arithmetic(form.layout, form.interpret)
 
@@ -265,7 +270,8 @@ def merge(
         numbers = Lengths(lengths_ref)
         queries = numbers.queries[sequence]
         span = splits_of(numbers.offsets[sequence], queries, numbers.keys[sequence])
-        walk = _Walk.of(form, values_ref, stats_ref, (sequence, part), span, (copied, arrived))
+        place, first = place_of(sequence, part.start)
+        walk = _Walk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
         stats, total = walk.run()
         row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=form.layout)
         query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))

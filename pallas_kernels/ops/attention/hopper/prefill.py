@@ -112,6 +112,7 @@ class Further(NamedTuple):
         sinks: The same.
         key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits.
         value_scale: (B or 1, K, V) float32, those of values.
+        shared: (1,) int32, the splits that all sequences share.
     """
 
     table: Any = None
@@ -119,6 +120,7 @@ class Further(NamedTuple):
     sinks: Any = None
     key_scale: Any = None
     value_scale: Any = None
+    shared: Any = None
 
     @property
     def given(self) -> list[Any]:
