@@ -106,7 +106,7 @@ class Problem:
         split: Keys of a split.
         sees_all: Whether all queries see the same keys, with neither a causal mask nor a window.
         eight_bits: Whether keys and values have 8 bits.
-        plain: Whether there is neither a soft cap nor slopes.
+        plain: Whether no soft cap bends the scores, nothing is added to them and no mask hides any.
         shares: Whether sequences may share splits, of more than one.
     """
 

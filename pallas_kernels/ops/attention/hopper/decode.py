@@ -21,6 +21,7 @@ from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, Part
 from pallas_kernels.ops.attention.hopper._decode_results import Place, Results, store_columns, store_rows
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import result
+from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._swapped_walk import Shared, SwappedWalk
@@ -276,6 +277,11 @@ class Body:
             found: jax.Array = lengths.offsets[item.sequence] + query(rows)
             return found
 
+        def rows() -> tuple[jax.Array, jax.Array]:
+            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            group = jnp.full_like(row, call.group)
+            return item.head * call.group + lax.rem(row, group), lax.div(row, group)
+
         def of_rows(numbers: Any) -> jax.Array | None:
             if numbers is None:
                 return None
@@ -321,12 +327,13 @@ class Body:
             after_scores,
             interpret,
             WIDEST if further.key_scale is None else _WIDEST_OF_FOUR,
+            Pairs.of(further.bias, further.mask, item.sequence, rows, interpret),
         )
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
-            rows = query(plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE))
-            valid = rows < lengths.queries[item.sequence]
+            queries = query(plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE))
+            valid = queries < lengths.queries[item.sequence]
             values, lse = result(values, stats, valid, of_rows(further.sinks), Arithmetic(interpret=interpret))
             values, numbers = values.astype(results.values.dtype), (lse,)
         store_rows(target.values, target.numbers, place, values, numbers, self.counts, interpret)
@@ -345,7 +352,7 @@ def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = Non
 def _check_swap(body: Body, further: Further) -> None:
     call = body.call
     widths, order = (call.size, call.value_size), (call.contract.key_block, call.contract.sum_chains)
-    plain = call.scoring.bend is None and further.slopes is None
+    plain = call.scoring.bend is None and further.slopes is None and further.bias is None and further.mask is None
     if (
         body.schedule.whole
         or body.rows > COLUMNS
@@ -355,9 +362,9 @@ def _check_swap(body: Body, further: Further) -> None:
     ):
         raise UnsupportedError(
             f"attention on a Hopper GPU: expected, for a schedule with swap and splits, at most {COLUMNS} rows of heads"
-            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, neither a soft cap nor"
-            f" slopes; got {body.schedule}, {body.rows} rows, widths {widths}, {call.contract}, {call.scoring},"
-            f" slopes={further.slopes is not None}. Take a schedule without swap."
+            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, and nothing"
+            f" that bends the scores or is added to them; got {body.schedule}, {body.rows} rows, widths {widths},"
+            f" {call.contract}, {call.scoring}, {len(further.given)} further arrays. Take a schedule without swap."
         )
 
 

@@ -11,6 +11,7 @@ from jax import lax
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
+from pallas_kernels.ops.attention.hopper._pairs import bits_of_mask, with_whole_blocks
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.cascade import Cascade, shared_splits
@@ -36,6 +37,8 @@ def attention(
     key_scale: jax.Array | None = None,
     value_scale: jax.Array | None = None,
     common_prefix: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
     contract: SplitAttentionContract,
     scale: float,
@@ -60,7 +63,9 @@ def attention(
         key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
         value_scale: The same for the values.
         common_prefix: (1,) int32, so many keys at the start of every sequence, or all of a shorter one, are those of
-            the first one in the cache. A few queries without a window or slopes read what they share once.
+            the first one in the cache. A few queries without a window, slopes, bias or mask read what they share once.
+        bias: (B or 1, N or 1, T or 1, S or 1) floats, added to the scaled scores.
+        mask: bool of such a shape; false where a query does not see a key.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
@@ -86,9 +91,10 @@ def attention(
     capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
-    sight = Sight.of(causal, window)
+    sight = Sight.of(causal, window, mask is not None)
     factors = (x for x in (key_scale, value_scale) if x is not None)
-    shares = common_prefix is not None and batch > 1 and sight.before is None and slopes is None
+    nothing_added = all(x is None for x in (slopes, bias, mask))
+    shares = common_prefix is not None and batch > 1 and sight.before is None and nothing_added
     shares = shares and capacity > contract.split and all(x.shape[0] == 1 for x in factors)
     if schedule is None:
         schedule = attention_schedule(
@@ -104,7 +110,7 @@ def attention(
                 split=contract.split,
                 sees_all=not causal and window is None,
                 eight_bits=key_scale is not None,
-                plain=soft_cap is None and slopes is None,
+                plain=soft_cap is None and nothing_added,
                 shares=shares,
             )
         )
@@ -118,7 +124,14 @@ def attention(
             # As many queries read the cache, it is cheap to make 16 bits of it once.
             copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
             if batch > 1 and copied > _COPIED_BYTES:
-                given = {"sinks": sinks, "slopes": slopes, "key_scale": key_scale, "value_scale": value_scale}
+                given = {
+                    "sinks": sinks,
+                    "slopes": slopes,
+                    "key_scale": key_scale,
+                    "value_scale": value_scale,
+                    "bias": bias,
+                    "mask": mask,
+                }
                 own = {"query": query, "limits": limits}
                 caches = {"key": key, "value": value}
                 if page_table is None:
@@ -162,7 +175,9 @@ def attention(
         interpret,
     )
     slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))
-    further = Further(page_table, slopes, sinks, key_scale, value_scale)
+    bias = None if bias is None else with_whole_blocks(bias, block)
+    mask = None if mask is None else bits_of_mask(mask, block)
+    further = Further(page_table, slopes, sinks, key_scale, value_scale, bias=bias, mask=mask)
     if isinstance(schedule, DecodeSchedule):
         body = Body(call, schedule)
         if common_prefix is not None and shares and not (schedule.whole or schedule.swap):
