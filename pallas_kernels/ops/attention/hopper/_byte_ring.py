@@ -54,12 +54,12 @@ class Bytes(NamedTuple):
 class Part(NamedTuple):
     """Which of the warpgroups that share the rows of each block one is."""
 
-    index: int
-    count: int
+    number: int
+    of: int
 
     def rows(self, every: int) -> Any:
         """Returns its rows of so many."""
-        return pl.ds(self.index * (every // self.count), every // self.count)
+        return pl.ds(self.number * (every // self.of), every // self.of)
 
 
 @dataclass(frozen=True)

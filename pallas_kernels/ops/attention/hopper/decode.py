@@ -22,7 +22,7 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, Part, drain
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._online import result
+from pallas_kernels.ops.attention.hopper._online import of_queries, result
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._swapped_walk import Shared, SwappedWalk
@@ -282,9 +282,10 @@ class Body:
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
-            rows = query(plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE))
-            valid = rows < lengths.queries[item.sequence]
-            values, lse = result(values, stats, valid, of_rows(further.sinks), Arithmetic(interpret=interpret))
+            rows = query(plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW))
+            wrong = call.leads_outside(further.table, item.sequence, lengths.keys[item.sequence])
+            stats = of_queries(stats, rows, lengths.queries[item.sequence], wrong)
+            values, lse = result(values, stats, of_rows(further.sinks), Arithmetic(interpret=interpret))
             values, numbers = values.astype(results.values.dtype), (lse,)
         _store_rows(target.values, target.numbers, first, left, values, numbers, self.rows, interpret)
 
@@ -497,12 +498,11 @@ def decode(
             out,
             lse,
             lengths,
-            None if sinks is None else _of_rows(sinks, body, body.rows, padded),
+            further._replace(sinks=None if sinks is None else _of_rows(sinks, body, body.rows, padded)),
             body.splits_seen,
+            call=call,
             rows=body.rows,
-            group=call.group,
             dtype=dtype,
-            interpret=call.interpret,
         )
 
     def unpacked(x: jax.Array) -> jax.Array:
@@ -579,10 +579,10 @@ def _run(
             body.produce(query_ref, (key_ref, value_ref), more.table, lengths, scratch, stored)
 
         for number in range(widening):
-            values, part = divmod(number, s.widening)
+            values, part = number // s.widening, Part(number % s.widening, s.widening)
 
             @pl.when(warpgroup == 2 + number)
-            def _(values: int = values, part: Part = Part(part, s.widening)) -> None:
+            def _(values: int = values, part: Part = part) -> None:
                 take_registers(s.registers[2])
                 factors = more.value_scale if values else more.key_scale
                 body.widen(bool(values), part, lengths, factors, stored, ring)
