@@ -108,15 +108,7 @@ CASES: Final = {
     "decode, keys as rows, window, pages": Case(
         (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
     ),
-    "decode, keys as rows, int8": Case(
-        (298, 130),
-        (2, 1),
-        (300, 131),
-        3,
-        dataclasses.replace(SWAP, widening=2, registers=(104, 24, 88)),
-        stored="int8",
-        contract=SWAP_CONTRACT,
-    ),
+    "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 

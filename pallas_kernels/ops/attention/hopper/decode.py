@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, Part, drain
+from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import of_queries, result
 from pallas_kernels.ops.attention.hopper._ring import Ring
@@ -32,11 +32,10 @@ from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.columns import CHAINS, COLUMN, COLUMNS
 from pallas_kernels.parts.hopper.columns import scratch as column_scratch
 from pallas_kernels.parts.hopper.registers import element, number_of
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, Arithmetic, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, i32, thread_of_warpgroup, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
-_REGISTERS: Final = 1 << 16  # of a multiprocessor
 
 
 class Item(NamedTuple):
@@ -170,12 +169,11 @@ class Body:
         def _(i: Any) -> None:
             plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
 
-    def widen(self, values: bool, part: Part, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
+    def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
         """Makes keys, or values, of the bytes of all items of this block of the grid.
 
         Args:
             values: Whether values.
-            part: Which rows of each block.
             lengths: Numbers of each sequence.
             factors: (B or 1, K, width of a head) float32, in GPU memory.
             stored: The bytes.
@@ -186,8 +184,7 @@ class Body:
 
         def one(index: Any, position: Any) -> Any:
             item = self.item(lengths, block, index)
-            own = factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head]
-            make(item.blocks, position, own, ring, part)
+            make(item.blocks, position, factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head], ring)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
         drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
@@ -536,7 +533,6 @@ def _run(
         outputs: What `_Results` refers to.
     """
     s, call, dtype, bytewise = body.schedule, body.call, query.dtype, key.dtype.itemsize == 1
-    widening = 2 * s.widening if bytewise else 0
 
     def kernel(*refs: Any) -> None:
         query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
@@ -561,41 +557,32 @@ def _run(
             stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
         warpgroup = lax.axis_index("warpgroup")
 
-        def take_registers(count: int) -> None:
-            at_first = _REGISTERS // (WARPGROUP * (2 + widening)) // 8 * 8
-            if count != at_first:
-                plgpu.set_max_registers(count, action="increase" if count > at_first else "decrease")
-
         @pl.when(warpgroup == 0)
         def _() -> None:
             if bytewise:
-                take_registers(s.registers[0])
+                plgpu.set_max_registers(s.registers[0], action="increase")
             body.compute(lengths, more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
             if bytewise:
-                take_registers(s.registers[1])
+                plgpu.set_max_registers(s.registers[1], action="decrease")
             body.produce(query_ref, (key_ref, value_ref), more.table, lengths, scratch, stored)
 
-        for number in range(widening):
-            values, part = number // s.widening, Part(number % s.widening, s.widening)
+        for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
 
-            @pl.when(warpgroup == 2 + number)
-            def _(values: int = values, part: Part = part) -> None:
-                take_registers(s.registers[2])
-                factors = more.value_scale if values else more.key_scale
-                body.widen(bool(values), part, lengths, factors, stored, ring)
+            @pl.when(warpgroup == 2 + values)
+            def _(values: int = values, factors: Any = factors) -> None:
+                plgpu.set_max_registers(s.registers[2], action="decrease")
+                body.widen(bool(values), lengths, factors, stored, ring)
 
     # Bytes are copied into stages of their own; those of the ring are written by threads.
     ring_source = KeySource(call.source.block) if bytewise else call.source
-    in_ring = Ring.scratch(
-        s.stages, ring_source, call.size, call.value_size, dtype, 1, s.widening if bytewise else None
-    )
+    in_ring = Ring.scratch(s.stages, ring_source, call.size, call.value_size, dtype, 1)
     byte_stages = [
         kind
         for width in ((call.size, call.value_size) if bytewise else ())
-        for kind in Bytes.scratch(s.byte_stages, call.source, width, s.widening)
+        for kind in Bytes.scratch(s.byte_stages, call.source, width)
     ]
     aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
     launch = plgpu.kernel(
@@ -604,7 +591,7 @@ def _run(
         grid=(body.grid,),
         grid_names=("block",),
         kernel_name="attention_decode",
-        num_threads=2 + widening,
+        num_threads=4 if bytewise else 2,
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((2, body.tile_rows, call.size), dtype, transforms=tiled(dtype, call.size)),
