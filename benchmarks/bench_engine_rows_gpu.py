@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax
-from device_time import device_time_us
+from device_time import copy_bytes_per_us, device_time_us
 from engine_cases import Case, cases
-from gpu_time import copy_bytes_per_us
 from harness import RESULTS, cell, device_name, record, write
 
 TOKENS: Final = (8, 64, 2048, 8192)

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from gpu_time import copy_bytes_per_us, device_time_us
+from device_time import copy_bytes_per_us, device_time_us
 from harness import RESULTS, cell, device_name, record, write
 
 import bijax
@@ -240,7 +240,7 @@ def measure(name: str, shape: Shape, programs: list[Any], made: Arguments, bandw
     floor_us = bytes_of(operation, shape) / bandwidth
     calls = int(min(16, max(5, CALL_US / floor_us)))
     arrays = made.of(operation.arguments, shape)
-    xla_us, ours_us = (device_time_us(lambda i, p=p: p(*arrays[i % len(arrays)]), calls) for p in programs)
+    xla_us, ours_us = (device_time_us(program, arrays, calls) for program in programs)
     xla_bytes, ours_bytes = (p.memory_analysis().temp_size_in_bytes for p in programs)
     m, c, dtype = shape
     return {

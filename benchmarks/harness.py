@@ -5,6 +5,7 @@ import datetime
 import json
 import math
 import platform
+import random
 import statistics
 import subprocess
 import time
@@ -25,21 +26,34 @@ def interleaved_us(
     *,
     seconds: float = 0.6,
     rounds: int = 7,
+    settle: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
     """Returns the time of each call in microseconds: the median over rounds of each round's best.
 
-    Calls take turns in every round, so that a change of the machine's speed meets all of them; the best of a round
-    leaves out what other processes took. `clock` may be `time.process_time`, which counts the threads of this process.
+    Calls take turns in every round, so that a change of the machine's speed meets all of them, and each round has
+    another order; the best of a round leaves out what other processes took.
+
+    Args:
+        calls: What is timed.
+        seconds: How long all of it takes about, without `settle`.
+        rounds: Turns of each call.
+        settle: Seconds that a call runs in its turn before it is timed. A GPU at its power limit sets its clock by what
+            it did in the last half second: without this a program behind a frugal one seems faster.
+        clock: `time.process_time` counts the threads of this process.
     """
     for call in calls:
         jax.block_until_ready(call())
     slowest = max(_once(call, clock) for call in calls)
     repeats = max(3, min(200, int(seconds / rounds / max(slowest, 1e-6) / len(calls))))
     best: list[list[float]] = [[] for _ in calls]
+    order = random.Random(0)
     for _ in range(rounds):
-        for times, call in zip(best, calls, strict=True):
-            times.append(min(_once(call, clock) for _ in range(repeats)))
+        for index in order.sample(range(len(calls)), len(calls)):
+            end = time.perf_counter() + settle
+            while time.perf_counter() < end:
+                jax.block_until_ready(calls[index]())
+            best[index].append(min(_once(calls[index], clock) for _ in range(repeats)))
     return [statistics.median(times) * 1e6 for times in best]
 
 

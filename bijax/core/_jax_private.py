@@ -5,7 +5,9 @@
 - `util.cache` makes a cache that `jax.clear_caches` empties.
 """
 
+import dataclasses
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,10 +52,23 @@ def inlined(function: Any, operands: Sequence[Any]) -> list[Any]:
     return results
 
 
-def kept(question: str) -> list[Any]:
-    """Returns an empty list for each question, the same one until it is forgotten."""
-    found: list[Any] = _lists(question)
+@dataclasses.dataclass
+class Kept:
+    """What is kept for one question.
+
+    Attributes:
+        forms: The lowered form, if it is made.
+        lock: Held by who makes it.
+    """
+
+    forms: list[bytes] = dataclasses.field(default_factory=list)
+    lock: Any = dataclasses.field(default_factory=threading.RLock)
+
+
+def kept(question: str) -> Kept:
+    """Returns what is kept for a question, empty at first, until it is forgotten."""
+    found: Kept = _kept(question)
     return found
 
 
-_lists: Any = util.cache(max_size=2048, trace_context_in_key=False)(lambda question: [])
+_kept: Any = util.cache(max_size=2048, trace_context_in_key=False)(lambda question: Kept())

@@ -10,12 +10,13 @@ A call that cannot be told from another by a text is lowered anew each time: one
 parameters, on a mesh, with shapes that are not known, for several platforms, or for export.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import io
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,7 @@ Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly
 Rule = Callable[..., Sequence[Any]]
 
 _MAIN: Final = "main"
+_LONGEST_WAIT: Final = 60.0  # seconds
 _OWN: Final = frozenset({"bijax", "pallas_kernels"})
 _KNOWN: Final = _OWN | {"builtins", "jax", "jaxlib", "ml_dtypes", "numpy"}
 _OWN_CACHES: Final = ("lowering_cache", "cached_primitive_lowerings")
@@ -57,19 +59,43 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
         if question is None:
             return list(lower(ctx, *operands, **parameters))
         kept = _jax_private.kept(question)
-        if not kept:
-            stored = f"{question}\n{_sources()}"
-            form = recall(stored)
-            if form is None:
-                objects = _objects(ctx)
-                form = _form(lower, ctx, operands, parameters)
-                if _objects(ctx) != objects:  # it refers to objects that live as long as this program
-                    return _insert(ctx, form, operands)
-                keep(stored, form)
-            kept.append(form)
-        return _insert(ctx, kept[0], operands)
+        if not kept.forms:
+            with _alone(kept.lock):
+                if not kept.forms:
+                    form, is_kept = _made(question, lower, ctx, operands, parameters)
+                    if not is_kept:
+                        return _insert(ctx, form, operands)
+                    kept.forms.append(form)
+        return _insert(ctx, kept.forms[0], operands)
 
     return rule
+
+
+def _made(
+    question: str, lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mapping[str, Any]
+) -> tuple[bytes, bool]:
+    """Returns a form, and whether it is to be kept."""
+    stored = f"{question}\n{_sources()}"
+    form = recall(stored)
+    if form is not None:
+        return form, True
+    objects = _objects(ctx)
+    form = _form(lower, ctx, operands, parameters)
+    if _objects(ctx) != objects:  # it refers to objects that live as long as this program
+        return form, False
+    keep(stored, form)
+    return form, True
+
+
+@contextlib.contextmanager
+def _alone(lock: Any) -> Iterator[None]:
+    """Waits for a thread that makes the same form, but not for ever: it may wait for this one elsewhere in JAX."""
+    is_held = lock.acquire(timeout=_LONGEST_WAIT)
+    try:
+        yield
+    finally:
+        if is_held:
+            lock.release()
 
 
 def _form(lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ platform that is lowered for.
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final
 
 import jax
@@ -106,6 +107,10 @@ BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
 """Called before a kernel is lowered for CUDA: what makes sure that its element-wise code is lowered with fences."""
 
 
+LOWERED_IN: Final[list[Callable[[], AbstractContextManager[None]]]] = []
+"""Contexts in which kernels are lowered: what makes sure that they are lowered alike whatever is asked of a program."""
+
+
 def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
     lower = lower_once(_tagged(kernel), name=name) if is_own(kernel) else mlir.lower_fun(_tagged(kernel))
 
@@ -113,7 +118,11 @@ def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
         if "cuda" in (ctx.platforms or ctx.module_context.platforms):
             for prepare in BEFORE_LOWERING:
                 prepare()
-        return lower(ctx, *operands, **parameters)
+        # The same state whoever calls: one lowered form serves a model of kernels and one that is made invariant.
+        with ExitStack() as stack:
+            for manager in (*LOWERED_IN, kernel_code):
+                stack.enter_context(manager())
+            return lower(ctx, *operands, **parameters)
 
     return rule
 

@@ -40,6 +40,7 @@ class Given:
         slopes: (B or 1, N), added for each step from the query to the key.
         key_scale: (B or 1, K, H or 1), the factors of quantised keys.
         value_scale: (B or 1, K, V or 1), those of quantised values.
+        common_prefix: (1,), the keys that all sequences begin with; it changes no bit, and only some kernels use it.
     """
 
     page_table: bool = False
@@ -49,6 +50,7 @@ class Given:
     slopes: bool = False
     key_scale: bool = False
     value_scale: bool = False
+    common_prefix: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,9 +70,6 @@ _BACKWARD: Final = 7
 
 _SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes", "key_scale", "value_scale"})
 """Which further arrays the kernels for Hopper take."""
-
-_WIDEST_OF_BYTES: Final = 128
-"""Widest heads of 8 bits that the kernels for Hopper take."""
 
 
 def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
@@ -97,6 +96,7 @@ def _on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
     arrays, valid = _within(arrays, given)
     own, others = _apart(arrays[:_FORWARD]), given.named(arrays[_FORWARD:])
+    others.pop("common_prefix", None)
     return poison(valid, *run(cpu.attention, *own, like=attention_like, spec=spec, **others))
 
 
@@ -115,12 +115,11 @@ def _score_gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Give
 def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_FORWARD:])
+    common_prefix = others.pop("common_prefix", None)
     served = others.keys() <= _SERVED_ON_HOPPER and _hopper_takes(spec)
-    if given.key_scale:
-        served = served and size == value_size <= _WIDEST_OF_BYTES
     contract = split_attention_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
-        fixed = _of_spec(spec)
+        fixed = {**_of_spec(spec), "common_prefix": common_prefix}
         return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **fixed, **others)
     arrays, valid = _within(arrays, given)
     own, others = _apart(arrays[:_FORWARD]), given.named(arrays[_FORWARD:])

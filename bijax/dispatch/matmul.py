@@ -227,7 +227,7 @@ def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array
     return _fold_gradient((bf16x6.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
 
 
-def _parts_of(product: Product) -> int:
+def parts_of(product: Product) -> int:
     """Returns the bfloat16 parts of a float32 operand beside a bfloat16 one: as exact as JAX's product, or more."""
     return 2 if product.precision in IN_TF32 else 3
 
@@ -238,7 +238,7 @@ def _hopper_mixed_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, pro
         x,
         w,
         like=sums_like,
-        contract=PartsContract(_parts_of(product)),
+        contract=PartsContract(parts_of(product)),
         transpose_w=product.transpose_w,
         bias=bias,
         out_dtype=product.out_dtype,
@@ -252,7 +252,7 @@ def _hopper_mixed_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array |
         left,
         right,
         like=_gradient_sums,
-        contract=PartsChunkContract(_parts_of(product)),
+        contract=PartsChunkContract(parts_of(product)),
         accumulate=total,
         out_dtype=product.out_dtype,
     )

@@ -40,6 +40,7 @@ from bijax.dispatch.matmul_kernels import (
 from bijax.dispatch.precision import precision_name
 from pallas_kernels.contract import matmul_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
 
 _OP = "lax.dot_general"
@@ -60,6 +61,7 @@ def dot_general(
     out_sharding: Any = None,
     as_columns: bool = False,
     arrangement: "Arrangement | None" = None,
+    on_gpu: bool = True,
 ) -> jax.Array:
     """Multiplies two arrays as `jax.lax.dot_general` does, with sums in a fixed order.
 
@@ -74,8 +76,9 @@ def dot_general(
         out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
         as_columns: Whether one of two operands stored by rows stands for its transpose: the sum has the order of
             `x @ w` then, not of `x @ w.T`.
-        arrangement: How the result is to lie in memory, for a program for a GPU; by default as it comes. It moves no
-            bit.
+        arrangement: How the result is to lie in memory, where the platform's kernels have the same bits either way; by
+            default as it comes.
+        on_gpu: Whether the program is for a GPU. The bits of one platform do not depend on it.
 
     Returns:
         (batch..., lhs free..., rhs free...), of the dtype that `jax.lax.dot_general` gives.
@@ -112,8 +115,11 @@ def dot_general(
     left = _Operand.of(lhs, lhs_batch, [p[0] for p in pairs])
     right = _Operand.of(rhs, rhs_batch, [p[1] for p in pairs])
     product = Product(out.dtype.name, precision=precision_name(precision), as_columns=as_columns)
-    if arrangement is not None and not wide and storage_is_free(lhs, rhs, product):
-        return _arranged_product(left, right, product, arrangement).reshape(out.shape)
+    if arrangement is not None and not wide:
+        if not on_gpu and arrangement is Arrangement.OF_LHS and _is_gradient_of_a_matrix(left, right):
+            return _gradient(right, left, product)[0].T
+        if on_gpu and storage_is_free(lhs, rhs, product):
+            return _arranged_product(left, right, product, arrangement).reshape(out.shape)
     return (_wide_product if wide else _product)(left, right, product).reshape(out.shape)
 
 
@@ -161,7 +167,8 @@ class _Operand(NamedTuple):
     def arranged(self, *groups: Sequence[int]) -> jax.Array:
         """Returns the array with one dimension for each group of its dimensions."""
         order = [d for group in groups for d in group]
-        return self.array.transpose(order).reshape([self.size(group) for group in groups])
+        array = self.array if order == sorted(order) else row_major(self.array.transpose(order))
+        return array.reshape([self.size(group) for group in groups])
 
     @property
     def stack(self) -> tuple[int, ...]:
@@ -222,6 +229,12 @@ def _outer(left: _Operand, right: _Operand, dtype: Any) -> jax.Array:
     y = right.arranged(right.batch, right.contracting, right.free).astype(dtype)
     # Apart from the barriers the product would be fused with an addition that follows.
     return isolate(x * y)[0] + isolate(jnp.zeros((), dtype))[0]
+
+
+def _is_gradient_of_a_matrix(left: _Operand, right: _Operand) -> bool:
+    """Returns whether the product of two operands stored by columns is one matrix."""
+    several = left.batch or left.by_rows or right.by_rows or left.size(left.contracting) == 1
+    return not several and len(left.free) == len(right.free) == 1
 
 
 def _gradient(left: _Operand, right: _Operand, product: Product) -> jax.Array:

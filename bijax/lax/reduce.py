@@ -10,6 +10,7 @@ import jax
 from bijax.core.contracts import run
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.rows.fold import Choice, Fold, choose_axes, choose_axis, fold_axis
+from pallas_kernels.parts.xla.row_major import row_major
 
 
 def reduce_sum(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = None, on_gpu: bool = False) -> jax.Array:
@@ -133,7 +134,7 @@ def _arrange(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, tuple[int, .
     kept = [a for a in range(x.ndim) if a not in axes]
     shape = tuple(x.shape[a] for a in kept)
     if axes[-1] - axes[0] >= len(axes):
-        x = x.transpose((*kept, *axes))
+        x = row_major(x.transpose((*kept, *axes)))
         axes = range(len(kept), x.ndim)
     edges = (0, axes[0], axes[-1] + 1, x.ndim)
     before, length, after = (math.prod(x.shape[i:j]) for i, j in itertools.pairwise(edges))

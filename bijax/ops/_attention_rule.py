@@ -1,5 +1,6 @@
 """Attention without checks: its kernels as primitives, what `vmap` makes of them, and its derivative."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,7 @@ class Extras(NamedTuple):
     slopes: jax.Array | None = None
     key_scale: jax.Array | None = None
     value_scale: jax.Array | None = None
+    common_prefix: jax.Array | None = None
 
     def only(self, *names: str) -> "Extras":
         """Returns the named arrays alone."""
@@ -273,6 +275,9 @@ def _fold_paged(size: int, arrays: Arrays, axes: Sequence[int | None], parameter
     """A mapped axis is more sequences on the same pages; mapped pages are separate caches."""
     if axes[1] is not None or axes[2] is not None:
         return None
+    if parameters["given"].common_prefix:  # the last array; what is common to each entry is not common to all
+        arrays, axes = arrays[:-1], axes[:-1]
+        parameters = parameters | {"given": dataclasses.replace(parameters["given"], common_prefix=False)}
     folded = _folded(size, arrays, axes, parameters["given"], shared=(1, 2))
     return unfold_rows(size, _paged_kernel(*folded, **parameters))
 

@@ -141,9 +141,8 @@ def dot_product_attention(
     On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 (V = H, or 128 with 192), without a bias
     or a mask, have kernels of their own, gradients too, which also sum splits of 1024 keys apart
     (`pallas_kernels.contract.SplitAttentionContract`, `AttentionGradientContract`); a soft cap may be at most 1024
-    there, and heads of 8 bits 128 wide. Everything else on any GPU is a Triton kernel
-    (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a query that sees a value that is not finite has nan in
-    all of its results.
+    there. Everything else on any GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a
+    query that sees a value that is not finite has nan in all of its results.
 
     Packed sequences lie one behind the other: queries (T, N, H), keys (S, K, H) and values (S, K, V) of all sequences,
     and `cu_query_seq_lengths` says where each one starts. They are laid out in the padded form (B, longest sequence,

@@ -1,6 +1,7 @@
 """Norms over the last axis."""
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -56,7 +57,49 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
         >>> rms_norm(jnp.array([3.0, 3.0]), jnp.array([0.0, 1.0]), eps=0.0, weight_offset=1.0).tolist()
         [1.0, 2.0]
     """
-    op = "bijax.rms_norm"
+    arrays, back, eps = _checked("bijax.rms_norm", x, weight, residual, eps, weight_offset)
+    if residual is None:
+        return back(_rms_norm(*arrays, eps))
+    y, h = _rms_norm(*arrays, eps)
+    return back(y), back(h)
+
+
+def add_rms_norm(
+    x: Any, residual: Any, weight: Any = None, *, eps: float = 1e-6, weight_offset: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Returns h = x + residual and `rms_norm` of it, in one pass, with the bits and the gradients of the two apart.
+
+    Unlike in the gradient of `rms_norm` with a residual, what comes from the norm is rounded to the dtype of `x` before
+    what comes from h is added to it.
+
+    Args:
+        x: (..., C) float32, bfloat16 or float16.
+        residual: Of the shape and dtype of `x`.
+        weight: As for `rms_norm`.
+        eps: As for `rms_norm`.
+        weight_offset: As for `rms_norm`.
+
+    Raises:
+        TypeError: As `rms_norm`.
+        ValueError: As `rms_norm`.
+
+    Guarantee: row-invariant; the gradients as those of `rms_norm`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> h, y = add_rms_norm(jnp.array([3.0, 3.0]), jnp.array([1.0, 1.0]), eps=0.0)
+        >>> h.tolist(), y.tolist()
+        ([4.0, 4.0], [1.0, 1.0])
+    """
+    arrays, back, eps = _checked("bijax.add_rms_norm", x, weight, residual, eps, weight_offset)
+    y, h = _add_rms_norm(*arrays, eps)
+    return back(h), back(y)
+
+
+def _checked(
+    op: str, x: Any, weight: Any, residual: Any, eps: float, weight_offset: float
+) -> tuple[tuple[jax.Array, jax.Array | None, jax.Array | None], Callable[[jax.Array], jax.Array], float]:
+    """Returns rows, weight and rows of the residual, what gives rows the shape of `x`, and `eps`."""
     x = float_array(op, "x", x)
     residual = None if residual is None else float_array(op, "residual", residual)
     same_dtype(op, x=x, residual=residual)
@@ -67,10 +110,7 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
         )
     eps = check_eps(op, eps)
     rows, back = as_rows(x, (x.ndim - 1,))
-    if residual is None:
-        return back(_rms_norm(rows, weight, None, eps))
-    y, h = _rms_norm(rows, weight, residual.reshape(rows.shape), eps)
-    return back(y), back(h)
+    return (rows, weight, None if residual is None else residual.reshape(rows.shape)), back, eps
 
 
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> jax.Array:
@@ -131,6 +171,21 @@ def _rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None
 
 
 _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _add_rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
+    return _rms_norm_forward(x, weight, residual, eps)[0]
+
+
+def _add_rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None, ...]:
+    g, g_sum = g
+    of_norm, of_weight, _ = _rms_norm_backward(eps, saved, g)
+    dh = of_norm + g_sum
+    return dh, of_weight, dh
+
+
+_add_rms_norm.defvjp(_rms_norm_forward, _add_rms_norm_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

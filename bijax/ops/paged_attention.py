@@ -21,6 +21,7 @@ from bijax.ops._attention_arguments import (
 )
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
 from bijax.ops._attention_rule import Extras, attend
+from bijax.ops._common_prefix import check_common_prefix
 from bijax.ops._packed import check_packed, find_packed
 from bijax.ops._sequences import Names
 from pallas_kernels.contract import attention_contract
@@ -51,6 +52,7 @@ def paged_attention(
     value_scale: Any = None,
     cu_query_seq_lengths: Any = None,
     max_query_seq_length: int | None = None,
+    common_prefix_length: Any = None,
     return_residual: Literal[False] = False,
 ) -> jax.Array: ...
 
@@ -77,6 +79,7 @@ def paged_attention(
     value_scale: Any = None,
     cu_query_seq_lengths: Any = None,
     max_query_seq_length: int | None = None,
+    common_prefix_length: Any = None,
     return_residual: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -103,6 +106,7 @@ def paged_attention(
     value_scale: Any = None,
     cu_query_seq_lengths: Any = None,
     max_query_seq_length: int | None = None,
+    common_prefix_length: Any = None,
     return_residual: bool,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
@@ -128,6 +132,7 @@ def paged_attention(
     value_scale: Any = None,
     cu_query_seq_lengths: Any = None,
     max_query_seq_length: int | None = None,
+    common_prefix_length: Any = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Computes `bijax.dot_product_attention` over keys and values in pages, with the same bits.
@@ -168,18 +173,24 @@ def paged_attention(
             bias, mask or `query_seq_lengths` beside it.
         max_query_seq_length: The largest length of a packed sequence's queries, a Python int. Packed queries whose
             lengths are traced are laid out in this length, T by default.
+        common_prefix_length: int or () int in [0, n * page], known or traced: so many keys at the start of every
+            sequence, or all keys of a shorter one, are in the pages that the first row of `page_table` lists, as those
+            of a prompt that all begin with. It changes no bit. A Hopper GPU reads them once where many sequences decode
+            a few queries each ("cascade attention"): the whole splits of 1024 keys among them that every sequence sees,
+            without a window or `alibi_slopes`. Elsewhere, and under `vmap`, each sequence reads its own.
         return_residual: Whether to return the log-sum-exp of the scores too, a sink among them.
 
     Returns:
         The outputs, of the shape of `query` but for V, and its dtype; with `return_residual` also the log-sum-exp
         (B, T, N) or (T, N) in float32. A query that sees no key has zeros and -inf. Where lengths, offsets or pages are
-        traced and out of range, the sequence's results are nan; those of all if packed lengths do not add up.
+        traced and out of range, or not those of the common prefix, the sequence's results are nan; those of all if
+        packed lengths do not add up.
 
     Raises:
         TypeError: If dtypes are unsupported or differ, or `scale` or `logits_soft_cap` is traced.
         ValueError: If shapes do not fit, if lengths or offsets are out of range (`lengths` below the number of
-            queries included) or do not add up, factors are missing or not used, or the page table points outside of
-            the cache.
+            queries included) or do not add up, factors are missing or not used, the page table points outside of
+            the cache, or its rows differ in the common prefix.
         UnsupportedError: In differentiation.
 
     Guarantee: row-invariant; a row is a query with the keys that it sees. Its bits do not depend on the other
@@ -194,6 +205,13 @@ def paged_attention(
         >>> pages = k.reshape(3, 2, 1, 8)[::-1]
         >>> paged = paged_attention(q, pages, pages, jnp.array([[2, 1, 0]]), 6)
         >>> bool((paged == dot_product_attention(q, k, k)).all())
+        True
+
+        Two sequences that begin with the same page:
+
+        >>> queries, table = jnp.concatenate([q, q]), jnp.array([[2, 1], [2, 0]])
+        >>> both = paged_attention(queries, pages, pages, table, 4, common_prefix_length=2)
+        >>> bool((both == paged_attention(queries, pages, pages, table, 4)).all())
         True
     """
     query = float_array(_OP, "query", query)
@@ -238,6 +256,8 @@ def paged_attention(
     offsets, valid_offsets = per_sequence(_OP, "query_offset", query_offset, batch, LAST_POSITION, meaning)
     valid = both(both(valid, valid_queries), valid_offsets)
     check_pages(_OP, page_table, key_lengths, page, number)
+    common_prefix, valid_prefix = check_common_prefix(_OP, common_prefix_length, page_table, key_lengths, page)
+    valid = both(valid, valid_prefix)
     sizes = (batch, query.shape[2], length, capacity)
     extras = Extras(
         page_table=narrowed_table(page_table),
@@ -247,6 +267,7 @@ def paged_attention(
         slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
         key_scale=key_scale,
         value_scale=value_scale,
+        common_prefix=common_prefix,
     )
     limits = limits_of(offsets, query_lengths, key_lengths)
     out, lse = attend(query, key_pages, value_pages, limits, valid, extras, spec, _OP)

@@ -6,24 +6,29 @@ import numpy as np
 from jax import lax
 
 from bijax.sampling._arithmetic import Arithmetic, element
-from pallas_kernels.parts.threefry import threefry
+from pallas_kernels.parts.philox import philox
 
 _LANES = 128
+_WORDS = 4
 
 
 def random_words(seeds: jax.Array, positions: jax.Array, columns: int) -> jax.Array:
     """Returns (R, columns) uint32 for seeds (R, 2) and positions (R,), uint32.
 
-    The key of a row is its seed. Column c is word `c // 128 % 2` of counter (position, c // 256 * 128 + c % 128), so
-    that it does not depend on the number of columns.
+    The key of a row is its seed. Column c is word `c // 128 % 4` of counter (c // 512 * 128 + c % 128, position, 0, 0),
+    so that it does not depend on the number of columns.
     """
-    blocks = -(-columns // (2 * _LANES))
-    counter = (positions[:, None], jnp.arange(blocks * _LANES, dtype=jnp.uint32)[None])
-    words = threefry((seeds[:, :1], seeds[:, 1:]), counter)
+    blocks = -(-columns // (_WORDS * _LANES))
+    shape = positions.shape[0], blocks * _LANES
+    number = lax.broadcasted_iota(jnp.uint32, shape, 1)
+    nothing = jnp.zeros(shape, jnp.uint32)
+    words = philox(
+        (seeds[:, :1], seeds[:, 1:]), (number, jnp.broadcast_to(positions[:, None], shape), nothing, nothing)
+    )
     stacked = jnp.stack([w.reshape(-1, blocks, _LANES) for w in words], axis=2)
-    # Else XLA computes both words again for each element of the stack.
+    # Else XLA computes all words again for each element of the stack.
     words_apart: jax.Array = lax.optimization_barrier(stacked)
-    return words_apart.reshape(-1, blocks * 2 * _LANES)[:, :columns]
+    return words_apart.reshape(-1, blocks * _WORDS * _LANES)[:, :columns]
 
 
 def perturb(scores: jax.Array, seeds: jax.Array, positions: jax.Array, arithmetic: Arithmetic) -> jax.Array:

@@ -62,7 +62,7 @@ def sample(
     order, divided by the temperature, and cut by top-k, top-p and min-p, in this order. Then the token is the first
     of the largest among what is left plus Gumbel noise, which makes it a sample of the softmax.
 
-    The noise of a row is computed from its seed and position and the column alone (Threefry-2x32, key: the seed,
+    The noise of a row is computed from its seed and position and the column alone (Philox-4x32, key: the seed,
     counter: the position and the column), so that it can be computed again at any time.
 
     Everything may be traced, and numbers may be given for all rows or as (R,), one for each. What no row of a batch

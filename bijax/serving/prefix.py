@@ -1,19 +1,20 @@
 """The prefix cache: a radix tree whose edges are pages of tokens."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bijax.serving.pages import PagePool
+from bijax.serving.tokens import Tokens
 
-type Chunk = tuple[int, ...]
+type Chunk = bytes
 
 
 @dataclass(eq=False)
 class _Node:
     page: int
     parent: "_Node | None"
-    chunk: Chunk = ()
+    chunk: Chunk = b""
     children: dict[Chunk, "_Node"] = field(default_factory=dict)
 
 
@@ -27,10 +28,11 @@ class PrefixCache:
         page_size: Tokens of a page.
 
     Example:
+        >>> from bijax.serving.tokens import as_tokens
         >>> pool = PagePool(4)
         >>> cache = PrefixCache(pool, page_size=2)
-        >>> cache.insert([5, 6, 7], [pool.take()])
-        >>> cache.match([5, 6, 9, 9], limit=3)
+        >>> cache.insert(as_tokens([5, 6, 7]), [pool.take()])
+        >>> cache.match(as_tokens([5, 6, 9, 9]), limit=3)
         [0]
     """
 
@@ -44,7 +46,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, tokens: Sequence[int], *, limit: int) -> list[int]:
+    def match(self, tokens: Tokens, *, limit: int) -> list[int]:
         """Returns the pages that hold the longest known start of the tokens, and holds each of them once more.
 
         Args:
@@ -57,7 +59,7 @@ class PrefixCache:
             self._pool.hold(node.page)
         return [node.page for node in path]
 
-    def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+    def insert(self, tokens: Tokens, pages: Sequence[int]) -> None:
         """Adds the full pages of a sequence, of which those behind the tokens and those already known are left out.
 
         Args:
@@ -94,15 +96,15 @@ class PrefixCache:
         for node in list(self._nodes):
             self._remove(node)
 
-    def _chunks(self, tokens: Sequence[int], limit: int) -> list[Chunk]:
-        size = self._page_size
-        return [tuple(tokens[i : i + size]) for i in range(0, min(limit, len(tokens)) - size + 1, size)]
-
-    def _path(self, tokens: Sequence[int], limit: int) -> list[_Node]:
-        node, path = self._root, []
+    def _chunks(self, tokens: Tokens, limit: int) -> Iterator[Chunk]:
         size = self._page_size
         for start in range(0, min(limit, len(tokens)) - size + 1, size):
-            child = node.children.get(tuple(tokens[start : start + size]))
+            yield tokens[start : start + size].tobytes()
+
+    def _path(self, tokens: Tokens, limit: int) -> list[_Node]:
+        node, path = self._root, []
+        for chunk in self._chunks(tokens, limit):
+            child = node.children.get(chunk)
             if child is None:
                 break
             path.append(child)

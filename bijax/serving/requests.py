@@ -1,14 +1,12 @@
 """Making requests from what callers give."""
 
 from collections.abc import Sequence as Items
-from typing import Any
-
-import numpy as np
 
 from bijax.serving.model import Tokenizer
 from bijax.serving.params import SamplingParams
 from bijax.serving.sequence import Request, Sequence, seed_of
 from bijax.serving.text import TextStream
+from bijax.serving.tokens import read_prompt
 
 
 def make_request(
@@ -44,7 +42,7 @@ def make_request(
         raise TypeError(f"Engine: request_id must be a string, got {name!r}.")
     if not isinstance(params, SamplingParams):
         raise TypeError(f"Engine: params must be SamplingParams, got {type(params).__name__}.")
-    tokens = _tokens(prompt, vocab_size)
+    given, tokens = read_prompt(prompt, vocab_size)
     params.check_tokens(vocab_size)
     if params.stop and tokenizer is None:
         raise ValueError("Engine: stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
@@ -56,14 +54,14 @@ def make_request(
         )
     seed = params.seed if params.seed is not None else default_seed
     seed = seed_of(tokens) if seed is None else seed
-    request = Request(name, tokens, params, key, vocab_size)
+    request = Request(name, given, params, key, vocab_size)
     stop_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
     request.sequences = [
         Sequence(
             request,
             index,
             (seed + index) % 2**64,
-            list(tokens),
+            tokens[:],
             stop_tokens,
             None if tokenizer is None else TextStream(tokenizer, params.stop),
             least=len(tokens) + params.min_new_tokens,
@@ -72,24 +70,3 @@ def make_request(
         for index in range(params.n)
     ]
     return request
-
-
-def _tokens(prompt: Any, vocab_size: int) -> tuple[int, ...]:
-    if isinstance(prompt, (str, bytes)):
-        raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}; encode it first.")
-    if isinstance(prompt, np.ndarray):
-        prompt = prompt.tolist()
-    if not isinstance(prompt, Items):
-        raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}.")
-    # Prompts of thousands of tokens are looked at without a Python loop.
-    if not set(map(type, prompt)) <= {int}:
-        wrong = [t for t in prompt if isinstance(t, bool) or not isinstance(t, (int, np.integer))]
-        if wrong:
-            raise TypeError(f"Engine: the tokens of a prompt must be integers, got {wrong[0]!r}.")
-        prompt = list(map(int, prompt))
-    if not prompt:
-        raise ValueError("Engine: a prompt must have at least one token, got none.")
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        outside = next(t for t in prompt if not 0 <= t < vocab_size)
-        raise ValueError(f"Engine: the tokens of a prompt must be from 0 to {vocab_size - 1}, got {outside}.")
-    return tuple(prompt)

@@ -10,6 +10,7 @@ from bijax.serving.drafts import look_up
 from bijax.serving.pages import PagePool
 from bijax.serving.prefix import PrefixCache
 from bijax.serving.sequence import Sequence
+from bijax.serving.tokens import Tokens
 
 
 @dataclass(eq=False, slots=True)
@@ -29,7 +30,7 @@ class Work:
 
     sequence: Sequence
     start: int
-    tokens: tuple[int, ...]
+    tokens: Tokens | tuple[int, ...]
     reaches_end: bool
     drafts: int = 0
     unread: bool = False
@@ -186,7 +187,7 @@ class Scheduler:
         count = min(missing, budget) if missing > 1 else 1
         if start + count > len(sequence.pages) * self._page_size and not self._grow(sequence, start + count):
             return None
-        tokens = tuple(sequence.tokens[start : start + count])
+        tokens = sequence.tokens[start : start + count]
         samples = count == missing and sequence.request.params.max_new_tokens > 0
         if missing > 1 or not self._speculative_tokens:
             return Work(sequence, start, tokens, count == missing, samples=samples)

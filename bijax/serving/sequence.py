@@ -9,6 +9,7 @@ import numpy as np
 from bijax.serving.outputs import Completion, FinishReason, RequestOutput, TokenLogprob
 from bijax.serving.params import SamplingParams
 from bijax.serving.text import TextStream
+from bijax.serving.tokens import Tokens
 
 type Key = tuple[int, int, int]
 """Whose turn it is: the smaller comes first."""
@@ -43,7 +44,7 @@ class Sequence:
     request: "Request"
     index: int
     seed: int
-    tokens: list[int]
+    tokens: Tokens
     stop_tokens: frozenset[int]
     text: TextStream | None
     least: int
@@ -66,7 +67,7 @@ class Sequence:
         return (*self.request.key, self.index)
 
     @property
-    def output(self) -> list[int]:
+    def output(self) -> Tokens:
         """The tokens sampled so far."""
         return self.tokens[len(self.request.prompt) :]
 
@@ -203,11 +204,13 @@ class Request:
         )
 
 
-def seed_of(prompt: tuple[int, ...]) -> int:
+def seed_of(prompt: Tokens) -> int:
     """Returns the seed of a request that names none: a hash of its prompt, so that the same request samples the same.
 
     Example:
-        >>> seed_of((1, 2)) == seed_of((1, 2)), seed_of((1, 2)) == seed_of((1, 3))
+        >>> from bijax.serving.tokens import as_tokens
+        >>> prompt, same, other = map(as_tokens, ((1, 2), (1, 2), (1, 3)))
+        >>> seed_of(prompt) == seed_of(same), seed_of(prompt) == seed_of(other)
         (True, False)
     """
     digest = hashlib.blake2b(np.asarray(prompt, "<i8").tobytes(), digest_size=8).digest()

@@ -64,5 +64,15 @@ def hide_denominator(numerator: Value, denominator: Value) -> Value:
     return hlo.select(_repeated(true, mask), denominator, numerator)
 
 
-def _repeated(scalar: Value, shape: Any) -> Value:
-    return hlo.broadcast_in_dim(shape, scalar, ir.DenseI64ArrayAttr.get([]))
+def repeated(value: Value, shape: Sequence[int]) -> Value:
+    """Returns the value with the last dimensions of a shape, in which it may have the length 1, or none at all."""
+    held = ir.RankedTensorType(value.type)
+    if tuple(held.shape) == tuple(shape):
+        return value
+    return _repeated(value, ir.RankedTensorType.get(shape, held.element_type))
+
+
+def _repeated(value: Value, shape: Any) -> Value:
+    rank = shape.rank
+    last = range(rank - ir.RankedTensorType(value.type).rank, rank)
+    return hlo.broadcast_in_dim(shape, value, ir.DenseI64ArrayAttr.get(list(last)))

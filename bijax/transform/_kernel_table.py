@@ -14,6 +14,7 @@ from bijax import ops
 from bijax.core.architecture import lowering_for
 from bijax.hlo._table import Rows
 from bijax.lax.scatter import scatter_add
+from bijax.ops.rotate_heads import rotate_and_store
 from bijax.sampling import sample
 from bijax.transform._audit_walk import equations
 from bijax.transform._uses import kernels_of
@@ -105,6 +106,10 @@ def _turned(qkv: jax.Array, table: jax.Array) -> jax.Array:
     return ops.rotary_embedding(qkv, table, table, q_head_num=2, kv_head_num=1)
 
 
+def _turned_and_stored(heads: jax.Array, table: jax.Array, cache: jax.Array) -> Any:
+    return rotate_and_store(heads, table, table, jnp.arange(8), cache, cache)
+
+
 def _mixed_product(x: jax.Array, w: jax.Array) -> jax.Array:
     return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
@@ -171,6 +176,7 @@ CASES: Final[tuple[Case, ...]] = (
     Case("moe_scatter_dynamic_quant", "", _scattered, (_X, (8, 2, _LABELS))),
     Case("moe_swiglu_dynamic_quant", "", _swiglu_quantised, (_X, (4, _LABELS))),
     Case("rotary_embedding", "", _turned, ((1, 8, 4, 64), (8, 64))),
+    Case("rotary_embedding", "with a cache", _turned_and_stored, ((1, 8, 4, 64), (1, 8, 32, "float32"), (1, 9, 1, 64))),
     Case(
         "moe_quant_group_gemm",
         "",

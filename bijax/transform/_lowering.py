@@ -19,11 +19,12 @@ from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
 from bijax.core.lowered_forms import lower_once
-from bijax.core.primitive import BEFORE_LOWERING
+from bijax.core.primitive import BEFORE_LOWERING, LOWERED_IN
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
 from bijax.lax.dot_general import Arrangement
 from bijax.lax.flat import on_vectors
+from bijax.lax.product_of_parts import product_of_parts
 from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
@@ -31,8 +32,9 @@ from bijax.transform._regions import with_plain_region, without_region
 from bijax.transform._replacements import COLLECTIVES, REPLACEMENTS, replacement
 from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._row_layout import run_row_program
+from bijax.transform._row_products import PRODUCT
 from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
-from bijax.transform._state import INVARIANT, Request, current, of_equation, tagged
+from bijax.transform._state import INVARIANT, OFF, Request, current, of_equation, requested, tagged
 from bijax.transform._tables import (
     ALONE,
     COMPARED,
@@ -76,8 +78,7 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     if tuple(ctx.platforms) == ("cuda",) and getattr(ctx.axis_context, "num_devices", 0) in (None, 1):
         jaxpr = with_row_programs(jaxpr, functools.partial(_may_join, request.enabled))
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
-    if "cuda" in ctx.platforms:
-        equations = with_arrangements(jaxpr, equations)
+    equations = with_arrangements(jaxpr, equations)
     if any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True)):
         jaxpr = jaxpr.replace(eqns=equations)
     try:
@@ -102,6 +103,13 @@ def _row_program(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[An
 
 
 mlir.register_lowering(ROW_PROGRAM, _row_program)
+
+
+def _product_of_parts(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    return _traced(product_of_parts, ctx, operands, parameters)
+
+
+mlir.register_lowering(PRODUCT, _product_of_parts)
 
 
 def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
@@ -251,7 +259,7 @@ def _rule_for(
         if primitive.name in FENCED or primitive.name in ROUNDED:
             return _fenced(primitive.name, stock, ctx, operands, parameters)
         if primitive is jax.lax.dot_general_p:
-            options = {} if platform == "cpu" else {ARRANGEMENT: arrangement}
+            options = {ARRANGEMENT: arrangement, "on_gpu": platform != "cpu"}
             ctx, values, parameters = look_through_transposes(ctx, operands, parameters)
             return _traced(_dot, ctx, values, {**parameters, **options})
         return _replaced(primitive, platform, ctx, operands, parameters)
@@ -288,10 +296,10 @@ def _held(name: str, stock: Rule, ctx: Context, *operands: Any, **parameters: An
 
 def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Sequence[Any]:
     if name == "div":
-        numerator, denominator = operands
-        if ctx.avals_in[0].shape == ctx.avals_in[1].shape:
-            return stock(ctx, numerator, _fences.hide_denominator(numerator, denominator), **parameters)
-        return _traced(_divide, ctx, operands, parameters)
+        (out,) = ctx.avals_out
+        numerator, denominator = (_fences.repeated(x, out.shape) for x in operands)
+        hidden = _fences.hide_denominator(numerator, denominator)
+        return stock(ctx.replace(avals_in=[out, out]), numerator, hidden, **parameters)
     if name == "one_minus_square":
         return _traced(_one_minus_square, ctx, operands, parameters)
     (product,) = stock(ctx, *operands, **parameters)
@@ -316,7 +324,7 @@ def _replaced(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("dimension_numbers", "precision", "preferred_element_type", "as_columns", ARRANGEMENT),
+    static_argnames=("dimension_numbers", "precision", "preferred_element_type", "as_columns", ARRANGEMENT, "on_gpu"),
 )
 def _dot(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """The product as a function of its own, which JAX lowers once for equal products."""
@@ -345,13 +353,6 @@ def _traced(
     if not explicit:
         return lowered
     return [lower_with_sharding_in_types(ctx, v, a) for v, a in zip(lowered, ctx.avals_out, strict=True)]
-
-
-def _divide(numerator: jax.Array, denominator: jax.Array, **_: Any) -> jax.Array:
-    shape = jax.numpy.broadcast_shapes(numerator.shape, denominator.shape)
-    (denominator,) = jax.lax.optimization_barrier((jax.numpy.broadcast_to(denominator, shape),))
-    quotient: jax.Array = jax.lax.div(jax.numpy.broadcast_to(numerator, shape), denominator)
-    return quotient
 
 
 def _one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
@@ -393,3 +394,4 @@ def _line() -> str:
 
 
 BEFORE_LOWERING.append(install)
+LOWERED_IN.append(functools.partial(requested, OFF))

@@ -11,7 +11,7 @@ from jax import lax
 
 from bijax.core.contracts import run
 from bijax.core.on_first_use import on_first_use
-from bijax.transform._row_regions import Labels
+from bijax.transform._row_kinds import Labels
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.row_program.program import Order, RowProgram
 
@@ -28,7 +28,7 @@ class Layout:
         columns: For each array of columns its own labels, and the labels in the order in which it lies in memory.
         masks: For each mask its labels, and those along which it differs.
         numbers: For each array of numbers its labels.
-        results: For each result (the row program's results, then its totals) its labels and its shape.
+        results: For each result (the row program's results, then its totals) its labels, its shape and its dtype.
     """
 
     sizes: tuple[int, ...]
@@ -36,12 +36,12 @@ class Layout:
     columns: tuple[tuple[Labels, Labels], ...]
     masks: tuple[tuple[Labels, Labels], ...]
     numbers: tuple[Labels, ...]
-    results: tuple[tuple[Labels, tuple[int, ...]], ...]
+    results: tuple[tuple[Labels, tuple[int, ...], str], ...]
 
 
-def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> list[jax.Array]:
-    """Computes a region: takes its columns, masks and numbers, returns its results and totals."""
-    given = iter(arrays)
+def run_row_program(*given_arrays: jax.Array, program: RowProgram, layout: Layout) -> list[jax.Array]:
+    """Computes a region: takes its columns, masks, vectors and numbers, returns its results and totals."""
+    given = iter(given_arrays)
     rows = math.prod(layout.sizes)
     columns, masks, orders = [], [], []
     for labels, lies in layout.columns:
@@ -56,20 +56,27 @@ def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> 
         own = tuple(label for label in labels if label in differs)
         masks.append(mask.reshape(-1, mask.shape[-1]).astype(jnp.bfloat16))
         orders.append(_order(layout.sizes, layout.rows, own))
+    vectors = [next(given).reshape(-1) for _ in program.vectors]
     sizes = tuple(layout.sizes[i] for i in layout.rows)
     numbers = [
         next(given)
         .reshape([layout.sizes[i] for i in labels])
         .transpose([labels.index(i) for i in layout.rows])
         .reshape(rows, 1)
+        .astype(jnp.float32)  # what is an index of a column is exact
         for labels in layout.numbers
     ]
-    found = run(hopper.run_program, program, columns, masks, numbers, rows=rows, orders=orders, contract=row_contract())
+    arrays = columns, masks, vectors, numbers
+    found = run(hopper.run_program, program, *arrays, rows=rows, orders=orders, contract=row_contract())
     results = []
-    for y, (labels, shape) in zip(found, layout.results, strict=True):
+    parts = (*program.parts, *(1 for _ in program.totals))
+    for y, (labels, shape, dtype), count in zip(found, layout.results, parts, strict=True):
+        if count > 1:
+            results.append(y)
+            continue
         order = [layout.rows.index(i) for i in labels]
         if y.shape[1] == 1:
-            results.append(y.reshape(sizes).transpose(order).reshape(shape))
+            results.append(y.reshape(sizes).transpose(order).reshape(shape).astype(dtype))
         else:
             results.append(y.reshape(*sizes, y.shape[1]).transpose(*order, len(order)))
     return results

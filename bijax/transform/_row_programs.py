@@ -1,16 +1,23 @@
 """Row programs in the place of the equations that they stand for, on a Hopper GPU; see `_row_regions`."""
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, Var
 
 from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.lax.product_of_parts import ProductOfParts
 from bijax.transform._row_equations import INLINED, in_order, inlined, needed
+from bijax.transform._row_kinds import Labels, Region, is_variable
 from bijax.transform._row_layout import Layout
-from bijax.transform._row_regions import Labels, Program, Region, is_variable
-from pallas_kernels.ops.row_program.program import REDUCTIONS, Operation, RowProgram, Step
+from bijax.transform._row_products import PRODUCT, products_of
+from bijax.transform._row_regions import Program
+from bijax.transform._row_steps import late, used
+from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, RowProgram, Step
 
 Equation = Any
 
@@ -19,6 +26,9 @@ ROW_PROGRAM: Final = Primitive("bijax_row_program")
 ROW_PROGRAM.multiple_results = True
 
 _OPERATIONS: Final[dict[str, Operation]] = {
+    "abs": "abs",
+    "is_finite": "finite",
+    "ge": "ge",
     "add": "add",
     "add_any": "add",
     "sub": "sub",
@@ -26,10 +36,12 @@ _OPERATIONS: Final[dict[str, Operation]] = {
     "div": "div",
     "neg": "neg",
     "exp": "exp",
+    "rsqrt": "rsqrt",
     "reduce_max": "max",
     "reduce_sum": "sum",
 }
-_SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient", "max"})
+_ROUNDED: Final = frozenset({"add", "sub", "mul", "div", "exp", "sum"})
+_SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient"})
 
 
 def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
@@ -39,11 +51,12 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
         jaxpr: The program.
         wanted: Whether an equation is to be made invariant and may be part of a region.
     """
-    if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in jaxpr.eqns):
-        return jaxpr
     if cuda_architecture() != HOPPER:
         return jaxpr
-    equations = needed(inlined(jaxpr.eqns), jaxpr.outvars)
+    equations = inlined(jaxpr.eqns)
+    if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in equations):
+        return jaxpr
+    equations = needed(equations, jaxpr.outvars)
     program = Program(equations, jaxpr.outvars, [wanted(e) for e in equations])
     lies: dict[Any, Labels] = {}
     replaced: dict[int, Equation] = {}
@@ -53,8 +66,9 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
         if built is None:
             continue
         new, kept = built
-        replaced[min(region.equations)] = new
-        gone |= region.equations - kept
+        replaced[min(region.equations)] = new.pop(min(region.equations))
+        replaced |= new
+        gone |= region.equations - kept | {*new}
     if not replaced:
         return jaxpr
     left = [(i, e) for i, e in enumerate(equations) if i not in gone]
@@ -69,13 +83,19 @@ class _Builder:
         self._region = region
         self._lies = lies
         self._ids: dict[Any, int] = {}
+        self._fresh = itertools.count()
+        self._sparse: dict[int, int] = {}
         self._steps: list[Step] = []
         self._columns: list[Any] = []
         self._masks: list[Any] = []
+        self._vectors: list[Any] = []
         self._numbers: list[Any] = []
 
-    def equation(self) -> tuple[Equation, set[int]] | None:
-        """Returns the equation, and places of equations of the region that are needed besides; None if it cannot be."""
+    def equation(self) -> tuple[dict[int, Equation], set[int]] | None:
+        """Returns what is new by its place, and places of the region that are needed besides; None if it cannot be.
+
+        What is new is the equation in the first place of the region, and products of its results in other places.
+        """
         region, equations = self._region, self._program.equations
         places = sorted(region.equations)
         self._give(places)
@@ -83,36 +103,65 @@ class _Builder:
             return None
         for at in places:
             self._step(equations[at])
-        inputs = {self._ids[v] for v in (*self._columns, *self._masks, *self._numbers)}
-        kept, made = set[int](), []
+        given = *self._columns, *self._masks, *self._vectors, *self._numbers
+        inputs = {self._ids[v] for v in given}
+        kept, made = set[int](), list[Any]()
         for v in self._program.results(region):
-            if self._ids[v] in inputs:
-                self._keep(v, kept)
+            kind = region.kinds[v]
+            if self._ids[v] in inputs or kind.shared or (kind.wide and self._program.is_picked(v, region)):
+                self._keep(v, kept, made)
             else:
                 made.append(v)
+        made = list(dict.fromkeys(made))
         results, totals = ([v for v in made if region.kinds[v].wide is wide] for wide in (True, False))
+        self._steps = late(used(self._steps, [self._ids[v] for v in made]))
+        layout = self._layout(results, totals)
+        products = [self._products(v, layout) for v in results]
         program = RowProgram(
             tuple(self._ids[v] for v in self._columns),
             tuple(self._ids[v] for v in self._masks),
+            tuple(self._ids[v] for v in self._vectors),
             tuple(self._ids[v] for v in self._numbers),
             tuple(self._steps),
             tuple(self._ids[v] for v in results),
-            tuple(v.aval.dtype.name for v in results),
+            tuple("bfloat16" if found else v.aval.dtype.name for v, found in zip(results, products, strict=True)),
+            tuple(next(iter(found.values())).count if found else 1 for found in products),
             tuple(self._ids[v] for v in totals),
         )
         wide = program.wide()
         reduced = [s.operands[0] for s in self._steps if s.operation in REDUCTIONS]
         if not results or not wide.issuperset((*program.results, *reduced)) or wide & {*program.totals}:
             return None
-        layout = self._layout(results, totals)
+        if any(s.operation == "rsqrt" for s in self._steps) and any(v.aval.dtype == np.float32 for v in results):
+            return None  # a gradient wants what XLA computes anew from 16 bits
+        new, outvars = dict[int, Equation](), []
+        for v, found in zip(results, products, strict=True):
+            outvars.append(self._in_parts(v, found, new) if found else v)
         first = equations[places[0]]
-        new = first.replace(
-            invars=[*self._columns, *self._masks, *self._numbers],
-            outvars=[*results, *totals],
+        new[places[0]] = first.replace(
+            invars=list(given),
+            outvars=[*outvars, *totals],
             primitive=ROW_PROGRAM,
             params={"program": program, "layout": layout},
         )
         return new, kept
+
+    def _products(self, v: Any, layout: Layout) -> dict[int, ProductOfParts]:
+        """Returns the products that take a result in parts; none if it is wanted as it is."""
+        if layout.rows != self._region.kinds[v].labels:
+            return {}
+        return products_of(v, self._program, self._program.fits.__getitem__)
+
+    def _in_parts(self, v: Any, products: dict[int, ProductOfParts], new: dict[int, Equation]) -> Any:
+        """Returns the variable of a result's parts; adds the products of it to what is new."""
+        count = next(iter(products.values())).count
+        shape = count * math.prod(v.aval.shape[:-1]), v.aval.shape[-1]
+        apart = Var(v.aval.update(shape=shape, dtype=np.dtype(jnp.bfloat16), weak_type=False))
+        for at, product in products.items():
+            eqn = self._program.equations[at]
+            other = eqn.invars[1 if product.on_the_left else 0]
+            new[at] = eqn.replace(invars=[apart, other], primitive=PRODUCT, params={"product": product})
+        return apart
 
     def _give(self, places: Sequence[int]) -> None:
         """Numbers the values that come from outside."""
@@ -121,9 +170,17 @@ class _Builder:
             for v in self._program.equations[at].invars:
                 if not is_variable(v) or self._program.constant(v) is not None or v in made or v in self._ids:
                     continue
-                self._ids[v] = len(self._ids)
-                wide = self._region.kinds[v].wide
-                (self._numbers if not wide else self._masks if v.aval.dtype == np.bool_ else self._columns).append(v)
+                self._ids[v] = next(self._fresh)
+                self._given(v).append(v)
+
+    def _given(self, v: Any) -> list[Any]:
+        """Returns where a value that comes from outside belongs."""
+        kind = self._region.kinds[v]
+        if kind.shared:
+            return self._vectors
+        if not kind.wide:
+            return self._numbers
+        return self._masks if v.aval.dtype == np.bool_ else self._columns
 
     def _operand(self, v: Any) -> int | float:
         value = self._program.constant(v)
@@ -132,30 +189,60 @@ class _Builder:
     def _step(self, eqn: Equation) -> None:
         name, out = eqn.primitive.name, eqn.outvars[0]
         operands = [self._operand(v) for v in eqn.invars]
+        if self._program.is_one(eqn):
+            self._ids[out] = self._add("one", COLUMN, *operands[1:])
+            self._sparse[self._ids[out]] = self._add("within", operands[1], float(self._region.columns), operands[2])
+            return
         operation: Operation
-        if name in _SAME or (name == "convert_element_type" and out.aval.dtype == np.float32):
+        chosen = name == "max" and -math.inf in operands
+        if chosen or name in _SAME or (name == "convert_element_type" and out.aval.dtype == np.float32):
             self._ids[out] = next(o for o in operands if isinstance(o, int))
             return
         if name == "convert_element_type":
             operation = "round"
+        elif name == "max":
+            operation = "larger"
+        elif name in ("square", "integer_pow"):
+            operation, operands = "mul", operands * 2
+        elif name == "div" and isinstance(operands[1], float) and math.frexp(operands[1])[0] == 0.5:
+            operation, operands = "mul", [operands[0], 1 / operands[1]]  # as XLA's compiler makes of a power of two
         elif name == "select_n":
             operation, operands = "select", [operands[0], operands[2], operands[1]]
         elif name == "reduce_sum" and not self._region.kinds[eqn.invars[0]].wide:
             operation = "clear"
+        elif name == "reduce_sum" and (one := self._one_of(operands[0])) is not None:
+            operation, operands = "clear", [one]  # all others are zeros
         else:
             operation = _OPERATIONS[name]
-        self._ids[out] = len(self._ids) + len(self._program.equations)
-        self._steps.append(Step(operation, self._ids[out], tuple(operands)))
+        self._ids[out] = self._add(operation, *operands)
+        if operation in _ROUNDED and out.aval.dtype != np.float32:
+            # 16 bits hold less than half of the digits: rounded twice is rounded once.
+            self._ids[out] = self._add("round", self._ids[out])
+        if name == "neg" and (one := self._one_of(operands[0])) is not None:
+            self._sparse[self._ids[out]] = self._add("neg", one)
 
-    def _keep(self, v: Any, kept: set[int]) -> None:
-        """Keeps the equations that make a value, which only renames one from outside."""
+    def _one_of(self, operand: float) -> int | None:
+        """Returns the one number of columns that are zeros but for it, or will be a zero too."""
+        return self._sparse.get(operand) if isinstance(operand, int) else None
+
+    def _add(self, operation: Operation, *operands: int | float) -> int:
+        """Adds a step and returns the number of the value that it makes."""
+        result = next(self._fresh)
+        self._steps.append(Step(operation, result, operands))
+        return result
+
+    def _keep(self, v: Any, kept: set[int], made: list[Any]) -> None:
+        """Keeps the equations that make a value of what comes from outside and of what is reduced, which is made."""
         at = self._program.maker.get(v)
         if at is None or at not in self._region.equations or at in kept:
+            return
+        if self._program.equations[at].primitive.name in ("reduce_max", "reduce_sum"):
+            made.append(v)
             return
         kept.add(at)
         for operand in self._program.equations[at].invars:
             if is_variable(operand):
-                self._keep(operand, kept)
+                self._keep(operand, kept, made)
 
     def _layout(self, results: Sequence[Any], totals: Sequence[Any]) -> Layout:
         kinds = self._region.kinds
@@ -173,7 +260,7 @@ class _Builder:
             tuple(columns),
             tuple((kinds[v].labels, self._differs(v, kinds[v].labels)) for v in self._masks),
             tuple(self._complete(v) for v in self._numbers),
-            tuple((self._complete(v), tuple(v.aval.shape)) for v in (*results, *totals)),
+            tuple((self._complete(v), tuple(v.aval.shape), v.aval.dtype.name) for v in (*results, *totals)),
         )
 
     def _complete(self, v: Any) -> Labels:

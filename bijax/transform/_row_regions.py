@@ -11,63 +11,30 @@ alone if something between two of its operations stands outside, since one kerne
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from jax.extend.core import Var
+
+from bijax.transform._row_kinds import FLOATS, TESTS, VECTOR, Kind, Region, arranged, is_variable, transposed, types_fit
+from bijax.transform._row_ones import reads_one, writes_one
 
 Equation = Any
-Labels = tuple[int, ...]
 
-MOST_COLUMNS: Final = 8192
-"""Columns of a row, at most: several warpgroups hold it in registers."""
+MOST_COLUMNS: Final = 1 << 18
+"""Columns of a row, at most: blocks of a cluster share the longest rows. Their numbers are exact in float32."""
 
 _LEAST_COLUMNS: Final = 128
 _WHOLE: Final = 8  # columns, so that rows of 16 bits are whole 16 bytes
 
-_NUMBERS: Final = frozenset({"neg", "max", "stop_gradient", "reshape", "broadcast_in_dim", "reduce_sum"})
-_FLOATS: Final = ("float32", "bfloat16")
-_NAMES: Final = frozenset(
-    ("add", "add_any", "sub", "mul", "div", "neg", "exp", "select_n", "convert_element_type", "transpose")
-) | {"broadcast_in_dim", "reshape", "reduce_max", "reduce_sum", "max", "stop_gradient"}
+_ON_BOTH: Final = frozenset(("add", "sub", "mul", "div", "neg", "square", "integer_pow", "convert_element_type"))
+_ON_VECTORS: Final = _ON_BOTH - {"div"} | {"broadcast_in_dim", "reshape"}
+_ON_NUMBERS: Final = _ON_BOTH | TESTS | {"abs", "add_any", "max", "rsqrt", "select_n", "stop_gradient"}
+_ON_COLUMNS: Final = _ON_BOTH | {"add_any", "exp", "select_n"}
+NAMES: Final = _ON_NUMBERS | _ON_COLUMNS | {"broadcast_in_dim", "reshape", "transpose", "reduce_max", "reduce_sum"}
+"""Operations of which regions are made, besides scatters that write one number into each row."""
 
 MASKING: Final = frozenset({"iota", "and", "or", "not", "ge", "gt", "le", "lt", "eq", "ne"})
 """Operations of which masks are made: they stay outside, and stand before everything else."""
-
-
-def is_variable(atom: Any) -> bool:
-    """Returns whether an operand of an equation is a variable, not a constant."""
-    return isinstance(atom, Var)
-
-
-class Kind(NamedTuple):
-    """What a value is to a region.
-
-    Attributes:
-        wide: Whether it has columns; otherwise it is a number for each row, with or without a last dimension of 1.
-        labels: The dimensions of the rows in the value's own order.
-    """
-
-    wide: bool
-    labels: Labels
-
-
-@dataclass
-class Region:
-    """Equations that one kernel computes.
-
-    Attributes:
-        sizes: Lengths of the rows' dimensions, by label.
-        columns: Length of a row.
-        kinds: What the values are, those that come from outside included.
-        equations: Their places in the program.
-    """
-
-    sizes: tuple[int, ...]
-    columns: int
-    kinds: dict[Any, Kind]
-    equations: set[int] = field(default_factory=set)
 
 
 class Program:
@@ -87,6 +54,9 @@ class Program:
         self.users: dict[Any, list[int]] = {}
         self._constants: dict[Any, float] = {}
         self._levels: list[int] = []
+        self._waiting_for_none: set[Any] = set()
+        self._free: set[int] = set()
+        self._vectors: set[Any] = set()
         levels: dict[Any, int] = {}
         for at, eqn in enumerate(equations):
             for v in eqn.invars:
@@ -95,18 +65,71 @@ class Program:
             for v in eqn.outvars:
                 self.maker[v] = at
             level = max((levels.get(v, 0) for v in eqn.invars if is_variable(v)), default=0)
-            level += not (fits[at] and eqn.primitive.name in (*_NAMES, *MASKING))
+            level += not (fits[at] and (_may_join(eqn) or eqn.primitive.name in MASKING or self.is_one(eqn)))
             self._levels.append(level)
             levels |= dict.fromkeys(eqn.outvars, level)
-            if eqn.primitive.name == "broadcast_in_dim" and (value := self.constant(eqn.invars[0])) is not None:
+            if self._is_free(eqn):
+                self._free.add(at)
+                self._waiting_for_none |= {*eqn.outvars}
+            if self._makes_vector(eqn):
+                self._free.add(at)
+                self._vectors |= {*eqn.outvars}
+            if (
+                eqn.primitive.name in ("broadcast_in_dim", "reshape")
+                and (value := self.constant(eqn.invars[0])) is not None
+            ):
                 self._constants[eqn.outvars[0]] = value
 
     def constant(self, atom: Any) -> float | None:
         """Returns the number that a value repeats, None if it is none."""
         if not is_variable(atom):
             value = np.asarray(atom.val)
-            return float(value) if value.ndim == 0 and atom.aval.dtype == np.float32 else None
+            return float(value) if value.ndim == 0 and atom.aval.dtype.name in FLOATS else None
         return self._constants.get(atom)
+
+    def is_one(self, eqn: Equation) -> bool:
+        """Returns whether an equation writes one number into each row of zeros."""
+        return writes_one(eqn, self.constant(eqn.invars[0]) if eqn.invars else None)
+
+    def is_picked(self, v: Any, region: Region) -> bool:
+        """Returns whether what is outside takes single elements of a value alone, or of what it computes of each.
+
+        Then it is computed where they are taken, which is less than to write it.
+        """
+        outside = (self.equations[at] for at in self.users.get(v, ()) if at not in region.equations)
+        return v not in self.outvars and all(
+            reads_one(eqn, v)
+            or (
+                eqn.primitive.name in ("add", "sub", "mul", "neg", "convert_element_type")
+                and eqn.outvars[0].aval.shape == v.aval.shape
+                and self.is_picked(eqn.outvars[0], region)
+            )
+            for eqn in outside
+        )
+
+    def _is_free(self, eqn: Equation) -> bool:
+        """Returns whether an equation computes with rows of one number alone, and so waits for nothing else."""
+        values = self._values(eqn)
+        free = bool(values) and _may_join(eqn) and self._waiting_for_none.issuperset(values)
+        return free or self.is_one(eqn)
+
+    def _makes_vector(self, eqn: Equation) -> bool:
+        """Returns whether an equation computes columns that all rows share, of such columns alone, as a weight."""
+        values = self._values(eqn)
+        if not values or eqn.primitive.name not in _ON_VECTORS or not all(map(self._is_vector, values)):
+            return False
+        shape, repeats = eqn.outvars[0].aval.shape, eqn.primitive.name == "broadcast_in_dim"
+        if any(v.aval.shape[-1:] != shape[-1:] for v in values) or not _may_join(eqn):
+            return False
+        if repeats:
+            return bool(eqn.params["broadcast_dimensions"][-1] == len(shape) - 1)
+        return bool(math.prod(shape[:-1]) == 1)
+
+    def _is_vector(self, v: Any) -> bool:
+        return len(v.aval.shape) == 1 or v in self._vectors
+
+    def _values(self, eqn: Equation) -> list[Any]:
+        return [v for v in eqn.invars if is_variable(v) and v not in self._constants]
 
     def regions(self) -> Iterator[Region]:
         """Yields the regions of the program; no equation is in two."""
@@ -127,7 +150,7 @@ class Program:
     def _from(self, start: int) -> Region | None:
         (operand,) = self.equations[start].invars
         shape: tuple[int, ...] = getattr(operand.aval, "shape", ())
-        if not is_variable(operand) or operand.aval.dtype != np.float32 or len(shape) < 2:
+        if not is_variable(operand) or operand.aval.dtype.name not in FLOATS or len(shape) < 2:
             return None
         if self.equations[start].params["axes"] != (len(shape) - 1,) or 0 in shape:
             return None
@@ -146,53 +169,80 @@ class Program:
             region.equations.add(at)
             for v in found:
                 near = [*self.users.get(v, ()), *([self.maker[v]] if v in self.maker else [])]
-                fresh = [n for n in near if n not in seen and self.fits[n] and self._levels[n] == self._levels[start]]
+                fresh = [n for n in near if n not in seen and self._is_near(n, start)]
                 waiting += fresh
                 seen |= {*fresh}
         return region if self._is_apart(region) else None
+
+    def _is_near(self, at: int, start: int) -> bool:
+        return self.fits[at] and (self._levels[at] == self._levels[start] or at in self._free)
 
     def _kinds(self, region: Region, at: int) -> dict[Any, Kind] | None:
         """Returns what the values of an equation are if it belongs to a region, of which it has some value already."""
         eqn = self.equations[at]
         name, out = eqn.primitive.name, eqn.outvars[0]
-        if name not in _NAMES or len(eqn.outvars) != 1 or out in self._constants:
+        if self.is_one(eqn):
+            return self._one(region, eqn)
+        if not _may_join(eqn) or len(eqn.outvars) != 1 or out in self._constants:
             return None
-        atoms = [v for v in eqn.invars if is_variable(v) and v not in self._constants]
+        atoms = self._values(eqn)
         if any(not is_variable(v) and self.constant(v) is None for v in eqn.invars):
             return None
-        if out.aval.dtype.name not in _FLOATS or any(v.aval.dtype.name not in (*_FLOATS, "bool") for v in atoms):
+        if any(v.aval.dtype.name not in (*FLOATS, "bool") for v in (out, *atoms)):
             return None
         if name in ("reduce_max", "reduce_sum"):
             return self._reduced(region, eqn)
-        known = next((region.kinds[v] for v in (*atoms, out) if v in region.kinds), None)
+        if out in self._vectors:
+            whole = region.kinds.get(out)
+            if whole is None or out.aval.shape[-1] != region.columns:
+                return None
+            if name not in ("broadcast_in_dim", "reshape") and not types_fit(name, eqn):
+                return None
+            return {out: whole} | dict.fromkeys(atoms, VECTOR)
+        known = next((region.kinds[v] for v in (*atoms, out) if v in region.kinds and not region.kinds[v].shared), None)
         if known is None:
             return None
         if name == "transpose":
-            return _transposed(region, eqn)
+            return transposed(region, eqn)
         if name in ("broadcast_in_dim", "reshape"):
-            return _arranged(region, eqn, known)
+            return arranged(region, eqn, known)
         widths = (*known.labels,), out.aval.shape
         sizes = tuple(region.sizes[label] for label in widths[0])
         if out.aval.shape == (*sizes, region.columns):
-            if name in ("max", "stop_gradient") or not _types_fit(name, eqn):
+            if name not in _ON_COLUMNS or not types_fit(name, eqn):
                 return None
             kinds = {out: Kind(True, known.labels)}
             for v in atoms:
+                if v in self._vectors and name != "select_n" and math.prod(v.aval.shape) == region.columns:
+                    kinds[v] = VECTOR
+                    continue
                 if v.aval.shape not in ((*sizes, region.columns), (*sizes, 1)):
                     return None
-                if v.aval.shape[-1] == 1 and (v.aval.dtype != np.float32 or name == "select_n"):
+                if v.aval.shape[-1] == 1 and (v.aval.dtype.name not in FLOATS or name == "select_n"):
                     return None
                 kinds[v] = Kind(v.aval.shape[-1] != 1, known.labels)
             return kinds
-        if out.aval.shape not in (sizes, (*sizes, 1)) or name not in _NUMBERS or out.aval.dtype != np.float32:
+        if out.aval.shape not in (sizes, (*sizes, 1)) or name not in _ON_NUMBERS or not types_fit(name, eqn):
             return None
-        if len(atoms) != 1 or (name == "max" and not any(self.constant(v) == -math.inf for v in eqn.invars)):
+        if not atoms or any(v.aval.shape != out.aval.shape for v in atoms):
             return None
-        return {out: Kind(False, known.labels), atoms[0]: Kind(False, known.labels)}
+        if name == "max" and len(atoms) != 1:
+            return None
+        return {v: Kind(False, known.labels) for v in (out, *atoms)}
+
+    def _one(self, region: Region, eqn: Equation) -> dict[Any, Kind] | None:
+        (out,), (_, *numbers) = eqn.outvars, eqn.invars
+        if out not in region.kinds or not all(map(is_variable, numbers)):
+            return None
+        labels = region.kinds[out].labels
+        if out.aval.shape != (*(region.sizes[label] for label in labels), region.columns):
+            return None
+        number = Kind(False, labels)
+        return {out: Kind(True, labels)} | {v: number for v in numbers if v not in self._constants}
 
     def _reduced(self, region: Region, eqn: Equation) -> dict[Any, Kind] | None:
         (operand,), (out,) = eqn.invars, eqn.outvars
-        if not is_variable(operand) or operand.aval.dtype != np.float32 or out.aval.dtype != np.float32:
+        if not is_variable(operand) or out.aval.dtype.name not in FLOATS:
             return None
         shape, axes = operand.aval.shape, eqn.params["axes"]
         known = region.kinds.get(operand) or region.kinds.get(out)
@@ -225,61 +275,18 @@ class Program:
 
     def _pays(self, region: Region) -> bool:
         """Returns whether a region writes columns that it computes with what it reduces."""
-        results = [v for v in self.results(region) if region.kinds[v].wide]
-        names = [self.equations[at].primitive.name for at in region.equations]
-        return bool(results) and ("exp" in names or names.count("reduce_sum") > 0) and "div" in names
+        results = [v for v in self.results(region) if region.kinds[v].wide and not region.kinds[v].shared]
+        names = {self.equations[at].primitive.name for at in region.equations}
+        divided = any(
+            self.equations[at].primitive.name == "div" and region.kinds[self.equations[at].outvars[0]].wide
+            for at in region.equations
+        )
+        return bool(results) and ({"exp", "div"} <= names or ("reduce_sum" in names and divided) or "rsqrt" in names)
 
 
-def _types_fit(name: str, eqn: Equation) -> bool:
-    out, dtypes = eqn.outvars[0].aval.dtype, [v.aval.dtype for v in eqn.invars]
-    if name == "convert_element_type":
-        return dtypes[0].name in _FLOATS and {dtypes[0].name, out.name} == {*_FLOATS}
-    if name == "exp" and eqn.params.get("accuracy") is not None:
-        return False
-    if name == "select_n":
-        return len(dtypes) == 3 and dtypes[0] == np.bool_ and out == np.float32
-    return out == np.float32 and all(d == np.float32 for d in dtypes)
-
-
-def _transposed(region: Region, eqn: Equation) -> dict[Any, Kind] | None:
-    (operand,), (out,), order = eqn.invars, eqn.outvars, tuple(eqn.params["permutation"])
-    if not is_variable(operand) or order[-1] != len(order) - 1 or len(order) != len(region.sizes) + 1:
-        return None
-    if operand in region.kinds:
-        before = region.kinds[operand].labels
-        after = tuple(before[d] for d in order[:-1])
-    else:
-        after = region.kinds[out].labels
-        before = tuple(after[order.index(d)] for d in range(len(after)))
-    if operand.aval.shape != (*(region.sizes[label] for label in before), region.columns):
-        return None
-    return {operand: Kind(True, before), out: Kind(True, after)}
-
-
-def _arranged(region: Region, eqn: Equation, known: Kind) -> dict[Any, Kind] | None:
-    """Numbers with dimensions of 1 or without them, and repeated as columns."""
-    (operand, *others), (out,) = eqn.invars, eqn.outvars
-    if others or not is_variable(operand) or operand.aval.dtype != np.float32:
-        return None
-    if eqn.primitive.name == "reshape":
-        sizes = tuple(region.sizes[label] for label in known.labels)
-        fits = all(v.aval.shape in (sizes, (*sizes, 1)) for v in (operand, out))
-        number = Kind(False, known.labels)
-        return {operand: number, out: number} if fits and eqn.params["dimensions"] is None else None
-    places, rank = tuple(map(int, eqn.params["broadcast_dimensions"])), len(region.sizes)
-    if operand not in region.kinds or known.wide or len(out.aval.shape) not in (rank, rank + 1):
-        return None
-    # A last dimension of 1 has no label.
-    labels: list[int | None] = [None] * rank
-    for label, place in zip(known.labels, places, strict=False):
-        if place >= rank:
-            return None
-        labels[place] = label
-    missing = iter(sorted({*range(rank)} - {*known.labels}))
-    complete = tuple(next(missing) if label is None else label for label in labels)
-    if out.aval.shape[:rank] != tuple(region.sizes[label] for label in complete):
-        return None
-    if len(places) > len(known.labels) and places[len(known.labels)] != rank:
-        return None
-    wide = len(out.aval.shape) > rank and out.aval.shape[rank] == region.columns
-    return {operand: known, out: Kind(wide, complete)} if wide or out.aval.shape[rank:] in ((), (1,)) else None
+def _may_join(eqn: Equation) -> bool:
+    """Returns whether an equation may be part of a region, by its name."""
+    name = eqn.primitive.name
+    if name == "integer_pow":
+        return bool(eqn.params["y"] == 2)
+    return name in NAMES and (name not in ("exp", "rsqrt") or eqn.params.get("accuracy") is None)

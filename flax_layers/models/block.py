@@ -91,8 +91,8 @@ class Block(nnx.Module):
         return self._behind_attention(x, y), cache
 
     def _behind_attention(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        x = x + (y if self.attention_output_norm is None else self.attention_output_norm(y))
-        y = self.mlp(self.mlp_norm(x))
+        x, normed = self.mlp_norm.add(x, y if self.attention_output_norm is None else self.attention_output_norm(y))
+        y = self.mlp(normed)
         return x + (y if self.mlp_output_norm is None else self.mlp_output_norm(y))
 
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 import bijax
+from bijax.ops.norm import add_rms_norm
+from bijax.ops.rotate_heads import rotate_and_store, rotate_heads
 
 from ..routing import Routing
 from .experts import experts, quantized_experts, route
@@ -68,6 +70,12 @@ class InvariantOps:
         y: jax.Array = bijax.rms_norm(x, weight, eps=eps, weight_offset=weight_offset)
         return y
 
+    def add_rms_norm(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+        return add_rms_norm(x, residual, weight, eps=eps, weight_offset=weight_offset)
+
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x times a factor that is rounded to the dtype of x."""
         y: jax.Array = _scale(x, jnp.asarray(factor, x.dtype))
@@ -115,10 +123,21 @@ class InvariantOps:
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
-        first, second = jnp.split(x, 2, axis=-1)
-        cos, sin = (jnp.broadcast_to(a[:, :, None], first.shape) for a in (cos, sin))
-        turned: tuple[jax.Array, jax.Array] = _rotate(first, second, cos, sin)
-        return jnp.concatenate(turned, axis=-1)
+        return rotate_heads(x, cos, sin)
+
+    def rotate_and_store(
+        self,
+        heads: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        rows: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        *,
+        turned: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Turns the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
+        return rotate_and_store(heads, cos, sin, rows, keys, values, turned=turned)
 
     def attention(
         self,
@@ -204,12 +223,6 @@ def _geglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 def _swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     wide = gate.astype(jnp.float32)
     return (jax.nn.silu(wide) * up.astype(jnp.float32)).astype(gate.dtype)
-
-
-@bijax.elementwise
-def _rotate(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, y = first.astype(jnp.float32), second.astype(jnp.float32)
-    return (x * cos - y * sin).astype(first.dtype), (y * cos + x * sin).astype(first.dtype)
 
 
 INVARIANT = InvariantOps()

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bijax.ops.rotate_heads import store_rows
+
 from ..routing import Routing
 from .plain_experts import experts, route
 
@@ -67,6 +69,13 @@ class PlainOps:
         wide = x.astype(jnp.float32)
         y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
         return (y if weight is None else y * (weight.astype(jnp.float32) + weight_offset)).astype(x.dtype)
+
+    def add_rms_norm(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+        h = x + residual
+        return h, self.rms_norm(h, weight, eps=eps, weight_offset=weight_offset)
 
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x times a factor that is rounded to the dtype of x."""
@@ -129,6 +138,24 @@ class PlainOps:
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         cos, sin = cos[:, :, None], sin[:, :, None]
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+    def rotate_and_store(
+        self,
+        heads: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        rows: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        *,
+        turned: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Turns the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
+        to_turn = heads.shape[2] - keys.shape[2]
+        query_heads = to_turn - keys.shape[2]
+        both = self.rotate(heads[:, :, :to_turn] if turned is None else turned, cos, sin)
+        stored = store_rows(keys, rows, both[:, :, query_heads:]), store_rows(values, rows, heads[:, :, to_turn:])
+        return both[:, :, :query_heads], *stored
 
     def attention(
         self,

@@ -45,6 +45,11 @@ class Ops(Protocol):
     def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0) -> jax.Array:
         """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
 
+    def add_rms_norm(
+        self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x times a factor that is rounded to the dtype of x."""
 
@@ -84,6 +89,24 @@ class Ops(Protocol):
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
+
+    def rotate_and_store(
+        self,
+        heads: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        rows: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        *,
+        turned: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Turns the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
+
+        Those of each token go to its row, of rows (B * T,), in keys and values (X, Y, K, H), whose rows are X * Y; what
+        has a row outside of them goes nowhere. With `turned` (B, T, N + K, H) this is turned in place of what is in
+        `heads`. Returns the turned queries (B, T, N, H), keys and values.
+        """
 
     def attention(
         self,

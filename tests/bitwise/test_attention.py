@@ -248,6 +248,10 @@ def test_pages_under_vmap() -> None:
         return bijax.paged_attention(q[None], key_pages, value_pages, table[None], n[None])[0]
 
     assert_bits_equal(jax.vmap(single, in_axes=(0, None, None, 0, 0))(q, *pages, table, lengths), y)
+    tables = np.stack([np.stack([np.full(9, entry), np.arange(9, 18)], axis=1) for entry in range(2)])
+    prefixed = jax.vmap(lambda table: bijax.paged_attention(q, *pages, table, lengths, common_prefix_length=4))
+    each = [bijax.paged_attention(q, *pages, t, lengths) for t in tables]
+    assert_bits_equal(prefixed(tables), jnp.stack(each))
     own = [x.reshape(9, 2, 4, *x.shape[2:]) for x in (k, v)]
     assert_bits_equal(jax.vmap(single)(q, *own, np.tile(np.arange(2), (9, 1)), lengths), y)
 

@@ -34,7 +34,10 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "int8": {"stored": "int8"},
     "float8_e4m3fn": {"stored": "float8_e4m3fn"},
     "float8_e4m3fn, heads of 96": {"stored": "float8_e4m3fn", "size": 96, "sinks": SINKS},
-    "int8, heads of 192, by Triton": {"stored": "int8", "size": 192},
+    "int8, heads of 192": {"stored": "int8", "size": 192},
+    "int8, heads of 256, cap, slopes": {"stored": "int8", "size": 256, "logits_soft_cap": 5.0, "alibi_slopes": SLOPES},
+    "float8_e4m3fn, values of another width": {"stored": "float8_e4m3fn", "size": 192, "value_size": 128},
+    "int8, heads of 80, by Triton": {"stored": "int8", "size": 80},
     "float32": {"dtype": "float32", "logits_soft_cap": 5.0, "sinks": SINKS, "alibi_slopes": SLOPES},
 }
 
@@ -48,8 +51,8 @@ def given(name: str) -> tuple[list[jax.Array], dict[str, Any]]:
     q, k, v = (array(i, 2, LENGTH, *s, dtype=dtype) for i, s in enumerate(shapes))
     if stored:
         k, v = ((40 * x).astype(stored) for x in (k, v))
-        shape = (KEY_HEADS, size) if stored == "int8" else (KEY_HEADS,)
-        scales = (jnp.abs(array(i, *shape, dtype="float32")) / 20 for i in (7, 8))
+        shapes = ((KEY_HEADS, size), (KEY_HEADS, value_size)) if stored == "int8" else ((KEY_HEADS,),) * 2
+        scales = (jnp.abs(array(i, *shape, dtype="float32")) / 20 for i, shape in zip((7, 8), shapes, strict=True))
         options |= dict(zip(("key_scale", "value_scale"), scales, strict=True))
     return [q, k, v], options
 
@@ -92,7 +95,7 @@ def test_8_bits_have_the_bits_of_what_they_stand_for(stored: str) -> None:
     assert_bits_equal(found, jax.jit(attend)(q, *wide))
 
 
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
 def test_8_bits_of_several_splits(stored: str, size: int) -> None:
     """A few rows have their keys as rows of the products; a prefill does not."""

@@ -6,6 +6,8 @@ import pytest
 
 from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
+from pallas_kernels.ops.sampling import triton
+from pallas_kernels.schedule.triton.sampling import DrawTile
 from tests.sampling.test_draw import given, wrong
 
 pytestmark = pytest.mark.gpu
@@ -21,3 +23,16 @@ def test_rows_get_the_tokens_of_float64_in_any_batch() -> None:
         for start in range(0, 64 - size, 9):
             rows = order[start : start + size]
             assert (np.asarray(run(*(a[rows] for a in arguments))) == tokens[rows]).all()
+
+
+@pytest.mark.parametrize("peak", [0.0, 12.0])
+def test_what_is_skipped_moves_no_token(peak: float) -> None:
+    """With one step in a block of threads nothing is skipped."""
+    logits, temperature, seeds, positions = given(64, 128256)
+    logits[np.arange(64), np.arange(64) * 2000] += np.float32(peak)
+    arguments = logits, temperature, seeds, positions
+    looked_at, *others = (
+        np.asarray(jax.jit(lambda *arrays, t=tile: triton.draw(*arrays, tile=t))(*arguments))
+        for tile in (DrawTile(1), DrawTile(8), DrawTile(256), None)
+    )
+    assert all((tokens == looked_at).all() for tokens in others)

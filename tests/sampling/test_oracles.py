@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.random import threefry_2x32
 
 from bijax.sampling import Sampled, multinomial_with_seed, sample, seed_words
 from bijax.sampling._noise import random_words
@@ -13,16 +12,25 @@ from bijax.sampling._order import first_largest, ordered
 COLUMNS = 300
 
 
-def test_random_words_are_threefry() -> None:
-    seeds, positions = seed_words([7, 2**40 + 3, -1]), np.array([0, 5, 2**31 - 1], np.uint32)
-    words = np.asarray(random_words(jnp.asarray(seeds), jnp.asarray(positions), COLUMNS))
-    column = np.arange(COLUMNS)
-    block = (column // 256 * 128 + column % 128).astype(np.uint32)
-    for row in range(3):
-        # JAX's function takes the counters' first words, then their second ones.
-        counters = np.concatenate([np.full(COLUMNS, positions[row], np.uint32), block])
-        first, second = np.split(np.asarray(threefry_2x32(jnp.asarray(seeds[row]), jnp.asarray(counters))), 2)
-        assert (words[row] == np.where(column // 128 % 2 == 0, first, second)).all()
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """Philox-4x32 with 7 rounds, in Python's integers."""
+    (k, m), (a, b, c, d) = key, counter
+    for _ in range(7):
+        first, second = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = second >> 32 ^ b ^ k, second % 2**32, first >> 32 ^ d ^ m, first % 2**32
+        k, m = (k + 0x9E3779B9) % 2**32, (m + 0xBB67AE85) % 2**32
+    return a, b, c, d
+
+
+def test_random_words_are_philox() -> None:
+    pi = 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0  # a vector of its authors
+    assert philox(pi[4:], pi[:4]) == (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A)
+    seeds, positions = seed_words([7, 2**40 + 3, -1]), [0, 5, 2**31 - 1]
+    words = np.asarray(random_words(jnp.asarray(seeds), jnp.asarray(positions, jnp.uint32), 2 * COLUMNS))
+    for row, (seed, position) in enumerate(zip(seeds.tolist(), positions, strict=True)):
+        for column in range(0, 2 * COLUMNS, 7):
+            drawn = philox(seed, (column // 512 * 128 + column % 128, position, 0, 0))
+            assert words[row, column] == drawn[column // 128 % 4]
 
 
 def test_random_words_do_not_depend_on_the_vocabulary() -> None:

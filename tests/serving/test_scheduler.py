@@ -12,6 +12,7 @@ from bijax.serving.prefix import PrefixCache
 from bijax.serving.requests import make_request
 from bijax.serving.scheduler import Scheduler, Work
 from bijax.serving.sizes import Sizes
+from bijax.serving.tokens import as_tokens
 from tests.exhaustive import rarely
 
 SIZES: dict[str, Any] = {
@@ -198,13 +199,13 @@ def test_the_prefix_cache_gives_up_the_least_recently_used() -> None:
     pages = {}
     for start in (1, 3, 5):
         pages[start] = pool.take()
-        cache.insert([start, start + 1], [pages[start]])
+        cache.insert(as_tokens([start, start + 1]), [pages[start]])
         pool.release(pages[start])
-    assert cache.match([1, 2, 9], limit=2) == [pages[1]]
+    assert cache.match(as_tokens([1, 2, 9]), limit=2) == [pages[1]]
     assert pool.kept_alone == 2
     assert cache.evict(1) == 1
-    assert cache.match([3, 4], limit=2) == []
-    assert cache.match([5, 6], limit=2) == [pages[5]]
+    assert cache.match(as_tokens([3, 4]), limit=2) == []
+    assert cache.match(as_tokens([5, 6]), limit=2) == [pages[5]]
     assert cache.evict(5) == 0  # the others are held
     pool.release(pages[1])
     cache.clear()

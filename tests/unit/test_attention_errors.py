@@ -134,6 +134,14 @@ BAD: list[tuple[type[Exception], str, Any]] = [
     (ValueError, "got -1 for sequence 0, entry 0", lambda: paged(Q, PAGES, PAGES, -TABLE - 1, 5)),
     (ValueError, "query_offset must be in.*lengths counts the keys of the queries too.*got -1 for sequence 1",
      lambda: paged(Q, PAGES, PAGES, TABLE, np.array([3, 2]))),
+    (TypeError, "common_prefix_length must be an integer, got float",
+     lambda: paged(Q, PAGES, PAGES, TABLE, 8, common_prefix_length=4.0)),
+    (ValueError, r"one integer for all sequences, got int\d+\[2\]",
+     lambda: paged(Q, PAGES, PAGES, TABLE, 8, common_prefix_length=np.array([4, 4]))),
+    (ValueError, r"common_prefix_length must be in \[0, 8\].*got 9",
+     lambda: paged(Q, PAGES, PAGES, TABLE, 8, common_prefix_length=9)),
+    (ValueError, "got page 3 for sequence 1, entry 1 .pages of 4 keys., where sequence 0 has 1",
+     lambda: paged(Q, PAGES, PAGES, np.array([[0, 1], [0, 3]]), 8, common_prefix_length=jnp.array(8))),
     (bijax.UnsupportedError, "no gradient.*dot_product_attention",
      lambda: jax.grad(lambda q: paged(q, PAGES, PAGES, TABLE, 8).sum())(Q)),
     (ValueError, "key_block must be at least 1, got 0", lambda: AttentionContract(key_block=0)),
@@ -191,3 +199,18 @@ def test_traced_pages_out_of_range_give_nan() -> None:
         out = run(np.array(table), np.array(lengths))
         assert np.isnan(np.asarray(out[1])).all()
         np.testing.assert_array_equal(out[0], right[0])
+
+
+def test_traced_pages_that_differ_in_the_common_prefix_give_nan() -> None:
+    """Whole pages that the sequence has keys for count: the second ones differ."""
+    table = np.array([[0, 1], [0, 3]])
+    run = jax.jit(lambda table, lengths, common: paged(Q, PAGES, PAGES, table, lengths, common_prefix_length=common))
+    right = paged(Q, PAGES, PAGES, table, 8)
+    for lengths, common in (([8, 8], 4), ([8, 8], 7), ([8, 7], 8)):
+        expected = paged(Q, PAGES, PAGES, table, np.array(lengths), common_prefix_length=common)
+        np.testing.assert_array_equal(run(table, np.array(lengths), common), expected)
+    for numbers, common in ((table, 8), (table, 9), (table, -1)):
+        out = run(numbers, np.array([8, 8]), common)
+        assert np.isnan(np.asarray(out[1])).all()
+        assert np.isnan(np.asarray(out[0])).all() == (common != 8)
+    np.testing.assert_array_equal(run(table, np.array([8, 8]), 8)[0], right[0])

@@ -39,6 +39,7 @@ PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
+ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 Races = Callable[[], int]
 
@@ -60,6 +61,8 @@ class Case(NamedTuple):
     of_heads: bool = False
     stored: str | None = None
     contract: SplitAttentionContract = CONTRACT
+    bias: str = ""  # its axes of B, N, T and S that are not 1
+    mask: str = ""
 
     @property
     def sinks(self) -> np.ndarray | None:
@@ -71,14 +74,27 @@ class Case(NamedTuple):
         """Slopes of each head of each sequence, if there are any."""
         return np.linspace(0.02, 0.2, 2 * self.heads, dtype=np.float32).reshape(2, -1) if self.of_heads else None
 
+    def pairs(self, axes: str, seed: int) -> np.ndarray | None:
+        """Numbers for pairs of queries and keys, if there are any."""
+        sizes = zip("BNTS", (2, self.heads, max(self.queries), max(self.keys)), strict=True)
+        shape = [size if axis in axes else 1 for axis, size in sizes]
+        return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) if axes else None
+
+    @property
+    def bias_and_mask(self) -> dict[str, np.ndarray]:
+        """The arrays of pairs that there are."""
+        bias, mask = self.pairs(self.bias, 8), self.pairs(self.mask, 9)
+        found = {} if bias is None else {"bias": bias}
+        return found if mask is None else found | {"mask": mask > -0.5}
+
     @property
     def scales(self) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Factors of keys and values of 8 bits: of channels for int8, of heads for fp8."""
         if self.stored is None:
             return None, None
-        width = self.size if self.stored == "int8" else 1
-        scale = np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None]
-        return scale, scale * np.float32(1.1)
+        widths = (self.size, self.value_size or self.size) if self.stored == "int8" else (1, 1)
+        key, value = (np.linspace(0.02, 0.03, width, dtype=np.float32)[None, None] for width in widths)
+        return key, value * np.float32(1.1)
 
 
 CASES: Final = {
@@ -98,6 +114,10 @@ CASES: Final = {
     "prefill, soft cap, sinks, slopes": Case((60, 3), (70, 0), (130, 4), 2, PREFILL, soft_cap=1.5, of_heads=True),
     "decode, int8, pages": Case((69, 3), (3, 1), (72, 4), 2, DECODE, True, (40, 0), 16, stored="int8"),
     "decode, fp8, heads of 96": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=96, stored="float8_e4m3fn"),
+    "decode, int8, one stage": Case((69, 3), (3, 1), (72, 4), 2, ONE_STAGE, size=256, stored="int8"),
+    "decode, fp8, one stage, values of another width": Case(
+        (69, 3), (3, 1), (72, 4), 2, ONE_STAGE, size=192, value_size=128, stored="float8_e4m3fn"
+    ),
     "prefill, int8, pages": Case((60, 0), (70, 40), (130, 40), 1, PREFILL, page=16, stored="int8"),
     "decode, all keys at once": Case((69, 3), (3, 0), (72, 4), 4, WHOLE),
     "decode, all keys at once, window, pages": Case((69, 3), (3, 1), (100, 5), 2, WHOLE, False, (40, 1), 64),
@@ -109,6 +129,11 @@ CASES: Final = {
         (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
     ),
     "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
+    "prefill, bias": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, bias="NTS"),
+    "prefill, bias, mask, window": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, True, (37, 0), bias="B", mask="BTS"),
+    "prefill, mask of keys, slopes": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, of_heads=True, mask="S"),
+    "decode, bias, mask, pages": Case((69, 3), (3, 1), (72, 4), 4, DECODE, page=16, bias="BNS", mask="NTS"),
+    "decode, mask, wide heads": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=192, bias="TS", mask="BT"),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
@@ -182,6 +207,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         soft_cap=case.soft_cap,
         schedule=case.schedule,
         interpret=interpreter(),
+        **{name: jnp.asarray(x) for name, x in case.bias_and_mask.items()},
     )
     return np.asarray(out), np.asarray(lse)
 
@@ -192,7 +218,7 @@ def plain(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def seen_by(case: Case, sequence: int) -> np.ndarray:
-    """Which keys (queries, keys) each query sees."""
+    """Which keys (heads, queries, keys) each query sees."""
     position = case.offsets[sequence] + np.arange(max(case.queries))[:, None]
     key = np.arange(max(case.keys))[None]
     seen = (np.arange(len(position))[:, None] < case.queries[sequence]) & (key < case.keys[sequence])
@@ -200,7 +226,8 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
         seen &= key <= position
     if case.window is not None:
         seen &= (key >= position - case.window[0]) & (key <= position + case.window[1])
-    return seen
+    shape = (2, case.heads, *seen.shape)
+    return seen & np.broadcast_to(case.bias_and_mask.get("mask", np.bool_(True)), shape)[sequence]
 
 
 @pytest.mark.sample(1)
@@ -215,7 +242,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     key, value = widened(case, key, value)
     for sequence in range(2):
         seen = seen_by(case, sequence)
-        some = seen.any(1)
+        some = seen.any(2).T
         q, k, v = (np.nan_to_num(np.asarray(x[sequence], np.float64)) for x in (query, key, value))
         scores = np.einsum("thd,sd->hts", q, k[:, 0]) * case.size**-0.5
         if case.soft_cap is not None:
@@ -223,22 +250,25 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         if case.slopes is not None:
             distance = np.arange(len(k)) - np.arange(len(q))[:, None] - case.offsets[sequence]
             scores = scores + case.slopes[sequence][:, None, None] * distance
-        scores = np.where(seen, scores, -np.inf)[:, some]
-        largest = scores.max(-1, keepdims=True)
+        if case.bias:
+            scores = scores + np.broadcast_to(case.bias_and_mask["bias"], (2, *scores.shape))[sequence]
+        scores = np.where(seen, scores, -np.inf)
+        largest = np.maximum(scores.max(-1, keepdims=True), -1e9)
         weights = np.exp(scores - largest)
-        total = weights.sum(-1, keepdims=True)
+        total = np.maximum(weights.sum(-1, keepdims=True), 1e-9)
         if case.sinks is not None:
             total = total + np.exp(case.sinks[0][:, None, None] - largest)
         expected = np.einsum("hts,sd->thd", weights / total, v[:, 0])
-        np.testing.assert_allclose(out[sequence][some].astype(np.float64), expected, rtol=0, atol=0.02)
-        np.testing.assert_allclose(lse[sequence][some].T, (largest + np.log(total))[..., 0], rtol=0, atol=1e-5)
+        log_sum = (largest + np.log(total))[..., 0].T
+        np.testing.assert_allclose(out[sequence][some].astype(np.float64), expected[some], rtol=0, atol=0.02)
+        np.testing.assert_allclose(lse[sequence][some], log_sum[some], rtol=0, atol=1e-5)
         assert not out[sequence][~some].any()
         assert (lse[sequence][~some] == -np.inf).all()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["decode, int8, pages", "decode, fp8, heads of 96", "decode, keys as rows, int8"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored and "decode" in name])
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
     case = CASES[name]
     query, key, value = data(case)
@@ -308,6 +338,8 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
         ("one warpgroup, window", 20),
         ("decode, window, pages", 31),
         ("decode, keys as rows, window, pages", 230),
+        ("prefill, bias, mask, window", 50),
+        ("decode, bias, mask, pages", 20),
     ],
 )
 def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int, races: Races) -> None:
@@ -317,7 +349,7 @@ def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int,
     spoiled = value.copy()
     spoiled[0, at, 0, 3] = np.inf
     spoiled[0, at, 0, 40] = np.nan
-    sees = np.stack([seen_by(case, sequence)[:, at] for sequence in range(2)])
+    sees = np.stack([seen_by(case, sequence)[:, :, at].T for sequence in range(2)])
     sees[1] = False
     assert sees.any()
     for ours, theirs in zip(attend(case, query, key, spoiled), plain(name), strict=True):
@@ -408,6 +440,18 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
     text = lowered(lambda q, t, k: (causal(q, k, k), decode(t, k, k)), query, token, key)
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 3
     assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("size", "value_size"), [*((size, size) for size in SPLIT_HEAD_SIZES), (192, 128)])
+def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: int) -> None:
+    token, key, value = (
+        jax.ShapeDtypeStruct((1, n, 2, width), dtype)
+        for n, width, dtype in ((1, size, "bfloat16"), (2048, size, "int8"), (2048, value_size, "int8"))
+    )
+    scales = {name: np.ones(2, np.float32) for name in ("key_scale", "value_scale")}
+    text = lowered(functools.partial(causal, query_offset=2047, **scales), token, key, value)
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 2
 
 
 @pytest.mark.parametrize(

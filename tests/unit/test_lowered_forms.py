@@ -1,6 +1,7 @@
 """A kernel is lowered once for equal calls, and anew where anything differs that its lowered form depends on."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,26 @@ def test_equal_calls_share_a_form_and_others_do_not(made: list[bytes]) -> None:
         forms = len(made)
         run()
         assert len(made) > forms, change
+
+
+def test_a_kernel_has_one_form_in_all_programs(made: list[bytes]) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return bijax.softmax(x)
+
+    jax.jit(lambda x: function(x)).lower(X)
+    forms = len(made)
+    jax.jit(bijax.invariant(function, allow=["tan"])).lower(X)
+    assert len(made) == forms > 0
+
+
+def test_threads_wait_for_a_form_that_another_makes(made: list[bytes]) -> None:
+    lowered()
+    forms = len(made)
+    jax.clear_caches()
+    with ThreadPoolExecutor(4) as pool:
+        texts = {*pool.map(lambda _: lowered(), range(4))}
+    assert len(texts) == 1
+    assert len(made) == 2 * forms
 
 
 def test_the_results_are_those_of_a_form_that_is_made_anew(made: list[bytes]) -> None:

@@ -130,7 +130,10 @@ class Attention(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If a shape does not fit.
         """
-        query, key, value = self._heads(x, rotary)
+        heads, query_key = self._heads(x, rotary)
+        query_key = self.ops.rotate(query_key, *rotary)
+        query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
+        value = heads[:, :, self.num_heads + self.num_kv_heads :]
         return self._merge(self.ops.attention(query, key, value, **self._options()))
 
     def extend(
@@ -159,8 +162,11 @@ class Attention(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If a shape does not fit.
         """
-        query, key, value = self._heads(x, rotary)
-        cache = cache.write(key, value, start, lengths)
+        heads, query_key = self._heads(x, rotary)
+        rows = cache.rows(x.shape[1], start, lengths)
+        turned = None if self.query_norm is None else query_key
+        query, keys, values = self.ops.rotate_and_store(heads, *rotary, rows, cache.keys, cache.values, turned=turned)
+        cache = LayerCache(keys, values, cache.page_table)
         options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
             y = self.ops.attention(query, cache.keys, cache.values, **options)
@@ -171,8 +177,8 @@ class Attention(nnx.Module):
     def _options(self) -> dict[str, Any]:
         return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
 
-    def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the turned queries and keys and the values, (B, T, heads, head_dim) each."""
+    def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Returns all heads, and the queries and keys that are to be turned, (B, T, heads, head_dim) each."""
         if x.ndim != 3:
             raise ValueError(f"Attention: x must have the shape (batch, tokens, features), got {x.shape}.")
         expected = (*x.shape[:2], self.head_dim // 2)
@@ -187,8 +193,7 @@ class Attention(nnx.Module):
         if self.query_norm is not None:
             query, key = query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :]
             query_key = jnp.concatenate([self.query_norm(query), self.key_norm(key)], axis=2)
-        query_key = self.ops.rotate(query_key, *rotary)
-        return query_key[:, :, : self.num_heads], query_key[:, :, self.num_heads :], heads[:, :, turned:]
+        return heads, query_key
 
     def _merge(self, heads: jax.Array) -> jax.Array:
         return self.out(heads.reshape(*heads.shape[:2], self.num_heads * self.head_dim))

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.ops.rotate_heads import store_rows
+
 
 class LayerCache(NamedTuple):
     """Keys and values of one layer.
@@ -42,26 +44,32 @@ class LayerCache(NamedTuple):
             start: (B,) integers, position of the first new token of each sequence.
             lengths: (B,) integers from 0 to T, new tokens of each sequence. What does not fit is not written.
         """
-        batch, length = keys.shape[:2]
+        rows = self.rows(keys.shape[1], start, lengths)
+        stored = store_rows(self.keys, rows, keys), store_rows(self.values, rows, values)
+        return LayerCache(*stored, self.page_table)
+
+    def rows(self, length: int, start: jax.Array, lengths: jax.Array) -> jax.Array:
+        """Returns the rows of new tokens, with all the rows of all sequences or pages in one dimension.
+
+        Args:
+            length: Length T of the padded sequences.
+            start: (B,) integers, position of the first new token of each sequence.
+            lengths: (B,) integers from 0 to T, new tokens of each sequence.
+
+        Returns:
+            (B * T,) integers. What does not fit, and padding, has a row behind the last.
+        """
         offsets = jnp.arange(length, dtype=start.dtype)
         positions = start[:, None] + offsets
         if self.page_table is None:
-            rows = jnp.arange(batch)[:, None] * self.capacity + positions
+            rows = jnp.arange(len(start))[:, None] * self.capacity + positions
         else:
             page_size = self.keys.shape[1]
             page = jnp.take_along_axis(self.page_table, positions // page_size, axis=1)
             rows = page * page_size + positions % page_size
         outside = self.keys.shape[0] * self.keys.shape[1]
-        rows = jnp.where((offsets < lengths[:, None]) & (positions < self.capacity), rows, outside).reshape(
-            batch * length
-        )
-
-        def scatter(stored: jax.Array, new: jax.Array) -> jax.Array:
-            flat = stored.reshape(outside, *stored.shape[2:])
-            new = new.astype(stored.dtype).reshape(batch * length, *new.shape[2:])
-            return flat.at[rows].set(new, mode="drop").reshape(stored.shape)
-
-        return LayerCache(scatter(self.keys, keys), scatter(self.values, values), self.page_table)
+        rows = jnp.where((offsets < lengths[:, None]) & (positions < self.capacity), rows, outside)
+        return rows.reshape(len(start) * length)
 
 
 @jax.tree_util.register_dataclass

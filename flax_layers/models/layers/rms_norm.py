@@ -70,7 +70,24 @@ class RMSNorm(nnx.Module):
             TypeError: If a dtype is not supported.
             ValueError: If the last dimension of x is not `num_features`.
         """
+        x, scale = self._promoted(x)
+        return self.ops.rms_norm(x, scale, eps=self.epsilon, weight_offset=self.scale_offset)
+
+    def add(self, x: jax.Array, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the sum of x and residual (..., num_features), and this norm of it.
+
+        Raises:
+            TypeError: If a dtype is not supported.
+            ValueError: If the last dimension is not `num_features`, or the shapes differ.
+        """
+        wide, scale = self._promoted(x)
+        if not x.dtype == residual.dtype == wide.dtype:
+            x = x + residual
+            return x, self(x)
+        return self.ops.add_rms_norm(x, residual, scale, eps=self.epsilon, weight_offset=self.scale_offset)
+
+    def _promoted(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         if x.shape[-1:] != (self.num_features,):
             raise ValueError(f"RMSNorm: x must have the shape (..., {self.num_features}), got {x.shape}.")
-        x, scale = promote(self.dtype, x, None if self.scale is None else self.scale[...])
-        return self.ops.rms_norm(x, scale, eps=self.epsilon, weight_offset=self.scale_offset)
+        wide, scale = promote(self.dtype, x, None if self.scale is None else self.scale[...])
+        return wide, scale

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
+from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.opaque import apart_from_sums
 from pallas_kernels.parts.xla.tiles import run_isolated
 
@@ -102,3 +103,65 @@ def _partner(x: jax.Array, interleaved: bool) -> jax.Array:
     other = lax.rev(pairs, (axis,))
     first = lax.broadcasted_iota(jnp.int32, pairs.shape, axis) == 0
     return jnp.where(first, -other, other).reshape(x.shape)
+
+
+def rotate_and_store(
+    heads: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    rows: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    turned: jax.Array | None = None,
+    *,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+    compute: Callable[..., tuple[jax.Array, ...]] = run_flat,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Turns queries and keys, and stores keys and values by row.
+
+    A head (x, y) of two halves becomes (x * cos - y * sin, y * cos + x * sin), computed in float32 and rounded once.
+
+    Args:
+        heads: (T, N + 2 * K, H) of any floating dtype, H even: heads of queries, keys and values of each token.
+        cos: (T, H / 2) float32.
+        sin: (T, H / 2) float32.
+        rows: (T,) int32: where the keys and values of a token are stored; nowhere if that is no row of the caches. No
+            two tokens have one row.
+        keys: (R, K, H) of the dtype of `heads`.
+        values: The same.
+        turned: (T, N + K, H) of the dtype of `heads`: what is turned in the place of the queries and keys in `heads`,
+            such as their norms.
+        functions: How element-wise code is computed.
+        compute: Runs an element-wise program on arrays of one shape.
+
+    Returns:
+        The turned queries (T, N, H), and `keys` and `values` with the new rows.
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> heads, tables = jnp.ones((1, 3, 2)), (jnp.zeros((1, 1)), jnp.ones((1, 1)))
+        >>> caches = (jnp.zeros((2, 1, 2)), jnp.zeros((2, 1, 2)))
+        >>> query, keys, values = rotate_and_store(heads, *tables, jnp.array([1]), *caches)
+        >>> query.tolist(), keys[:, 0].tolist(), values[:, 0].tolist()
+        ([[[-1.0, 1.0]]], [[0.0, 0.0], [-1.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]])
+    """
+    honour("rotate_and_store", functions, XLA_FUNCTIONS)
+    key_heads = keys.shape[1]
+    query_heads = heads.shape[1] - 2 * key_heads
+    source = heads[:, : query_heads + key_heads] if turned is None else turned
+
+    first, second = jnp.split(source, 2, axis=-1)
+    tables = (jnp.broadcast_to(table[:, None], first.shape) for table in (cos, sin))
+    both = jnp.concatenate(compute(turn, first, second, *tables), axis=-1)
+    # A negative number would count from the end.
+    at = jnp.where(rows < 0, keys.shape[0], rows)
+    keys = keys.at[at].set(both[:, query_heads:], mode="drop")
+    values = values.at[at].set(heads[:, query_heads + key_heads :], mode="drop")
+    return both[:, :query_heads], keys, values
+
+
+def turn(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns both elements of pairs, turned: computed in float32 from four arrays of one shape."""
+    x, y = first.astype(jnp.float32), second.astype(jnp.float32)
+    return (x * cos - y * sin).astype(first.dtype), (y * cos + x * sin).astype(first.dtype)

@@ -1,5 +1,7 @@
 """Drawing tokens on an NVIDIA GPU: scale, noise and the first of the largest in one pass over the logits."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -11,17 +13,29 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.contract import GUMBEL, GumbelContract, honour
 from pallas_kernels.parts.in_32_bits import in_32_bits
-from pallas_kernels.parts.threefry import threefry
-from pallas_kernels.parts.triton.arithmetic import LN2, fused, log2, product, quotient
+from pallas_kernels.parts.philox import philox
+from pallas_kernels.parts.triton.arithmetic import LN2, fused, halves, larger, log2, product, quotient
 from pallas_kernels.parts.triton.launch import launch
-from pallas_kernels.schedule.triton.sampling import DRAW_TILE, DrawTile
+from pallas_kernels.schedule.triton.sampling import STEP_COLUMNS, DrawTile, draw_tile
 
 NO_TOKEN: Final = -1
 _LANES: Final = 128
-_PAIR: Final = 2 * _LANES
+_WORDS: Final = 4
 _NOTHING: Final = np.float32(-np.inf)
+_EVERYTHING: Final = np.float32(np.inf)
 _COLDEST: Final = np.float32(2.0**-64)
 _DEGREE: Final = 7
+_ONE_OF: Final = np.float32(2**-32)
+_LESS: Final = np.float32(1 - 2**-9)
+
+type Columns = list[jax.Array]
+"""Something of 128 * 4 columns: columns 0 to 127, 128 to 255, ..."""
+
+type Found = tuple[jax.Array, jax.Array]
+"""A largest sum and its first place, which is NO_TOKEN where a sum is nan."""
+
+type Way = Callable[[jax.Array, Columns], tuple[Callable[[], Columns], Callable[[], Columns]]]
+"""Given the number of a step and its logits, returns what computes bounds that no sum is above, and the sums."""
 
 
 @in_32_bits
@@ -32,7 +46,7 @@ def draw(
     positions: jax.Array,
     *,
     contract: GumbelContract = GUMBEL,
-    tile: DrawTile = DRAW_TILE,
+    tile: DrawTile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Draws a token from each row.
@@ -44,7 +58,7 @@ def draw(
         seeds: (R, 2) uint32.
         positions: (R,) uint32.
         contract: How noise is made and added.
-        tile: Columns and warps of a block.
+        tile: Columns and warps of a block; None chooses.
         interpret: Whether to run on a CPU.
 
     Returns:
@@ -64,10 +78,11 @@ def draw(
     rows, width = logits.shape
     if not rows:
         return jnp.zeros(0, jnp.int32)
-    parts = -(-width // (tile.blocks * _PAIR))
+    tile = tile or draw_tile(rows, width)
+    parts = -(-width // (tile.steps * STEP_COLUMNS))
 
     def kernel(*refs: Any) -> None:
-        _kernel(*refs, width=width, parts=parts, tile=tile, interpret=interpret)
+        _kernel(*refs, width=width, parts=parts, steps=tile.steps, interpret=interpret)
 
     shape = (rows * parts,)
     largest, first = launch(
@@ -105,44 +120,114 @@ def _kernel(
     *,
     width: int,
     parts: int,
-    tile: DrawTile,
+    steps: int,
     interpret: bool,
 ) -> None:
+    """Writes the largest sum of a part of a row, and its first place."""
     block = pl.program_id(0)
     row, part = block // parts, block % parts
-    number = part * tile.blocks + lax.broadcasted_iota(jnp.int32, (tile.blocks, _LANES), 0)
-    lane = lax.broadcasted_iota(jnp.int32, (tile.blocks, _LANES), 1)
-    columns = number * _PAIR + lane, number * _PAIR + (lane + _LANES)
-    there = [c < width for c in columns]
-    read = [
-        plt.load(logits.at[row * width + jnp.where(t, c, 0)], mask=t, other=_NOTHING)
-        for c, t in zip(columns, there, strict=True)
-    ]
+    begin, end = part * steps, jnp.minimum((part + 1) * steps, -(-width // STEP_COLUMNS))
 
-    def noisy(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-        key = seeds[2 * row], seeds[2 * row + 1]
-        counter = (number * _LANES + lane).astype(jnp.uint32)
-        words = threefry(key, (jnp.broadcast_to(positions[row], counter.shape), counter))
-        divisor = jnp.broadcast_to(jnp.maximum(temperature[row], _COLDEST), (1, 1))
-        scale = quotient(jnp.ones_like(divisor), divisor, interpret)
-        a, b = (
-            _add_noise(product(x, scale, interpret), w, interpret) for x, w in zip((first, second), words, strict=True)
-        )
-        return a, b
+    def load(step: jax.Array) -> Columns:
+        inside = step < end
+        return [plt.load(logits.at[row * width + c], mask=(c < width) & inside, other=_NOTHING) for c in _columns(step)]
 
-    sums = lax.cond(temperature[row] > 0, noisy, lambda *logits: logits, *read)
-    best = jnp.maximum(*sums)
-    top = jnp.max(best)
-    # A nan is equal to nothing, whether it is the largest or not.
-    places = [jnp.where(s == top, c, jnp.where(s == s, width, NO_TOKEN)) for s, c in zip(sums, columns, strict=True)]
-    largest[block] = top
-    first[block] = jnp.min(jnp.minimum(*places))
+    def noisy(*read: jax.Array) -> Found:
+        way = _noisy(temperature[row], (seeds[2 * row], seeds[2 * row + 1]), positions[row], interpret)
+        return _search(begin, end, list(read), load, way, width, interpret)
+
+    def greedy(*read: jax.Array) -> Found:
+        return _search(begin, end, list(read), load, _greedy, width, interpret)
+
+    # The first load comes before all else that waits for memory.
+    largest[block], first[block] = lax.cond(temperature[row] > 0, noisy, greedy, *load(begin))
 
 
-def _add_noise(score: jax.Array, word: jax.Array, interpret: bool) -> jax.Array:
+def _columns(step: jax.Array) -> Columns:
+    lane = lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
+    return [step * STEP_COLUMNS + (word * _LANES + lane) for word in range(_WORDS)]
+
+
+def _search(
+    begin: jax.Array,
+    end: jax.Array,
+    read: Columns,
+    load: Callable[[jax.Array], Columns],
+    way: Way,
+    width: int,
+    interpret: bool,
+) -> Found:
+    """Returns what is found in the steps from `begin` to `end`, the logits of the first of which are read.
+
+    Behind the first one, sums are computed in those steps alone in which one may be above the largest so far: later
+    columns lose ties. The logits of a step are loaded while the one before is computed.
+    """
+
+    def step(index: jax.Array, carry: tuple[Columns, Found]) -> tuple[Columns, Found]:
+        read, found = carry
+        following = load(index + 1)
+        bounds_of, sums_of = way(index, read)
+
+        def highest(_: jax.Array) -> jax.Array:
+            bound = functools.reduce(lambda a, b: larger(a, b, interpret), bounds_of())
+            return jnp.max(jnp.where(bound == bound, bound, _EVERYTHING))
+
+        def look(best: jax.Array, place: jax.Array) -> Found:
+            sums, columns = sums_of(), _columns(index)
+            top = jnp.max(functools.reduce(jnp.maximum, sums))
+            places = [
+                jnp.where(s == top, c, jnp.where(s == s, width, NO_TOKEN)) for s, c in zip(sums, columns, strict=True)
+            ]
+            first = jnp.min(functools.reduce(jnp.minimum, places))
+            nan = jnp.minimum(first, place) == NO_TOKEN
+            return jnp.maximum(best, top), jnp.where(nan, NO_TOKEN, jnp.where(top > best, first, place))
+
+        bound = lax.cond(found[0] == _NOTHING, lambda nothing: -nothing, highest, found[0])
+        skipped = (bound <= found[0]) & (bound < _EVERYTHING)
+        return following, lax.cond(skipped, lambda *found: found, look, *found)
+
+    nothing = jnp.full((), _NOTHING), jnp.full((), width, jnp.int32)
+    last: tuple[Columns, Found] = lax.fori_loop(begin, end, step, (read, nothing))
+    return last[1]
+
+
+def _greedy(_: jax.Array, read: Columns) -> tuple[Callable[[], Columns], Callable[[], Columns]]:
+    return lambda: read, lambda: read
+
+
+def _noisy(temperature: jax.Array, seed: tuple[jax.Array, jax.Array], position: jax.Array, interpret: bool) -> Way:
+    divisor = jnp.broadcast_to(jnp.maximum(temperature, _COLDEST), (1,))
+    scale = quotient(jnp.ones_like(divisor), divisor, interpret)
+
+    def way(step: jax.Array, read: Columns) -> tuple[Callable[[], Columns], Callable[[], Columns]]:
+        counter = (step * _LANES + lax.broadcasted_iota(jnp.int32, (_LANES,), 0)).astype(jnp.uint32)
+        nothing = jnp.zeros_like(counter)
+        words = philox(seed, (counter, jnp.full_like(counter, position), nothing, nothing), halves(interpret))
+        numbers = [word.astype(jnp.float32) for word in words]
+        scores = [product(x, scale, interpret) for x in read]
+
+        def each(fn: Callable[[jax.Array, jax.Array, bool], jax.Array]) -> Columns:
+            return [fn(score, number, interpret) for score, number in zip(scores, numbers, strict=True)]
+
+        return lambda: each(_bound), lambda: each(_add_noise)
+
+    return way
+
+
+def _bound(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Array:
+    """Returns what `_add_noise` is not above, for less: an exponential variable is at least its uniform one.
+
+    That is made smaller by more than the errors of all logarithms together. The last instruction is the same, and does
+    not round the larger sum to the smaller number.
+    """
+    less = fused(number, _ONE_OF * _LESS, _ONE_OF * _LESS / 2, interpret)
+    return fused(log2(less, interpret), -LN2, score, interpret)
+
+
+def _add_noise(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Array:
     """Subtracts the logarithm of an exponential variable; see `GumbelContract`."""
     # A power of two is an exact factor: nothing here is rounded but the conversion and the last difference.
-    v = jnp.minimum((word.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-32), np.float32(1 - 2**-24))
+    v = jnp.minimum((number + np.float32(0.5)) * _ONE_OF, np.float32(1 - 2**-24))
     series = jnp.full_like(v, np.float32(1 / _DEGREE))
     for power in range(_DEGREE - 1, 0, -1):
         series = fused(series, v, np.float32(1 / power), interpret)

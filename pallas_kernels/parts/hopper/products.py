@@ -19,6 +19,9 @@ from jaxlib.mlir.dialects import llvm, nvvm, vector
 from pallas_kernels.parts.hopper.registers import element, joined, number_of, with_number
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, tiled
 
+WIDEST: Final = 256
+"""Most columns of one instruction."""
+
 _K: Final = 16  # elements of K in one instruction
 _A_REGISTERS: Final = 4
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
@@ -31,6 +34,7 @@ def start(
     *,
     left_along: bool = True,
     right_along: bool = True,
+    widest: int = WIDEST,
     interpret: bool,
 ) -> jax.Array:
     """Starts total + left @ right, in steps of 16 upwards along K.
@@ -43,6 +47,7 @@ def start(
         right: Pieces (n, k) of shared memory.
         left_along: Whether pieces of `left` lie along K; else they are (k, 64).
         right_along: The same of `right`; else they are (k, n).
+        widest: Most columns of one instruction, a multiple of a tile's; it moves no bit.
         interpret: Whether Mosaic's interpreter runs the kernel.
 
     Returns:
@@ -70,10 +75,14 @@ def start(
         rows = _words(held[-1]) if in_registers else _steps(places[: -len(right)], left_along)
         turned = f"{'' if in_registers else f'{int(not left_along)}, '}{int(not right_along)}"
         kind = ir.MemRefType(places[-1].type).element_type
+        parts = [(at, min(widest, columns - at)) for at in range(0, columns, widest)]
+        found = [sums[at // 2 : (at + count) // 2] for at, count in parts]
         for row, step in zip(rows, _steps(places[-len(right) :], right_along), strict=True):
-            sums = _wgmma(sums, columns // 2, row, step[0], kind, turned)
+            for i, (at, count) in enumerate(parts):
+                place = _moved(step[0], _offset(places[-1], at, right_along)) if at else step[0]
+                found[i] = _wgmma(found[i], count // 2, row, place, kind, turned)
         nvvm.wgmma_commit_group_sync_aligned()
-        return _array(sums, columns)
+        return _array([number for part in found for number in part], columns)
 
     started: jax.Array = issue(*arrays, *refs)
     return started
@@ -210,6 +219,14 @@ def _steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
             offsets = [at // rows * stride for at in range(0, groups * rows, _K)]
         for offset in offsets:
             yield [_moved(base, offset)]
+
+
+def _offset(ref: Any, column: int, along: bool) -> int:
+    """Returns where a column of an operand is, in bytes from its first."""
+    kind = ir.MemRefType(ref.type)
+    _, _, rows, width = kind.shape
+    (stride, *_), _ = kind.get_strides_and_offset()
+    return column // rows * stride * 2 if along else column // width * (rows * width * 2)
 
 
 def _descriptor(ref: Any, leading: int, stride: int) -> Any:

@@ -37,7 +37,9 @@ from jax import lax
 from pallas_kernels.contract import row_contract
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, larger, product, quotient, square_root
 from pallas_kernels.parts.hopper.profile_name import profile_name
+from pallas_kernels.parts.hopper.row_launch import COLUMN_NUMBERS as COLUMN_NUMBERS
 from pallas_kernels.parts.hopper.row_launch import Launch, Pieces, Place, PlaceOf
+from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.team import Team, combine_team
@@ -211,7 +213,8 @@ class Row:
         """Writes the results that are as wide as the row.
 
         Args:
-            step: Maps float32 arrays of one width, one for each array and each vector, to one for each result.
+            step: Maps float32 arrays of one width, one for each array and each vector, to one for each result, or to
+                one for each part of a `Parted` one.
             vectors: Which of the vectors the step is given; all by default.
         """
         launch = self._launch
@@ -224,8 +227,11 @@ class Row:
                 loaded = [self._load(place, i, strip, wanted) for place, i, strip in batch]
                 for (place, _, strip), columns in zip(batch, loaded, strict=True):
                     shifted = replace(strip, block=place.column(launch), columns=launch.columns)
-                    for result, value in zip(launch.results, step(*columns), strict=True):
-                        shifted.store(result, self._index, value.astype(result.dtype), launch.team.interpret)
+                    values = iter(step(*columns))
+                    for result, parted in launch.results:
+                        for part in range(parted.parts):
+                            row, value = parted.row(self._index, part), next(values).astype(result.dtype)
+                            shifted.store(result, row, value, launch.team.interpret)
 
         self._walk(write, None)
         self._leave(met=False)
@@ -278,10 +284,10 @@ class Row:
         return columns
 
     def _vectors(self, wanted: Sequence[int], place: Place, number: int, strip: Strip) -> list[jax.Array]:
-        return [
-            self._launch.load_vector(v, self._at_place(self._launch.vectors[v][1], shared=True), place, number, strip)
-            for v in wanted
-        ]
+        return [self._launch.load_vector(v, self._row_of_vector(v), place, number, strip) for v in wanted]
+
+    def _row_of_vector(self, number: int) -> Any:
+        return None if number == COLUMN_NUMBERS else self._at_place(self._launch.vectors[number][1], shared=True)
 
     def _at_place(self, place: PlaceOf | None, *, shared: bool = False) -> Any:
         """Returns which row of an array this row reads; None for a vector that has no rows."""
@@ -390,7 +396,7 @@ def run_rows(
         program: Is called with a `Row`.
         rows: (M, C) arrays that `supports` allows, or `Picked` ones.
         vectors: (C,) arrays that `supports` allows, shared by all rows, or `Picked` ones.
-        results: Dtypes of the (M, C) results of `emit`.
+        results: Dtypes of the (M, C) results of `emit`, or `Parted` ones.
         given: (M, N) arrays, numbers for each row.
         numbers: How many (M, 1) float32 results the program puts.
         count: M, where the first array is picked.
@@ -405,7 +411,9 @@ def run_rows(
     """
     sources, shared = ([x if isinstance(x, Picked) else Picked(x, None) for x in group] for group in (rows, vectors))
     m, c = (sources[0].array.shape[0] if count is None else count), sources[0].array.shape[1]
-    out = [jax.ShapeDtypeStruct((m, c), d) for d in results] + [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
+    wanted = [d if isinstance(d, Parted) else Parted(d) for d in results]
+    out = [jax.ShapeDtypeStruct((m * w.parts, c), w.dtype) for w in wanted]
+    out += [jax.ShapeDtypeStruct((m, 1), jnp.float32)] * numbers
     if m == 0:
         return tuple(jnp.zeros(o.shape, o.dtype) for o in out)
     counter = _Counter()
@@ -413,10 +421,10 @@ def run_rows(
     lanes = row_contract().lanes(c) if lanes is None else lanes
     sizes = tuple(x.array.dtype.itemsize for x in sources)
     if schedule is None:
-        wide_sizes = tuple(jnp.dtype(d).itemsize for d in results)
+        wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
         apart = any(x.place is not None for x in (*sources, *shared))
         schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
-    vector = row_vector(lanes, (*sizes, *(jnp.dtype(d).itemsize for d in results)))
+    vector = row_vector(lanes, (*sizes, *(jnp.dtype(w.dtype).itemsize for w in wanted)))
     schedule = replace(schedule, blocks=min(schedule.blocks, m))
     direct = schedule.stages == 0
     if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
@@ -444,7 +452,7 @@ def run_rows(
             sources=[(ref, x.place) for ref, x in zip(read, sources, strict=True)],
             vectors=[(ref, x.place) for ref, x in zip(beside, shared, strict=True)],
             given=known,
-            results=wide,
+            results=list(zip(wide, wanted, strict=True)),
             numbers=put,
             team=Team(lanes, cluster, scratch, next(left) if interpret else None, interpret),
             barriers=None if direct else next(left),

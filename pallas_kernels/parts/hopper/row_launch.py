@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
@@ -17,6 +17,9 @@ from pallas_kernels.schedule.hopper.rows import RowSchedule
 
 PlaceOf = Callable[[Any], Any]
 
+COLUMN_NUMBERS: Final = -1
+"""Stands among the vectors of a step for the numbers of the row's columns."""
+
 
 @dataclass(frozen=True)
 class Picked:
@@ -29,6 +32,29 @@ class Picked:
 
     array: jax.Array
     place: PlaceOf | None
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A result of which each row is `parts` rows.
+
+    Of each `together` rows the first ones stand together, then the second ones, and so on.
+
+    Attributes:
+        dtype: Dtype of the result.
+        parts: Rows for each row.
+        together: Rows whose first ones stand together; their number divides that of all rows.
+    """
+
+    dtype: Any
+    parts: int = 1
+    together: int = 1
+
+    def row(self, index: Any, part: int) -> Any:
+        """Returns where a part of a row stands."""
+        if self.parts == 1:
+            return index
+        return index + (lax.div(index, self.together) * (self.parts - 1) + part) * self.together
 
 
 @dataclass(frozen=True)
@@ -81,7 +107,7 @@ class Launch:
     sources: Sequence[tuple[Any, PlaceOf | None]]
     vectors: Sequence[tuple[Any, PlaceOf | None]]
     given: Sequence[Any]
-    results: Sequence[Any]
+    results: Sequence[tuple[Any, Parted]]
     numbers: Sequence[Any]
     team: Team
     barriers: Any
@@ -137,7 +163,9 @@ class Launch:
             pl.when(self.member == 0)(action)
 
     def load_vector(self, number: int, row: Any, place: Place, part: int, strip: Strip) -> jax.Array:
-        """Returns a strip of one of the vectors, of a row of it if it has rows."""
+        """Returns a strip of one of the vectors, of a row of it if it has rows, or of `COLUMN_NUMBERS`."""
+        if number == COLUMN_NUMBERS:
+            return replace(strip, block=place.column(self)).numbers(self.team.interpret)
         key = (number, place.column(self), part) if self.schedule.preload else None
         if key is not None and key in self.preloaded:
             return self.preloaded[key]

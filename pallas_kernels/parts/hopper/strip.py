@@ -138,6 +138,31 @@ class Strip:
         result: jax.Array = mask(self._place(None)[1], value)
         return result
 
+    def numbers(self, interpret: Any) -> jax.Array:
+        """Returns the columns' numbers in the row, as float32."""
+        if interpret:
+            columns: jax.Array = self.block + self.lane + lax.iota(jnp.int32, self.width)
+            return columns.astype(jnp.float32)
+        layout = strided(self.width)
+
+        inline: Any = plgpu.inline_mgpu(
+            arg_types=(_NUMBER,),
+            return_type=plgpu.ShapeDtypeStruct((self.width,), jnp.dtype(jnp.float32), layout=layout),
+        )
+
+        @inline  # type: ignore[untyped-decorator]
+        def numbers(_: Any, start: Any) -> Any:
+            f32 = ir.F32Type.get()
+            kind = ir.VectorType.get((self.vector,), f32)
+            first = vectors.broadcast(kind, arith.sitofp(f32, self._column(start)))
+            constant: Any = arith.constant
+            others = constant(kind, ir.DenseElementsAttr.get(np.arange(self.vector, dtype=np.float32), type=kind))
+            registers = np.array([arith.addf(first, others)], dtype=object)
+            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=None)
+
+        result: jax.Array = numbers(self._place(None)[1])
+        return result
+
     def _place(self, row: Any) -> tuple[jax.Array, jax.Array]:
         return jnp.asarray(0 if row is None else row, jnp.int32), jnp.asarray(self.block + self.lane, jnp.int32)
 

@@ -26,30 +26,28 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
     All are read before any is written: ptxas keeps a read behind the writes before it, one latency for each.
 
     Args:
-        source: Shared memory (rows, n) int8, row by row; n is a multiple of 32 up to 256, rows one of 64.
+        source: Shared memory (rows, n) int8, row by row; n is a multiple of 32, rows one of 64.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     rows, columns = source.shape
     if interpret:
         read: jax.Array = source[...]
         return read
-    step = _step(columns)
-    layout, words = plgpu.Layout.WG_STRIDED, (2 * WARPGROUP * (rows // step),)
+    strip, step = _strip(columns)
+    places = [(at, first) for at in range(0, columns, strip) for first in range(0, rows, step)]
+    layout, words = plgpu.Layout.WG_STRIDED, (2 * WARPGROUP * len(places),)
     result = plgpu.ShapeDtypeStruct(words, jnp.dtype(jnp.int32), layout=layout(words, vec_size=2))
     inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
 
     @inline  # type: ignore[untyped-decorator]
     def load(_: Any, source: Any) -> Any:
         byte, pair = ir.IntegerType.get_signless(8), ir.VectorType.get((2,), ir.IntegerType.get_signless(32))
-        chunks = columns // _CHUNK
-        # Threads that have no chunk read that of another.
-        thread = arith.minui(thread_of_warpgroup(), i32(step * chunks - 1))
-        chunk, row = arith.remui(thread, i32(chunks)), arith.divui(thread, i32(chunks))
+        chunk, row = _own(strip)
         start = arith.addi(arith.muli(row, i32(columns)), arith.muli(chunk, i32(_CHUNK)))
         first = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(source), [start], byte)
-        registers = np.empty((rows // step,), dtype=object)
-        for i in range(registers.size):
-            registers[i] = llvm.load(pair, mgpu.utils.getelementptr(first, [i * step * columns], byte))
+        registers = np.empty((len(places),), dtype=object)
+        for i, (at, above) in enumerate(places):
+            registers[i] = llvm.load(pair, mgpu.utils.getelementptr(first, [above * columns + at], byte))
         return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGStridedFragLayout(words, 2), _is_signed=True)
 
     loaded: jax.Array = load(source)
@@ -61,22 +59,22 @@ def read_factors(factors: Any, interpret: bool) -> jax.Array:
     if interpret:
         read: jax.Array = factors[...]
         return read
-    shape = (WARPGROUP * _CHUNK,)
+    (columns,) = factors.shape
+    strip, _ = _strip(columns)
+    places = [at + half for at in range(0, columns, strip) for half in range(0, _CHUNK, _HALF)]
+    shape = (WARPGROUP * _HALF * len(places),)
     layout = plgpu.Layout.WG_STRIDED(shape, vec_size=_HALF)
     result = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
     inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
-    chunks = factors.shape[0] // _CHUNK
 
     @inline  # type: ignore[untyped-decorator]
     def load(_: Any, factors: Any) -> Any:
         f32 = ir.F32Type.get()
-        column = arith.muli(arith.remui(thread_of_warpgroup(), i32(chunks)), i32(_CHUNK))
-        first = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(factors), [column], f32)
-        registers = np.empty((_CHUNK // _HALF,), dtype=object)
-        for i in range(registers.size):
-            registers[i] = llvm.load(
-                ir.VectorType.get((_HALF,), f32), mgpu.utils.getelementptr(first, [_HALF * i], f32)
-            )
+        chunk, _ = _own(strip)
+        first = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(factors), [arith.muli(chunk, i32(_CHUNK))], f32)
+        registers = np.empty((len(places),), dtype=object)
+        for i, at in enumerate(places):
+            registers[i] = llvm.load(ir.VectorType.get((_HALF,), f32), mgpu.utils.getelementptr(first, [at], f32))
         return mgpu.FragmentedArray(
             _registers=registers, _layout=mgpu.WGStridedFragLayout(shape, _HALF), _is_signed=None
         )
@@ -111,55 +109,61 @@ def write_widened(numbers: jax.Array, target: Any, factors: jax.Array, fp8: bool
     @inline  # type: ignore[untyped-decorator]
     def widen(_: Any, numbers: Any, target: Any, factors: Any) -> None:
         byte, word = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
-        chunks, step = columns // _CHUNK, _step(columns)
-        thread = thread_of_warpgroup()
-        chunk, row = arith.remui(thread, i32(chunks)), arith.divui(thread, i32(chunks))
         base = mgpu.utils.memref_ptr(target)
         scales = [element(register, i) for register in factors.registers.flat for i in range(_HALF)]
-        with mgpu.when(arith.cmpi(arith.CmpIPredicate.ult, thread, i32(step * chunks))):
-            places = _places(target, row, chunk, rows, step)
-            for pair, (phase, offset) in zip(numbers.registers.flat, places, strict=True):
-                found = llvm.mlir_undef(ir.VectorType.get((4,), word))
-                for half in range(2):
-                    operands = [element(pair, half), *scales[_HALF * half : _HALF * (half + 1)]]
-                    results = mgpu.utils.inline_ptx(text(kind), *operands, result_types=[word, word])
-                    for j, result in enumerate(results):
-                        found = with_element(found, 2 * half + j, result)
-                place = mgpu.utils.getelementptr(base, [phase], byte)
-                llvm.store(found, mgpu.utils.getelementptr(place, [offset], byte))
+        places = _places(target, rows, *_strip(columns))
+        for pair, (strip, phase, offset) in zip(numbers.registers.flat, places, strict=True):
+            found = llvm.mlir_undef(ir.VectorType.get((4,), word))
+            for half in range(2):
+                start = _CHUNK * strip + _HALF * half
+                operands = [element(pair, half), *scales[start : start + _HALF]]
+                results = mgpu.utils.inline_ptx(text(kind), *operands, result_types=[word, word])
+                for j, result in enumerate(results):
+                    found = with_element(found, 2 * half + j, result)
+            place = mgpu.utils.getelementptr(base, [phase], byte)
+            llvm.store(found, mgpu.utils.getelementptr(place, [offset], byte))
 
     widen(numbers, target, factors)
 
 
-def _step(columns: int) -> int:
-    """Returns how many rows a warpgroup takes at once."""
-    return 1 << (WARPGROUP // (columns // _CHUNK)).bit_length() - 1
+def _strip(columns: int) -> tuple[int, int]:
+    """Returns how many columns and rows a warpgroup takes at once: of the columns the largest power of two."""
+    width = columns & -columns
+    return width, WARPGROUP * _CHUNK // width
 
 
-def _places(target: Any, row: Any, chunk: Any, rows: int, step: int) -> Iterator[tuple[Any, int]]:
-    """Yields where in `target` this thread's chunks are, in bytes: a number for the thread and a constant."""
+def _own(strip: int) -> tuple[Any, Any]:
+    """Returns this thread's chunk of a strip, and its row."""
+    thread, chunks = thread_of_warpgroup(), i32(strip // _CHUNK)
+    return arith.remui(thread, chunks), arith.divui(thread, chunks)
+
+
+def _places(target: Any, rows: int, strip: int, step: int) -> Iterator[tuple[int, Any, int]]:
+    """Yields this thread's chunks of `target`: the strip, and where, a number of bytes of the thread and a constant."""
     _, squares, _, width = ir.MemRefType(target.type).shape
     in_row = width // _CHUNK  # chunks of a row of a tile
-    square, atom = arith.divui(chunk, i32(in_row)), _GROUP * width * 2
-    own = arith.remui(chunk, i32(in_row))
+    atom, in_strip = _GROUP * width * 2, strip // width
+    chunk, row = _own(strip)
+    square, own = arith.divui(chunk, i32(in_row)), arith.remui(chunk, i32(in_row))
     found: dict[int, Any] = {}
-    for first in range(0, rows, step):
-        phase = first % _GROUP
-        if phase not in found:
-            inner = arith.addi(arith.remui(row, i32(_GROUP)), i32(phase))
-            # The hardware's swizzle: rows of 128 bytes by their number, of 64 bytes by half of it.
-            moved = arith.xori(own, inner if in_row == _GROUP else arith.shrui(inner, i32(1)))
-            parts = (
-                arith.muli(arith.divui(row, i32(_GROUP)), i32(squares * atom)),
-                arith.muli(square, i32(atom)),
-                arith.muli(inner, i32(width * 2)),
-                arith.muli(moved, i32(2 * _CHUNK)),
-            )
-            total = parts[0]
-            for part in parts[1:]:
-                total = arith.addi(total, part)
-            found[phase] = total
-        yield found[phase], first // _GROUP * squares * atom
+    for number in range(squares // in_strip):
+        for first in range(0, rows, step):
+            phase = first % _GROUP
+            if phase not in found:
+                inner = arith.addi(arith.remui(row, i32(_GROUP)), i32(phase))
+                # The hardware's swizzle: rows of 128 bytes by their number, of 64 bytes by half of it.
+                moved = arith.xori(own, inner if in_row == _GROUP else arith.shrui(inner, i32(1)))
+                parts = (
+                    arith.muli(arith.divui(row, i32(_GROUP)), i32(squares * atom)),
+                    arith.muli(square, i32(atom)),
+                    arith.muli(inner, i32(width * 2)),
+                    arith.muli(moved, i32(2 * _CHUNK)),
+                )
+                total = parts[0]
+                for part in parts[1:]:
+                    total = arith.addi(total, part)
+                found[phase] = total
+            yield number, found[phase], first // _GROUP * squares * atom + number * in_strip * atom
 
 
 def _int8(kind: str) -> str:

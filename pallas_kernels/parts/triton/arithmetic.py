@@ -1,12 +1,16 @@
 """Instructions of Triton kernels whose rounding no compiler may change."""
 
 import math
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental.pallas import triton as plt
+
+from pallas_kernels.parts.philox import multiply
 
 LOG2E: Final = np.float32(math.log2(math.e))
 LN2: Final = np.float32(math.log(2))
@@ -40,13 +44,35 @@ def fused(a: jax.Array, b: jax.Array | np.float32, c: jax.Array | np.float32, in
     return a * b + c if interpret else _apply("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
 
 
+def larger(a: jax.Array, b: jax.Array, interpret: bool) -> jax.Array:
+    """Returns the larger float32, nan where one is; `jnp.maximum` loses it in Triton."""
+    return jnp.maximum(a, b) if interpret else _apply("max.NaN.f32 $0, $1, $2;", a, b)
+
+
+def halves(interpret: bool) -> Callable[[jax.Array, np.uint32], tuple[jax.Array, jax.Array]]:
+    """Returns what multiplies uint32 and returns the upper and the lower half of the products."""
+    return multiply if interpret else _halves
+
+
+def _halves(x: jax.Array, factor: np.uint32) -> tuple[jax.Array, jax.Array]:
+    product = _one("mul.wide.u32 $0, $1, $2;", "=l,r,r", np.int64, x, jnp.full_like(x, factor))
+    # Triton has no unsigned types, and Pallas takes one result.
+    high = _one("{ .reg .b32 low; mov.b64 {low, $0}, $1; }", "=r,l", np.int32, product)
+    low = _one("{ .reg .b32 high; mov.b64 {$0, high}, $1; }", "=r,l", np.int32, product)
+    return lax.bitcast_convert_type(high, jnp.uint32), lax.bitcast_convert_type(low, jnp.uint32)
+
+
 def _apply(instruction: str, *args: jax.Array) -> jax.Array:
+    return _one(instruction, ",".join(["=f", *["f"] * len(args)]), args[0].dtype, *args)
+
+
+def _one(instruction: str, constraints: str, dtype: Any, *args: jax.Array) -> jax.Array:
     result: jax.Array
     (result,) = plt.elementwise_inline_asm(
         instruction,
         args=args,
-        constraints=",".join(["=f", *["f"] * len(args)]),
+        constraints=constraints,
         pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(args[0].shape, args[0].dtype)],
+        result_shape_dtypes=[jax.ShapeDtypeStruct(args[0].shape, dtype)],
     )
     return result

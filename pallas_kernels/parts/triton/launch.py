@@ -1,6 +1,6 @@
 """Launching a Triton kernel, also in a program that is lowered on a machine without a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -20,6 +20,7 @@ def launch(
     out: Sequence[jax.ShapeDtypeStruct],
     warps: int,
     stages: int,
+    aliases: Mapping[int, int] | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Runs a kernel in so many blocks of threads.
@@ -31,12 +32,14 @@ def launch(
         out: Shapes and dtypes of the results.
         warps: Warps of a block.
         stages: Tiles that a loop's copies run ahead.
+        aliases: Which result, by its number, is the array of that number, written in part.
         interpret: Whether to run on a CPU, block after block.
     """
     call = pl.pallas_call(
         kernel,
         out_shape=tuple(_varying(shape, arrays) for shape in out),
         grid=(blocks,),
+        input_output_aliases=dict(aliases or {}),
         interpret=interpret,
         compiler_params=None if interpret else plt.CompilerParams(num_warps=warps, num_stages=stages),
     )

@@ -20,7 +20,14 @@ _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4,
 _WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
-_BYTE_STAGES: Final = {(64, 64): (4, 4), (96, 96): (2, 4), (128, 128): (2, 2)}
+_BYTE_STAGES: Final = {
+    (64, 64): (4, 4),
+    (96, 96): (2, 4),
+    (128, 128): (2, 2),
+    (192, 128): (2, 4),
+    (192, 192): (2, 3),
+    (256, 256): (1, 3),
+}
 _SWAPPED: Final = ((64, 64), (128, 128))
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
@@ -96,7 +103,8 @@ class Problem:
         split: Keys of a split.
         sees_all: Whether all queries see the same keys, with neither a causal mask nor a window.
         eight_bits: Whether keys and values have 8 bits.
-        plain: Whether there is neither a soft cap nor slopes.
+        plain: Whether no soft cap bends the scores, nothing is added to them and no mask hides any.
+        shares: Whether sequences may share splits, of more than one.
     """
 
     batch: int
@@ -111,6 +119,7 @@ class Problem:
     sees_all: bool
     eight_bits: bool = False
     plain: bool = True
+    shares: bool = False
 
     @property
     def splits(self) -> int:
@@ -139,7 +148,13 @@ def attention_schedule(problem: Problem) -> PrefillSchedule | DecodeSchedule:
     p = problem
     rows = p.queries * p.group if p.plain else SWAPPED_ROWS + 1
     packed = decode_schedule(
-        p.size, p.value_size, tiles=p.packed_tiles, splits=p.splits, eight_bits=p.eight_bits, rows=rows
+        p.size,
+        p.value_size,
+        tiles=p.packed_tiles,
+        splits=p.splits,
+        eight_bits=p.eight_bits,
+        rows=rows,
+        shares=p.shares,
     )
     if p.queries <= _DECODE_QUERIES:
         return packed
@@ -205,6 +220,7 @@ def decode_schedule(
     splits: int = 2,
     eight_bits: bool = False,
     rows: int = SWAPPED_ROWS + 1,
+    shares: bool = False,
 ) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
@@ -215,16 +231,17 @@ def decode_schedule(
         splits: Splits of a sequence, as many as its cache has room for.
         eight_bits: Whether keys and values have 8 bits.
         rows: Rows of a key head, of plain scores: more than `SWAPPED_ROWS` with a soft cap or slopes.
+        shares: Whether sequences may share splits, of more than one: items have one split then, and 64 rows.
     """
     widths = head_size, value_size or head_size
-    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED
+    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED and not shares
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
         return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1, swap=swap)
     if splits == 1:
         return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
     rounds = -(-tiles // SMS)
-    if widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
+    if not shares and widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
         return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
     return DecodeSchedule(_DECODE_STAGES[widths], swap=swap)
 

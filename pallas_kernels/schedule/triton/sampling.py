@@ -3,18 +3,30 @@
 from dataclasses import dataclass
 from typing import Final
 
+STEP_COLUMNS: Final = 512
+_BLOCKS: Final = 2048  # of one warp each: 16 on each processor of an H100
+_MOST_STEPS: Final = 32
+
 
 @dataclass(frozen=True)
 class DrawTile:
     """What one block of threads takes.
 
     Attributes:
-        blocks: Blocks of 256 columns; a power of two.
+        steps: Steps of 512 columns, one after another.
         warps: Warps of a block.
     """
 
-    blocks: int
-    warps: int
+    steps: int
+    warps: int = 1
 
 
-DRAW_TILE: Final = DrawTile(blocks=8, warps=4)
+def draw_tile(rows: int, columns: int) -> DrawTile:
+    """Returns a tile that leaves work for all processors; the longer it is, the more steps can be cut short.
+
+    Example:
+        >>> draw_tile(1, 128256).steps, draw_tile(64, 128256).steps
+        (1, 8)
+    """
+    steps = rows * -(-columns // STEP_COLUMNS) / _BLOCKS
+    return DrawTile(min(_MOST_STEPS, 1 << max(0, round(steps) - 1).bit_length()))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -13,6 +13,8 @@ from pallas_kernels.ops.attention.hopper._keys import KeySource, Pages
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.parts.hopper.clean import WORD, clean_rows
 from pallas_kernels.parts.hopper.tile import tiled
+
+_NEVER: Final = 30  # no position is 2 ** 30
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,11 @@ class Ring:
         ]
 
     def slot(self, position: Any) -> Any:
-        return lax.rem(position, self.stages)
+        """Returns the stage of a position. The only one is a zero that ptxas does not know.
+
+        Descriptions of operands that do not change are hoisted out of the loop, and more than there are registers.
+        """
+        return lax.rem(position, self.stages) if self.stages > 1 else position >> _NEVER
 
     def fill(
         self,

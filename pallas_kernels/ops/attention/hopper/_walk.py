@@ -17,13 +17,14 @@ from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, weigh
+from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.clean import spoil_rows
 from pallas_kernels.parts.hopper.parked import park, park_rows, unpark, unpark_rows
-from pallas_kernels.parts.hopper.products import await_sums, behind_wait, finish, start
+from pallas_kernels.parts.hopper.products import WIDEST, await_sums, behind_wait, finish, start
 from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes, filled
 
 
@@ -75,6 +76,8 @@ class Walk:
         parked: Where the splits before wait; None for one split.
         after_scores: Called when the queries have been read for the last time.
         interpret: Whether Mosaic's interpreter runs the kernel.
+        widest: Most columns of values in one instruction.
+        pairs: A bias and a mask; None without them.
     """
 
     contract: SplitAttentionContract
@@ -90,6 +93,8 @@ class Walk:
     parked: Parked | None
     after_scores: Callable[[], None]
     interpret: bool
+    widest: int = WIDEST
+    pairs: Pairs | None = None
 
     @property
     def size(self) -> int:
@@ -100,7 +105,11 @@ class Walk:
     @property
     def factor(self) -> float:
         """Factor of the scores."""
-        return self.scoring.factor_left(self.slope is not None)
+        return self.scoring.factor_left(self.slope is not None or self._has_bias)
+
+    @property
+    def _has_bias(self) -> bool:
+        return self.pairs is not None and self.pairs.bias is not None
 
     @property
     def math(self) -> Arithmetic:
@@ -139,7 +148,7 @@ class Walk:
         block = self.blocks.first
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
         scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
-        scores = self._masked(self._finish_scores(scores, 0, block), block)
+        scores = self._masked(self._finish_scores(scores, 0, block, self._biases(block)), block)
         stats, decay, weights = weigh(scores, no_keys(), self.factor, self.contract, self.math)
         weights = weights.astype(self.ring.values.dtype)
         return State(filled((ROWS, self.size), 0), stats, weights, decay, decay)
@@ -148,8 +157,9 @@ class Walk:
         """Takes a block's scores and the values of the block before."""
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
         scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
+        bias = self._biases(block)
         values, stats = self._start_values(block - 1, state)
-        scores = self._masked(self._finish_scores(scores, 1, block), block)
+        scores = self._masked(self._finish_scores(scores, 1, block, bias), block)
         begin, taken, kept = stats, None, state.kept
         parked = self.parked
         if parked is not None:
@@ -188,7 +198,8 @@ class Walk:
 
             begins = (block != self.blocks.first) & self._begins_split(block)
             values = lax.cond(begins, put_aside, lambda values: values, values)
-        values = start(values, state.weights, (self._values(block),), right_along=False, interpret=self.interpret)
+        pieces = (self._values(block),)
+        values = start(values, state.weights, pieces, right_along=False, widest=self.widest, interpret=self.interpret)
         return values, stats
 
     def _stats_before(self, parked: Parked) -> Stats:
@@ -213,12 +224,19 @@ class Walk:
     def _values(self, block: Any) -> Any:
         return self.ring.values.at[self._slot(block)]
 
-    def _finish_scores(self, scores: jax.Array, after: int, block: Any) -> jax.Array:
+    def _biases(self, block: Any) -> jax.Array | None:
+        keys = self.contract.key_block
+        return None if self.pairs is None else self.pairs.biases(block * keys, keys)
+
+    def _finish_scores(self, scores: jax.Array, after: int, block: Any, bias: jax.Array | None) -> jax.Array:
         (scores,) = finish(after, scores, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.keys_free.at[self._slot(block)])
         pl.when(block + 1 == self.blocks.last)(self.after_scores)
         start = lambda: block * self.contract.key_block - self.positions()  # noqa: E731
-        return self.scoring.sloped(self.scoring.tangents(scores, self.math), self.slope, start, self.math)
+        scores = self.scoring.tangents(scores, self.math)
+        if bias is not None:
+            scores = self.scoring.biased(scores, bias, self.math)
+        return self.scoring.sloped(scores, self.slope, start, self.math, self.scoring.factor_left(bias is not None))
 
     def _masked(self, scores: jax.Array, block: Any) -> jax.Array:
         """Returns scores with -inf where a key is not seen."""
@@ -227,10 +245,16 @@ class Walk:
             first, end = self.sight.range(self.positions(), self.length)
             start = block * self.contract.key_block
             limit = None if self.sight.before is None else first - start
-            return keep_band(scores, limit, end - start - 1, -math.inf, self.interpret)
+            return keep_band(scores, limit, end - start - 1, -math.inf, self.interpret, self._words(block))
 
+        if self.sight.masked:
+            return mask(scores)
         masked: jax.Array = lax.cond(self.blocks.in_part(block), mask, lambda scores: scores, scores)
         return masked
+
+    def _words(self, block: Any) -> tuple[jax.Array, ...]:
+        keys = self.contract.key_block
+        return () if self.pairs is None else self.pairs.words(block * keys, keys)
 
     def _wait_for_values(self, block: Any, stats: Stats) -> Stats:
         """Returns the stats with nan for queries that see values of which the ring made zeros."""
@@ -239,6 +263,7 @@ class Walk:
         def spoiled(total: jax.Array) -> jax.Array:
             first, end = self.sight.range(self.positions(), self.length)
             start = block * self.contract.key_block
-            return spoil_rows(total, first - start, end - start, self.ring.found.at[self._slot(block)], self.interpret)
+            found = self.ring.found.at[self._slot(block)]
+            return spoil_rows(total, first - start, end - start, found, self.interpret, bits=self._words(block))
 
         return stats._replace(total=lax.cond(self.blocks.in_part(block), spoiled, lambda total: total, stats.total))

@@ -15,14 +15,13 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.mosaic import gpu as mgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref, vector
 
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
+from pallas_kernels.ops.attention.hopper._decode_results import Place, Results, store_columns, store_rows
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import of_queries, result
+from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._swapped_walk import Shared, SwappedWalk
@@ -31,11 +30,12 @@ from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.columns import CHAINS, COLUMN, COLUMNS
 from pallas_kernels.parts.hopper.columns import scratch as column_scratch
-from pallas_kernels.parts.hopper.registers import element, number_of
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.products import WIDEST
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
+_WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four warpgroups, ptxas takes no wider ones
 
 
 class Item(NamedTuple):
@@ -64,10 +64,52 @@ class Body:
     call: Call
     schedule: DecodeSchedule
 
+    def inside(self, further: Further) -> "Body":
+        """Returns the program with what it reads from memory first."""
+        return self
+
     @property
     def rows(self) -> int:
         """Rows of a key head."""
         return self.call.queries * self.call.group
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Sequences, and rows of each, that arrays of what items give have room for."""
+        rows = self.heads * self.rows
+        return self.call.batch, rows if self.schedule.whole else -(-rows // MERGED_ROWS) * MERGED_ROWS
+
+    @property
+    def merged(self) -> tuple[int, int]:
+        """The same for the arrays of results."""
+        return self.room
+
+    @property
+    def counts(self) -> set[int]:
+        """How many rows of a tile may be written."""
+        return {min(ROWS, self.rows), self.rows % ROWS or ROWS}
+
+    def place(self, item: Item) -> Place:
+        """Returns where the rows of an item lie in what items give."""
+        first = item.tile * ROWS
+        return Place(item.sequence, item.head * self.rows + first, self.rows - first)
+
+    def of_result(self, sequence: Any, row: Any) -> tuple[Any, Any]:
+        """Returns the sequence and the row of what items give for a row of the result."""
+        return sequence, row
+
+    def packed(self, query: jax.Array) -> tuple[jax.Array, ...]:
+        """Returns queries (B, T, N, H) as the rows of key heads, (B * K, T * group, H)."""
+        call = self.call
+        shape = (call.batch, call.queries, self.heads, call.group, call.size)
+        packed = jnp.moveaxis(query.reshape(shape), 1, 2).reshape(call.batch * self.heads, -1, call.size)
+        rows = packed.shape[1]
+        return (jnp.pad(packed, ((0, 0), (0, -rows % _ROWS), (0, 0))) if rows > _ROWS else packed,)
+
+    def copy_rows(self, packed: tuple[Any, ...], item: Item, target: Any, barrier: Any) -> None:
+        """Starts the copy of the rows of an item from packed queries into shared memory (64 or 8, H)."""
+        window = packed[0].at[item.sequence * self.heads + item.head, pl.ds(item.tile * ROWS, self.loaded)]
+        plgpu.copy_gmem_to_smem(window, target.at[pl.ds(0, self.loaded)], barrier)
 
     @property
     def tiles(self) -> int:
@@ -120,15 +162,19 @@ class Body:
         tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
         splits = 1 if self.schedule.whole else self.splits
         split, sequence = lax.rem(number, splits), lax.div(number, splits)
+        return Item(sequence, head, tile, split, self.blocks(lengths, sequence, tile, split))
+
+    def blocks(self, lengths: Lengths, sequence: Any, tile: Any, split: Any) -> Blocks:
+        """Returns the blocks of an item."""
         seen = self.seen(lengths.offsets[sequence], lengths.keys[sequence])
         there = lengths.queries[sequence] * self.call.group > tile * ROWS
         if self.schedule.whole:
             # One block of a tile without queries is walked, for the zeros that are its result.
-            return Item(sequence, head, tile, split, seen._replace(last=jnp.where(there, seen.last, seen.first + 1)))
+            return seen._replace(last=jnp.where(there, seen.last, seen.first + 1))
         length = self.call.contract.split // self.call.contract.key_block
         start, end = jnp.maximum(split * length, seen.first), jnp.minimum((split + 1) * length, seen.last)
         end = jnp.where(there, end, start)
-        return Item(sequence, head, tile, split, seen._replace(first=start, last=end))
+        return seen._replace(first=start, last=end)
 
     def seen(self, offset: Any, keys: Any) -> Blocks:
         """Returns the blocks that the queries of a sequence see, the same for all of its tiles."""
@@ -141,7 +187,7 @@ class Body:
         return begin, jnp.where(queries > 0, jnp.minimum(end, self.splits), begin)
 
     def produce(
-        self, query: Any, caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring | ByteRing
+        self, packed: tuple[Any, ...], caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring | ByteRing
     ) -> None:
         """Fetches the rows and the blocks of all items of this block of the grid."""
         block = lax.axis_index("block")
@@ -155,9 +201,7 @@ class Body:
             def _() -> None:
                 slot = lax.rem(done, 2)
                 pl.when(done >= 2)(partial(plgpu.barrier_wait, scratch.queries_free.at[slot]))
-                window = query.at[item.sequence * self.heads + item.head, pl.ds(item.tile * ROWS, self.loaded)]
-                target = scratch.queries.at[slot, pl.ds(0, self.loaded)]
-                plgpu.copy_gmem_to_smem(window, target, scratch.queries_full.at[slot])
+                self.copy_rows(packed, item, scratch.queries.at[slot], scratch.queries_full.at[slot])
 
             ring.fill(item.blocks, position, caches, table, item.sequence, item.head)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
@@ -189,7 +233,7 @@ class Body:
 
         drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
 
-    def compute(self, lengths: Lengths, further: Further, results: "_Results", scratch: "_Scratch", ring: Ring) -> None:
+    def compute(self, lengths: Lengths, further: Further, results: Results, scratch: "_Scratch", ring: Ring) -> None:
         """Computes all items of this block of the grid."""
         block = lax.axis_index("block")
 
@@ -213,7 +257,7 @@ class Body:
         slot: Any,
         lengths: Lengths,
         further: Further,
-        results: "_Results",
+        results: Results,
         scratch: "_Scratch",
         ring: Ring,
     ) -> None:
@@ -230,6 +274,11 @@ class Body:
             found: jax.Array = lengths.offsets[item.sequence] + query(rows)
             return found
 
+        def rows() -> tuple[jax.Array, jax.Array]:
+            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            group = jnp.full_like(row, call.group)
+            return item.head * call.group + lax.rem(row, group), lax.div(row, group)
+
         def of_rows(numbers: Any) -> jax.Array | None:
             if numbers is None:
                 return None
@@ -240,9 +289,8 @@ class Body:
         def after_scores() -> None:
             plgpu.barrier_arrive(scratch.queries_free.at[slot])
 
-        first = item.head * self.rows + item.tile * ROWS
-        left = self.rows - item.tile * ROWS
-        target = results.of(item, self.schedule.whole)
+        place = self.place(item)
+        target = results.of(place, item.split, self.schedule.whole)
         plgpu.barrier_wait(scratch.queries_full.at[slot])
         if scratch.shared is not None:
             columns = SwappedWalk(
@@ -259,7 +307,7 @@ class Body:
                 interpret,
             )
             tiles, stats = columns.run()
-            _store_columns(target.values, target.numbers, first, left, tiles, stats, self.rows, interpret)
+            store_columns(target.values, target.numbers, place, tiles, stats, self.rows, interpret)
             return
         walk = Walk(
             call.contract,
@@ -275,123 +323,18 @@ class Body:
             scratch.parked,
             after_scores,
             interpret,
+            WIDEST if further.key_scale is None else _WIDEST_OF_FOUR,
+            Pairs.of(further.bias, further.mask, item.sequence, rows, interpret),
         )
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
-            rows = query(plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW))
+            queries = query(plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW))
             wrong = call.leads_outside(further.table, item.sequence, lengths.keys[item.sequence])
-            stats = of_queries(stats, rows, lengths.queries[item.sequence], wrong)
+            stats = of_queries(stats, queries, lengths.queries[item.sequence], wrong)
             values, lse = result(values, stats, of_rows(further.sinks), Arithmetic(interpret=interpret))
             values, numbers = values.astype(results.values.dtype), (lse,)
-        _store_rows(target.values, target.numbers, first, left, values, numbers, self.rows, interpret)
-
-
-class _Results(NamedTuple):
-    """Where results go: values and numbers of rows, of each sequence and, unless items are whole, of each split."""
-
-    values: Any
-    numbers: Any
-
-    def of(self, item: Item, whole: bool) -> "_Results":
-        """Returns the place of an item: (R, V), and (R,) for each number."""
-        if whole:
-            return _Results(self.values.at[item.sequence], (self.numbers.at[item.sequence],))
-        numbers = tuple(self.numbers.at[item.sequence, i, :, item.split] for i in range(2))
-        return _Results(self.values.at[item.sequence, item.split], numbers)
-
-
-def _store_rows(
-    values_ref: Any,
-    numbers_refs: tuple[Any, ...],
-    first: Any,
-    left: Any,
-    values: jax.Array,
-    numbers: tuple[jax.Array, ...],
-    most: int,
-    interpret: bool,
-) -> None:
-    """Writes the rows below `left` of a tile to the rows from `first` on of GPU memory (R, V) and (R,)."""
-    if interpret:
-        for count in {min(ROWS, most), most % ROWS or ROWS}:
-
-            @pl.when(jnp.minimum(left, ROWS) == count)
-            def _(count: int = count) -> None:
-                values_ref.at[pl.ds(first, count)][...] = values[:count]
-                for ref, found in zip(numbers_refs, numbers, strict=True):
-                    ref.at[pl.ds(first, count)][...] = found[:count]
-
-        return
-    number, count = plgpu.Layout.WG_SPLAT(()), len(numbers)
-    types = (*[plgpu.RefType()] * (1 + count), number, number, TILE, *[ROW] * count)
-    inline: Any = plgpu.inline_mgpu(arg_types=types)
-
-    @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, values_ref: Any, *given: Any) -> None:
-        refs, (first, left, values, *stats) = given[:count], given[count:]
-        index = ir.IndexType.get()
-        thread = thread_of_warpgroup()
-        quad = arith.remui(thread, i32(4))
-        upper = arith.addi(
-            arith.muli(arith.divui(thread, i32(32)), i32(16)), arith.divui(arith.remui(thread, i32(32)), i32(4))
-        )
-        pairs = values.registers.reshape(values.registers.shape[1], 2)
-        for half in range(2):
-            row = arith.addi(upper, i32(8 * half))
-            target = arith.index_cast(index, arith.addi(row, first.registers.item()))
-            with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, row, left.registers.item())):
-                for j in range(pairs.shape[0]):
-                    column = arith.addi(arith.muli(quad, i32(2)), i32(8 * j))
-                    vector.store(pairs[j, half], values_ref, [target, arith.index_cast(index, column)])
-                with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, quad, i32(0))):
-                    for ref, found in zip(refs, stats, strict=True):
-                        memref.store(number_of(found.registers.flat[half]), ref, [target])
-
-    store(values_ref, *numbers_refs, *(jnp.asarray(x, jnp.int32) for x in (first, left)), values, *numbers)
-
-
-def _store_columns(
-    values_ref: Any,
-    numbers_refs: tuple[Any, ...],
-    first: Any,
-    left: Any,
-    values: tuple[jax.Array, ...],
-    numbers: tuple[jax.Array, ...],
-    most: int,
-    interpret: bool,
-) -> None:
-    """Writes the columns below `left` of tiles (64, 8) as `_store_rows` does rows."""
-    if interpret:
-        rows = pl.ds(first, most)
-        values_ref.at[rows][...] = jnp.concatenate(values).T[:most]
-        for ref, found in zip(numbers_refs, numbers, strict=True):
-            ref.at[rows][...] = found[:most]
-        return
-    number, count = plgpu.Layout.WG_SPLAT(()), len(numbers)
-    types = (*[plgpu.RefType()] * (1 + count), number, number, *[TILE] * len(values), *[COLUMN] * count)
-    inline: Any = plgpu.inline_mgpu(arg_types=types)
-
-    @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, values_ref: Any, *given: Any) -> None:
-        refs, (first, left, *arrays) = given[:count], given[count:]
-        tiles, stats = arrays[: len(values)], arrays[len(values) :]
-        index = ir.IndexType.get()
-        thread = thread_of_warpgroup()
-        lane = arith.remui(thread, i32(32))
-        upper = arith.addi(arith.muli(arith.divui(thread, i32(32)), i32(16)), arith.divui(lane, i32(4)))
-        for i in range(2):
-            row = arith.addi(arith.muli(arith.remui(lane, i32(4)), i32(2)), i32(i))
-            target = arith.index_cast(index, arith.addi(row, first.registers.item()))
-            with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, row, left.registers.item())):
-                for j, tile in enumerate(tiles):
-                    for half, pair in enumerate(tile.registers.flat):
-                        column = arith.index_cast(index, arith.addi(upper, i32(ROWS * j + 8 * half)))
-                        memref.store(element(pair, i), values_ref, [target, column])
-                with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, upper, i32(0))):
-                    for ref, found in zip(refs, stats, strict=True):
-                        memref.store(number_of(found.registers.flat[0], i), ref, [target])
-
-    store(values_ref, *numbers_refs, *(jnp.asarray(x, jnp.int32) for x in (first, left)), *values, *numbers)
+        store_rows(target.values, target.numbers, place, values, numbers, self.counts, interpret)
 
 
 def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = None) -> jax.Array:
@@ -399,15 +342,15 @@ def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = Non
     sequences, call = numbers.shape[0], body.call
     found = jnp.broadcast_to(
         numbers.reshape(sequences, body.heads, 1, call.group), (sequences, body.heads, call.queries, call.group)
-    ).reshape(sequences, body.heads, body.rows)
-    found = jnp.pad(found, ((0, 0), (0, 0), (0, rows - body.rows))).reshape(sequences, -1)
+    ).reshape(sequences, body.heads, -1)
+    found = jnp.pad(found, ((0, 0), (0, 0), (0, rows - found.shape[2]))).reshape(sequences, -1)
     return found if padded is None else jnp.pad(found, ((0, 0), (0, padded - found.shape[1])))
 
 
 def _check_swap(body: Body, further: Further) -> None:
     call = body.call
     widths, order = (call.size, call.value_size), (call.contract.key_block, call.contract.sum_chains)
-    plain = call.scoring.bend is None and further.slopes is None
+    plain = call.scoring.bend is None and further.slopes is None and further.bias is None and further.mask is None
     if (
         body.schedule.whole
         or body.rows > COLUMNS
@@ -417,9 +360,9 @@ def _check_swap(body: Body, further: Further) -> None:
     ):
         raise UnsupportedError(
             f"attention on a Hopper GPU: expected, for a schedule with swap and splits, at most {COLUMNS} rows of heads"
-            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, neither a soft cap nor"
-            f" slopes; got {body.schedule}, {body.rows} rows, widths {widths}, {call.contract}, {call.scoring},"
-            f" slopes={further.slopes is not None}. Take a schedule without swap."
+            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, and nothing"
+            f" that bends the scores or is added to them; got {body.schedule}, {body.rows} rows, widths {widths},"
+            f" {call.contract}, {call.scoring}, {len(further.given)} further arrays. Take a schedule without swap."
         )
 
 
@@ -438,8 +381,7 @@ def decode(
     lengths: Lengths,
     further: Further,
     *,
-    call: Call,
-    schedule: DecodeSchedule,
+    body: Body,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the kernel and, unless its items have all keys, the merge of its splits.
 
@@ -449,8 +391,7 @@ def decode(
         value: (B, S, K, V) or (P, page, K, V), of the dtype of `key`.
         lengths: Numbers of each sequence.
         further: Further arrays.
-        call: What is fixed about the call.
-        schedule: Stages, blocks and items.
+        body: The kernel's program.
 
     Returns:
         The outputs (B, T, N, V), and the log-sum-exp (B, T, N), float32.
@@ -458,17 +399,13 @@ def decode(
     Raises:
         UnsupportedError: If the schedule does not fit the call.
     """
-    s, body, dtype = schedule, Body(call, schedule), query.dtype
+    s, call, dtype = body.schedule, body.call, query.dtype
     if s.swap:
         _check_swap(body, further)
     fp8 = key.dtype == jnp.float8_e4m3fn
     if fp8:
         key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (key, value))
-    shape = (call.batch, call.queries, body.heads, call.group)
-    packed = jnp.moveaxis(query.reshape(*shape, call.size), 1, 2).reshape(-1, body.rows, call.size)
-    if body.rows > _ROWS:
-        packed = jnp.pad(packed, ((0, 0), (0, -body.rows % _ROWS), (0, 0)))
-    padded = body.heads * body.rows if s.whole else -(-body.heads * body.rows // MERGED_ROWS) * MERGED_ROWS
+    sequences, padded = body.room
 
     def of_tiles(numbers: jax.Array | None) -> jax.Array | None:
         """Returns numbers of heads for the rows of tiles, (B or 1, heads, rows)."""
@@ -481,36 +418,40 @@ def decode(
 
     if s.whole:
         outputs = [
-            jax.ShapeDtypeStruct((call.batch, padded, call.value_size), dtype),
-            jax.ShapeDtypeStruct((call.batch, padded), jnp.float32),
+            jax.ShapeDtypeStruct((sequences, padded, call.value_size), dtype),
+            jax.ShapeDtypeStruct((sequences, padded), jnp.float32),
         ]
     else:
         outputs = [
-            jax.ShapeDtypeStruct((call.batch, body.splits, padded, call.value_size), jnp.float32),
-            jax.ShapeDtypeStruct((call.batch, 2, padded, padded_splits(body.splits)), jnp.float32),
+            jax.ShapeDtypeStruct((sequences, body.splits, padded, call.value_size), jnp.float32),
+            jax.ShapeDtypeStruct((sequences, 2, padded, padded_splits(body.splits)), jnp.float32),
         ]
-    out, lse = _run(packed, key, value, lengths, further, body=body, fp8=fp8, outputs=outputs)
+    out, lse = _run(body.packed(query), key, value, lengths, further, body=body, fp8=fp8, outputs=outputs)
     if not s.whole:
         out, lse = merge(
             out,
             lse,
             lengths,
-            further._replace(sinks=None if sinks is None else _of_rows(sinks, body, body.rows, padded)),
+            further._replace(sinks=None if sinks is None else _of_rows(sinks, body, body.rows, body.merged[1])),
             body.splits_seen,
             call=call,
             rows=body.rows,
             dtype=dtype,
+            room=body.merged,
+            place_of=body.of_result,
         )
 
     def unpacked(x: jax.Array) -> jax.Array:
-        x = x[:, : body.heads * body.rows].reshape(call.batch, body.heads, call.queries, call.group, *x.shape[2:])
+        x = x[:, : body.heads * body.rows].reshape(call.batch, body.heads, body.rows, *x.shape[2:])
+        x = x[:, :, : call.queries * call.group]
+        x = x.reshape(call.batch, body.heads, call.queries, call.group, *x.shape[3:])
         return jnp.moveaxis(x, 1, 2).reshape(call.batch, call.queries, call.heads, *x.shape[4:])
 
     return unpacked(out), unpacked(lse)
 
 
 def _run(
-    query: jax.Array,
+    packed: tuple[jax.Array, ...],
     key: jax.Array,
     value: jax.Array,
     lengths: Lengths,
@@ -523,58 +464,58 @@ def _run(
     """Launches the kernel.
 
     Args:
-        query: The rows of each key head, (B * K, rows, H).
+        packed: The queries, as `Body.packed` returns them.
         key: As in `decode`, or the bytes of float8 numbers.
         value: The same.
         lengths: Numbers of each sequence.
         further: Further arrays, for rows of tiles.
         body: The kernel's program.
         fp8: Whether bytes are float8 numbers.
-        outputs: What `_Results` refers to.
+        outputs: What `Results` refers to.
     """
-    s, call, dtype, bytewise = body.schedule, body.call, query.dtype, key.dtype.itemsize == 1
+    s, call, dtype, bytewise = body.schedule, body.call, packed[0].dtype, key.dtype.itemsize == 1
 
     def kernel(*refs: Any) -> None:
-        query_ref, key_ref, value_ref, *refs = refs  # type: ignore[assignment]
-        lengths, refs = Lengths(refs[0]), refs[1:]
+        rows, refs = refs[: len(packed)], refs[len(packed) :]
+        (key_ref, value_ref), lengths, refs = refs[:2], Lengths(refs[2]), refs[3:]
         more, refs = further.refs(refs), refs[len(further.given) :]
         values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
         parked = shared = None
         if body.parks:
-            *stages, values, rows = stages
-            parked = Parked(values, rows)
+            *stages, values, numbers = stages
+            parked = Parked(values, numbers)
         if s.swap:
             *stages, narrow, wide, numbers = stages
             shared = Shared(narrow, wide, numbers)
         own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
         results, scratch = (
-            _Results(values_ref, numbers_ref),
+            Results(values_ref, numbers_ref),
             _Scratch(queries, queries_full, queries_free, parked, shared),
         )
         ring = Ring(s.stages, ring_source, bool(call.interpret), *own)
         stored: Any = ring
         if bytewise:
             stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
-        warpgroup = lax.axis_index("warpgroup")
+        program, warpgroup = body.inside(more), lax.axis_index("warpgroup")
 
         @pl.when(warpgroup == 0)
         def _() -> None:
             if bytewise:
                 plgpu.set_max_registers(s.registers[0], action="increase")
-            body.compute(lengths, more, results, scratch, ring)
+            program.compute(lengths, more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
             if bytewise:
                 plgpu.set_max_registers(s.registers[1], action="decrease")
-            body.produce(query_ref, (key_ref, value_ref), more.table, lengths, scratch, stored)
+            program.produce(rows, (key_ref, value_ref), more.table, lengths, scratch, stored)
 
         for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
 
             @pl.when(warpgroup == 2 + values)
             def _(values: int = values, factors: Any = factors) -> None:
                 plgpu.set_max_registers(s.registers[2], action="decrease")
-                body.widen(bool(values), lengths, factors, stored, ring)
+                program.widen(bool(values), lengths, factors, stored, ring)
 
     # Bytes are copied into stages of their own; those of the ring are written by threads.
     ring_source = KeySource(call.source.block) if bytewise else call.source
@@ -608,5 +549,5 @@ def _run(
         ),
         interpret=call.interpret,
     )
-    out, lse = launch(query, key, value, lengths.numbers, *further.given)
+    out, lse = launch(*packed, key, value, lengths.numbers, *further.given)
     return out, lse

@@ -11,9 +11,11 @@ from jax import lax
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
+from pallas_kernels.ops.attention.hopper._pairs import bits_of_mask, with_whole_blocks
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.ops.attention.hopper.decode import decode
+from pallas_kernels.ops.attention.hopper.cascade import Cascade, shared_splits
+from pallas_kernels.ops.attention.hopper.decode import Body, decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
 from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -35,6 +37,9 @@ def attention(
     slopes: jax.Array | None = None,
     key_scale: jax.Array | None = None,
     value_scale: jax.Array | None = None,
+    common_prefix: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
     contract: SplitAttentionContract,
     scale: float,
@@ -48,7 +53,7 @@ def attention(
 
     Args:
         query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
-        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn for heads of up to 128, K a divisor of N; or
+        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn, K a divisor of N; or
             (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
         limits: (B, 3) int32, three numbers of each sequence: absolute position of the first query, queries (later
@@ -60,6 +65,10 @@ def attention(
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
         key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
         value_scale: The same for the values.
+        common_prefix: (1,) int32, so many keys at the start of every sequence, or all of a shorter one, are those of
+            the first one in the cache. A few queries without a window, slopes, bias or mask read what they share once.
+        bias: (B or 1, N or 1, T or 1, S or 1) floats, added to the scaled scores.
+        mask: bool of such a shape; false where a query does not see a key.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
@@ -81,13 +90,18 @@ def attention(
         raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")
     scoring = Scoring.of(scale, soft_cap)
     (batch, length, heads, size), value_size = query.shape, value.shape[3]
+    page = None if page_table is None else key.shape[1]
     capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
         wrong = jnp.asarray(limits)[:, 1, None, None] < 0
         lse = jnp.broadcast_to(jnp.where(wrong, jnp.nan, -jnp.inf).astype(jnp.float32), query.shape[:3])
         out = jnp.where(wrong, jnp.nan, 0.0).astype(query.dtype)[..., None]
         return jnp.broadcast_to(out, (*query.shape[:3], value_size)), lse
-    sight = Sight.of(causal, window)
+    sight = Sight.of(causal, window, mask is not None)
+    factors = (x for x in (key_scale, value_scale) if x is not None)
+    nothing_added = all(x is None for x in (slopes, bias, mask))
+    shares = common_prefix is not None and batch > 1 and sight.before is None and nothing_added
+    shares = shares and capacity > contract.split and all(x.shape[0] == 1 for x in factors)
     if schedule is None:
         schedule = attention_schedule(
             Problem(
@@ -102,7 +116,8 @@ def attention(
                 split=contract.split,
                 sees_all=not causal and window is None,
                 eight_bits=key_scale is not None,
-                plain=soft_cap is None and slopes is None,
+                plain=soft_cap is None and nothing_added,
+                shares=shares,
             )
         )
     block = contract.key_block
@@ -115,7 +130,14 @@ def attention(
             # As many queries read the cache, it is cheap to make 16 bits of it once.
             copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
             if batch > 1 and copied > _COPIED_BYTES:
-                given = {"sinks": sinks, "slopes": slopes, "key_scale": key_scale, "value_scale": value_scale}
+                given = {
+                    "sinks": sinks,
+                    "slopes": slopes,
+                    "key_scale": key_scale,
+                    "value_scale": value_scale,
+                    "bias": bias,
+                    "mask": mask,
+                }
                 own = {"query": query, "limits": limits}
                 caches = {"key": key, "value": value}
                 if page_table is None:
@@ -134,9 +156,8 @@ def attention(
                     **caches,
                 )
                 return _one_by_one(call_one, own, given)
-    page = key.shape[1]
     copies = key_scale is not None and not few
-    if page_table is not None and (copies or page % 8 or (block % page and page % block)):
+    if page_table is not None and page is not None and (copies or page % 8 or (block % page and page % block)):
         limits = jnp.asarray(limits, jnp.int32)
         inside = pages_inside(page_table, limits[:, 2], page, key.shape[0])
         limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
@@ -163,9 +184,15 @@ def attention(
         interpret,
     )
     slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))
-    further = Further(page_table, slopes, sinks, key_scale, value_scale)
+    bias = None if bias is None else with_whole_blocks(bias, block)
+    mask = None if mask is None else bits_of_mask(mask, block)
+    further = Further(page_table, slopes, sinks, key_scale, value_scale, bias=bias, mask=mask)
     if isinstance(schedule, DecodeSchedule):
-        out, lse = decode(rounded, key, value, lengths, further, call=call, schedule=schedule)
+        body = Body(call, schedule)
+        if common_prefix is not None and shares and not (schedule.whole or schedule.swap):
+            body = Cascade(call, schedule)
+            further = further._replace(shared=shared_splits(common_prefix, lengths, call, page))
+        out, lse = decode(rounded, key, value, lengths, further, body=body)
     else:
         out, lse = prefill(rounded, key, value, lengths, further, call=call, schedule=schedule)
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]

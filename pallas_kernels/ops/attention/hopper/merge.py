@@ -115,8 +115,8 @@ class _Walk:
         form: What is fixed.
         values: Reference of the values.
         stats: Reference of maxima and totals.
-        sequence: The sequence.
-        part: Its rows.
+        sequence: Index of their sequence.
+        part: Indices of the rows.
         begin: The first split that was computed.
         stop: The end of them.
         origin: The split at which the first group starts.
@@ -141,7 +141,7 @@ class _Walk:
     def of(
         cls, form: _Form, values: Any, stats: Any, rows: tuple[Any, Any], span: tuple[Any, Any], memory: Any
     ) -> Self:
-        """Returns the walk of the rows (sequence, part) over a span of splits (first, end)."""
+        """Returns the walk of rows (sequence, part) over a span of splits (first, end)."""
         (begin, stop), together = span, form.together
         origin = lax.div(begin, form.width) * form.width
         groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
@@ -237,6 +237,8 @@ def merge(
     call: Call,
     rows: int,
     dtype: Any,
+    room: tuple[int, int] | None = None,
+    place_of: Callable[[Any, Any], tuple[Any, Any]] = lambda sequence, row: (sequence, row),
 ) -> tuple[jax.Array, jax.Array]:
     """Merges the splits of each row.
 
@@ -249,11 +251,14 @@ def merge(
         call: What is fixed about the call.
         rows: Rows of a key head: query by query, and in a query the heads of its group.
         dtype: Dtype of the outputs.
+        room: B and R of the results, if those of `values` and `stats` are others.
+        place_of: Maps a sequence of the results and the first of four of its rows to those of `values` and `stats`.
 
     Returns:
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
     """
     batch, splits, padded, size = values.shape
+    batch, padded = room or (batch, padded)
     form = _Form(splits, size, bool(call.interpret))
     further = Further(further.table, sinks=further.sinks)
     math = Arithmetic(form.layout, form.interpret)
@@ -267,7 +272,8 @@ def merge(
         queries = numbers.queries[sequence]
         keys = numbers.keys[sequence]
         span = splits_of(numbers.offsets[sequence], queries, keys)
-        walk = _Walk.of(form, values_ref, stats_ref, (sequence, part), span, (copied, arrived))
+        place, first = place_of(sequence, part.start)
+        walk = _Walk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
         stats, total = walk.run()
         query: Any = jnp.int32(0)
         if call.queries > 1:

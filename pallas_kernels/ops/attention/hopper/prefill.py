@@ -19,6 +19,7 @@ from jax import lax
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, of_queries, result
+from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
@@ -117,6 +118,9 @@ class Further(NamedTuple):
         sinks: The same.
         key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits.
         value_scale: (B or 1, K, V) float32, those of values.
+        shared: (1,) int32, the splits that all sequences share.
+        bias: (B or 1, N or 1, T or 1, keys of whole blocks or 1), floats.
+        mask: (B or 1, N or 1, T or 1, words of whole blocks or 1) int32, bits.
     """
 
     table: Any = None
@@ -124,6 +128,9 @@ class Further(NamedTuple):
     sinks: Any = None
     key_scale: Any = None
     value_scale: Any = None
+    shared: Any = None
+    bias: Any = None
+    mask: Any = None
 
     @property
     def given(self) -> list[Any]:
@@ -336,6 +343,10 @@ class Body:
                 found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
                 return found
 
+            def rows() -> tuple[jax.Array, jax.Array]:
+                row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+                return jnp.full_like(row, unit.head), unit.first + row
+
             walk = Walk(
                 self.call.contract,
                 self.call.scoring,
@@ -350,6 +361,7 @@ class Body:
                 None if scratch.parked is None else Parked(*(x.at[warpgroup] for x in scratch.parked)),
                 (lambda: None) if self.wide else partial(fetch_next, index),
                 bool(self.call.interpret),
+                pairs=Pairs.of(further.bias, further.mask, tile.sequence, rows, bool(self.call.interpret)),
             )
             plgpu.barrier_wait(ready)
             values, stats = walk.run()

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
 
 _UNROLLED = 16
@@ -46,7 +47,8 @@ def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpo
         if transpose_x:
             left = x[:, :cut].reshape(g * whole, k_block, m)
         else:
-            left = x[:, :, :cut].reshape(g, m, whole, k_block).transpose(0, 2, 1, 3).reshape(g * whole, m, k_block)
+            left = row_major(x[:, :, :cut].reshape(g, m, whole, k_block).transpose(0, 2, 1, 3))
+            left = left.reshape(g * whole, m, k_block)
         # Apart from the barrier XLA would take the slice anew in every block.
         right = w if cut == k else isolate(w[:, :cut])[0]
         partials = stack(left, right.reshape(g * whole, k_block, n), transpose_x)
@@ -84,23 +86,43 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool) -> ja
     """
     m, n = x.shape[0], w.shape[0 if transpose_w else 1]
     width = _panel_width(n, transpose_w)
-    blocks = range(0, x.shape[1], k_block)
-    left = isolate(*(x[:, i : i + k_block] for i in blocks))
 
-    def product(some: jax.Array) -> jax.Array:
-        if not transpose_w:
-            return in_blocks(stack_rows, x[None], some[None], k_block)[0]
-        right = isolate(*(some[:, i : i + k_block] for i in blocks))
-        partials = [isolated_dot(a, b, (((1,), (1,)), ((), ()))) for a, b in zip(left, right, strict=True)]
-        return functools.reduce(jnp.add, partials)
+    def product(start: jax.Array) -> jax.Array:
+        if transpose_w:
+            return _panel_of_rows(x, w, k_block, start, width)
+        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1))
+        return in_blocks(stack_rows, x[None], some[None], k_block)[0]
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
-        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 0 if transpose_w else 1))
-        return lax.dynamic_update_slice_in_dim(out, isolate(product(some))[0], start, 1)
+        return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1)
 
     y: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
     return y
+
+
+def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, width: int) -> jax.Array:
+    """(M, K) x some rows of (N, K), from `start` on: each block of K a product of its own."""
+    k = x.shape[1]
+    whole = k // k_block
+
+    def block(first: jax.Array | int, length: int) -> jax.Array:
+        left = lax.dynamic_slice_in_dim(x, first, length, 1)
+        right = lax.dynamic_slice(w, (start, jnp.int32(first)), (width, length))
+        return isolated_dot(left, right, (((1,), (1,)), ((), ())))
+
+    if whole < 2:
+        total = block(0, min(k, k_block))
+    else:
+        # One program for all blocks: each slice at a place of its own would be a kernel of its own to compile.
+        # A sum that starts with -0 is that of its first term.
+        total = jnp.full((x.shape[0], width), -0.0, x.dtype)
+        total = lax.fori_loop(
+            jnp.int32(0), jnp.int32(whole), lambda i, total: total + block(i * k_block, k_block), total
+        )
+    if whole and k % k_block:
+        total = total + block(whole * k_block, k % k_block)
+    return total
 
 
 def _panel_width(n: int, transpose_w: bool) -> int:
@@ -114,11 +136,11 @@ def transposed(w: jax.Array) -> jax.Array:
     """(N, K) to (K, N) in memory, some rows at a time, so that what is read stays in the cache until it is used."""
     n, k = w.shape
     if n * k < _LARGE:
-        return isolate(w.T)[0]
+        return isolate(row_major(w.T))[0]
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         some = lax.dynamic_slice_in_dim(w, i * _TRANSPOSED_ROWS, _TRANSPOSED_ROWS)
-        return lax.dynamic_update_slice_in_dim(out, isolate(some.T)[0], i * _TRANSPOSED_ROWS, 1)
+        return lax.dynamic_update_slice_in_dim(out, isolate(row_major(some.T))[0], i * _TRANSPOSED_ROWS, 1)
 
     loops = n // _TRANSPOSED_ROWS
     out = lax.fori_loop(jnp.int32(0), jnp.int32(loops), body, jnp.zeros((k, n), w.dtype))
@@ -128,11 +150,11 @@ def transposed(w: jax.Array) -> jax.Array:
 
 def stack_rows(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
     """(S, M, b) x (S, b, N): every block a product of row-major operands."""
-    (x,) = isolate(x.transpose(0, 2, 1) if transpose_x else x)
+    (x,) = isolate(row_major(x.transpose(0, 2, 1)) if transpose_x else x)
     return isolated_dot(x, w, (((2,), (1,)), ((0,), (0,))))
 
 
 def stack_columns(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
     """The same with the rows stored as columns, which XLA hands to another library, faster for few rows."""
-    (x,) = isolate(x if transpose_x else x.transpose(0, 2, 1))
+    (x,) = isolate(x if transpose_x else row_major(x.transpose(0, 2, 1)))
     return isolated_dot(x, w, (((1,), (1,)), ((0,), (0,))))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import ChunkContract, MatmulContract
 from pallas_kernels.ops.matmul.cpu import stacked
-from pallas_kernels.parts.xla.tiles import fold_row_chunks, isolate
+from pallas_kernels.parts.xla.tiles import fold_row_chunks, isolate, pad_rows
 
 
 def weight_gradient(
@@ -34,13 +34,15 @@ def weight_gradient(
     left, right = (g, x) if transpose_w else (x, g)
     left, right = (a.astype(jnp.float32) for a in isolate(left, right))
     shape = (left.shape[1], right.shape[1])
-    total = jnp.zeros(shape, jnp.float32) if accumulate is None else accumulate
     if 0 in shape:
-        return total
+        return jnp.zeros(shape, jnp.float32) if accumulate is None else accumulate
 
     def outer(a: jax.Array, b: jax.Array) -> jax.Array:
         return stacked.matmul(a[None], b[None], contract=MatmulContract(contract.rows), transpose_x=True)[0]
 
+    if accumulate is None and 0 < left.shape[0] <= contract.rows:
+        return _from_zero(outer(*(pad_rows(a, contract.rows) for a in (left, right))))
+    total = jnp.zeros(shape, jnp.float32) if accumulate is None else accumulate
     return fold_row_chunks(outer, [left, right], contract.rows, total)
 
 
@@ -58,5 +60,10 @@ def stacked_weight_gradient(x: jax.Array, g: jax.Array, *, contract: ChunkContra
     Guarantee: split-invariant in the rows; the bits are those of `weight_gradient` for each entry.
     """
     total = stacked.matmul(x, g, contract=MatmulContract(contract.rows), transpose_x=True)
-    # `weight_gradient` adds to a zero, which turns -0 into +0; XLA would leave out a zero that it can see.
+    return _from_zero(total)
+
+
+def _from_zero(total: jax.Array) -> jax.Array:
+    """Adds to a zero, as sums of several chunks do, which turns -0 into +0."""
+    # XLA would leave out a zero that it can see.
     return isolate(jnp.zeros((), jnp.float32))[0] + total

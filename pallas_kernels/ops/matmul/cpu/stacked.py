@@ -20,6 +20,7 @@ from pallas_kernels.ops.matmul.cpu.forms import fold, in_blocks, stack_columns, 
 from pallas_kernels.ops.matmul.cpu.launch import matmul as matmul_one
 from pallas_kernels.ops.matmul.cpu.verify import ahead_of_time, expected, probe_rows, probe_weights, reference, trials
 from pallas_kernels.parts.xla.remembered import remembered
+from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import Program, isolate, isolated_dot, map_row_tiles, run_isolated
 from pallas_kernels.schedule.cpu.matmul import StackStep, stack_entries, stack_steps
 
@@ -139,7 +140,7 @@ def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract,
         dims = (((1 if storage.transpose_x else 2,), (2 if storage.transpose_w else 1,)), ((0,), (0,)))
         y = isolated_dot(x, w, dims)
     else:
-        w = _pad_axis(isolate(w.transpose(0, 2, 1))[0] if storage.transpose_w else w, 2, step.columns)
+        w = _pad_axis(isolate(row_major(w.transpose(0, 2, 1)))[0] if storage.transpose_w else w, 2, step.columns)
         stack = stack_columns if step.form == "columns" else stack_rows
         y = in_blocks(stack, x, w, contract.k_block, transpose_x=storage.transpose_x)
     return isolate(y)[0][:, :m, :n]

@@ -15,6 +15,7 @@ import numpy as np
 
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.ops.matmul.cpu.forms import in_blocks, stack_rows
+from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
 
 _VECTOR = 8
@@ -27,7 +28,7 @@ _TRIED_PRODUCTS = 1 << 20
 def reference(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool = False) -> jax.Array:
     """(1, K) x (K, N), or (N, K) with `transpose_w`, in the contract's order by construction."""
     if transpose_w:
-        (w,) = isolate(w.T)
+        (w,) = isolate(row_major(w.T))
     n = w.shape[1]
     if n % _VECTOR:
         (w,) = isolate(jnp.pad(w, ((0, 0), (0, -n % _VECTOR))))

@@ -4,6 +4,7 @@ The gradients of a bfloat16 product with float32 results are such products. In p
 it lies, and the tensor core runs at twice the rate of TF32.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
@@ -64,27 +65,69 @@ def matmul(
     """
     check_contract(_OP, contract, PartsContract)
     _check(_OP, x, w)
-
-    def product(a: jax.Array, b: jax.Array) -> jax.Array:
-        kind = WgmmaContract()
-        return launch.matmul(a, b, contract=kind, transpose_w=transpose_w, out_dtype=jnp.float32, interpret=interpret)
-
+    options: dict[str, Any] = {"transpose_w": transpose_w, "interpret": interpret}
     if x.dtype == jnp.float32:
         # The parts of rows are rows of one product. They lie as `weight_gradient` lays them, so that XLA makes them
         # once where the gradients of both operands are taken.
-        m = x.shape[-2]
-        rows = _STEP if m % _STEP == 0 else m
-        y = product(_beside(x, contract.parts, rows), w)
-        y = y.reshape(*y.shape[:-2], m // max(1, rows), contract.parts, rows, y.shape[-1])
-        chains = [y[..., i, :, :].reshape(*y.shape[:-4], m, y.shape[-1]) for i in range(contract.parts)]
+        rows = _STEP if x.shape[-2] % _STEP == 0 else x.shape[-2]
+        total = _sum_of_rows(_beside(x, contract.parts, rows), w, contract.parts, rows, **options)
     else:
-        chains = [product(x, part) for part in reversed(_parts(w, contract.parts))]
-    total = chains[0]
-    for chain in chains[1:]:
-        total = total + chain
+        total = _sum_of([_chain(x, part, **options) for part in reversed(_parts(w, contract.parts))])
     if bias is not None:
         total = total + bias.astype(jnp.float32)
     return total.astype(jnp.float32 if out_dtype is None else out_dtype)
+
+
+def matmul_of_parts(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    contract: PartsContract,
+    transpose_w: bool = False,
+    out_dtype: Any = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Multiplies rows whose parts lie apart by weights: `matmul` behind whoever makes the parts.
+
+    Args:
+        x: (parts * M, K) or (..., parts * M, K) bfloat16, M a multiple of 16: of each 16 rows the last part, then the
+            one before it, and so on.
+        w: (K, N) or (..., K, N) bfloat16; (N, K) or (..., N, K) with `transpose_w`.
+        contract: Parts, and the order of the sum.
+        transpose_w: Whether `w` is stored as (N, K).
+        out_dtype: float32 by default; the sum is rounded once.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
+
+    Returns:
+        (M, N) or (..., M, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract.
+
+    Guarantee: row-invariant, with the bits of `matmul` of the sums of the parts.
+    """
+    check_contract(_OP, contract, PartsContract)
+    total = _sum_of_rows(x, w, contract.parts, _STEP, transpose_w=transpose_w, interpret=interpret)
+    return total.astype(jnp.float32 if out_dtype is None else out_dtype)
+
+
+def _sum_of_rows(x: jax.Array, w: jax.Array, parts: int, rows: int, **options: Any) -> jax.Array:
+    """Multiplies rows whose parts lie beside each other, and adds the products of the parts."""
+    y = _chain(x, w, **options)
+    m = y.shape[-2] // parts
+    y = y.reshape(*y.shape[:-2], m // max(1, rows), parts, rows, y.shape[-1])
+    return _sum_of([y[..., i, :, :].reshape(*y.shape[:-4], m, y.shape[-1]) for i in range(parts)])
+
+
+def _chain(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
+    return launch.matmul(a, b, contract=WgmmaContract(), out_dtype=jnp.float32, **options)
+
+
+def _sum_of(chains: Sequence[jax.Array]) -> jax.Array:
+    total = chains[0]
+    for chain in chains[1:]:
+        total = total + chain
+    return total
 
 
 def weight_gradient(
@@ -138,6 +181,32 @@ def weight_gradient(
         out_dtype=out_dtype,
         interpret=interpret,
     )
+
+
+def weight_gradient_of_parts(
+    x: jax.Array, g: jax.Array, *, contract: PartsChunkContract, out_dtype: Any = None, interpret: Any = False
+) -> jax.Array:
+    """Sums the outer products of rows whose parts lie apart: `weight_gradient` behind whoever makes the parts.
+
+    Args:
+        x: (parts * M, K) or (..., parts * M, K) bfloat16, as `matmul_of_parts` takes it.
+        g: (M, N) or (..., M, N) bfloat16.
+        contract: Parts, and the order of the sum over the rows.
+        out_dtype: float32 by default; the sum is rounded once.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
+
+    Returns:
+        (K, N) or (..., K, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract.
+
+    Guarantee: split-invariant, with the bits of `weight_gradient` of the sums of the parts.
+    """
+    check_contract(_GRADIENT_OP, contract, PartsChunkContract)
+    beside = _beside(g, contract.parts, contract.rows)
+    kind = WgmmaChunkContract()
+    return launch.weight_gradient(x, beside, contract=kind, out_dtype=out_dtype, interpret=interpret)
 
 
 def _beside(x: jax.Array, parts: int, rows: int) -> jax.Array:

@@ -1,0 +1,80 @@
+"""Products of a float32 matrix, whose bfloat16 parts are made already, by a bfloat16 array on a Hopper GPU."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bijax.core.contracts import run
+from bijax.core.on_first_use import on_first_use
+from pallas_kernels.contract import PartsChunkContract, PartsContract
+
+parts: Any = on_first_use("pallas_kernels.ops.matmul.hopper.parts")
+
+
+@dataclass(frozen=True)
+class ProductOfParts:
+    """A product of which one operand is given in parts.
+
+    Attributes:
+        count: How many parts.
+        rows: Lengths of the dimensions of that operand but the last one.
+        batch: Dimensions of the other operand that belong to the first ones of `rows`.
+        contracting: Dimensions of the other operand that are contracted with it: one with the last dimension, or one
+            with each of the others, in their order.
+        over_rows: Whether the rows are contracted, not the last dimension.
+        on_the_left: Whether the operand in parts is the left one.
+        dtype: Dtype of the result.
+    """
+
+    count: int
+    rows: tuple[int, ...]
+    batch: tuple[int, ...]
+    contracting: tuple[int, ...]
+    over_rows: bool
+    on_the_left: bool
+    dtype: str
+
+
+def product_of_parts(x: jax.Array, other: jax.Array, *, product: ProductOfParts) -> jax.Array:
+    """Multiplies as `bijax.lax.dot_general` multiplies the operand of which `x` is the parts.
+
+    Args:
+        x: (count * M, C) bfloat16, as `parts.matmul_of_parts` takes it; M rows are those of `product.rows`.
+        other: The other operand, bfloat16.
+        product: What is multiplied.
+
+    Returns:
+        (batch..., lhs free..., rhs free...), of the dtype of the product.
+
+    Guarantee: as `bijax.lax.dot_general`.
+    """
+    taken = *product.batch, *product.contracting
+    free = tuple(d for d in range(other.ndim) if d not in taken)
+    by_rows = not free or max(free) < max(product.contracting)
+    groups = (free, product.contracting) if by_rows and not product.over_rows else (product.contracting, free)
+    lead, rows = product.rows[: len(product.batch)], product.rows[len(product.batch) :]
+    stack = (math.prod(lead),) if lead else ()
+    weights = other.transpose([*product.batch, *groups[0], *groups[1]])
+    weights = weights.reshape([*stack, *(math.prod(other.shape[d] for d in group) for group in groups)])
+    x = x.reshape(*stack, -1, x.shape[1])
+    own: tuple[int, ...]
+    if product.over_rows:
+        contract = PartsChunkContract(product.count)
+        y = run(parts.weight_gradient_of_parts, x, weights, contract=contract, out_dtype=product.dtype)
+        own = x.shape[-1:]
+    else:
+        y = run(
+            parts.matmul_of_parts,
+            x,
+            weights,
+            contract=PartsContract(product.count),
+            transpose_w=by_rows,
+            out_dtype=product.dtype,
+        )
+        own = rows
+    y = y.reshape(*lead, *own, *(other.shape[d] for d in free))
+    first = range(len(lead), len(lead) + len(own))
+    return y if product.on_the_left else jnp.moveaxis(y, first, range(-len(own), 0))

@@ -1,0 +1,50 @@
+"""The sum and its norm in one operation: the bits and gradients of the two apart."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bijax.testing import assert_bits_equal
+from flax_layers import INVARIANT, PLAIN, Ops
+from flax_layers.models.layers import RMSNorm
+from tests.exhaustive import rarely
+
+
+def rows(seed: int, *shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.parametrize("dtypes", ["bfloat16 bfloat16", *map(rarely, ("float32 float32", "bfloat16 float32"))])
+@pytest.mark.parametrize("ops", [INVARIANT, rarely(PLAIN)])
+def test_results_and_gradients(ops: Ops, dtypes: str) -> None:
+    """Of rows in the dtype of the norm, and of rows that the norm widens, whose sum is not."""
+    of_rows, of_scale = dtypes.split()
+    x, y, g_sum, g = (rows(seed, 2, 3, 96).astype(of_rows) for seed in range(4))
+    norm = RMSNorm(96, scale_offset=1.0, param_dtype=jnp.dtype(of_scale), ops=ops, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(norm)
+    state = jax.tree.map(lambda scale: scale + rows(5, 96).astype(scale.dtype), state)
+
+    def fused(x: jax.Array, y: jax.Array, state: Any) -> Any:
+        return nnx.merge(graph, state).add(x, y)
+
+    def apart(x: jax.Array, y: jax.Array, state: Any) -> Any:
+        h = x + y
+        return h, nnx.merge(graph, state)(h)
+
+    @jax.jit
+    def both(*arrays: Any) -> Any:
+        found = []
+        for function in (fused, apart):
+            out, pull = jax.vjp(function, *arrays)
+            found.append((out, pull((g_sum, g.astype(out[1].dtype)))))
+        return found
+
+    found, expected = both(x, y, state)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_bits_equal(a, b)
+    assert found[0][0].dtype == of_rows
+    assert found[0][1].dtype == of_scale

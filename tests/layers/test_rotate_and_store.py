@@ -1,0 +1,107 @@
+"""Turning heads and storing keys and values in one operation: the bits and gradients of its pieces."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import bijax
+from bijax.ops.rotate_heads import rotate_heads, store_rows
+from bijax.testing import assert_bits_equal
+from flax_layers import INVARIANT, PLAIN, Ops
+from tests.exhaustive import rarely
+from tests.unit.rotate_cases import case
+
+HEADS, KEYS, WIDTH = 4, 2, 8
+
+
+def arrays(dtype: str, cache_dtype: str | None = None) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """Two sequences of three tokens, a cache of three pages, and what is turned in place of the heads."""
+    *given, turned = case((6, HEADS, KEYS, WIDTH), dtype, turned=True, stored=9)
+    of_tokens = [x.reshape(2, 3, *x.shape[1:]) for x in (*given[:3], turned)]
+    caches = [x.reshape(3, 3, *x.shape[1:]).astype(cache_dtype or dtype) for x in given[4:]]
+    rows = jnp.where(given[3] < 0, 9, given[3])
+    return (*of_tokens[:3], rows, *caches), of_tokens[3]
+
+
+def pieces(ops: Ops, heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, values: Any, turned: Any = None) -> Any:
+    both = ops.rotate(heads[:, :, : HEADS + KEYS] if turned is None else turned, cos, sin)
+    stored = store_rows(keys, rows, both[:, :, HEADS:]), store_rows(values, rows, heads[:, :, HEADS + KEYS :])
+    return both[:, :, :HEADS], *stored
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_bits_equal(a, b)
+
+
+@pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
+@pytest.mark.parametrize(("dtype", "cache"), [("float32", None), rarely("bfloat16", None), ("bfloat16", "float32")])
+def test_the_bits_of_the_pieces(ops: Ops, dtype: str, cache: str | None) -> None:
+    given, turned = arrays(dtype, cache)
+
+    @jax.jit
+    def both(*given: jax.Array) -> Any:
+        return [(ops.rotate_and_store(*given, turned=t), pieces(ops, *given, t)) for t in (None, turned)]
+
+    for found, expected in both(*given):
+        assert_same(found, expected)
+        assert found[1].dtype == (cache or dtype)
+
+
+def test_rows_that_are_none_leave_the_cache_as_it_is() -> None:
+    given, _ = arrays("bfloat16")
+    _, keys, values = INVARIANT.rotate_and_store(*given[:3], jnp.array([-1, 9, 10, -9, 99, 12]), *given[4:])
+    assert_same((keys, values), given[4:])
+
+
+def test_gradients() -> None:
+    given, turned = arrays("float32")
+    rest = [x.astype(jnp.float32) for x in (*given[:3], *given[4:], turned)]
+
+    @jax.jit
+    def both(*rest: jax.Array) -> Any:
+        found = []
+        for function in (INVARIANT.rotate_and_store, lambda *a, turned: pieces(INVARIANT, *a, turned)):
+            y, pull = jax.vjp(lambda *a, f=function: f(*a[:3], given[3], *a[3:5], turned=a[5]), *rest)
+            found.append(pull(jax.tree.map(jnp.cos, y)))
+        return found
+
+    found, expected = both(*rest)
+    assert_same(found, expected)
+    assert all(bool((x != 0).any()) for x in found)
+
+
+def test_under_vmap() -> None:
+    """Mapped tokens get parts of a cache of their own, be the cache mapped or not."""
+    given, _ = arrays("bfloat16")
+    other = (jnp.roll(given[0], 1, 1), *given[1:3], jnp.roll(given[3], 1))
+
+    @jax.jit
+    def both() -> Any:
+        mapped = [jnp.stack(pair) for pair in zip(given[:4], other, strict=True)]
+        found = jax.vmap(INVARIANT.rotate_and_store, (0, 0, 0, 0, None, None))(*mapped, *given[4:])
+        each = [pieces(INVARIANT, *tokens[:4], *given[4:]) for tokens in (given, other)]
+        return found, jax.tree.map(lambda *x: jnp.stack(x), *each)
+
+    assert_same(*both())
+
+
+def test_a_token_has_the_same_bits_in_every_batch() -> None:
+    *tokens, keys, values = arrays("float32")[0]
+    whole = jax.jit(INVARIANT.rotate_and_store)(*tokens, keys, values)
+    one = jax.jit(INVARIANT.rotate_and_store)
+    for b, t in ((0, 2), (1, 1)):
+        query, *caches = one(*(x[b : b + 1, t : t + 1] for x in tokens[:3]), tokens[3][3 * b + t, None], keys, values)
+        assert_bits_equal(query[0, 0], whole[0][b, t])
+        row = divmod(int(tokens[3][3 * b + t]), 3)
+        assert_same([x[row] for x in caches], [x[row] for x in whole[1:]])
+
+
+def test_its_contract() -> None:
+    given, _ = arrays("bfloat16")
+    found = bijax.contracts(INVARIANT.rotate_and_store, *given)
+    assert "elementwise/v1/f32-xla" in str(found)
+    x, cos, sin = given[:3]
+    assert_bits_equal(rotate_heads(x, cos, sin)[1], rotate_heads(x[1], cos[1], sin[1]))
