@@ -41,6 +41,7 @@ class Layers:
         page_table: jax.Array | None,
         start: jax.Array,
         lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
     ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
         """Runs the blocks one after the other.
 
@@ -51,11 +52,12 @@ class Layers:
             page_table: Their page table, or None.
             start: (B,) tokens that each sequence holds.
             lengths: (B,) new tokens of each sequence.
+            common_prefix: () tokens that all sequences begin with, in the same pages, or None.
 
         Returns:
             The residual stream behind the last block, and the new keys and values.
         """
-        return run_blocks(self.blocks, x, angles, stored, page_table, start, lengths)
+        return run_blocks(self.blocks, x, angles, stored, page_table, start, lengths, common_prefix)
 
 
 def run_blocks(
@@ -66,11 +68,13 @@ def run_blocks(
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
+    common_prefix: jax.Array | None = None,
 ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
     """Runs blocks one after the other; see `Layers.extend`. Inside of a program blocks of a kind are lowered once."""
     written = []
     for (structure, parameters, rotary), layer in zip(blocks, stored, strict=True):
-        x, keys, values = _extend(structure, parameters, x, angles[rotary], *layer, page_table, start, lengths)
+        places = (page_table, start, lengths, common_prefix)
+        x, keys, values = _extend(structure, parameters, x, angles[rotary], *layer, *places)
         written.append((keys, values))
     return x, written
 
@@ -135,9 +139,11 @@ def _extend(
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
+    common_prefix: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     block: Block = jax.tree.unflatten(structure, parameters)
-    x, cache = block.extend(x, rotary, LayerCache(keys, values, page_table), start=start, lengths=lengths)
+    cache = LayerCache(keys, values, page_table, common_prefix)
+    x, cache = block.extend(x, rotary, cache, start=start, lengths=lengths)
     return x, cache.keys, cache.values
 
 
