@@ -128,15 +128,7 @@ CASES: Final = {
     "decode, keys as rows, window, pages": Case(
         (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
     ),
-    "decode, keys as rows, int8": Case(
-        (298, 130),
-        (2, 1),
-        (300, 131),
-        3,
-        dataclasses.replace(SWAP, widening=2, registers=(104, 24, 88)),
-        stored="int8",
-        contract=SWAP_CONTRACT,
-    ),
+    "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
     "prefill, bias": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, bias="NTS"),
     "prefill, bias, mask, window": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, True, (37, 0), bias="B", mask="BTS"),
     "prefill, mask of keys, slopes": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, of_heads=True, mask="S"),

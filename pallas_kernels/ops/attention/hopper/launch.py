@@ -19,6 +19,7 @@ from pallas_kernels.ops.attention.hopper.decode import Body, decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
 from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.parts.xla.pages import pages_inside
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule, Problem, attention_schedule
 
 _ROWS = 8  # the copy engine reads tiles of so many rows
@@ -56,8 +57,10 @@ def attention(
             (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
         limits: (B, 3) int32, three numbers of each sequence: absolute position of the first query, queries (later
-            ones see nothing), keys (what the cache holds beyond is never seen).
-        page_table: (B, n) int32, the pages of each sequence in order, in [0, P).
+            ones see nothing; negative: all results of the sequence are nan), keys (what the cache holds beyond is never
+            seen).
+        page_table: (B, n) int32, the pages of each sequence in order. Where an entry that holds keys is not in [0, P),
+            all results of the sequence are nan.
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
         key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
@@ -90,7 +93,10 @@ def attention(
     page = None if page_table is None else key.shape[1]
     capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
-        return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
+        wrong = jnp.asarray(limits)[:, 1, None, None] < 0
+        lse = jnp.broadcast_to(jnp.where(wrong, jnp.nan, -jnp.inf).astype(jnp.float32), query.shape[:3])
+        out = jnp.where(wrong, jnp.nan, 0.0).astype(query.dtype)[..., None]
+        return jnp.broadcast_to(out, (*query.shape[:3], value_size)), lse
     sight = Sight.of(causal, window, mask is not None)
     factors = (x for x in (key_scale, value_scale) if x is not None)
     nothing_added = all(x is None for x in (slopes, bias, mask))
@@ -150,12 +156,16 @@ def attention(
                     **caches,
                 )
                 return _one_by_one(call_one, own, given)
-            if page_table is not None:
-                key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
-            key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
-            key_scale = value_scale = None
-    if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
+    page = key.shape[1]
+    copies = key_scale is not None and not few
+    if page_table is not None and (copies or page % 8 or (block % page and page % block)):
+        limits = jnp.asarray(limits, jnp.int32)
+        inside = pages_inside(page_table, limits[:, 2], page, key.shape[0])
+        limits = limits.at[:, 1].set(jnp.where(inside, limits[:, 1], -1))
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
+    if copies and key_scale is not None and value_scale is not None:
+        key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
+        key_scale = value_scale = None
     if page_table is None:
         key, value = (padded(x) for x in (key, value))
     rounded = query if few else padded(query)
@@ -164,7 +174,7 @@ def attention(
         contract,
         scoring,
         sight,
-        KeySource(block, None if page_table is None else key.shape[1]),
+        KeySource(block) if page_table is None else KeySource(block, key.shape[1], key.shape[0]),
         batch,
         rounded.shape[1],
         heads,
@@ -187,8 +197,7 @@ def attention(
     else:
         out, lse = prefill(rounded, key, value, lengths, further, call=call, schedule=schedule)
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]
-    is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.numbers[:, 1, None, None]
-    return out, jnp.where(is_query, lse, -jnp.inf)
+    return out, lse
 
 
 def _one_by_one(
