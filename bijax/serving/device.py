@@ -54,6 +54,21 @@ class Advanced(NamedTuple):
     pages: Any
 
 
+type Memory = tuple[jax.Array, jax.Array, jax.Array]
+"""Arrays of the shapes of `Advanced.hidden`, `logits` and `fed`, the numbers in which have no meaning."""
+
+
+def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_width: int) -> Memory:
+    """Returns such arrays for a call of a model."""
+
+    def brought(model: Model, pages: Any, last: jax.Array, packed: jax.Array) -> Memory:
+        return advance(model, pages, unpack(packed, last, table_width=table_width))[:3]
+
+    shapes = jax.eval_shape(brought, model, pages, last, packed)
+    memory: Memory = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    return memory
+
+
 def advance(model: Model, pages: Any, given: Given) -> Advanced:
     """Appends tokens to sequences and returns the logits behind them.
 
@@ -67,7 +82,10 @@ def advance(model: Model, pages: Any, given: Given) -> Advanced:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("structure", "table_width", "batch_invariant"), donate_argnames=("pages", "last")
+    jax.jit,
+    static_argnames=("structure", "table_width", "batch_invariant"),
+    donate_argnames=("pages", "last", "packed", "memory"),
+    keep_unused=True,
 )
 def advance_and_draw(
     structure: Structure,
@@ -75,18 +93,23 @@ def advance_and_draw(
     pages: Any,
     last: jax.Array,
     packed: jax.Array,
+    memory: Memory,
     *,
     table_width: int,
     batch_invariant: bool,
 ) -> tuple[Advanced, jax.Array, jax.Array, jax.Array]:
     """`begin`, `advance` and `draw_tokens` as one program.
 
+    All its arrays but the tokens stay where they are from call to call: XLA gives a GPU the kernels as one graph, in
+    which a kernel whose array has moved must be replaced, and that takes the host longer than a launch.
+
     Args:
         structure: Of the model.
         weights: Of the model.
         pages: As for `advance`.
         last: (S,) int32, the last token of each slot. It is used up.
-        packed: See `bijax.serving.packed`.
+        packed: See `bijax.serving.packed`. It is used up.
+        memory: Where the results of the call of the model are put. It is used up.
         table_width: Entries of a page table.
         batch_invariant: Whether bits are to be the same in any batch.
 

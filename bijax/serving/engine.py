@@ -312,6 +312,7 @@ class Engine:
     def _take(self, step: Step, watched: Container[str] | None) -> list[RequestOutput]:
         """Reads a step, and gives sequences what it has brought."""
         changed: dict[str, Request] = {}
+        generated = 0
         results = step.read()
         for work in results.works:
             sequence, request = work.sequence, work.sequence.request
@@ -320,6 +321,7 @@ class Engine:
             if results.scored and work in results.scored:
                 request.prompt_logprobs += results.scored[work]
             taken = self._append(work, results)
+            generated += taken
             # Behind drafts that were not what the model samples, nothing counts.
             self._scheduler.read(work, accepted=taken - 1 if taken else 0)
             if sequence.finish_reason is not None:
@@ -328,6 +330,7 @@ class Engine:
                 request.weight_version = step.weight_version
                 if sequence.finish_reason is not None or watched is None or request.id in watched:
                     changed[request.id] = request
+        self._counts["generated_tokens"] += generated
         outputs = []
         for request in changed.values():
             if request.finished:
@@ -352,12 +355,11 @@ class Engine:
                 break
             taken += 1
             sequence.append(token, None if measured is None else measured[place])
-            if sequence.finish_reason is not None or place == len(drafts) or drafts[place] != token:
+            if sequence.finish_reason is not None or place == work.drafts or drafts[place] != token:
                 break
-            self._counts["accepted_tokens"] += 1
-        self._counts["generated_tokens"] += taken
         if drafts:
             self._counts["drafted_tokens"] += work.drafts
+            self._counts["accepted_tokens"] += max(0, taken - 1)
         return taken
 
     def _finish(self, request: Request) -> RequestOutput:

@@ -63,6 +63,7 @@ class Programs:
         self._pages = self.model.init_pages(num_pages, page_size)
         self._last = jnp.zeros(num_slots, jnp.int32)
         self._known: set[tuple[Any, ...]] = set()
+        self._memory: dict[tuple[int, ...], device.Memory] = {}
         # What the device has made of the last array, and what that is.
         self._expected: tuple[np.ndarray, jax.Array] | None = None
 
@@ -100,22 +101,27 @@ class Programs:
             rows: What the rows are sampled with, if any has filters or extras or wants log-probabilities.
 
         Returns:
-            hidden (B, T, ...), and the tokens.
+            hidden (B, T, ...), which the next call may write to, and the tokens.
         """
         self._known.add(("advance", packed.shape))
         width, invariant = self._table_width, self._batch_invariant
         given = drawn = None
         if self.model.one_program:
+            memory = self._memory.get(packed.shape) or device.memory_for(
+                self.model, self._pages, self._last, packed, table_width=width
+            )
             found, drawn, self._last, following = device.advance_and_draw(
                 self._structure,
                 self._weights,
                 self._pages,
                 self._last,
                 self._on_device(packed),
+                memory,
                 table_width=width,
                 batch_invariant=invariant,
             )
             self._expected = one_step_on(packed), following
+            self._memory[packed.shape] = found[:3]
         else:
             given = device.begin(packed, self._last, table_width=width)
             found = device.advance(self.model, self._pages, given)

@@ -8,7 +8,7 @@ from typing import Final
 class GumbelContract:
     """The noise of a column, and the sum of which the first largest is taken.
 
-    With w the column's word of Philox-4x32 (10 rounds; key: the seed, counter: the position and the column) and
+    With w the column's word of Philox-4x32 (7 rounds; key: the seed, counter: the position and the column) and
     v = min((w + 1/2) / 2**32, 1 - 2**-24), the exponential variable e = -log(1 - v) is the Taylor polynomial of degree
     7, in fused multiply-adds, for v below 1/8, and -log(2) * lg2.approx.ftz.f32(1 - v) else. The sum is the logit times
     the reciprocal of the temperature, rounded, and then fused with lg2.approx.ftz.f32(e) * -log(2).
@@ -18,7 +18,7 @@ class GumbelContract:
 
     Example:
         >>> GumbelContract().id
-        'gumbel/v2/philox4x32-ptx'
+        'gumbel/v2/philox4x32-7-ptx'
     """
 
     version: int = 2
@@ -26,7 +26,7 @@ class GumbelContract:
     @property
     def id(self) -> str:
         """Name of the contract, stable across runs and machines."""
-        return f"gumbel/v{self.version}/philox4x32-ptx"
+        return f"gumbel/v{self.version}/philox4x32-7-ptx"
 
 
 GUMBEL: Final = GumbelContract()

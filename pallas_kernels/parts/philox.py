@@ -10,7 +10,7 @@ from jax import lax
 
 type Words = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
-_ROUNDS: Final = 10
+_ROUNDS: Final = 7
 _FACTORS: Final = np.uint32(0xD2511F53), np.uint32(0xCD9E8D57)
 _STEPS: Final = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 
@@ -25,7 +25,9 @@ def philox(
     counter: Words,
     multiply: Callable[[jax.Array, np.uint32], tuple[jax.Array, jax.Array]] = multiply,
 ) -> Words:
-    """Returns the four words that Philox-4x32 with 10 rounds makes of a key and a counter, uint32 that broadcast.
+    """Returns the four words that Philox-4x32 with 7 rounds makes of a key and a counter, uint32 that broadcast.
+
+    From 7 rounds on it passes all tests of BigCrush.
 
     Args:
         key: Two words.

@@ -13,9 +13,9 @@ COLUMNS = 300
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
-    """Philox-4x32 with 10 rounds, in Python's integers."""
+    """Philox-4x32 with 7 rounds, in Python's integers."""
     (k, m), (a, b, c, d) = key, counter
-    for _ in range(10):
+    for _ in range(7):
         first, second = a * 0xD2511F53, c * 0xCD9E8D57
         a, b, c, d = second >> 32 ^ b ^ k, second % 2**32, first >> 32 ^ d ^ m, first % 2**32
         k, m = (k + 0x9E3779B9) % 2**32, (m + 0xBB67AE85) % 2**32
@@ -24,7 +24,7 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
 
 def test_random_words_are_philox() -> None:
     pi = 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0  # a vector of its authors
-    assert philox(pi[4:], pi[:4]) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+    assert philox(pi[4:], pi[:4]) == (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A)
     seeds, positions = seed_words([7, 2**40 + 3, -1]), [0, 5, 2**31 - 1]
     words = np.asarray(random_words(jnp.asarray(seeds), jnp.asarray(positions, jnp.uint32), 2 * COLUMNS))
     for row, (seed, position) in enumerate(zip(seeds.tolist(), positions, strict=True)):
