@@ -1,7 +1,9 @@
 """The device is given the next step before the last one's tokens are read."""
 
+import itertools
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -75,6 +77,24 @@ def test_the_device_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sent) >= 24
     assert sum(sent) <= len(sent) / 2
     assert all_pages_are_back(served)
+
+
+def test_the_arrays_of_a_step_stay_where_they_are() -> None:
+    """Or a GPU's graph of kernels is changed in each step."""
+    served = engine(one_program=True, speculative_tokens=0, num_pages=40)
+    served.add(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True))
+    places = []
+    while served.has_work:
+        served.step()
+        programs = served._programs
+        if programs._expected is not None:
+            arrays = jax.tree.leaves((programs._pages, programs._last, programs._memory, programs._expected[1]))
+            places.append([array.unsafe_buffer_pointer() for array in arrays])
+    decoding = places[-20:]
+    assert len({len(row) for row in decoding}) == 1
+    assert len({tuple(row[:-1]) for row in decoding}) == 1
+    # What each step is given is sent anew where a page comes.
+    assert sum(before[-1] == row[-1] for before, row in itertools.pairwise(decoding)) >= 10
 
 
 def test_a_stop_found_late_drops_the_token_behind_it() -> None:
