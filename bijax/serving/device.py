@@ -97,7 +97,7 @@ def advance_and_draw(
     *,
     table_width: int,
     batch_invariant: bool,
-) -> tuple[Advanced, jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, Advanced, jax.Array]:
     """`begin`, `advance` and `draw_tokens` as one program.
 
     All its arrays but the tokens stay where they are from call to call: XLA gives a GPU the kernels as one graph, in
@@ -114,13 +114,14 @@ def advance_and_draw(
         batch_invariant: Whether bits are to be the same in any batch.
 
     Returns:
-        What the call of the model brings, a token for each of its rows, the last token of each slot, and `packed` one
-        step on, which has no meaning behind more than one token.
+        The last token of each slot, `packed` one step on, which has no meaning behind more than one token, what the
+        call of the model brings, and a token for each of its rows.
     """
     given = unpack(packed, last, table_width=table_width)
     found = advance(jax.tree.unflatten(structure.tree, weights), pages, given)
     tokens, last = draw_tokens(found.logits, given, last, batch_invariant=batch_invariant)
-    return found, tokens, last, one_step_on(packed)
+    # In the order of the arguments: JAX gives each result the memory of the first argument of its shape.
+    return last, one_step_on(packed), found, tokens
 
 
 @functools.partial(jax.jit, static_argnames="table_width")
