@@ -180,8 +180,8 @@ def _extend_all(
     embed, rotaries = jax.tree.unflatten(first, arrays)
     x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)
     blocks = [(kind, arrays, rotary) for (kind, rotary), arrays in zip(kinds, parameters, strict=True)]
-    given = (page_table, start, lengths, common_prefix)
-    return run_blocks(blocks, x, angles, pages, *given, one_program=True)
+    places = (page_table, start, lengths, common_prefix)
+    return run_blocks(blocks, x, angles, pages, *places, one_program=True)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
