@@ -100,7 +100,7 @@ def advance_and_draw(
     table_width: int,
     batch_invariant: bool,
     common_page_size: int | None,
-) -> tuple[Advanced, jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, Advanced, jax.Array]:
     """`begin`, `advance` and `draw_tokens` as one program.
 
     All its arrays but the tokens stay where they are from call to call: XLA gives a GPU the kernels as one graph, in
@@ -118,14 +118,15 @@ def advance_and_draw(
         common_page_size: As for `advance`.
 
     Returns:
-        What the call of the model brings, a token for each of its rows, the last token of each slot, and `packed` one
-        step on, which has no meaning behind more than one token.
+        The last token of each slot, `packed` one step on, which has no meaning behind more than one token, what the
+        call of the model brings, and a token for each of its rows.
     """
     given = unpack(packed, last, table_width=table_width)
     model = jax.tree.unflatten(structure.tree, weights)
     found = advance(model, pages, given, common_page_size=common_page_size)
     tokens, last = draw_tokens(found.logits, given, last, batch_invariant=batch_invariant)
-    return found, tokens, last, one_step_on(packed)
+    # In the order of the arguments: JAX gives each result the memory of the first argument of its shape.
+    return last, one_step_on(packed), found, tokens
 
 
 @functools.partial(jax.jit, static_argnames="table_width")

@@ -114,7 +114,7 @@ class Programs:
             memory = self._memory.get(packed.shape) or device.memory_for(
                 self.model, self._pages, self._last, packed, table_width=width
             )
-            found, drawn, self._last, following = device.advance_and_draw(
+            self._last, following, found, drawn = device.advance_and_draw(
                 self._structure,
                 self._weights,
                 self._pages,

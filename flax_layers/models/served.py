@@ -180,7 +180,8 @@ def _extend_all(
     embed, rotaries = jax.tree.unflatten(first, arrays)
     x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)
     blocks = [(kind, arrays, rotary) for (kind, rotary), arrays in zip(kinds, parameters, strict=True)]
-    return run_blocks(blocks, x, angles, pages, page_table, start, lengths, common_prefix)
+    places = (page_table, start, lengths, common_prefix)
+    return run_blocks(blocks, x, angles, pages, *places, one_program=True)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
@@ -188,4 +189,4 @@ def _project(
     structure: "Structure", given: tuple[jax.Array, ...], hidden: jax.Array, soft_cap: float | None
 ) -> jax.Array:
     norm, projection = jax.tree.unflatten(structure.parts[0], given)
-    return project(norm, projection, hidden, soft_cap)
+    return project(norm, projection, (hidden, None), soft_cap)

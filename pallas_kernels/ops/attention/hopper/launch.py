@@ -157,10 +157,10 @@ def attention(
                 )
                 return _one_by_one(call_one, own, given)
     copies = key_scale is not None and not few
-    if page_table is not None and (copies or page % 8 or (block % page and page % block)):
+    if page_table is not None and page is not None and (copies or page % 8 or (block % page and page % block)):
         limits = jnp.asarray(limits, jnp.int32)
         inside = pages_inside(page_table, limits[:, 2], page, key.shape[0])
-        limits = limits.at[:, 1].set(jnp.where(inside, limits[:, 1], -1))
+        limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
     if copies and key_scale is not None and value_scale is not None:
         key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
