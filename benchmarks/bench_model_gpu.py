@@ -62,7 +62,7 @@ BESIDE: Final = {
 CONVERTED: Final = {"drop_in": "flax", "drop_in_cudnn": "flax_cudnn"}
 TRANSFORMED: Final = {"transformed": "xla", "transformed_cudnn": "cudnn"}
 THREADS: Final = 8
-SETTLE_S: Final = 0.15  # in which the clock follows the power that a program takes
+ROUNDS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterato
 
 
 def measure(
-    cell: Cell, held: dict[str, Arrays], ready: dict[str, Future[Program]], kernels: int
+    cell: Cell, held: dict[str, Arrays], ready: dict[str, Future[Program]], settle: float, kernels: int
 ) -> Iterator[dict[str, Any]]:
     """Yields the lines of the table of one cell; prints the longest kernels of each program if asked to."""
     found = {name: future.result() for name, future in ready.items()}
     calls = [lambda name=name: call(found[name].run, held[name]) for name in found]
-    times = dict(zip(found, interleaved_us(calls, seconds=1, rounds=5, settle=SETTLE_S), strict=True))
+    times = dict(zip(found, interleaved_us(calls, seconds=1, rounds=ROUNDS, settle=settle), strict=True))
     for name, run in zip(found, calls, strict=True) if kernels else ():
         table = kernel_table(run)
         print(f"{cell}, {name}: {sum(us for *_, us in table):.0f} µs in {sum(n for _, n, _ in table):.0f} kernels")
@@ -214,7 +214,8 @@ def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespa
                 sources[-1][name] = source
     for cell, row, source in zip(cells, ready, sources, strict=True):
         shared = {name: arrays(found[name], cell) for name in dict.fromkeys(source.values())}
-        for line in measure(cell, {name: shared[plain] for name, plain in source.items()}, row, arguments.kernels):
+        given = {name: shared[plain] for name, plain in source.items()}
+        for line in measure(cell, given, row, arguments.settle, arguments.kernels):
             yield line | ({"params": params, "remat": arguments.remat} if cell.kind in TRAINING else {})
         row.clear()
 
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--params", default="float32", choices=["float32", "bfloat16"], help="for training steps")
     parser.add_argument("--remat", action="store_true", help="compute blocks again in the backward pass")
+    parser.add_argument("--settle", type=float, default=0.5, help="seconds that a program runs before it is timed")
     parser.add_argument("--compile-times", action="store_true", help="compile one program after the other")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each program, longest first")
     parser.add_argument("--json", type=Path)

@@ -39,7 +39,7 @@ def interleaved_us(
         seconds: How long all of it takes about, without `settle`.
         rounds: Turns of each call.
         settle: Seconds that a call runs in its turn before it is timed. A GPU at its power limit sets its clock by what
-            it did in the last tenths of a second: without this a program behind a frugal one seems faster.
+            it did in the last half second: without this a program behind a frugal one seems faster.
         clock: `time.process_time` counts the threads of this process.
     """
     for call in calls:

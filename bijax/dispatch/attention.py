@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bijax.core.architecture import HOPPER, cuda_architecture
 from bijax.core.contracts import note, run
@@ -18,6 +19,7 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.ops.attention import cpu
 from pallas_kernels.ops.attention.cpu import AttentionSpec
+from pallas_kernels.parts.xla.pages import pages_inside
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.attention import hopper, triton
@@ -31,7 +33,7 @@ class Given:
     """Which arrays stand behind the others of a call, in this order.
 
     Attributes:
-        page_table: (B, n), the pages of each sequence.
+        page_table: (B, n) int32, the pages of each sequence; nan results where those that hold keys do not exist.
         bias: Added to the scores.
         mask: Which keys a query sees.
         sinks: (B or 1, N), scores that belong to no key.
@@ -61,13 +63,10 @@ class Given:
 
 
 _FORWARD: Final = 4
-"""Arrays of every call: query, key, value and the limits of sequences."""
+"""Arrays of every call: query, key, value and the limits of sequences (see `marked`)."""
 
 _BACKWARD: Final = 7
 """The same with the result, the log-sum-exp and the cotangent before the limits."""
-
-_SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes", "key_scale", "value_scale"})
-"""Which further arrays the kernels for Hopper take."""
 
 
 def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
@@ -92,9 +91,10 @@ def _scores_like(query: jax.Array, key: jax.Array, *_: Any, **__: Any) -> jax.Ar
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
+    arrays, valid = _within(arrays, given)
     own, others = _apart(arrays[:_FORWARD]), given.named(arrays[_FORWARD:])
     others.pop("common_prefix", None)
-    return run(cpu.attention, *own, like=attention_like, spec=spec, **others)
+    return poison(valid, *run(cpu.attention, *own, like=attention_like, spec=spec, **others))
 
 
 def _gradients_on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
@@ -113,12 +113,14 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_FORWARD:])
     common_prefix = others.pop("common_prefix", None)
-    served = others.keys() <= _SERVED_ON_HOPPER and _hopper_takes(spec)
+    served = _hopper_takes(spec)
     contract = split_attention_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
         fixed = {**_of_spec(spec), "common_prefix": common_prefix}
         return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **fixed, **others)
-    return run(triton.attention, *_apart(arrays[:_FORWARD]), like=attention_like, **_for_triton(arrays, spec), **others)
+    arrays, valid = _within(arrays, given)
+    own, others = _apart(arrays[:_FORWARD]), given.named(arrays[_FORWARD:])
+    return poison(valid, *run(triton.attention, *own, like=attention_like, **_for_triton(arrays, spec), **others))
 
 
 def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
@@ -136,6 +138,39 @@ def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) ->
 def _score_gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     options = {**_for_triton(arrays, spec), **given.named(arrays[_BACKWARD:])}
     return (run(triton.score_gradients, *_apart(arrays[:_BACKWARD]), like=_scores_like, **options),)
+
+
+def marked(limits: jax.Array | np.ndarray, valid: jax.Array | None) -> jax.Array | np.ndarray:
+    """Returns limits in which sequences that are not valid have a negative number of queries.
+
+    Kernels give nan for them, so that a program has no further pass over the results.
+
+    Args:
+        limits: (B, 3) int32.
+        valid: (B,) bool; None for all.
+    """
+    if valid is None:
+        return limits
+    offsets, queries, keys = (limits[:, i] for i in range(3))
+    return jnp.stack([offsets, jnp.where(valid, queries, -1), keys], axis=1)
+
+
+def poison(valid: jax.Array | None, *results: jax.Array) -> Arrays:
+    """Returns results (B, ...) with nan for sequences that are not valid."""
+    if valid is None:
+        return results
+    return tuple(jnp.where(valid.reshape(-1, *[1] * (r.ndim - 1)), r, jnp.asarray(jnp.nan, r.dtype)) for r in results)
+
+
+def _within(arrays: Arrays, given: Given) -> tuple[Arrays, jax.Array]:
+    """Returns the arrays of a call with limits and pages that exist, and the (B,) mask of sequences that had such."""
+    query, key, value, limits, *others = arrays
+    valid = limits[:, 1] >= 0
+    if given.page_table:  # the first of the others
+        table, *others = others
+        valid = valid & pages_inside(table, limits[:, 2], key.shape[1], key.shape[0])
+        others = [jnp.clip(table, 0, max(0, key.shape[0] - 1)), *others]
+    return (query, key, value, jnp.maximum(limits, 0), *others), valid
 
 
 def _apart(arrays: Arrays) -> Arrays:

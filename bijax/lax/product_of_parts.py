@@ -21,6 +21,7 @@ class ProductOfParts:
     Attributes:
         count: How many parts.
         rows: Lengths of the dimensions of that operand but the last one.
+        batch: Dimensions of the other operand that belong to the first ones of `rows`.
         contracting: Dimensions of the other operand that are contracted with it: one with the last dimension, or one
             with each of the others, in their order.
         over_rows: Whether the rows are contracted, not the last dimension.
@@ -30,6 +31,7 @@ class ProductOfParts:
 
     count: int
     rows: tuple[int, ...]
+    batch: tuple[int, ...]
     contracting: tuple[int, ...]
     over_rows: bool
     on_the_left: bool
@@ -45,19 +47,24 @@ def product_of_parts(x: jax.Array, other: jax.Array, *, product: ProductOfParts)
         product: What is multiplied.
 
     Returns:
-        (lhs free..., rhs free...), of the dtype of the product.
+        (batch..., lhs free..., rhs free...), of the dtype of the product.
 
     Guarantee: as `bijax.lax.dot_general`.
     """
-    free = tuple(d for d in range(other.ndim) if d not in product.contracting)
+    taken = *product.batch, *product.contracting
+    free = tuple(d for d in range(other.ndim) if d not in taken)
     by_rows = not free or max(free) < max(product.contracting)
     groups = (free, product.contracting) if by_rows and not product.over_rows else (product.contracting, free)
-    weights = other.transpose([*groups[0], *groups[1]])
-    weights = weights.reshape([math.prod(other.shape[d] for d in group) for group in groups])
+    lead, rows = product.rows[: len(product.batch)], product.rows[len(product.batch) :]
+    stack = (math.prod(lead),) if lead else ()
+    weights = other.transpose([*product.batch, *groups[0], *groups[1]])
+    weights = weights.reshape([*stack, *(math.prod(other.shape[d] for d in group) for group in groups)])
+    x = x.reshape(*stack, -1, x.shape[1])
+    own: tuple[int, ...]
     if product.over_rows:
         contract = PartsChunkContract(product.count)
         y = run(parts.weight_gradient_of_parts, x, weights, contract=contract, out_dtype=product.dtype)
-        own: tuple[int, ...] = (x.shape[1],)
+        own = x.shape[-1:]
     else:
         y = run(
             parts.matmul_of_parts,
@@ -67,6 +74,7 @@ def product_of_parts(x: jax.Array, other: jax.Array, *, product: ProductOfParts)
             transpose_w=by_rows,
             out_dtype=product.dtype,
         )
-        own = product.rows
-    y = y.reshape(*own, *(other.shape[d] for d in free))
-    return y if product.on_the_left else jnp.moveaxis(y, range(len(own)), range(-len(own), 0))
+        own = rows
+    y = y.reshape(*lead, *own, *(other.shape[d] for d in free))
+    first = range(len(lead), len(lead) + len(own))
+    return y if product.on_the_left else jnp.moveaxis(y, first, range(-len(own), 0))

@@ -183,10 +183,10 @@ def limits_of(
     return jnp.stack(numbers, axis=1)
 
 
-def valid_pages(
+def check_pages(
     op: str, page_table: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray, page: int, pages: int
-) -> jax.Array | None:
-    """Checks the entries of a page table that hold keys of a sequence.
+) -> None:
+    """Checks the entries of a page table that hold keys of a sequence, unless the table or the lengths are traced.
 
     Args:
         op: Name of the operation.
@@ -195,19 +195,14 @@ def valid_pages(
         page: Keys of a page.
         pages: Pages of the cache.
 
-    Returns:
-        None or, where the table or the lengths are traced, the (B,) mask of sequences whose entries are all valid.
-
     Raises:
         ValueError: If a known entry points outside of the cache.
     """
-    known = not any(isinstance(x, jax.core.Tracer) for x in (page_table, lengths))
-    xp: Any = np if known else jnp
-    table, length = xp.asarray(page_table), xp.asarray(lengths)
-    used = xp.arange(table.shape[1], dtype=xp.int32)[None] * page < length[:, None]
+    if any(isinstance(x, jax.core.Tracer) for x in (page_table, lengths)):
+        return
+    table, length = np.asarray(page_table), np.asarray(lengths)
+    used = np.arange(table.shape[1], dtype=np.int32)[None] * page < length[:, None]
     wrong = used & ((table < 0) | (table >= pages))
-    if not known:
-        return ~jnp.any(wrong, axis=1)
     if wrong.any():
         sequence, entry = np.argwhere(wrong)[0]
         raise ValueError(
@@ -215,7 +210,15 @@ def valid_pages(
             f" sequence has keys, got {table[sequence, entry]} for sequence {sequence}, entry {entry}, with"
             f" {length[sequence]} keys."
         )
-    return None
+
+
+def narrowed_table(page_table: jax.Array | np.ndarray) -> jax.Array:
+    """Returns a page table as int32; what does not fit stays outside of any cache."""
+    limits, given = (np.iinfo(x) for x in (np.int32, page_table.dtype))
+    if given.min < limits.min or given.max > limits.max:
+        xp: Any = np if isinstance(page_table, np.ndarray) else jnp
+        page_table = xp.clip(page_table, max(given.min, -1), limits.max)
+    return jnp.asarray(page_table).astype(jnp.int32)
 
 
 def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
@@ -223,10 +226,3 @@ def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
     if a is None or b is None:
         return b if a is None else a
     return a & b
-
-
-def poison(valid: jax.Array | None, *results: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns results (B, ...) with nan for sequences that are not valid."""
-    if valid is None:
-        return results
-    return tuple(jnp.where(valid.reshape(-1, *[1] * (r.ndim - 1)), r, jnp.asarray(jnp.nan, r.dtype)) for r in results)

@@ -20,9 +20,10 @@ from bijax.dispatch.attention import (
     Given,
     attention_like,
     gradients_like,
+    marked,
+    poison,
     score_gradients_like,
 )
-from bijax.ops._attention_arguments import poison
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as add_up
 from pallas_kernels.errors import UnsupportedError
@@ -84,8 +85,8 @@ def attend(
         op: Name of the operation, for errors.
     """
     kernel = _kernel if extras.page_table is None else _paged_kernel
-    arrays = (query, key, value, limits, *extras.arrays)
-    return poison(valid, *kernel(*arrays, spec=spec, given=extras.given))
+    arrays = (query, key, value, marked(limits, valid), *extras.arrays)
+    return kernel(*arrays, spec=spec, given=extras.given)
 
 
 def gradients(

@@ -11,11 +11,12 @@ from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
     check_heads,
+    check_pages,
     limits_of,
+    narrowed_table,
     per_sequence,
     scale_factor,
     score_array,
-    valid_pages,
     window_sizes,
 )
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
@@ -254,13 +255,12 @@ def paged_attention(
         meaning = "lengths - query_seq_lengths by default: lengths counts the keys of the queries too"
     offsets, valid_offsets = per_sequence(_OP, "query_offset", query_offset, batch, LAST_POSITION, meaning)
     valid = both(both(valid, valid_queries), valid_offsets)
-    valid = both(valid, valid_pages(_OP, page_table, key_lengths, page, number))
+    check_pages(_OP, page_table, key_lengths, page, number)
     common_prefix, valid_prefix = check_common_prefix(_OP, common_prefix_length, page_table, key_lengths, page)
     valid = both(valid, valid_prefix)
     sizes = (batch, query.shape[2], length, capacity)
     extras = Extras(
-        # Whatever stands in entries without keys must not become another page when it is narrowed.
-        page_table=jnp.clip(page_table, 0, max(0, number - 1)).astype(jnp.int32),
+        page_table=narrowed_table(page_table),
         bias=score_array(_OP, "bias", bias, sizes, single=False),
         mask=score_array(_OP, "mask", mask, sizes, single=False),
         sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),

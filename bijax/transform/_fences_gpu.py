@@ -106,10 +106,21 @@ def _function(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], p
         operands = [numerator, _computed(denominator)]
     else:
         operands = [_through_shift(operands[0], _own_shift(name)), *operands[1:]]
-    (value,) = stock(wide, *operands, **parameters)
+    (value,) = [_logistic(*operands)] if name == "logistic" else stock(wide, *operands, **parameters)
     # A rule that traces a program of its own has fenced it inside.
     value = value if _is_fenced(value) else _through_shift(_expanded(value))
     return value if wide.avals_out[0].dtype == out.dtype else _through_shift(_as(value, out))
+
+
+def _logistic(x: Value) -> Value:
+    """Returns 1 / (1 + exp(-x)), as JAX's rule does.
+
+    The denominator may be seen to be broadcast, since a product with 1 is exact, but not to be constant.
+    """
+    element: Any = ir.RankedTensorType(x.type).element_type
+    one = _repeated(mlir.ir_constant(np.ones((), f"float{element.width}")), x.type)
+    power = _through_shift(hlo.exponential(_through_shift(hlo.negate(x), _own_shift("exp"))))
+    return hlo.divide(one, _through_zero(_through_shift(hlo.add(one, power))))
 
 
 def _widened(aval: Any) -> Any:

@@ -23,13 +23,17 @@ def inlined(equations: Sequence[Equation]) -> list[Equation]:
     found: list[Equation] = []
     for eqn in equations:
         body = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
-        if body is None or not _is_short(body):
+        if body is None or len(body.jaxpr.eqns) > _MOST_INLINED:
+            found.append(eqn)
+            continue
+        steps = inlined(body.jaxpr.eqns)
+        if not _may_stand_out(body, steps):
             found.append(eqn)
             continue
         names: dict[Any, Any] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
         results = zip(body.jaxpr.outvars, eqn.outvars, strict=True)
         outer = {inner: out for inner, out in results if not isinstance(out, DropVar)}
-        for step in body.jaxpr.eqns:
+        for step in steps:
             outvars = [outer.get(v) or Var(v.aval) for v in step.outvars]
             invars = [v if not is_variable(v) else names[v] for v in step.invars]
             # What was traced elsewhere carries no tag, and goes by that of the call.
@@ -39,15 +43,16 @@ def inlined(equations: Sequence[Equation]) -> list[Equation]:
     return found
 
 
-def _is_short(body: Any) -> bool:
-    made = {v for e in body.jaxpr.eqns for v in e.outvars}
+def _may_stand_out(body: Any, steps: Sequence[Equation]) -> bool:
+    """Returns whether a body may be written out, of which the equations are `steps`."""
+    made = {v for e in steps for v in e.outvars}
     results = body.jaxpr.outvars
     return (
         not body.consts
-        and len(body.jaxpr.eqns) <= _MOST_INLINED
-        and all(e.primitive.name in INLINED for e in body.jaxpr.eqns)
+        and len(steps) <= _MOST_INLINED
+        and all(e.primitive.name in INLINED for e in steps)
         # What carries other metadata alone goes by the request of the call, which metadata of its own would hide.
-        and all(not e.ctx.xla_metadata or TAG in e.ctx.xla_metadata for e in body.jaxpr.eqns)
+        and all(not e.ctx.xla_metadata or TAG in e.ctx.xla_metadata for e in steps)
         and all(is_variable(v) and v in made for v in results)
         and len({*results}) == len(results)
     )

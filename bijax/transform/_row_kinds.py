@@ -12,6 +12,9 @@ Labels = tuple[int, ...]
 FLOATS: Final = ("float32", "bfloat16")
 """Dtypes of what a region computes."""
 
+TESTS: Final = frozenset({"is_finite", "ge"})
+"""Operations that make a truth value of numbers."""
+
 
 def is_variable(atom: Any) -> bool:
     """Returns whether an operand of an equation is a variable, not a constant."""
@@ -24,10 +27,15 @@ class Kind(NamedTuple):
     Attributes:
         wide: Whether it has columns; otherwise it is a number for each row, with or without a last dimension of 1.
         labels: The dimensions of the rows in the value's own order.
+        shared: Whether all rows have the same columns; it has no labels then.
     """
 
     wide: bool
     labels: Labels
+    shared: bool = False
+
+
+VECTOR: Final = Kind(True, (), True)
 
 
 @dataclass
@@ -52,8 +60,8 @@ def types_fit(name: str, eqn: Equation) -> bool:
     out, dtypes = eqn.outvars[0].aval.dtype, [v.aval.dtype for v in eqn.invars]
     if name == "convert_element_type":
         return dtypes[0].name in FLOATS and {dtypes[0].name, out.name} == {*FLOATS}
-    if name == "exp" and eqn.params.get("accuracy") is not None:
-        return False
+    if name in TESTS:
+        return out == np.bool_ and dtypes[0].name in FLOATS and len({*dtypes}) == 1
     if name == "select_n" and (len(dtypes) != 3 or dtypes.pop(0) != np.bool_):
         return False
     return out.name in FLOATS and all(d == out for d in dtypes)

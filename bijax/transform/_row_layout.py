@@ -39,9 +39,9 @@ class Layout:
     results: tuple[tuple[Labels, tuple[int, ...], str], ...]
 
 
-def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> list[jax.Array]:
-    """Computes a region: takes its columns, masks and numbers, returns its results and totals."""
-    given = iter(arrays)
+def run_row_program(*given_arrays: jax.Array, program: RowProgram, layout: Layout) -> list[jax.Array]:
+    """Computes a region: takes its columns, masks, vectors and numbers, returns its results and totals."""
+    given = iter(given_arrays)
     rows = math.prod(layout.sizes)
     columns, masks, orders = [], [], []
     for labels, lies in layout.columns:
@@ -56,6 +56,7 @@ def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> 
         own = tuple(label for label in labels if label in differs)
         masks.append(mask.reshape(-1, mask.shape[-1]).astype(jnp.bfloat16))
         orders.append(_order(layout.sizes, layout.rows, own))
+    vectors = [next(given).reshape(-1) for _ in program.vectors]
     sizes = tuple(layout.sizes[i] for i in layout.rows)
     numbers = [
         next(given)
@@ -65,7 +66,8 @@ def run_row_program(*arrays: jax.Array, program: RowProgram, layout: Layout) -> 
         .astype(jnp.float32)  # what is an index of a column is exact
         for labels in layout.numbers
     ]
-    found = run(hopper.run_program, program, columns, masks, numbers, rows=rows, orders=orders, contract=row_contract())
+    arrays = columns, masks, vectors, numbers
+    found = run(hopper.run_program, program, *arrays, rows=rows, orders=orders, contract=row_contract())
     results = []
     parts = (*program.parts, *(1 for _ in program.totals))
     for y, (labels, shape, dtype), count in zip(found, layout.results, parts, strict=True):

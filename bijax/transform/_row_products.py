@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 
 from bijax.dispatch.matmul import Product, parts_of
@@ -31,14 +33,12 @@ def products_of(v: Any, program: Program, wanted: Callable[[int], bool]) -> dict
         wanted: Whether the equation at a place is to be made invariant.
     """
     places = program.users.get(v, [])
-    rows = v.aval.shape[:-1]
     if v in program.outvars or v.aval.dtype.name != "float32":
         return {}
     found = {at: _product(v, program.equations[at]) for at in places if wanted(at)}
     every = {at: product for at, product in found.items() if product is not None}
-    counts = {product.count for product in every.values()}
-    whole = len(counts) == 1 and math.prod(rows) % PartsChunkContract(*counts).rows == 0
-    return every if whole and len(every) == len(places) else {}
+    alike = len({product.count for product in every.values()}) == 1
+    return every if alike and len(every) == len(places) else {}
 
 
 def _product(v: Any, eqn: Equation) -> ProductOfParts | None:
@@ -48,20 +48,26 @@ def _product(v: Any, eqn: Equation) -> ProductOfParts | None:
     other, (out,) = eqn.invars[1 - side].aval, eqn.outvars
     contracting, batch = eqn.params["dimension_numbers"]
     precision = eqn.params["precision"]
-    if any(batch) or other.dtype.name != "bfloat16" or 0 in other.shape or out.aval.dtype.name == "float64":
+    if other.dtype.name != "bfloat16" or 0 in other.shape or out.aval.dtype.name == "float64":
         return None
-    if not (precision is None or isinstance(precision, tuple)):
-        return None
-    rank = len(v.aval.shape)
-    pairs = sorted(zip(contracting[side], contracting[1 - side], strict=True))
-    own, others = (tuple(int(pair[i]) for pair in pairs) for i in (0, 1))
-    free = [d for d in range(len(other.shape)) if d not in others]
-    over_rows = own == tuple(range(rank - 1)) and own != (rank - 1,)
-    if over_rows:
-        # Where the other operand is stored by rows, the order is that of a product by weights.
-        if not free or max(free) < max(others):
+    if isinstance(precision, lax.DotAlgorithmPreset):
+        if precision.accumulation_type not in (None, np.float32):
             return None
-    elif own != (rank - 1,):
+    elif not (precision is None or isinstance(precision, tuple)):
+        return None
+    # In the order of the left operand's dimensions, as sums go.
+    pairs = sorted(zip(*contracting, strict=True))
+    own, others = (tuple(int(pair[i]) for pair in pairs) for i in (side, 1 - side))
+    entries, rank = len(batch[side]), len(v.aval.shape)
+    rows = v.aval.shape[:-1]
+    over_rows = own == tuple(range(entries, rank - 1))
+    if tuple(batch[side]) != tuple(range(entries)) or not (over_rows or own == (rank - 1,)):
         return None
     count = parts_of(Product(out.aval.dtype.name, precision=precision_name(precision)))
-    return ProductOfParts(count, tuple(v.aval.shape[:-1]), others, over_rows, side == 0, out.aval.dtype.name)
+    if math.prod(rows[entries:]) % PartsChunkContract(count).rows:
+        return None
+    free = [d for d in range(len(other.shape)) if d not in others and d not in batch[1 - side]]
+    if over_rows and (not free or max(free) < max(others)):
+        return None  # where the other operand is stored by rows, the order is that of a product by weights
+    together = tuple(map(int, batch[1 - side]))
+    return ProductOfParts(count, tuple(rows), together, others, over_rows, side == 0, out.aval.dtype.name)

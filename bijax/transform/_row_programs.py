@@ -16,6 +16,7 @@ from bijax.transform._row_kinds import Labels, Region, is_variable
 from bijax.transform._row_layout import Layout
 from bijax.transform._row_products import PRODUCT, products_of
 from bijax.transform._row_regions import Program
+from bijax.transform._row_steps import late, used
 from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, RowProgram, Step
 
 Equation = Any
@@ -25,6 +26,9 @@ ROW_PROGRAM: Final = Primitive("bijax_row_program")
 ROW_PROGRAM.multiple_results = True
 
 _OPERATIONS: Final[dict[str, Operation]] = {
+    "abs": "abs",
+    "is_finite": "finite",
+    "ge": "ge",
     "add": "add",
     "add_any": "add",
     "sub": "sub",
@@ -32,11 +36,12 @@ _OPERATIONS: Final[dict[str, Operation]] = {
     "div": "div",
     "neg": "neg",
     "exp": "exp",
+    "rsqrt": "rsqrt",
     "reduce_max": "max",
     "reduce_sum": "sum",
 }
 _ROUNDED: Final = frozenset({"add", "sub", "mul", "div", "exp", "sum"})
-_SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient", "max"})
+_SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient"})
 
 
 def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
@@ -46,10 +51,12 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
         jaxpr: The program.
         wanted: Whether an equation is to be made invariant and may be part of a region.
     """
-    if cuda_architecture() != HOPPER:
+    if not any(wanted(e) for e in jaxpr.eqns):
         return jaxpr
     equations = inlined(jaxpr.eqns)
     if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in equations):
+        return jaxpr
+    if cuda_architecture() != HOPPER:
         return jaxpr
     equations = needed(equations, jaxpr.outvars)
     program = Program(equations, jaxpr.outvars, [wanted(e) for e in equations])
@@ -83,6 +90,7 @@ class _Builder:
         self._steps: list[Step] = []
         self._columns: list[Any] = []
         self._masks: list[Any] = []
+        self._vectors: list[Any] = []
         self._numbers: list[Any] = []
 
     def equation(self) -> tuple[dict[int, Equation], set[int]] | None:
@@ -97,21 +105,24 @@ class _Builder:
             return None
         for at in places:
             self._step(equations[at])
-        inputs = {self._ids[v] for v in (*self._columns, *self._masks, *self._numbers)}
+        given = *self._columns, *self._masks, *self._vectors, *self._numbers
+        inputs = {self._ids[v] for v in given}
         kept, made = set[int](), list[Any]()
         for v in self._program.results(region):
-            if self._ids[v] in inputs or (region.kinds[v].wide and self._program.is_picked(v, region)):
+            kind = region.kinds[v]
+            if self._ids[v] in inputs or kind.shared or (kind.wide and self._program.is_picked(v, region)):
                 self._keep(v, kept, made)
             else:
                 made.append(v)
         made = list(dict.fromkeys(made))
         results, totals = ([v for v in made if region.kinds[v].wide is wide] for wide in (True, False))
-        self._remove_unused([self._ids[v] for v in made])
+        self._steps = late(used(self._steps, [self._ids[v] for v in made]))
         layout = self._layout(results, totals)
         products = [self._products(v, layout) for v in results]
         program = RowProgram(
             tuple(self._ids[v] for v in self._columns),
             tuple(self._ids[v] for v in self._masks),
+            tuple(self._ids[v] for v in self._vectors),
             tuple(self._ids[v] for v in self._numbers),
             tuple(self._steps),
             tuple(self._ids[v] for v in results),
@@ -123,12 +134,14 @@ class _Builder:
         reduced = [s.operands[0] for s in self._steps if s.operation in REDUCTIONS]
         if not results or not wide.issuperset((*program.results, *reduced)) or wide & {*program.totals}:
             return None
+        if any(s.operation == "rsqrt" for s in self._steps) and any(v.aval.dtype == np.float32 for v in results):
+            return None  # a gradient wants what XLA computes anew from 16 bits
         new, outvars = dict[int, Equation](), []
         for v, found in zip(results, products, strict=True):
             outvars.append(self._in_parts(v, found, new) if found else v)
         first = equations[places[0]]
         new[places[0]] = first.replace(
-            invars=[*self._columns, *self._masks, *self._numbers],
+            invars=list(given),
             outvars=[*outvars, *totals],
             primitive=ROW_PROGRAM,
             params={"program": program, "layout": layout},
@@ -160,8 +173,16 @@ class _Builder:
                 if not is_variable(v) or self._program.constant(v) is not None or v in made or v in self._ids:
                     continue
                 self._ids[v] = next(self._fresh)
-                wide = self._region.kinds[v].wide
-                (self._numbers if not wide else self._masks if v.aval.dtype == np.bool_ else self._columns).append(v)
+                self._given(v).append(v)
+
+    def _given(self, v: Any) -> list[Any]:
+        """Returns where a value that comes from outside belongs."""
+        kind = self._region.kinds[v]
+        if kind.shared:
+            return self._vectors
+        if not kind.wide:
+            return self._numbers
+        return self._masks if v.aval.dtype == np.bool_ else self._columns
 
     def _operand(self, v: Any) -> int | float:
         value = self._program.constant(v)
@@ -175,40 +196,42 @@ class _Builder:
             self._sparse[self._ids[out]] = self._add("within", operands[1], float(self._region.columns), operands[2])
             return
         operation: Operation
-        if name in _SAME or (name == "convert_element_type" and out.aval.dtype == np.float32):
+        chosen = name == "max" and -math.inf in operands
+        if chosen or name in _SAME or (name == "convert_element_type" and out.aval.dtype == np.float32):
             self._ids[out] = next(o for o in operands if isinstance(o, int))
             return
         if name == "convert_element_type":
             operation = "round"
+        elif name == "max":
+            operation = "larger"
+        elif name in ("square", "integer_pow"):
+            operation, operands = "mul", operands * 2
+        elif name == "div" and isinstance(operands[1], float) and math.frexp(operands[1])[0] == 0.5:
+            operation, operands = "mul", [operands[0], 1 / operands[1]]  # as XLA's compiler makes of a power of two
         elif name == "select_n":
             operation, operands = "select", [operands[0], operands[2], operands[1]]
         elif name == "reduce_sum" and not self._region.kinds[eqn.invars[0]].wide:
             operation = "clear"
-        elif name == "reduce_sum" and operands[0] in self._sparse:
-            # All but one number is a zero.
-            operation, operands = "clear", [self._sparse[int(operands[0])]]
+        elif name == "reduce_sum" and (one := self._one_of(operands[0])) is not None:
+            operation, operands = "clear", [one]  # all others are zeros
         else:
             operation = _OPERATIONS[name]
         self._ids[out] = self._add(operation, *operands)
         if operation in _ROUNDED and out.aval.dtype != np.float32:
             # 16 bits hold less than half of the digits: rounded twice is rounded once.
             self._ids[out] = self._add("round", self._ids[out])
-        if name == "neg" and operands[0] in self._sparse:
-            self._sparse[self._ids[out]] = self._add("neg", self._sparse[int(operands[0])])
+        if name == "neg" and (one := self._one_of(operands[0])) is not None:
+            self._sparse[self._ids[out]] = self._add("neg", one)
+
+    def _one_of(self, operand: float) -> int | None:
+        """Returns the one number of columns that are zeros but for it, or will be a zero too."""
+        return self._sparse.get(operand) if isinstance(operand, int) else None
 
     def _add(self, operation: Operation, *operands: int | float) -> int:
         """Adds a step and returns the number of the value that it makes."""
         result = next(self._fresh)
         self._steps.append(Step(operation, result, operands))
         return result
-
-    def _remove_unused(self, wanted: Sequence[int]) -> None:
-        used, steps = {*wanted}, []
-        for step in reversed(self._steps):
-            if step.result in used:
-                used |= {o for o in step.operands if isinstance(o, int)}
-                steps.append(step)
-        self._steps = steps[::-1]
 
     def _keep(self, v: Any, kept: set[int], made: list[Any]) -> None:
         """Keeps the equations that make a value of what comes from outside and of what is reduced, which is made."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bijax.transform._row_kinds import FLOATS, Kind, Region, arranged, is_variable, transposed, types_fit
+from bijax.transform._row_kinds import FLOATS, TESTS, VECTOR, Kind, Region, arranged, is_variable, transposed, types_fit
 from bijax.transform._row_ones import reads_one, writes_one
 
 Equation = Any
@@ -26,10 +26,11 @@ MOST_COLUMNS: Final = 1 << 18
 _LEAST_COLUMNS: Final = 128
 _WHOLE: Final = 8  # columns, so that rows of 16 bits are whole 16 bytes
 
-_NUMBERS: Final = frozenset({"neg", "max", "stop_gradient", "div", "convert_element_type"})
-NAMES: Final = frozenset(
-    ("add", "add_any", "sub", "mul", "div", "neg", "exp", "select_n", "convert_element_type", "transpose")
-) | {"broadcast_in_dim", "reshape", "reduce_max", "reduce_sum", "max", "stop_gradient"}
+_ON_BOTH: Final = frozenset(("add", "sub", "mul", "div", "neg", "square", "integer_pow", "convert_element_type"))
+_ON_VECTORS: Final = _ON_BOTH - {"div"} | {"broadcast_in_dim", "reshape"}
+_ON_NUMBERS: Final = _ON_BOTH | TESTS | {"abs", "add_any", "max", "rsqrt", "select_n", "stop_gradient"}
+_ON_COLUMNS: Final = _ON_BOTH | {"add_any", "exp", "select_n"}
+NAMES: Final = _ON_NUMBERS | _ON_COLUMNS | {"broadcast_in_dim", "reshape", "transpose", "reduce_max", "reduce_sum"}
 """Operations of which regions are made, besides scatters that write one number into each row."""
 
 MASKING: Final = frozenset({"iota", "and", "or", "not", "ge", "gt", "le", "lt", "eq", "ne"})
@@ -55,6 +56,7 @@ class Program:
         self._levels: list[int] = []
         self._waiting_for_none: set[Any] = set()
         self._free: set[int] = set()
+        self._vectors: set[Any] = set()
         levels: dict[Any, int] = {}
         for at, eqn in enumerate(equations):
             for v in eqn.invars:
@@ -63,13 +65,19 @@ class Program:
             for v in eqn.outvars:
                 self.maker[v] = at
             level = max((levels.get(v, 0) for v in eqn.invars if is_variable(v)), default=0)
-            level += not (fits[at] and (eqn.primitive.name in (*NAMES, *MASKING) or self.is_one(eqn)))
+            level += not (fits[at] and (_may_join(eqn) or eqn.primitive.name in MASKING or self.is_one(eqn)))
             self._levels.append(level)
             levels |= dict.fromkeys(eqn.outvars, level)
             if self._is_free(eqn):
                 self._free.add(at)
                 self._waiting_for_none |= {*eqn.outvars}
-            if eqn.primitive.name == "broadcast_in_dim" and (value := self.constant(eqn.invars[0])) is not None:
+            if self._makes_vector(eqn):
+                self._free.add(at)
+                self._vectors |= {*eqn.outvars}
+            if (
+                eqn.primitive.name in ("broadcast_in_dim", "reshape")
+                and (value := self.constant(eqn.invars[0])) is not None
+            ):
                 self._constants[eqn.outvars[0]] = value
 
     def constant(self, atom: Any) -> float | None:
@@ -101,9 +109,27 @@ class Program:
 
     def _is_free(self, eqn: Equation) -> bool:
         """Returns whether an equation computes with rows of one number alone, and so waits for nothing else."""
-        values = [v for v in eqn.invars if is_variable(v) and v not in self._constants]
-        free = bool(values) and eqn.primitive.name in NAMES and self._waiting_for_none.issuperset(values)
+        values = self._values(eqn)
+        free = bool(values) and _may_join(eqn) and self._waiting_for_none.issuperset(values)
         return free or self.is_one(eqn)
+
+    def _makes_vector(self, eqn: Equation) -> bool:
+        """Returns whether an equation computes columns that all rows share, of such columns alone, as a weight."""
+        values = self._values(eqn)
+        if not values or eqn.primitive.name not in _ON_VECTORS or not all(map(self._is_vector, values)):
+            return False
+        shape, repeats = eqn.outvars[0].aval.shape, eqn.primitive.name == "broadcast_in_dim"
+        if any(v.aval.shape[-1:] != shape[-1:] for v in values) or not _may_join(eqn):
+            return False
+        if repeats:
+            return bool(eqn.params["broadcast_dimensions"][-1] == len(shape) - 1)
+        return bool(math.prod(shape[:-1]) == 1)
+
+    def _is_vector(self, v: Any) -> bool:
+        return len(v.aval.shape) == 1 or v in self._vectors
+
+    def _values(self, eqn: Equation) -> list[Any]:
+        return [v for v in eqn.invars if is_variable(v) and v not in self._constants]
 
     def regions(self) -> Iterator[Region]:
         """Yields the regions of the program; no equation is in two."""
@@ -157,16 +183,23 @@ class Program:
         name, out = eqn.primitive.name, eqn.outvars[0]
         if self.is_one(eqn):
             return self._one(region, eqn)
-        if name not in NAMES or len(eqn.outvars) != 1 or out in self._constants:
+        if not _may_join(eqn) or len(eqn.outvars) != 1 or out in self._constants:
             return None
-        atoms = [v for v in eqn.invars if is_variable(v) and v not in self._constants]
+        atoms = self._values(eqn)
         if any(not is_variable(v) and self.constant(v) is None for v in eqn.invars):
             return None
-        if out.aval.dtype.name not in FLOATS or any(v.aval.dtype.name not in (*FLOATS, "bool") for v in atoms):
+        if any(v.aval.dtype.name not in (*FLOATS, "bool") for v in (out, *atoms)):
             return None
         if name in ("reduce_max", "reduce_sum"):
             return self._reduced(region, eqn)
-        known = next((region.kinds[v] for v in (*atoms, out) if v in region.kinds), None)
+        if out in self._vectors:
+            whole = region.kinds.get(out)
+            if whole is None or out.aval.shape[-1] != region.columns:
+                return None
+            if name not in ("broadcast_in_dim", "reshape") and not types_fit(name, eqn):
+                return None
+            return {out: whole} | dict.fromkeys(atoms, VECTOR)
+        known = next((region.kinds[v] for v in (*atoms, out) if v in region.kinds and not region.kinds[v].shared), None)
         if known is None:
             return None
         if name == "transpose":
@@ -176,21 +209,24 @@ class Program:
         widths = (*known.labels,), out.aval.shape
         sizes = tuple(region.sizes[label] for label in widths[0])
         if out.aval.shape == (*sizes, region.columns):
-            if name in ("max", "stop_gradient") or not types_fit(name, eqn):
+            if name not in _ON_COLUMNS or not types_fit(name, eqn):
                 return None
             kinds = {out: Kind(True, known.labels)}
             for v in atoms:
+                if v in self._vectors and name != "select_n" and math.prod(v.aval.shape) == region.columns:
+                    kinds[v] = VECTOR
+                    continue
                 if v.aval.shape not in ((*sizes, region.columns), (*sizes, 1)):
                     return None
                 if v.aval.shape[-1] == 1 and (v.aval.dtype.name not in FLOATS or name == "select_n"):
                     return None
                 kinds[v] = Kind(v.aval.shape[-1] != 1, known.labels)
             return kinds
-        if out.aval.shape not in (sizes, (*sizes, 1)) or name not in _NUMBERS or not types_fit(name, eqn):
+        if out.aval.shape not in (sizes, (*sizes, 1)) or name not in _ON_NUMBERS or not types_fit(name, eqn):
             return None
         if not atoms or any(v.aval.shape != out.aval.shape for v in atoms):
             return None
-        if name == "max" and not any(self.constant(v) == -math.inf for v in eqn.invars):
+        if name == "max" and len(atoms) != 1:
             return None
         return {v: Kind(False, known.labels) for v in (out, *atoms)}
 
@@ -239,6 +275,18 @@ class Program:
 
     def _pays(self, region: Region) -> bool:
         """Returns whether a region writes columns that it computes with what it reduces."""
-        results = [v for v in self.results(region) if region.kinds[v].wide]
-        names = [self.equations[at].primitive.name for at in region.equations]
-        return bool(results) and ("exp" in names or names.count("reduce_sum") > 0) and "div" in names
+        results = [v for v in self.results(region) if region.kinds[v].wide and not region.kinds[v].shared]
+        names = {self.equations[at].primitive.name for at in region.equations}
+        divided = any(
+            self.equations[at].primitive.name == "div" and region.kinds[self.equations[at].outvars[0]].wide
+            for at in region.equations
+        )
+        return bool(results) and ({"exp", "div"} <= names or ("reduce_sum" in names and divided) or "rsqrt" in names)
+
+
+def _may_join(eqn: Equation) -> bool:
+    """Returns whether an equation may be part of a region, by its name."""
+    name = eqn.primitive.name
+    if name == "integer_pow":
+        return bool(eqn.params["y"] == 2)
+    return name in NAMES and (name not in ("exp", "rsqrt") or eqn.params.get("accuracy") is None)

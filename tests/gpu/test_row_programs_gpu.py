@@ -1,10 +1,12 @@
 """Row programs on a Hopper GPU against the pieces that they stand for, and rows alone against rows in a batch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen
 
@@ -87,31 +89,56 @@ def test_mapped_attention_has_the_bits_of_its_pieces() -> None:
     assert_bits_equal(program, pieces)
 
 
-def loss(x: jax.Array, w: jax.Array, labels: jax.Array) -> jax.Array:
-    logits = jnp.einsum("btd,vd->btv", x, w, preferred_element_type=jnp.float32)
+def written_out(logits: jax.Array, labels: jax.Array) -> jax.Array:
     scores = jax.nn.log_softmax(logits, axis=-1)
     return -jnp.take_along_axis(scores, labels[..., None], axis=-1)[..., 0]
 
 
-def loss_and_gradients(x: jax.Array, w: jax.Array, labels: jax.Array) -> Arrays:
-    def total(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        each = loss(x, w, labels)
-        return each.sum() / 64, each
+def with_gradients(loss: Callable[..., jax.Array]) -> Callable[..., Arrays]:
+    def found(x: jax.Array, w: jax.Array, labels: jax.Array) -> Arrays:
+        def total(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            each = loss(jnp.einsum("btd,vd->btv", x, w, preferred_element_type=jnp.float32), labels)
+            return each.sum() / 64, each
 
-    slopes, each = jax.grad(total, (0, 1), has_aux=True)(x, w)
-    return each, *slopes
+        slopes, each = jax.grad(total, (0, 1), has_aux=True)(x, w)
+        return each, *slopes
+
+    return found
+
+
+def norms(x: jax.Array, y: jax.Array, weight: jax.Array, bias: jax.Array) -> Arrays:
+    """RMSNorm behind a residual addition, both of which go on, and Flax's LayerNorm of another sum."""
+    total = x + y
+    wide = total.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-5)
+    scaled = (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+    layer = linen.LayerNorm(dtype=x.dtype)
+    normed: Any = layer.apply({"params": {"scale": weight, "bias": bias}}, jnp.sin(x) + y)
+    return total, scaled, normed
+
+
+@pytest.mark.parametrize("columns", [128, 1000, 2048, 3072, 20480])
+def test_norms_have_the_bits_of_their_pieces(columns: int) -> None:
+    x, y, weight, bias = normal(0, 3, 70, columns), normal(1, 3, 70, columns), normal(2, columns), normal(3, columns)
+    x = x.at[0, 1].set(3).at[1, 2, 5].set(np.inf).at[1, 3, 7].set(np.nan).at[2, 4].multiply(1e30).at[2, 5].set(-0.0)
+    y = y.at[0, 1].set(0).at[2, 5].set(-0.0).at[2, 6].multiply(1e-38)
+    pieces, program = pieces_and_program(norms, x, y, weight, bias)
+    assert_bits_equal(program, pieces)
+    _, alone = pieces_and_program(norms, x[2:, 4:5], y[2:, 4:5], weight, bias)
+    assert_bits_equal([a[2:, 4:5] for a in program], list(alone))
 
 
 @pytest.mark.parametrize("special", [1.0, np.inf, np.nan])
 @pytest.mark.parametrize("columns", [1160, 128256])
-def test_cross_entropy_has_the_bits_of_its_pieces(columns: int, special: float) -> None:
+@pytest.mark.parametrize("loss", [written_out, optax.softmax_cross_entropy_with_integer_labels])
+def test_cross_entropy_has_the_bits_of_its_pieces(loss: Callable[..., jax.Array], columns: int, special: float) -> None:
     """Of rows that one cluster shares; the gradients of the logits go to both products in parts."""
     x, w = normal(0, 2, 32, 256) * 0.3, normal(1, columns, 256)
     x = x.at[1, 3, 5].multiply(special)
     labels = jnp.asarray(np.random.default_rng(2).integers(0, columns, (2, 32))).at[0, 1].set(-1).at[0, 2].set(columns)
-    pieces, program = pieces_and_program(loss_and_gradients, x, w, labels)
+    pieces, program = pieces_and_program(with_gradients(loss), x, w, labels)
     assert_bits_equal(program, pieces)
-    _, alone = pieces_and_program(loss_and_gradients, x[:1], w, labels[:1])
+    _, alone = pieces_and_program(with_gradients(loss), x[:1], w, labels[:1])
     assert_bits_equal([a[:1] for a in program[:2]], list(alone[:2]))
 
 

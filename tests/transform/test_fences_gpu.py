@@ -112,6 +112,19 @@ def test_denominators_are_hidden(shape: tuple[int, ...]) -> None:
     assert expected in made_by(divided, denominator)
 
 
+@pytest.mark.parametrize("shape", [(1,), (3, 5)])
+def test_the_logistic_function_is_a_quotient_that_nothing_is_chosen_for(shape: tuple[int, ...]) -> None:
+    """A product with its numerator is exact; a constant is hidden all the same."""
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    found = lowered(bijax.invariant(jax.nn.sigmoid), x)
+    (line,) = (line for line in found.splitlines() if "stablehlo.divide" in line)
+    made = made_by(found, line.split("stablehlo.divide ")[1].split()[1])
+    assert "stablehlo.xor" in made_by(found, made.split("bitcast_convert ")[1].split()[0])
+    assert "stablehlo.select" not in found
+    assert found.count("stablehlo.exponential") == 1
+    assert hlo.inspect_for("cuda", bijax.invariant(jax.nn.sigmoid), x).invariant
+
+
 def test_integers_and_moves_have_none() -> None:
     x, i = jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.int32)
     assert FENCE not in lowered(bijax.invariant(lambda x, i: (x.T, -x, jnp.maximum(x, 0), i * i + 1)), x, i)

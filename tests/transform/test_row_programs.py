@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -17,7 +18,8 @@ import bijax
 from bijax.lax.product_of_parts import product_of_parts
 from bijax.testing import assert_bits_equal
 from bijax.transform import _row_layout, _row_programs
-from bijax.transform._row_products import PRODUCT
+from bijax.transform._row_products import PRODUCT, products_of
+from bijax.transform._row_regions import Program
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.matmul.hopper import parts
 from pallas_kernels.ops.row_program import hopper
@@ -125,7 +127,34 @@ def loss_and_gradient(logits: jax.Array, labels: jax.Array) -> Arrays:
     return loss, slopes
 
 
+def residual_norm(x: jax.Array, y: jax.Array, weight: jax.Array) -> Arrays:
+    """RMSNorm behind a residual addition, both of which go on."""
+    total = x + y
+    wide = total.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-5)
+    return total, (wide * scale * (weight.astype(jnp.float32) + 1)).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    """As Flax computes it; the mean of the squares less the square of the mean may be a negative number."""
+    layer = linen.LayerNorm(dtype=jnp.bfloat16)
+    normed: Any = layer.apply({"params": {"scale": weight, "bias": bias}}, x)
+    return jnp.asarray(normed)
+
+
+def optax_gradient(logits: jax.Array, labels: jax.Array) -> Arrays:
+    """The same loss as optax has it, which treats rows of nothing but -inf apart."""
+
+    def loss(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return each.mean(), each
+
+    slopes, each = jax.grad(loss, has_aux=True)(logits)
+    return each, slopes
+
+
 SCORES = normal(3, 2, ROWS, COLUMNS, dtype="float32")
+ROW = normal(6, 1, 2, 1, 384)
 LOGITS = normal(4, 2, ROWS, 520, dtype="float32").at[0, 1, 7].set(jnp.nan).at[1, 0, 3].set(jnp.inf)
 LABELS = jnp.asarray([[3, -1, 519], [520, 5000, 0]], jnp.int32)
 CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
@@ -135,6 +164,10 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "parts used elsewhere": (with_parts, (SCORES,), 1),
     "not finite": (with_parts, (SCORES.at[0, 1, 3].set(jnp.nan).at[1, 1, 2].set(jnp.inf),), 1),
     "cross entropy": (loss_and_gradient, (LOGITS, LABELS), 1),
+    "optax": (optax_gradient, (LOGITS.at[1, 1].set(-jnp.inf), LABELS), 1),
+    "norm": (residual_norm, (ROW, normal(7, 1, 2, 1, 384), normal(8, 384)), 1),
+    "layer norm": (layer_norm, (ROW.at[0, 0].set(3), normal(7, 384, dtype="float32"), normal(8, 384)), 1),
+    "norm of float32": (residual_norm, (SCORES, SCORES, SCORES[0, 0]), 0),
     "something between": (with_something_between, (SCORES,), 0),
     "short rows": (jax.nn.softmax, (SCORES[..., :120],), 0),
 }
@@ -155,51 +188,75 @@ def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
     assert_bits_equal(found, evaluate(traced.jaxpr, traced.consts, arrays))
 
 
-def exact_product(x: jax.Array, w: jax.Array, *, transpose_w: bool, **_: Any) -> jax.Array:
-    x, w = x.astype(jnp.float32), w.astype(jnp.float32)
-    return jnp.matmul(x, w.T if transpose_w else w, precision="highest")
-
-
-def exact_gradient(x: jax.Array, g: jax.Array, **_: Any) -> jax.Array:
-    return exact_product(x.T, g, transpose_w=False)
-
-
-@pytest.mark.parametrize(
-    "weights", [(256, 16), pytest.param((16, 256), marks=pytest.mark.exhaustive)], ids=["by rows", "by columns"]
-)
-def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("weights", [(COLUMNS, 16), pytest.param((16, COLUMNS), marks=pytest.mark.exhaustive)])
+def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int]) -> None:
     """Where products by bfloat16 alone take them: the parts are those that the products would make."""
-    monkeypatch.setattr(parts, "launch", SimpleNamespace(matmul=exact_product, weight_gradient=exact_gradient))
-    x, w = normal(5, 2, 16, 16), normal(6, *weights)
-    labels = jnp.asarray(np.random.default_rng(7).integers(0, 256, (2, 16)))
-    product = "btd,vd->btv" if weights[0] == 256 else "btd,dv->btv"
+    x, w = normal(5, 2, 8, 16), normal(6, *weights)
+    labels = jnp.asarray(np.random.default_rng(7).integers(0, COLUMNS, (2, 8)))
+    spelling = "btd,vd->btv" if weights[0] == COLUMNS else "btd,dv->btv"
 
     def loss(x: jax.Array, w: jax.Array) -> jax.Array:
-        return mean_loss(jnp.einsum(product, x, w, preferred_element_type=jnp.float32), labels)
+        return mean_loss(jnp.einsum(spelling, x, w, preferred_element_type=jnp.float32), labels)
 
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, w)
     program = rewritten(traced.jaxpr)
     (rows,) = (e for e in program.eqns if e.primitive is _row_programs.ROW_PROGRAM)
-    products = [e for e in program.eqns if e.primitive is PRODUCT]
-    assert [e.invars[0] for e in products] == rows.outvars[:1] * 2
+    assert [e.invars[0] for e in program.eqns if e.primitive is PRODUCT] == rows.outvars[:1] * 2
     logits = program.eqns[0].outvars[0]
-    short = program.replace(eqns=[e for e in program.eqns if e not in products][: program.eqns.index(rows) + 1])
-    found = evaluate(short.replace(outvars=[rows.outvars[0], logits]), traced.consts, (x, w))
-    slopes = jax.make_jaxpr(jax.grad(lambda z: mean_loss(z, labels)))(found[1])
-    (pieces,) = evaluate(slopes.jaxpr, slopes.consts, (found[1],))
-    assert_bits_equal(found[0], parts._beside(pieces.reshape(32, 256), 2, 16))
-    # The products themselves, where sums are exact.
-    ones = jnp.where(pieces > 0, 1.5, jnp.float32(-1)).reshape(32, 256)
-    for eqn in products:
-        parameters = eqn.params["product"]
-        other = jnp.round(evaluate(traced.jaxpr.replace(outvars=eqn.invars[1:], eqns=[]), traced.consts, (x, w))[0])
-        y = product_of_parts(parts._beside(ones, 2, 16), other, product=parameters)
-        spelling = ("btv,btd->vd" if parameters.over_rows else "btv,vd->btd").replace(
-            "vd", "vd" if weights[0] == 256 or parameters.over_rows else "dv"
+    short = program.replace(eqns=program.eqns[: program.eqns.index(rows) + 1], outvars=[rows.outvars[0], logits])
+    found, taken = evaluate(short, traced.consts, (x, w))
+    slopes = jax.make_jaxpr(jax.grad(lambda z: mean_loss(z, labels)))(taken)
+    (pieces,) = evaluate(slopes.jaxpr, slopes.consts, (taken,))
+    assert_bits_equal(found, parts._beside(pieces.reshape(16, COLUMNS), 2, 16))
+
+
+def exact_product(x: jax.Array, w: jax.Array, *, transpose_w: bool, **_: Any) -> jax.Array:
+    x, w = x.astype(jnp.float32), w.astype(jnp.float32)
+    return jnp.matmul(x, w.mT if transpose_w else w, precision="highest")
+
+
+def exact_gradient(x: jax.Array, g: jax.Array, **_: Any) -> jax.Array:
+    return exact_product(x.mT, g, transpose_w=False)
+
+
+Dimensions = tuple[tuple[int, ...], tuple[int, ...]]
+
+PRODUCTS: list[tuple[tuple[int, ...], Dimensions, Dimensions, bool]] = [
+    ((128, 3), ((2,), (0,)), ((), ()), True),
+    ((3, 5, 128), ((2,), (2,)), ((), ()), True),
+    ((2, 16, 3), ((0, 1), (0, 1)), ((), ()), True),
+    ((16, 2, 3), ((0, 1), (1, 0)), ((), ()), True),
+    ((128, 2, 3), ((2,), (0,)), ((0,), (1,)), True),
+    ((2, 5, 3, 128), ((2,), (3,)), ((0,), (0,)), True),
+    ((16, 2, 3), ((1,), (0,)), ((0,), (1,)), True),
+    ((2, 3, 16), ((1,), (2,)), ((0,), (0,)), False),  # the other operand is stored by rows
+    ((16, 3), ((1,), (0,)), ((), ()), False),  # some rows are contracted
+    ((16, 128, 3), ((2,), (1,)), ((1,), (0,)), False),  # the rows of an entry do not lie together
+    ((2, 16, 128, 3), ((2,), (2,)), ((0, 1), (0, 1)), False),  # an entry has one row
+]
+"""The other operand of a product, what is contracted, what is a batch, and whether it takes the parts of rows."""
+
+
+@pytest.mark.parametrize("on_the_left", [True, False])
+def test_products_take_parts(on_the_left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "launch", SimpleNamespace(matmul=exact_product, weight_gradient=exact_gradient))
+    draw = np.random.default_rng(0)
+    x = jnp.asarray(draw.integers(-300, 300, (2, 16, 128)), jnp.float32)
+    for shape, contracting, batch, fits in PRODUCTS:
+        other = jnp.asarray(draw.integers(-3, 3, shape), jnp.bfloat16)
+        numbers = (contracting, batch) if on_the_left else (contracting[::-1], batch[::-1])
+        multiply = functools.partial(
+            jax.lax.dot_general, dimension_numbers=numbers, precision="highest", preferred_element_type=jnp.float32
         )
-        exact = jnp.einsum(spelling, ones.reshape(2, 16, 256), other.astype(jnp.float32), precision="highest")
-        assert y.shape == eqn.outvars[0].aval.shape
-        assert_bits_equal(y, exact if y.shape == exact.shape else exact.T)
+        operands = (x, other) if on_the_left else (other, x)
+        jaxpr = jax.make_jaxpr(multiply)(*operands).jaxpr
+        value = jaxpr.invars[0 if on_the_left else 1]
+        found = products_of(value, Program(jaxpr.eqns, (), [True]), lambda _: True)
+        # Sums over several dimensions go along the order of the left operand's.
+        assert bool(found) == (fits and (on_the_left or contracting[1] == tuple(sorted(contracting[1])))), shape
+        for product in found.values():
+            y = product_of_parts(parts._beside(x.reshape(32, 128), 3, 16), other, product=product)
+            assert_bits_equal(y, multiply(*operands))
 
 
 def test_plain_sums_differ() -> None:

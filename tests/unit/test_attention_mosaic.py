@@ -61,6 +61,8 @@ class Case(NamedTuple):
     of_heads: bool = False
     stored: str | None = None
     contract: SplitAttentionContract = CONTRACT
+    bias: str = ""  # its axes of B, N, T and S that are not 1
+    mask: str = ""
 
     @property
     def sinks(self) -> np.ndarray | None:
@@ -71,6 +73,19 @@ class Case(NamedTuple):
     def slopes(self) -> np.ndarray | None:
         """Slopes of each head of each sequence, if there are any."""
         return np.linspace(0.02, 0.2, 2 * self.heads, dtype=np.float32).reshape(2, -1) if self.of_heads else None
+
+    def pairs(self, axes: str, seed: int) -> np.ndarray | None:
+        """Numbers for pairs of queries and keys, if there are any."""
+        sizes = zip("BNTS", (2, self.heads, max(self.queries), max(self.keys)), strict=True)
+        shape = [size if axis in axes else 1 for axis, size in sizes]
+        return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) if axes else None
+
+    @property
+    def bias_and_mask(self) -> dict[str, np.ndarray]:
+        """The arrays of pairs that there are."""
+        bias, mask = self.pairs(self.bias, 8), self.pairs(self.mask, 9)
+        found = {} if bias is None else {"bias": bias}
+        return found if mask is None else found | {"mask": mask > -0.5}
 
     @property
     def scales(self) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -113,15 +128,12 @@ CASES: Final = {
     "decode, keys as rows, window, pages": Case(
         (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
     ),
-    "decode, keys as rows, int8": Case(
-        (298, 130),
-        (2, 1),
-        (300, 131),
-        3,
-        dataclasses.replace(SWAP, widening=2, registers=(104, 24, 88)),
-        stored="int8",
-        contract=SWAP_CONTRACT,
-    ),
+    "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
+    "prefill, bias": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, bias="NTS"),
+    "prefill, bias, mask, window": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, True, (37, 0), bias="B", mask="BTS"),
+    "prefill, mask of keys, slopes": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, of_heads=True, mask="S"),
+    "decode, bias, mask, pages": Case((69, 3), (3, 1), (72, 4), 4, DECODE, page=16, bias="BNS", mask="NTS"),
+    "decode, mask, wide heads": Case((69, 3), (3, 1), (72, 4), 2, DECODE, size=192, bias="TS", mask="BT"),
     "decode, soft cap, sinks, slopes": Case((69, 3), (3, 1), (72, 4), 2, DECODE, soft_cap=1.5, of_heads=True),
 }
 
@@ -195,6 +207,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         soft_cap=case.soft_cap,
         schedule=case.schedule,
         interpret=interpreter(),
+        **{name: jnp.asarray(x) for name, x in case.bias_and_mask.items()},
     )
     return np.asarray(out), np.asarray(lse)
 
@@ -205,7 +218,7 @@ def plain(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def seen_by(case: Case, sequence: int) -> np.ndarray:
-    """Which keys (queries, keys) each query sees."""
+    """Which keys (heads, queries, keys) each query sees."""
     position = case.offsets[sequence] + np.arange(max(case.queries))[:, None]
     key = np.arange(max(case.keys))[None]
     seen = (np.arange(len(position))[:, None] < case.queries[sequence]) & (key < case.keys[sequence])
@@ -213,7 +226,8 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
         seen &= key <= position
     if case.window is not None:
         seen &= (key >= position - case.window[0]) & (key <= position + case.window[1])
-    return seen
+    shape = (2, case.heads, *seen.shape)
+    return seen & np.broadcast_to(case.bias_and_mask.get("mask", np.bool_(True)), shape)[sequence]
 
 
 @pytest.mark.sample(1)
@@ -228,7 +242,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     key, value = widened(case, key, value)
     for sequence in range(2):
         seen = seen_by(case, sequence)
-        some = seen.any(1)
+        some = seen.any(2).T
         q, k, v = (np.nan_to_num(np.asarray(x[sequence], np.float64)) for x in (query, key, value))
         scores = np.einsum("thd,sd->hts", q, k[:, 0]) * case.size**-0.5
         if case.soft_cap is not None:
@@ -236,15 +250,18 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         if case.slopes is not None:
             distance = np.arange(len(k)) - np.arange(len(q))[:, None] - case.offsets[sequence]
             scores = scores + case.slopes[sequence][:, None, None] * distance
-        scores = np.where(seen, scores, -np.inf)[:, some]
-        largest = scores.max(-1, keepdims=True)
+        if case.bias:
+            scores = scores + np.broadcast_to(case.bias_and_mask["bias"], (2, *scores.shape))[sequence]
+        scores = np.where(seen, scores, -np.inf)
+        largest = np.maximum(scores.max(-1, keepdims=True), -1e9)
         weights = np.exp(scores - largest)
-        total = weights.sum(-1, keepdims=True)
+        total = np.maximum(weights.sum(-1, keepdims=True), 1e-9)
         if case.sinks is not None:
             total = total + np.exp(case.sinks[0][:, None, None] - largest)
         expected = np.einsum("hts,sd->thd", weights / total, v[:, 0])
-        np.testing.assert_allclose(out[sequence][some].astype(np.float64), expected, rtol=0, atol=0.02)
-        np.testing.assert_allclose(lse[sequence][some].T, (largest + np.log(total))[..., 0], rtol=0, atol=1e-5)
+        log_sum = (largest + np.log(total))[..., 0].T
+        np.testing.assert_allclose(out[sequence][some].astype(np.float64), expected[some], rtol=0, atol=0.02)
+        np.testing.assert_allclose(lse[sequence][some], log_sum[some], rtol=0, atol=1e-5)
         assert not out[sequence][~some].any()
         assert (lse[sequence][~some] == -np.inf).all()
 
@@ -295,6 +312,23 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     assert not races()
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)])
+def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedule, outside: int) -> None:
+    """A page that holds keys, and a number of queries; not a page behind the last key."""
+    keys = np.array([20, 70, 20])
+    query = jnp.ones((3, 1, 2, 64), jnp.bfloat16)
+    cache = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32, 1, 64)), jnp.bfloat16)
+    limits = np.stack([keys - 1, np.array([1, 1, -1]), keys], axis=1).astype(np.int32)
+    table = np.array([[0, outside, outside], [1, 2, outside], [3, 4, 5]], np.int32)
+    arrays = (jnp.asarray(x) for x in (query, cache, cache, limits, table))
+    for found in attention(*arrays, contract=CONTRACT, scale=0.1, schedule=schedule, interpret=interpreter()):
+        numbers = np.asarray(found, np.float32)
+        assert np.isfinite(numbers[0]).all()
+        assert numbers[0].any()
+        assert np.isnan(numbers[1:]).all()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
@@ -304,6 +338,8 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
         ("one warpgroup, window", 20),
         ("decode, window, pages", 31),
         ("decode, keys as rows, window, pages", 230),
+        ("prefill, bias, mask, window", 50),
+        ("decode, bias, mask, pages", 20),
     ],
 )
 def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int, races: Races) -> None:
@@ -313,7 +349,7 @@ def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int,
     spoiled = value.copy()
     spoiled[0, at, 0, 3] = np.inf
     spoiled[0, at, 0, 40] = np.nan
-    sees = np.stack([seen_by(case, sequence)[:, at] for sequence in range(2)])
+    sees = np.stack([seen_by(case, sequence)[:, :, at].T for sequence in range(2)])
     sees[1] = False
     assert sees.any()
     for ours, theirs in zip(attend(case, query, key, spoiled), plain(name), strict=True):
@@ -368,6 +404,11 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "pages": (bijax.paged_attention, (TOKEN, PAGES, PAGES, TABLE, LENGTHS), 1),
     "options": (functools.partial(causal, **OPTIONS), (QUERY, KEY, KEY), 1),
     "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 1),
+    "bias and mask": (
+        lambda q, k, bias, mask: causal(q, k, k, bias, mask),
+        (QUERY, KEY, jax.ShapeDtypeStruct((1, 8, 320, 320), "float16"), jax.ShapeDtypeStruct((2, 1, 1, 320), "bool")),
+        1,
+    ),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
 

@@ -18,6 +18,7 @@ class LayerCache(NamedTuple):
         values: The same.
         page_table: (B, pages per sequence) int32: page i of a sequence holds its positions from i * page size on. None
             for a contiguous cache.
+        common_prefix: () int32, tokens that all sequences begin with, in the same pages; None where that is not known.
 
     Example:
         >>> cache = LayerCache(jnp.zeros((1, 4, 1, 1)), jnp.zeros((1, 4, 1, 1)))
@@ -29,6 +30,7 @@ class LayerCache(NamedTuple):
     keys: jax.Array
     values: jax.Array
     page_table: jax.Array | None = None
+    common_prefix: jax.Array | None = None
 
     @property
     def capacity(self) -> int:

@@ -1,7 +1,8 @@
 """Programs on rows on a Hopper GPU, with the bits that XLA:GPU gives the same operations one by one.
 
 Sums and maxima are those of `RowContract`. Additions, differences and products are rounded to nearest; a quotient is
-`div.full.f32` and an exponential the one of CUDA's libdevice, which is what XLA makes of them.
+`div.full.f32`, an exponential the one of CUDA's libdevice, and an inverse root `rsqrt.approx.f32`, which is what XLA
+makes of them.
 """
 
 import functools
@@ -24,7 +25,7 @@ from pallas_kernels.contract import (
     row_contract,
 )
 from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, Order, RowProgram, Step
-from pallas_kernels.parts.hopper.arithmetic import columns_of
+from pallas_kernels.parts.hopper.arithmetic import LARGER, columns_of
 from pallas_kernels.parts.hopper.row_engine import COLUMN_NUMBERS, Arrays, Parted, Picked, Row, run_rows
 from pallas_kernels.schedule.hopper.rows import RowSchedule
 
@@ -63,7 +64,13 @@ _PTX: Final = {
     "mul": "mul.rn.f32 $0, $1, $2;",
     "div": "div.full.f32 $0, $1, $2;",
     "neg": "neg.f32 $0, $1;",
+    "abs": "abs.f32 $0, $1;",
+    "finite": "{ .reg .pred p; .reg .f32 a; abs.f32 a, $1; setp.lt.f32 p, a, 0f7F800000;"
+    " selp.f32 $0, 0f3F800000, 0f00000000, p; }",
+    "ge": "{ .reg .pred p; setp.ge.f32 p, $1, $2; selp.f32 $0, 0f3F800000, 0f00000000, p; }",
     "exp": _EXP,
+    "rsqrt": "rsqrt.approx.f32 $0, $1;",
+    "larger": LARGER,
     "select": "{ .reg .pred p; setp.neu.f32 p, $1, 0f00000000; selp.f32 $0, $2, $3, p; }",
     "round": "{ .reg .b16 h, z; mov.b16 z, 0; cvt.rn.bf16.f32 h, $1; mov.b32 $0, {z, h}; }",
     "clear": "{ .reg .pred p; setp.eq.f32 p, $1, 0f00000000; selp.f32 $0, 0f00000000, $1, p; }",
@@ -75,7 +82,7 @@ _PTX: Final = {
     "rest": f"{{ {_UPPER} sub.rn.f32 u, $1, u; selp.f32 $0, u, 0f00000000, p; }}",
 }
 
-_NAMED: Final = (*REDUCTIONS, "exp", "div")
+_NAMED: Final = (*REDUCTIONS, "exp", "div", "rsqrt")
 """What a program is called after in a profile, as in "rows_max_exp_sum_div"."""
 
 
@@ -83,6 +90,7 @@ def run_program(
     program: RowProgram,
     columns: Sequence[jax.Array],
     masks: Sequence[jax.Array],
+    vectors: Sequence[jax.Array],
     numbers: Sequence[jax.Array],
     *,
     rows: int,
@@ -98,6 +106,7 @@ def run_program(
         program: The program.
         columns: (M, C) arrays, float32 or bfloat16, that `row_engine.supports` allows.
         masks: (M', C) bfloat16, 0 or 1.
+        vectors: (C,) arrays, float32 or bfloat16.
         numbers: (M, 1) float32, in the order of the results' rows.
         rows: M.
         orders: For each array of `columns`, then of `masks`, which of its rows belongs to a row of the results; None
@@ -131,7 +140,7 @@ def run_program(
     return run_rows(
         body,
         every[: len(columns)],
-        shared,
+        [*shared, *vectors],
         [_result(d, n) for d, n in zip(program.dtypes, program.parts, strict=True)],
         given=numbers,
         numbers=len(program.totals),
@@ -219,12 +228,13 @@ class _Body:
         self._live = list(keep)
 
     def _beside(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        """Returns what steps take besides the columns that are live: masks, and the columns' numbers."""
-        used = {s.operands[0] for s in steps if s.operation in ("select", "one")}
-        return tuple(v for v in (*self._program.masks, COLUMN) if v in used)
+        """Returns what steps take besides the columns that are live: masks, vectors, and the columns' numbers."""
+        used = {o for s in steps for o in s.operands if isinstance(o, int)}
+        return tuple(v for v in (*self._program.masks, *self._program.vectors, COLUMN) if v in used)
 
     def _vectors(self, beside: Sequence[int]) -> list[int]:
-        return [COLUMN_NUMBERS if v == COLUMN else self._program.masks.index(v) for v in beside]
+        every = *self._program.masks, *self._program.vectors
+        return [COLUMN_NUMBERS if v == COLUMN else every.index(v) for v in beside]
 
     def _parts(self, value: jax.Array, count: int) -> list[jax.Array]:
         """Returns the bfloat16 parts of columns, the last one first."""
@@ -264,7 +274,12 @@ def _computed(operation: Operation | Literal["upper", "rest"], operands: Sequenc
         "mul": lax.mul,
         "div": lax.div,
         "neg": lambda a: -a,
+        "abs": jnp.abs,
+        "finite": lambda a: jnp.isfinite(a).astype(jnp.float32),
+        "ge": lambda a, b: (a >= b).astype(jnp.float32),
         "exp": jnp.exp,
+        "rsqrt": lax.rsqrt,
+        "larger": jnp.maximum,
         "round": lambda a: a.astype(jnp.bfloat16).astype(jnp.float32),
         "clear": lambda a: jnp.where(a == 0, jnp.float32(0), a),
         "upper": lambda a: jnp.where(jnp.isfinite(a), upper, a),

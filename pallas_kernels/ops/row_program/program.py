@@ -3,7 +3,26 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Operation = Literal["add", "sub", "mul", "div", "neg", "exp", "select", "round", "clear", "one", "within", "max", "sum"]
+Operation = Literal[
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "abs",
+    "finite",
+    "ge",
+    "exp",
+    "rsqrt",
+    "larger",
+    "select",
+    "round",
+    "clear",
+    "one",
+    "within",
+    "max",
+    "sum",
+]
 
 REDUCTIONS: Final = ("max", "sum")
 
@@ -16,10 +35,11 @@ class Step:
     """One operation on float32 values of a row: columns, numbers, or both.
 
     Attributes:
-        operation: "select" is its second operand where the first, a mask, is not 0, else its third; "round" rounds to
-            bfloat16; "clear" makes +0 of -0; "one" is 0 plus its third operand where the first two are equal, else 0;
-            "within" is its third operand if the first is a column of so many as the second says, else 0; "max" and
-            "sum" reduce columns to a number.
+        operation: "finite" and "ge" are 1 or 0; "larger" is the larger one of two numbers, nan if one is nan; "select"
+            is its second operand where the first, a mask, is not 0, else its third; "round" rounds to bfloat16; "clear"
+            makes +0 of -0; "one" is 0 plus its third operand where the first two are equal, else 0; "within" is its
+            third operand if the first is a column of so many as the second says, else 0; "max" and "sum" reduce columns
+            to a number.
         result: Which value it makes.
         operands: Which values it takes; a float stands for itself.
     """
@@ -36,6 +56,7 @@ class RowProgram:
     Attributes:
         columns: Values given as columns, an array each.
         masks: Values given as columns of 0 and 1.
+        vectors: Values given as columns that all rows share.
         numbers: Values given as a number.
         steps: The operations, each behind those that make its operands.
         results: Values wanted as columns.
@@ -46,6 +67,7 @@ class RowProgram:
 
     columns: tuple[int, ...]
     masks: tuple[int, ...]
+    vectors: tuple[int, ...]
     numbers: tuple[int, ...]
     steps: tuple[Step, ...]
     results: tuple[int, ...]
@@ -55,7 +77,7 @@ class RowProgram:
 
     def wide(self) -> frozenset[int]:
         """Returns the values that are columns."""
-        found = {*self.columns, *self.masks, COLUMN}
+        found = {*self.columns, *self.masks, *self.vectors, COLUMN}
         for step in self.steps:
             if step.operation not in REDUCTIONS and any(o in found for o in step.operands if isinstance(o, int)):
                 found.add(step.result)

@@ -98,7 +98,13 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
 
 
 def spoil_rows(
-    total: jax.Array, first: jax.Array, end: jax.Array, found: Any, interpret: bool, layout: Any = ROW
+    total: jax.Array,
+    first: jax.Array,
+    end: jax.Array,
+    found: Any,
+    interpret: bool,
+    layout: Any = ROW,
+    bits: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
     """Returns numbers with nan in place of those whose range holds a row that `clean_rows` found.
 
@@ -109,19 +115,26 @@ def spoil_rows(
         found: Shared memory (words,) int32, from `clean_rows`.
         interpret: Whether Mosaic's interpreter runs the kernel.
         layout: How a warpgroup holds the numbers; by default one for each row of a tile.
+        bits: (n,) int32 for each word of `found`: the rows of the range that count. Without any, all do.
     """
     (words,) = found.shape
     if interpret:
         row = lax.iota(jnp.int32, words * WORD)
         bad = (found[...][:, None] >> lax.iota(jnp.int32, WORD)[None] & 1).reshape(-1) != 0
         plgpu.commit_smem()  # an ordinary read, before it is written again
-        spoiled = (bad[None] & (row[None] >= first[:, None]) & (row[None] < end[:, None])).any(axis=1)
+        inside = bad[None] & (row[None] >= first[:, None]) & (row[None] < end[:, None])
+        if bits:
+            chosen = jnp.stack(bits, axis=1)[:, :, None] >> lax.iota(jnp.int32, WORD) & 1
+            inside = inside & (chosen.reshape(inside.shape) != 0)
+        spoiled = inside.any(axis=1)
         return jnp.where(spoiled, jnp.nan, total)
     result = plgpu.ShapeDtypeStruct(total.shape, jnp.dtype(jnp.float32), layout=layout)
-    inline: Any = plgpu.inline_mgpu(arg_types=(layout, layout, layout, plgpu.RefType()), return_type=result)
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(layout, layout, layout, plgpu.RefType(), *[layout] * len(bits)), return_type=result
+    )
 
     @inline  # type: ignore[untyped-decorator]
-    def spoil(_: Any, total: Any, first: Any, end: Any, found: Any) -> Any:
+    def spoil(_: Any, total: Any, first: Any, end: Any, found: Any, *chosen: Any) -> Any:
         registers, one = total.registers.copy(), mgpu.c(1, ir.IntegerType.get_signless(64))
         read = [memref.load(found, [mgpu.c(i, ir.IndexType.get())]) for i in range(words)]
         nan = mgpu.c(float("nan"), ir.F32Type.get())
@@ -132,15 +145,17 @@ def spoil_rows(
                 for j, word in enumerate(read):
                     edges = [_within(number_of(x.registers.flat[at], i), j * WORD) for x in (first, end)]
                     before, until = (arith.shli(one, edge) for edge in edges)
-                    bits = arith.trunci(word.type, arith.subi(until, before))
+                    inside = arith.trunci(word.type, arith.subi(until, before))
+                    if chosen:
+                        inside = arith.andi(inside, number_of(chosen[j].registers.flat[at], i))
                     there = arith.cmpi(arith.CmpIPredicate.slt, *edges)
-                    some = arith.ori(some, arith.select(there, arith.andi(word, bits), i32(0)))
+                    some = arith.ori(some, arith.select(there, arith.andi(word, inside), i32(0)))
                 bad = arith.cmpi(arith.CmpIPredicate.ne, some, i32(0))
                 register = with_number(register, arith.select(bad, nan, number_of(register, i)), i)
             registers.flat[at] = register
         return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
 
-    result_total: jax.Array = spoil(total, first, end, found)
+    result_total: jax.Array = spoil(total, first, end, found, *bits)
     return result_total
 
 

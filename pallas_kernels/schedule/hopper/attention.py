@@ -29,7 +29,6 @@ _BYTE_STAGES: Final = {
     (256, 256): (1, 3),
 }
 _SWAPPED: Final = ((64, 64), (128, 128))
-_SWAPPED_REGISTERS: Final = (104, 24, 88)  # of six warpgroups, which have 480 together
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
 _IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
@@ -78,7 +77,6 @@ class DecodeSchedule:
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
             matter to a cache of 8 bits alone.
         swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
-        widening: Warpgroups that make 16 bits of the bytes of keys, and as many of values.
     """
 
     stages: int = 3
@@ -87,7 +85,6 @@ class DecodeSchedule:
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
     swap: bool = False
-    widening: int = 1
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class Problem:
         split: Keys of a split.
         sees_all: Whether all queries see the same keys, with neither a causal mask nor a window.
         eight_bits: Whether keys and values have 8 bits.
-        plain: Whether there is neither a soft cap nor slopes.
+        plain: Whether no soft cap bends the scores, nothing is added to them and no mask hides any.
         shares: Whether sequences may share splits, of more than one.
     """
 
@@ -240,14 +237,7 @@ def decode_schedule(
     swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED and not shares
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
-        return DecodeSchedule(
-            stages,
-            byte_stages=byte_stages,
-            whole=splits == 1,
-            swap=swap,
-            widening=2 if swap else 1,
-            registers=_SWAPPED_REGISTERS if swap else DecodeSchedule.registers,
-        )
+        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1, swap=swap)
     if splits == 1:
         return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
     rounds = -(-tiles // SMS)

@@ -1,14 +1,12 @@
 """Stages of keys and values of 8 bits in shared memory, and the warpgroups that make 16 bits of them.
 
-One warpgroup copies bytes, others make keys and values of them, in the stages of a `Ring`.
+One warpgroup copies bytes, one makes keys of them and one values, in the stages of a `Ring`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ from jax import lax
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
-from pallas_kernels.parts.hopper.clean import WORD, clean_rows
+from pallas_kernels.parts.hopper.clean import clean_rows
 from pallas_kernels.parts.hopper.widen import read_bytes, read_factors, write_widened
 
 
@@ -35,31 +33,13 @@ class Bytes(NamedTuple):
     free: Any
 
     @staticmethod
-    def scratch(stages: int, source: KeySource, size: int, readers: int) -> list[Any]:
-        """Returns the types of the attributes.
-
-        Args:
-            stages: Number of stages.
-            source: Where blocks come from.
-            size: Width of a head.
-            readers: Warpgroups that read a stage.
-        """
+    def scratch(stages: int, source: KeySource, size: int) -> list[Any]:
+        """Returns the types of the attributes."""
         return [
             plgpu.SMEM((stages, source.block, size), jnp.int8),
             plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=readers, num_barriers=stages),
+            plgpu.Barrier(num_barriers=stages),
         ]
-
-
-class Part(NamedTuple):
-    """Which of the warpgroups that share the rows of each block one is."""
-
-    index: int
-    count: int
-
-    def rows(self, every: int) -> Any:
-        """Returns its rows of so many."""
-        return pl.ds(self.index * (every // self.count), every // self.count)
 
 
 @dataclass(frozen=True)
@@ -99,71 +79,42 @@ class ByteRing:
         for stages in (self.keys, self.values):
             drain(stages.free, self.stages, filled)
 
-    def widen_keys(self, blocks: Blocks, position: Any, factors: Any, ring: Ring, part: Part) -> None:
-        """Makes keys of a part of the rows of the blocks of a tile, times factors (H,) in GPU memory."""
-        factors, rows = read_factors(factors, ring.interpret), part.rows(self.source.block)
+    def widen_keys(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
+        """Makes keys of the blocks of a tile, times factors (H,) in GPU memory."""
+        factors = read_factors(factors, ring.interpret)
 
-        def write(block: Any, numbers: jax.Array) -> None:
+        @pl.loop(blocks.first, blocks.last)
+        def _(block: Any) -> None:
             at = position + (block - blocks.first)
             slot = ring.slot(at)
-            self._write(numbers, at, ring.keys.at[slot, rows], ring.keys_free.at[slot], factors, ring)
+            self._widen(self.keys, at, ring.keys.at[slot], ring.keys_free.at[slot], factors, ring)
             plgpu.barrier_arrive(ring.keys_full.at[slot])
 
-        self._walk(self.keys, blocks, position, rows, write, ring.interpret)
+    def widen_values(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
+        """Makes values of the blocks of a tile, times factors (V,) in GPU memory; cleans them as `Ring.fill` does."""
+        factors = read_factors(factors, ring.interpret)
 
-    def widen_values(self, blocks: Blocks, position: Any, factors: Any, ring: Ring, part: Part) -> None:
-        """Makes values as `widen_keys` does keys, times factors (V,); cleans them as `Ring.fill` does."""
-        factors, rows = read_factors(factors, ring.interpret), part.rows(self.source.block)
-        words = part.rows(self.source.block // WORD)
-
-        def write(block: Any, numbers: jax.Array) -> None:
-            at, start = position + (block - blocks.first), block * self.source.block + rows.start
+        @pl.loop(blocks.first, blocks.last)
+        def _(block: Any) -> None:
+            at, start = position + (block - blocks.first), block * self.source.block
             slot = ring.slot(at)
-            target = ring.values.at[slot, rows]
-            self._write(numbers, at, target, ring.values_free.at[slot], factors, ring)
+            self._widen(self.values, at, ring.values.at[slot], ring.values_free.at[slot], factors, ring)
 
             @pl.when(blocks.in_part(block))
             def _() -> None:
                 ends = blocks.start - start, blocks.end - start
-                clean_rows(target, *ends, ring.found.at[slot, words], ring.interpret)
+                clean_rows(ring.values.at[slot], *ends, ring.found.at[slot], ring.interpret)
                 plgpu.commit_smem()
 
             plgpu.barrier_arrive(ring.values_full.at[slot])
 
-        self._walk(self.values, blocks, position, rows, write, ring.interpret)
-
-    def _walk(
-        self,
-        stages: Bytes,
-        blocks: Blocks,
-        position: Any,
-        rows: Any,
-        write: Callable[[Any, jax.Array], None],
-        interpret: bool,
-    ) -> None:
-        """Takes the bytes of each block into registers before those of the block before it are written."""
-
-        def take(block: Any) -> jax.Array:
-            slot = lax.rem(position + (block - blocks.first), self.stages)
-            plgpu.barrier_wait(stages.full.at[slot])
-            numbers = read_bytes(stages.stored.at[slot, rows], interpret)
-            plgpu.commit_smem()  # every warp has read
-            plgpu.barrier_arrive(stages.free.at[slot])
-            return numbers
-
-        def one(block: Any, numbers: jax.Array) -> jax.Array:
-            following: jax.Array = lax.cond(
-                block + 1 < blocks.last, lambda numbers: take(block + 1), lambda numbers: numbers, numbers
-            )
-            write(block, numbers)
-            return following
-
-        @pl.when(blocks.first < blocks.last)
-        def _() -> None:
-            lax.fori_loop(blocks.first, blocks.last, one, take(blocks.first))
-
-    def _write(self, numbers: jax.Array, at: Any, target: Any, free: Any, factors: Any, ring: Ring) -> None:
-        """Writes 16 bits when `target` is free."""
+    def _widen(self, stages: Bytes, at: Any, target: Any, free: Any, factors: Any, ring: Ring) -> None:
+        """Takes bytes into registers, gives their stage back, and writes 16 bits when `target` is free."""
+        slot = lax.rem(at, self.stages)
+        plgpu.barrier_wait(stages.full.at[slot])
+        numbers = read_bytes(stages.stored.at[slot], ring.interpret)
+        plgpu.commit_smem()  # every warp has read
+        plgpu.barrier_arrive(stages.free.at[slot])
         pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, free))
         write_widened(numbers, target, factors, self.fp8, ring.interpret)
         plgpu.commit_smem()  # every warp has written

@@ -9,6 +9,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.parts.hopper.outside import any_outside
+
 Pages = tuple[jax.Array, ...]
 """The pages of a block, int32 each; none for a contiguous cache."""
 
@@ -20,10 +22,12 @@ class KeySource:
     Attributes:
         block: Keys of a block.
         page: Keys of a page, which divides a block or is a multiple of it; None for a contiguous cache (B, S, K, H).
+        count: Pages of the cache.
     """
 
     block: int
     page: int | None = None
+    count: int = 0
 
     @property
     def copies(self) -> int:
@@ -33,6 +37,8 @@ class KeySource:
     def pages(self, table: Any, sequence: Any, index: Any) -> Pages:
         """Returns the pages of a block, which may lie behind the end of the table; no query sees what is read there.
 
+        Pages outside of the cache become others: no memory outside is touched; see `leads_outside`.
+
         Args:
             table: (B, n) int32, or None.
             sequence: Index of the sequence.
@@ -41,7 +47,22 @@ class KeySource:
         if self.page is None:
             return ()
         first = lax.div(index, self.page // self.block) if self.page >= self.block else index * self.copies
-        return tuple(table[sequence, jnp.minimum(first + i, table.shape[1] - 1)] for i in range(self.copies))
+        found = (table[sequence, jnp.minimum(first + i, table.shape[1] - 1)] for i in range(self.copies))
+        return tuple(jnp.clip(page, 0, self.count - 1) for page in found)
+
+    def leads_outside(self, table: Any, sequence: Any, keys: Any, interpret: bool) -> jax.Array:
+        """Returns whether an entry that holds keys of a sequence is no page of the cache.
+
+        Args:
+            table: (B, n) int32.
+            sequence: Index of the sequence.
+            keys: Keys of the sequence.
+            interpret: Whether Mosaic's interpreter runs the kernel.
+        """
+        if self.page is None:
+            raise ValueError("expected pages, got a contiguous cache.")
+        entries = jnp.minimum(lax.div(keys + (self.page - 1), self.page), table.shape[1])
+        return any_outside(table, sequence, entries, self.count, interpret)
 
     def copy(self, cache: Any, pages: Pages, target: Any, barrier: Any, sequence: Any, index: Any, head: Any) -> None:
         """Starts the copies of a block into shared memory (block, H), which arrive at `barrier`.

@@ -5,7 +5,7 @@ steps from here, so that prefill and decode cannot differ.
 """
 
 import math
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,15 +82,27 @@ def merge_stats(all_before: Stats, split: Stats, math_: Arithmetic) -> tuple[Sta
     return Stats(maximum, math_.fused(all_before.total, kept, total)), kept, taken
 
 
-def result(
-    values: jax.Array, stats: Stats, valid: jax.Array, sink: jax.Array | None, math_: Arithmetic
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the outputs (rows, n) and the log-sum-exp (rows,), float32; zeros and -inf for rows without a key.
+def of_queries(stats: Stats, query: jax.Array, queries: Any, wrong: Any = None) -> Stats:
+    """Returns the stats of rows, a total of 0 for those that are no queries; nan for all where their sequence is wrong.
+
+    Args:
+        stats: (rows,) each.
+        query: int32, the query of each row, (rows,), or of all.
+        queries: Queries of the sequence; negative if what the caller gave for it is out of range.
+        wrong: Whether its page table is; None if there is none.
+    """
+    bad = queries < 0 if wrong is None else wrong | (queries < 0)
+    there = query < queries
+    total = jnp.where(there if there.shape else jnp.full(stats.total.shape, there), stats.total, 0.0)
+    return stats._replace(total=total + jnp.where(bad, math.nan, 0.0).astype(jnp.float32))
+
+
+def result(values: jax.Array, stats: Stats, sink: jax.Array | None, math_: Arithmetic) -> tuple[jax.Array, jax.Array]:
+    """Returns the outputs (rows, n) and the log-sum-exp (rows,), float32; zeros and -inf for a total of 0.
 
     Args:
         values: (rows, n) float32, weighted values.
-        stats: Of all splits.
-        valid: (rows, n) bool; the other rows are no queries, and their log-sum-exp is not defined.
+        stats: Of all splits, from `of_queries`.
         sink: (rows,) float32, a score in units of ln(2) that has no value; None without sinks.
         math_: The instructions.
     """
@@ -105,6 +117,6 @@ def result(
     inverse = math_.reciprocal(merged.total)
     factor = inverse if factor is None else math_.product(factor, inverse)
     out = math_.fused(values, across(factor, columns), across(spoiled, columns))
-    out = jnp.where(valid & (across(stats.total, columns) != 0), out, 0.0)
+    out = jnp.where(across(stats.total, columns) != 0, out, 0.0)
     lse = math_.scaled(merged.maximum + math_.log2(merged.total), _LN2) + spoiled
     return out, jnp.where(stats.total != 0, lse, -jnp.inf)

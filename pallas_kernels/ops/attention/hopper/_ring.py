@@ -47,9 +47,7 @@ class Ring:
     values_free: Any
 
     @staticmethod
-    def scratch(
-        stages: int, source: KeySource, size: int, value_size: int, dtype: Any, readers: int, writers: int | None = None
-    ) -> list[Any]:
+    def scratch(stages: int, source: KeySource, size: int, value_size: int, dtype: Any, readers: int) -> list[Any]:
         """Returns the types of the attributes from `keys` on.
 
         Args:
@@ -59,17 +57,15 @@ class Ring:
             value_size: The same of the values.
             dtype: Of keys and values.
             readers: Warpgroups that compute.
-            writers: Warpgroups that write a stage together; None for the copies of a block.
         """
-        arrivals = source.copies if writers is None else writers
         return [
             *(
                 plgpu.SMEM((stages, source.block, width), dtype, transforms=tiled(dtype, width))
                 for width in (size, value_size)
             ),
             plgpu.SMEM((stages, source.block // WORD), jnp.int32),
-            plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages + 1),
+            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages + 1),
             *[plgpu.Barrier(num_arrivals=readers, num_barriers=stages)] * 2,
         ]
 

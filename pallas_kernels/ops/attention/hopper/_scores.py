@@ -49,26 +49,37 @@ class Scoring:
             return cls(float(np.float32(scale * _LOG2E)))
         return cls(float(np.float32(soft_cap * _LOG2E)), float(np.float32(2 * _LOG2E * scale / soft_cap)))
 
-    def factor_left(self, slopes: bool) -> float:
-        """Returns the factor that `scored` leaves to what follows."""
-        return 1.0 if slopes else self.factor
+    def factor_left(self, added: bool) -> float:
+        """Returns the factor that is left to what follows, where a bias or slopes are added and where not."""
+        return 1.0 if added else self.factor
 
     def tangents(self, products: jax.Array, math_: Arithmetic) -> jax.Array:
         """Returns the hyperbolic tangents of products (64, n) float32, or the products where there is no soft cap."""
         return products if self.bend is None else math_.tanh(products, self.bend)
 
+    def biased(self, scores: jax.Array, bias: jax.Array, math_: Arithmetic) -> jax.Array:
+        """Returns scores (64, n), without a factor left, of what `tangents` returned and a bias of any float dtype."""
+        return math_.fused(scores, self.factor, math_.scaled(bias.astype(jnp.float32), _LOG2E))
+
     def sloped(
-        self, scores: jax.Array, slope: jax.Array | None, start: Callable[[], jax.Array], math_: Arithmetic
+        self,
+        scores: jax.Array,
+        slope: jax.Array | None,
+        start: Callable[[], jax.Array],
+        math_: Arithmetic,
+        factor: float | None = None,
     ) -> jax.Array:
         """Returns scores (64, n) but for `factor_left`.
 
         Args:
-            scores: (64, n) float32, what `tangents` returned.
+            scores: (64, n) float32, what `tangents` or `biased` returned.
             slope: (64,) float32, times log2(e), for each step of a column; None without slopes.
             start: Returns the distance that belongs to column 0, (64,) int32.
             math_: The instructions.
+            factor: Factor of the scores, by default that of what `tangents` returned.
         """
-        return scores if slope is None else add_ramp(scores, self.factor, slope, start(), math_.interpret)
+        factor = self.factor if factor is None else factor
+        return scores if slope is None else add_ramp(scores, factor, slope, start(), math_.interpret)
 
 
 def in_bits(numbers: jax.Array) -> jax.Array:

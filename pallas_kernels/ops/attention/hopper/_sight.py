@@ -41,17 +41,19 @@ class Sight:
     Attributes:
         before: Keys before it; None for no limit.
         after: Keys after it. There is always a limit: without one Mosaic does not find the layouts of the mask.
+        masked: Whether there is a mask besides, which may hide any key.
     """
 
     before: int | None
     after: int
+    masked: bool = False
 
     @classmethod
-    def of(cls, causal: bool, window: tuple[int, int] | None) -> "Sight":
+    def of(cls, causal: bool, window: tuple[int, int] | None, masked: bool = False) -> "Sight":
         """Returns the limits of a causal mask and a window together."""
         before, after = window or (_UNLIMITED, _UNLIMITED)
         after = min(after, 0) if causal else after
-        return cls(before if before < _UNLIMITED else None, min(after, _UNLIMITED))
+        return cls(before if before < _UNLIMITED else None, min(after, _UNLIMITED), masked)
 
     def reach(self, queries: int, keys: int) -> int:
         """Returns how many keys of a sequence so many queries see at most."""
@@ -67,7 +69,7 @@ class Sight:
         begin = lax.div(start, block)
         stop = jnp.maximum(lax.div(end + (block - 1), block), begin + 1)
         whole_first, whole_last = lax.div(whole_start + (block - 1), block), lax.div(jnp.maximum(whole_end, 0), block)
-        return Blocks(begin, stop, whole_first, whole_last, start, end)
+        return Blocks(begin, stop, stop if self.masked else whole_first, whole_last, start, end)
 
     def range(self, positions: jax.Array, length: Any) -> tuple[jax.Array, jax.Array]:
         """Returns the first key and the end of the keys that queries see; the end may lie before the first.

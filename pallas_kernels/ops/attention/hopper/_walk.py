@@ -17,6 +17,7 @@ from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, weigh
+from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
@@ -76,6 +77,7 @@ class Walk:
         after_scores: Called when the queries have been read for the last time.
         interpret: Whether Mosaic's interpreter runs the kernel.
         widest: Most columns of values in one instruction.
+        pairs: A bias and a mask; None without them.
     """
 
     contract: SplitAttentionContract
@@ -92,6 +94,7 @@ class Walk:
     after_scores: Callable[[], None]
     interpret: bool
     widest: int = WIDEST
+    pairs: Pairs | None = None
 
     @property
     def size(self) -> int:
@@ -102,7 +105,11 @@ class Walk:
     @property
     def factor(self) -> float:
         """Factor of the scores."""
-        return self.scoring.factor_left(self.slope is not None)
+        return self.scoring.factor_left(self.slope is not None or self._has_bias)
+
+    @property
+    def _has_bias(self) -> bool:
+        return self.pairs is not None and self.pairs.bias is not None
 
     @property
     def math(self) -> Arithmetic:
@@ -141,7 +148,7 @@ class Walk:
         block = self.blocks.first
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
         scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
-        scores = self._masked(self._finish_scores(scores, 0, block), block)
+        scores = self._masked(self._finish_scores(scores, 0, block, self._biases(block)), block)
         stats, decay, weights = weigh(scores, no_keys(), self.factor, self.contract, self.math)
         weights = weights.astype(self.ring.values.dtype)
         return State(filled((ROWS, self.size), 0), stats, weights, decay, decay)
@@ -150,8 +157,9 @@ class Walk:
         """Takes a block's scores and the values of the block before."""
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
         scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
+        bias = self._biases(block)
         values, stats = self._start_values(block - 1, state)
-        scores = self._masked(self._finish_scores(scores, 1, block), block)
+        scores = self._masked(self._finish_scores(scores, 1, block, bias), block)
         begin, taken, kept = stats, None, state.kept
         parked = self.parked
         if parked is not None:
@@ -216,12 +224,19 @@ class Walk:
     def _values(self, block: Any) -> Any:
         return self.ring.values.at[self._slot(block)]
 
-    def _finish_scores(self, scores: jax.Array, after: int, block: Any) -> jax.Array:
+    def _biases(self, block: Any) -> jax.Array | None:
+        keys = self.contract.key_block
+        return None if self.pairs is None else self.pairs.biases(block * keys, keys)
+
+    def _finish_scores(self, scores: jax.Array, after: int, block: Any, bias: jax.Array | None) -> jax.Array:
         (scores,) = finish(after, scores, interpret=self.interpret)
         plgpu.barrier_arrive(self.ring.keys_free.at[self._slot(block)])
         pl.when(block + 1 == self.blocks.last)(self.after_scores)
         start = lambda: block * self.contract.key_block - self.positions()  # noqa: E731
-        return self.scoring.sloped(self.scoring.tangents(scores, self.math), self.slope, start, self.math)
+        scores = self.scoring.tangents(scores, self.math)
+        if bias is not None:
+            scores = self.scoring.biased(scores, bias, self.math)
+        return self.scoring.sloped(scores, self.slope, start, self.math, self.scoring.factor_left(bias is not None))
 
     def _masked(self, scores: jax.Array, block: Any) -> jax.Array:
         """Returns scores with -inf where a key is not seen."""
@@ -230,10 +245,16 @@ class Walk:
             first, end = self.sight.range(self.positions(), self.length)
             start = block * self.contract.key_block
             limit = None if self.sight.before is None else first - start
-            return keep_band(scores, limit, end - start - 1, -math.inf, self.interpret)
+            return keep_band(scores, limit, end - start - 1, -math.inf, self.interpret, self._words(block))
 
+        if self.sight.masked:
+            return mask(scores)
         masked: jax.Array = lax.cond(self.blocks.in_part(block), mask, lambda scores: scores, scores)
         return masked
+
+    def _words(self, block: Any) -> tuple[jax.Array, ...]:
+        keys = self.contract.key_block
+        return () if self.pairs is None else self.pairs.words(block * keys, keys)
 
     def _wait_for_values(self, block: Any, stats: Stats) -> Stats:
         """Returns the stats with nan for queries that see values of which the ring made zeros."""
@@ -242,6 +263,7 @@ class Walk:
         def spoiled(total: jax.Array) -> jax.Array:
             first, end = self.sight.range(self.positions(), self.length)
             start = block * self.contract.key_block
-            return spoil_rows(total, first - start, end - start, self.ring.found.at[self._slot(block)], self.interpret)
+            found = self.ring.found.at[self._slot(block)]
+            return spoil_rows(total, first - start, end - start, found, self.interpret, bits=self._words(block))
 
         return stats._replace(total=lax.cond(self.blocks.in_part(block), spoiled, lambda total: total, stats.total))

@@ -73,7 +73,11 @@ class Cascade(Body):
         return lax.div(items - 1 - block + self.grid, self.grid)
 
     def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
-        """Returns an item of a block: those of shared splits come first."""
+        """Returns an item of a block: every second block begins with shared splits, the others end with them.
+
+        Shared splits are bound by computing, and others by memory, which is thus in use all the time.
+        """
+        index = jnp.where(lax.rem(block, 2) == 0, index, self.count(block) - 1 - index)
         number = index * self.grid + block
         before = self.heads * self.shared * self.shared_tiles
         is_shared = number < before

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, Part, drain
+from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
 from pallas_kernels.ops.attention.hopper._decode_results import Place, Results, store_columns, store_rows
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._online import result
+from pallas_kernels.ops.attention.hopper._online import of_queries, result
+from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._swapped_walk import Shared, SwappedWalk
@@ -30,12 +31,11 @@ from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.columns import CHAINS, COLUMN, COLUMNS
 from pallas_kernels.parts.hopper.columns import scratch as column_scratch
 from pallas_kernels.parts.hopper.products import WIDEST
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, Arithmetic, tiled
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic, tiled
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
 _WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four warpgroups, ptxas takes no wider ones
-_REGISTERS: Final = 1 << 16  # of a multiprocessor
 
 
 class Item(NamedTuple):
@@ -213,12 +213,11 @@ class Body:
         def _(i: Any) -> None:
             plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
 
-    def widen(self, values: bool, part: Part, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
+    def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
         """Makes keys, or values, of the bytes of all items of this block of the grid.
 
         Args:
             values: Whether values.
-            part: Which rows of each block.
             lengths: Numbers of each sequence.
             factors: (B or 1, K, width of a head) float32, in GPU memory.
             stored: The bytes.
@@ -229,8 +228,7 @@ class Body:
 
         def one(index: Any, position: Any) -> Any:
             item = self.item(lengths, block, index)
-            own = factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head]
-            make(item.blocks, position, own, ring, part)
+            make(item.blocks, position, factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head], ring)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
         drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
@@ -275,6 +273,11 @@ class Body:
             rows = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout)
             found: jax.Array = lengths.offsets[item.sequence] + query(rows)
             return found
+
+        def rows() -> tuple[jax.Array, jax.Array]:
+            row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            group = jnp.full_like(row, call.group)
+            return item.head * call.group + lax.rem(row, group), lax.div(row, group)
 
         def of_rows(numbers: Any) -> jax.Array | None:
             if numbers is None:
@@ -321,13 +324,15 @@ class Body:
             after_scores,
             interpret,
             WIDEST if further.key_scale is None else _WIDEST_OF_FOUR,
+            Pairs.of(further.bias, further.mask, item.sequence, rows, interpret),
         )
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
-            rows = query(plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE))
-            valid = rows < lengths.queries[item.sequence]
-            values, lse = result(values, stats, valid, of_rows(further.sinks), Arithmetic(interpret=interpret))
+            queries = query(plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW))
+            wrong = call.leads_outside(further.table, item.sequence, lengths.keys[item.sequence])
+            stats = of_queries(stats, queries, lengths.queries[item.sequence], wrong)
+            values, lse = result(values, stats, of_rows(further.sinks), Arithmetic(interpret=interpret))
             values, numbers = values.astype(results.values.dtype), (lse,)
         store_rows(target.values, target.numbers, place, values, numbers, self.counts, interpret)
 
@@ -345,7 +350,7 @@ def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = Non
 def _check_swap(body: Body, further: Further) -> None:
     call = body.call
     widths, order = (call.size, call.value_size), (call.contract.key_block, call.contract.sum_chains)
-    plain = call.scoring.bend is None and further.slopes is None
+    plain = call.scoring.bend is None and further.slopes is None and further.bias is None and further.mask is None
     if (
         body.schedule.whole
         or body.rows > COLUMNS
@@ -355,9 +360,9 @@ def _check_swap(body: Body, further: Further) -> None:
     ):
         raise UnsupportedError(
             f"attention on a Hopper GPU: expected, for a schedule with swap and splits, at most {COLUMNS} rows of heads"
-            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, neither a soft cap nor"
-            f" slopes; got {body.schedule}, {body.rows} rows, widths {widths}, {call.contract}, {call.scoring},"
-            f" slopes={further.slopes is not None}. Take a schedule without swap."
+            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, and nothing"
+            f" that bends the scores or is added to them; got {body.schedule}, {body.rows} rows, widths {widths},"
+            f" {call.contract}, {call.scoring}, {len(further.given)} further arrays. Take a schedule without swap."
         )
 
 
@@ -427,12 +432,11 @@ def decode(
             out,
             lse,
             lengths,
-            None if sinks is None else _of_rows(sinks, body, body.rows, body.merged[1]),
+            further._replace(sinks=None if sinks is None else _of_rows(sinks, body, body.rows, body.merged[1])),
             body.splits_seen,
+            call=call,
             rows=body.rows,
-            group=call.group,
             dtype=dtype,
-            interpret=call.interpret,
             room=body.merged,
             place_of=body.of_result,
         )
@@ -470,7 +474,6 @@ def _run(
         outputs: What `Results` refers to.
     """
     s, call, dtype, bytewise = body.schedule, body.call, packed[0].dtype, key.dtype.itemsize == 1
-    widening = 2 * s.widening if bytewise else 0
 
     def kernel(*refs: Any) -> None:
         rows, refs = refs[: len(packed)], refs[len(packed) :]
@@ -495,41 +498,32 @@ def _run(
             stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
         program, warpgroup = body.inside(more), lax.axis_index("warpgroup")
 
-        def take_registers(count: int) -> None:
-            at_first = _REGISTERS // (WARPGROUP * (2 + widening)) // 8 * 8
-            if count != at_first:
-                plgpu.set_max_registers(count, action="increase" if count > at_first else "decrease")
-
         @pl.when(warpgroup == 0)
         def _() -> None:
             if bytewise:
-                take_registers(s.registers[0])
+                plgpu.set_max_registers(s.registers[0], action="increase")
             program.compute(lengths, more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
             if bytewise:
-                take_registers(s.registers[1])
+                plgpu.set_max_registers(s.registers[1], action="decrease")
             program.produce(rows, (key_ref, value_ref), more.table, lengths, scratch, stored)
 
-        for number in range(widening):
-            values, part = divmod(number, s.widening)
+        for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
 
-            @pl.when(warpgroup == 2 + number)
-            def _(values: int = values, part: Part = Part(part, s.widening)) -> None:
-                take_registers(s.registers[2])
-                factors = more.value_scale if values else more.key_scale
-                program.widen(bool(values), part, lengths, factors, stored, ring)
+            @pl.when(warpgroup == 2 + values)
+            def _(values: int = values, factors: Any = factors) -> None:
+                plgpu.set_max_registers(s.registers[2], action="decrease")
+                program.widen(bool(values), lengths, factors, stored, ring)
 
     # Bytes are copied into stages of their own; those of the ring are written by threads.
     ring_source = KeySource(call.source.block) if bytewise else call.source
-    in_ring = Ring.scratch(
-        s.stages, ring_source, call.size, call.value_size, dtype, 1, s.widening if bytewise else None
-    )
+    in_ring = Ring.scratch(s.stages, ring_source, call.size, call.value_size, dtype, 1)
     byte_stages = [
         kind
         for width in ((call.size, call.value_size) if bytewise else ())
-        for kind in Bytes.scratch(s.byte_stages, call.source, width, s.widening)
+        for kind in Bytes.scratch(s.byte_stages, call.source, width)
     ]
     aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
     launch = plgpu.kernel(
@@ -538,7 +532,7 @@ def _run(
         grid=(body.grid,),
         grid_names=("block",),
         kernel_name="attention_decode",
-        num_threads=2 + widening,
+        num_threads=4 if bytewise else 2,
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((2, body.tile_rows, call.size), dtype, transforms=tiled(dtype, call.size)),

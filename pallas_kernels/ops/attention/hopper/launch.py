@@ -11,6 +11,7 @@ from jax import lax
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
+from pallas_kernels.ops.attention.hopper._pairs import bits_of_mask, with_whole_blocks
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.cascade import Cascade, shared_splits
@@ -18,6 +19,7 @@ from pallas_kernels.ops.attention.hopper.decode import Body, decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
 from pallas_kernels.parts.hopper.widen import widened
 from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.parts.xla.pages import pages_inside
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule, Problem, attention_schedule
 
 _ROWS = 8  # the copy engine reads tiles of so many rows
@@ -36,6 +38,8 @@ def attention(
     key_scale: jax.Array | None = None,
     value_scale: jax.Array | None = None,
     common_prefix: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
     contract: SplitAttentionContract,
     scale: float,
@@ -53,14 +57,18 @@ def attention(
             (P, page, K, H) with a page table.
         value: Of the shape and dtype of `key`; of heads of 192 it may be 128 wide.
         limits: (B, 3) int32, three numbers of each sequence: absolute position of the first query, queries (later
-            ones see nothing), keys (what the cache holds beyond is never seen).
-        page_table: (B, n) int32, the pages of each sequence in order, in [0, P).
+            ones see nothing; negative: all results of the sequence are nan), keys (what the cache holds beyond is never
+            seen).
+        page_table: (B, n) int32, the pages of each sequence in order. Where an entry that holds keys is not in [0, P),
+            all results of the sequence are nan.
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
         key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
         value_scale: The same for the values.
         common_prefix: (1,) int32, so many keys at the start of every sequence, or all of a shorter one, are those of
-            the first one in the cache. A few queries without a window or slopes read what they share once.
+            the first one in the cache. A few queries without a window, slopes, bias or mask read what they share once.
+        bias: (B or 1, N or 1, T or 1, S or 1) floats, added to the scaled scores.
+        mask: bool of such a shape; false where a query does not see a key.
         contract: Order of all sums.
         scale: Factor of the scores; see `supports_scale`.
         causal: Whether a query sees no later position than its own.
@@ -85,10 +93,14 @@ def attention(
     page = None if page_table is None else key.shape[1]
     capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
-        return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
-    sight = Sight.of(causal, window)
+        wrong = jnp.asarray(limits)[:, 1, None, None] < 0
+        lse = jnp.broadcast_to(jnp.where(wrong, jnp.nan, -jnp.inf).astype(jnp.float32), query.shape[:3])
+        out = jnp.where(wrong, jnp.nan, 0.0).astype(query.dtype)[..., None]
+        return jnp.broadcast_to(out, (*query.shape[:3], value_size)), lse
+    sight = Sight.of(causal, window, mask is not None)
     factors = (x for x in (key_scale, value_scale) if x is not None)
-    shares = common_prefix is not None and batch > 1 and sight.before is None and slopes is None
+    nothing_added = all(x is None for x in (slopes, bias, mask))
+    shares = common_prefix is not None and batch > 1 and sight.before is None and nothing_added
     shares = shares and capacity > contract.split and all(x.shape[0] == 1 for x in factors)
     if schedule is None:
         schedule = attention_schedule(
@@ -104,7 +116,7 @@ def attention(
                 split=contract.split,
                 sees_all=not causal and window is None,
                 eight_bits=key_scale is not None,
-                plain=soft_cap is None and slopes is None,
+                plain=soft_cap is None and nothing_added,
                 shares=shares,
             )
         )
@@ -118,7 +130,14 @@ def attention(
             # As many queries read the cache, it is cheap to make 16 bits of it once.
             copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
             if batch > 1 and copied > _COPIED_BYTES:
-                given = {"sinks": sinks, "slopes": slopes, "key_scale": key_scale, "value_scale": value_scale}
+                given = {
+                    "sinks": sinks,
+                    "slopes": slopes,
+                    "key_scale": key_scale,
+                    "value_scale": value_scale,
+                    "bias": bias,
+                    "mask": mask,
+                }
                 own = {"query": query, "limits": limits}
                 caches = {"key": key, "value": value}
                 if page_table is None:
@@ -137,12 +156,15 @@ def attention(
                     **caches,
                 )
                 return _one_by_one(call_one, own, given)
-            if page_table is not None:
-                key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
-            key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
-            key_scale = value_scale = None
-    if page_table is not None and (key.shape[1] % 8 or (block % key.shape[1] and key.shape[1] % block)):
+    copies = key_scale is not None and not few
+    if page_table is not None and page is not None and (copies or page % 8 or (block % page and page % block)):
+        limits = jnp.asarray(limits, jnp.int32)
+        inside = pages_inside(page_table, limits[:, 2], page, key.shape[0])
+        limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
+    if copies and key_scale is not None and value_scale is not None:
+        key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
+        key_scale = value_scale = None
     if page_table is None:
         key, value = (padded(x) for x in (key, value))
     rounded = query if few else padded(query)
@@ -151,7 +173,7 @@ def attention(
         contract,
         scoring,
         sight,
-        KeySource(block, None if page_table is None else key.shape[1]),
+        KeySource(block) if page_table is None else KeySource(block, key.shape[1], key.shape[0]),
         batch,
         rounded.shape[1],
         heads,
@@ -162,7 +184,9 @@ def attention(
         interpret,
     )
     slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))
-    further = Further(page_table, slopes, sinks, key_scale, value_scale)
+    bias = None if bias is None else with_whole_blocks(bias, block)
+    mask = None if mask is None else bits_of_mask(mask, block)
+    further = Further(page_table, slopes, sinks, key_scale, value_scale, bias=bias, mask=mask)
     if isinstance(schedule, DecodeSchedule):
         body = Body(call, schedule)
         if common_prefix is not None and shares and not (schedule.whole or schedule.swap):
@@ -172,8 +196,7 @@ def attention(
     else:
         out, lse = prefill(rounded, key, value, lengths, further, call=call, schedule=schedule)
         out, lse = out[:, :length], jnp.moveaxis(lse, 1, 2)[:, :length]
-    is_query = jnp.arange(length, dtype=jnp.int32)[None, :, None] < lengths.numbers[:, 1, None, None]
-    return out, jnp.where(is_query, lse, -jnp.inf)
+    return out, lse
 
 
 def _one_by_one(

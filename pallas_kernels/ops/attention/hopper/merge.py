@@ -21,8 +21,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, nvvm
 
 from pallas_kernels.contract import LEAST
-from pallas_kernels.ops.attention.hopper._online import Factors, Stats, factors_of_split, result
-from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.ops.attention.hopper._online import Factors, Stats, factors_of_split, of_queries, result
+from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.registers import element, number_of, with_element, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, across, i32, store_few, thread_of_warpgroup
 
@@ -231,13 +231,12 @@ def merge(
     values: jax.Array,
     stats: jax.Array,
     lengths: Lengths,
-    sinks: jax.Array | None,
+    further: Further,
     splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
     *,
+    call: Call,
     rows: int,
-    group: int,
     dtype: Any,
-    interpret: Any,
     room: tuple[int, int] | None = None,
     place_of: Callable[[Any, Any], tuple[Any, Any]] = lambda sequence, row: (sequence, row),
 ) -> tuple[jax.Array, jax.Array]:
@@ -247,12 +246,11 @@ def merge(
         values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
         stats: (B, 2, R, `padded_splits(splits)`) float32, their maxima and totals.
         lengths: Numbers of each sequence.
-        sinks: (B or 1, R) float32, a score of each row in units of ln(2) that belongs to no key; None without sinks.
+        further: Of which the page table is looked at, and the sinks, (B or 1, R) float32, for rows.
         splits_of: Maps them to the first and the end of the splits that were computed.
+        call: What is fixed about the call.
         rows: Rows of a key head: query by query, and in a query the heads of its group.
-        group: Query heads to a key head.
         dtype: Dtype of the outputs.
-        interpret: False, or parameters of Mosaic's interpreter.
         room: B and R of the results, if those of `values` and `stats` are others.
         place_of: Maps a sequence of the results and the first of four of its rows to those of `values` and `stats`.
 
@@ -261,25 +259,32 @@ def merge(
     """
     batch, splits, padded, size = values.shape
     batch, padded = room or (batch, padded)
-    form = _Form(splits, size, bool(interpret))
+    form = _Form(splits, size, bool(call.interpret))
+    further = Further(further.table, sinks=further.sinks)
     math = Arithmetic(form.layout, form.interpret)
 
     def kernel(values_ref: Any, stats_ref: Any, lengths_ref: Any, *refs: Any) -> None:
-        *sinks_ref, out_ref, lse_ref, copied, arrived = refs
+        *more, out_ref, lse_ref, copied, arrived = refs
+        refs_further = further.refs(more)
+        table, sinks = refs_further.table, refs_further.sinks
         sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
         numbers = Lengths(lengths_ref)
         queries = numbers.queries[sequence]
-        span = splits_of(numbers.offsets[sequence], queries, numbers.keys[sequence])
+        keys = numbers.keys[sequence]
+        span = splits_of(numbers.offsets[sequence], queries, keys)
         place, first = place_of(sequence, part.start)
         walk = _Walk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
         stats, total = walk.run()
-        row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS, size), 0, layout=form.layout)
-        query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, group))
+        query: Any = jnp.int32(0)
+        if call.queries > 1:
+            row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS,), 0, layout=form.rows)
+            query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, call.group))
+        stats = of_queries(stats, query, queries, call.leads_outside(table, sequence, keys))
         sink = None
         if sinks is not None:
-            of_rows = sinks_ref[0].at[sequence if sinks.shape[0] > 1 else 0, part]
+            of_rows = sinks.at[sequence if sinks.shape[0] > 1 else 0, part]
             sink = plgpu.load(of_rows, layout=form.rows, optimized=False)
-        out, lse = result(total, stats, query < queries, sink, math)
+        out, lse = result(total, stats, sink, math)
         store_few(out_ref.at[sequence, part], out.astype(dtype), form.interpret)
         store_few(lse_ref.at[sequence, part], lse, form.interpret)
 
@@ -295,9 +300,9 @@ def merge(
         kernel_name="attention_merge",
         scratch_types=form.scratch(),
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        interpret=interpret,
+        interpret=call.interpret,
     )
-    out, lse = launch(values, stats, lengths.numbers, *([] if sinks is None else [sinks]))
+    out, lse = launch(values, stats, lengths.numbers, *further.given)
     return out, lse
 
 

@@ -18,12 +18,13 @@ from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._online import Stats, result
+from pallas_kernels.ops.attention.hopper._online import Stats, of_queries, result
+from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, Arithmetic, tiled
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic, tiled
 from pallas_kernels.schedule.hopper.attention import WIDEST_PARKED, PrefillSchedule
 
 
@@ -59,11 +60,16 @@ class Call:
     capacity: int
     interpret: Any
 
+    def leads_outside(self, table: Any, sequence: Any, keys: Any) -> jax.Array | None:
+        """Returns whether the page table of a sequence leads outside of the cache; None without pages."""
+        return None if table is None else self.source.leads_outside(table, sequence, keys, bool(self.interpret))
+
 
 class Lengths(NamedTuple):
     """Numbers of each sequence: position of the first query, queries, keys.
 
-    They lie in one array, since an array of equal numbers, as those of one kind often are, is filled by a kernel.
+    They lie in one array, since an array of equal numbers, as those of one kind often are, is filled by a kernel. Where
+    the queries are negative, what the caller gave was out of range, and all results of the sequence are nan.
 
     Attributes:
         numbers: (B, 3) int32, an array or a reference.
@@ -113,6 +119,8 @@ class Further(NamedTuple):
         key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits.
         value_scale: (B or 1, K, V) float32, those of values.
         shared: (1,) int32, the splits that all sequences share.
+        bias: (B or 1, N or 1, T or 1, keys of whole blocks or 1), floats.
+        mask: (B or 1, N or 1, T or 1, words of whole blocks or 1) int32, bits.
     """
 
     table: Any = None
@@ -121,6 +129,8 @@ class Further(NamedTuple):
     key_scale: Any = None
     value_scale: Any = None
     shared: Any = None
+    bias: Any = None
+    mask: Any = None
 
     @property
     def given(self) -> list[Any]:
@@ -333,6 +343,10 @@ class Body:
                 found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
                 return found
 
+            def rows() -> tuple[jax.Array, jax.Array]:
+                row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+                return jnp.full_like(row, unit.head), unit.first + row
+
             walk = Walk(
                 self.call.contract,
                 self.call.scoring,
@@ -347,12 +361,15 @@ class Body:
                 None if scratch.parked is None else Parked(*(x.at[warpgroup] for x in scratch.parked)),
                 (lambda: None) if self.wide else partial(fetch_next, index),
                 bool(self.call.interpret),
+                pairs=Pairs.of(further.bias, further.mask, tile.sequence, rows, bool(self.call.interpret)),
             )
             plgpu.barrier_wait(ready)
             values, stats = walk.run()
-            valid = lengths.queries[unit.sequence] - unit.first
+            wrong = self.call.leads_outside(further.table, unit.sequence, keys)
+            query = unit.first + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            stats = of_queries(stats, query, lengths.queries[unit.sequence], wrong)
             sink = _of_head(further.sinks, unit)
-            self.store(unit, valid, sink, out, lse, scratch.results.at[warpgroup], values, stats)
+            self.store(unit, sink, out, lse, scratch.results.at[warpgroup], values, stats)
             if self.wide:
                 fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
@@ -364,7 +381,6 @@ class Body:
     def store(
         self,
         unit: Unit,
-        valid: Any,
         sink: jax.Array | None,
         out: Any,
         lse: Any,
@@ -373,8 +389,7 @@ class Body:
         stats: Stats,
     ) -> None:
         """Writes the results of a warpgroup's queries."""
-        rows = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=TILE)
-        values, log_sum = result(values, stats, rows < valid, sink, Arithmetic(interpret=bool(self.call.interpret)))
+        values, log_sum = result(values, stats, sink, Arithmetic(interpret=bool(self.call.interpret)))
         lse.at[unit.sequence, unit.head, pl.ds(unit.first, ROWS)][...] = log_sum
         if self.wide:
             plgpu.commit_smem()  # every warp has read the queries that lie there

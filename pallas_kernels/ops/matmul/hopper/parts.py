@@ -90,15 +90,16 @@ def matmul_of_parts(
     """Multiplies rows whose parts lie apart by weights: `matmul` behind whoever makes the parts.
 
     Args:
-        x: (parts * M, K) bfloat16, M a multiple of 16: of each 16 rows the last part, then the one before it ...
-        w: (K, N) bfloat16; (N, K) with `transpose_w`.
+        x: (parts * M, K) or (..., parts * M, K) bfloat16, M a multiple of 16: of each 16 rows the last part, then the
+            one before it, and so on.
+        w: (K, N) or (..., K, N) bfloat16; (N, K) or (..., N, K) with `transpose_w`.
         contract: Parts, and the order of the sum.
         transpose_w: Whether `w` is stored as (N, K).
         out_dtype: float32 by default; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (M, N) of `out_dtype`.
+        (M, N) or (..., M, N) of `out_dtype`.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract.
@@ -188,14 +189,14 @@ def weight_gradient_of_parts(
     """Sums the outer products of rows whose parts lie apart: `weight_gradient` behind whoever makes the parts.
 
     Args:
-        x: (parts * M, K) bfloat16, M a multiple of 16, as `matmul_of_parts` takes it.
-        g: (M, N) bfloat16.
+        x: (parts * M, K) or (..., parts * M, K) bfloat16, as `matmul_of_parts` takes it.
+        g: (M, N) or (..., M, N) bfloat16.
         contract: Parts, and the order of the sum over the rows.
         out_dtype: float32 by default; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (K, N) of `out_dtype`.
+        (K, N) or (..., K, N) of `out_dtype`.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract.
