@@ -231,4 +231,8 @@ class Programs:
                 if tokens > 1:  # the log-probabilities of prompts are computed in batches of the largest size
                     self.score(self.logits(hidden, most), most)
             jax.block_until_ready(self._pages)
+        # Weights that are bound to a device bind what a first call gives back, and JAX compiles again for that.
+        for rows, tokens in shapes if self.model.one_program else shapes[:1]:
+            self.advance(pack([], self.slots.rows[:0], [], rows, tokens), empty_rows(rows)._replace(restricted=True))
+        jax.block_until_ready(self._pages)
         on_progress(len(shapes), len(shapes))
