@@ -47,8 +47,7 @@ class LayerCache(NamedTuple):
             lengths: (B,) integers from 0 to T, new tokens of each sequence. What does not fit is not written.
         """
         rows = self.rows(keys.shape[1], start, lengths)
-        stored = store_rows(self.keys, rows, keys), store_rows(self.values, rows, values)
-        return LayerCache(*stored, self.page_table)
+        return self._replace(keys=store_rows(self.keys, rows, keys), values=store_rows(self.values, rows, values))
 
     def rows(self, length: int, start: jax.Array, lengths: jax.Array) -> jax.Array:
         """Returns the rows of new tokens, with all the rows of all sequences or pages in one dimension.
