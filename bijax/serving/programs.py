@@ -210,6 +210,7 @@ class Programs:
             on_progress: Called with the number of shapes that are done, and of all.
         """
         shapes = self.sizes.shapes
+        advanced = [s for s in shapes if s[1] != self.sizes.drafted or s in self.sizes.prefill]
         sampled: set[int] = set()
         for done, (rows, tokens) in enumerate(shapes):
             on_progress(done, len(shapes))
@@ -221,18 +222,18 @@ class Programs:
                 logits = self.logits(self.extend(packed), places)
                 for asked in (everything, extras):
                     self.sample(logits, asked)
-            if tokens != self.sizes.drafted or (rows, tokens) in self.sizes.prefill:
+            if (rows, tokens) in advanced:
                 for asked in (everything, extras)[: 1 if rows in sampled else 2]:
                     hidden, _ = self.advance(packed, asked)
                 sampled.add(rows)
                 if self.asks_for_common_prefix(rows, tokens):
-                    self.advance(packed, None, common_prefix=True)
+                    hidden, _ = self.advance(packed, None, common_prefix=True)
                 self.score(self.logits(hidden, places), places)
                 if tokens > 1:  # the log-probabilities of prompts are computed in batches of the largest size
                     self.score(self.logits(hidden, most), most)
             jax.block_until_ready(self._pages)
         # Weights that are bound to a device bind what a first call gives back, and JAX compiles again for that.
-        for rows, tokens in shapes if self.model.one_program else shapes[:1]:
+        for rows, tokens in advanced if self.model.one_program else advanced[:1]:
             self.advance(pack([], self.slots.rows[:0], [], rows, tokens), empty_rows(rows)._replace(restricted=True))
         jax.block_until_ready(self._pages)
         on_progress(len(shapes), len(shapes))

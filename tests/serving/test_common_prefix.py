@@ -79,6 +79,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 def test_the_model_is_told_where_all_sequences_begin_alike(told: list[tuple[int, bool]]) -> None:
     options = EngineOptions(page_size=4, num_pages=64, max_running=8, max_prefill_tokens=16)
     served = Engine(ASKS, tokenizer=Letters(), eos_token_ids=(3,), options=options)
+    served.warm_up()
+    told.clear()
     given: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True, "logprobs": True, "seed": 5}
     params = SamplingParams(n=8, **given)
     [output] = served.generate([PROMPT], params)
