@@ -152,7 +152,10 @@ def marked(limits: jax.Array | np.ndarray, valid: jax.Array | None) -> jax.Array
         limits: (B, 3) int32.
         valid: (B,) bool; None for all.
     """
-    return limits if valid is None else jnp.asarray(limits).at[:, 1].set(jnp.where(valid, limits[:, 1], -1))
+    if valid is None:
+        return limits
+    offsets, queries, keys = (limits[:, i] for i in range(3))
+    return jnp.stack([offsets, jnp.where(valid, queries, -1), keys], axis=1)
 
 
 def poison(valid: jax.Array | None, *results: jax.Array) -> Arrays:

@@ -69,21 +69,23 @@ def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_
     return memory
 
 
-def advance(model: Model, pages: Any, given: Given) -> Advanced:
+def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | None = None) -> Advanced:
     """Appends tokens to sequences and returns the logits behind them.
 
     Args:
         model: The model.
         pages: The cache, which is used up.
         given: What the model is given.
+        common_page_size: Tokens of a page, if the model is to be told what all sequences begin with.
     """
-    hidden, pages = model.extend(pages, given.tokens, given.page_table, given.start, given.lengths)
+    further = {} if common_page_size is None else {"common_prefix": _common_tokens(given, common_page_size)}
+    hidden, pages = model.extend(pages, given.tokens, given.page_table, given.start, given.lengths, **further)
     return Advanced(hidden, model.logits(_ends(hidden, given.lengths)), given.tokens[:, 0], pages)
 
 
 @functools.partial(
     jax.jit,
-    static_argnames=("structure", "table_width", "batch_invariant"),
+    static_argnames=("structure", "table_width", "batch_invariant", "common_page_size"),
     donate_argnames=("pages", "last", "packed", "memory"),
     keep_unused=True,
 )
@@ -97,7 +99,8 @@ def advance_and_draw(
     *,
     table_width: int,
     batch_invariant: bool,
-) -> tuple[Advanced, jax.Array, jax.Array, jax.Array]:
+    common_page_size: int | None,
+) -> tuple[jax.Array, jax.Array, Advanced, jax.Array]:
     """`begin`, `advance` and `draw_tokens` as one program.
 
     All its arrays but the tokens stay where they are from call to call: XLA gives a GPU the kernels as one graph, in
@@ -112,21 +115,33 @@ def advance_and_draw(
         memory: Where the results of the call of the model are put. It is used up.
         table_width: Entries of a page table.
         batch_invariant: Whether bits are to be the same in any batch.
+        common_page_size: As for `advance`.
 
     Returns:
-        What the call of the model brings, a token for each of its rows, the last token of each slot, and `packed` one
-        step on, which has no meaning behind more than one token.
+        The last token of each slot, `packed` one step on, which has no meaning behind more than one token, what the
+        call of the model brings, and a token for each of its rows.
     """
     given = unpack(packed, last, table_width=table_width)
-    found = advance(jax.tree.unflatten(structure.tree, weights), pages, given)
+    model = jax.tree.unflatten(structure.tree, weights)
+    found = advance(model, pages, given, common_page_size=common_page_size)
     tokens, last = draw_tokens(found.logits, given, last, batch_invariant=batch_invariant)
-    return found, tokens, last, one_step_on(packed)
+    # In the order of the arguments: JAX gives each result the memory of the first argument of its shape.
+    return last, one_step_on(packed), found, tokens
 
 
 @functools.partial(jax.jit, static_argnames="table_width")
 def begin(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
     """Returns what the model is given."""
     return unpack(packed, last, table_width=table_width)
+
+
+def _common_tokens(given: Given, page_size: int) -> jax.Array:
+    """Returns how many tokens lie in pages that all sequences begin with, () int32; padding is left out.
+
+    Entries behind a sequence may agree by chance. That says nothing of a token that there is.
+    """
+    differs = jnp.any((given.page_table != given.page_table[:1]) & (given.lengths > 0)[:, None], axis=0)
+    return page_size * jnp.argmax(jnp.append(differs, True)).astype(jnp.int32)
 
 
 @jax.jit

@@ -28,6 +28,13 @@ class Model(Protocol):
         """Whether the engine traces `extend` and `logits`. Weights are then the leaves of the model as a pytree."""
 
     @property
+    def least_common_prefix(self) -> int | None:
+        """With how many tokens all sequences of a batch must begin for `common_prefix` to be worth a program.
+
+        None if it never is. It has a meaning with `one_program` alone.
+        """
+
+    @property
     def max_length(self) -> int:
         """Longest sequence, in tokens."""
 
@@ -35,7 +42,13 @@ class Model(Protocol):
         """Returns an empty cache of `num_pages` pages that hold `page_size` tokens each."""
 
     def extend(
-        self, pages: Any, tokens: jax.Array, page_table: jax.Array, start: jax.Array, lengths: jax.Array
+        self,
+        pages: Any,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences: prompts, parts of them, or one token each.
 
@@ -47,6 +60,8 @@ class Model(Protocol):
             start: (B,) int32, tokens that each sequence has in the cache already.
             lengths: (B,) int32, new tokens of each sequence, from 0 to T. A row with 0 is padding: nothing of it may be
                 written.
+            common_prefix: () int32, tokens that all sequences begin with, in the same pages, which may be read once; no
+                bit may depend on it. None where it is not known, as it always is unless `least_common_prefix` asks.
 
         Returns:
             hidden (B, T, ...), of which the first lengths[b] of a sequence are meant, and the cache with the tokens.

@@ -1,7 +1,7 @@
 """What is computed on the device: models and sampling, in batches of few sizes."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from bijax.serving.params import MAX_TOP_LOGPROBS
 from bijax.serving.rows import Rows, empty_extras, empty_rows
 from bijax.serving.sizes import Sizes
 from bijax.serving.slots import Slots
+
+_ROWS_IN_COMMON: Final = 8
+"""Fewest rows of a batch for which reading a common prefix once is worth a program."""
 
 
 class Drawn(NamedTuple):
@@ -59,7 +62,7 @@ class Programs:
         self.sizes = sizes
         self.slots = Slots(num_slots, table_width, model.vocab_size)
         self.top = min(MAX_TOP_LOGPROBS, model.vocab_size)
-        self._table_width = table_width
+        self._table_width, self._page_size = table_width, page_size
         self._pages = self.model.init_pages(num_pages, page_size)
         self._last = jnp.zeros(num_slots, jnp.int32)
         self._known: set[tuple[Any, ...]] = set()
@@ -91,7 +94,7 @@ class Programs:
         hidden, self._pages = self.model.extend(self._pages, given.tokens, given.page_table, given.start, given.lengths)
         return hidden
 
-    def advance(self, packed: np.ndarray, rows: Rows | None) -> tuple[jax.Array, Drawn]:
+    def advance(self, packed: np.ndarray, rows: Rows | None, *, common_prefix: bool = False) -> tuple[jax.Array, Drawn]:
         """Appends tokens to sequences, and samples the next one of each.
 
         Filters and log-probabilities that no row asks for are not computed; that moves no bit of a row.
@@ -99,18 +102,19 @@ class Programs:
         Args:
             packed: See `bijax.serving.packed`.
             rows: What the rows are sampled with, if any has filters or extras or wants log-probabilities.
+            common_prefix: Whether the model is told what all sequences begin with; see `asks_for_common_prefix`.
 
         Returns:
             hidden (B, T, ...), which the next call may write to, and the tokens.
         """
-        self._known.add(("advance", packed.shape))
+        self._known.add(("advance", packed.shape, common_prefix))
         width, invariant = self._table_width, self._batch_invariant
         given = drawn = None
         if self.model.one_program:
             memory = self._memory.get(packed.shape) or device.memory_for(
                 self.model, self._pages, self._last, packed, table_width=width
             )
-            found, drawn, self._last, following = device.advance_and_draw(
+            self._last, following, found, drawn = device.advance_and_draw(
                 self._structure,
                 self._weights,
                 self._pages,
@@ -119,6 +123,7 @@ class Programs:
                 memory,
                 table_width=width,
                 batch_invariant=invariant,
+                common_page_size=self._page_size if common_prefix else None,
             )
             self._expected = one_step_on(packed), following
             self._memory[packed.shape] = found[:3]
@@ -134,6 +139,25 @@ class Programs:
             drawn, self._last = device.draw_tokens(left, given, self._last, batch_invariant=invariant)
         measured = None if rows is None else self._measure(logits, left, rows, drawn)
         return hidden, Drawn(drawn, measured)
+
+    def asks_for_common_prefix(self, rows: int, width: int) -> bool:
+        """Whether there is a program for such batches whose sequences begin with the same pages."""
+        asks = self.model.one_program and self.model.least_common_prefix is not None
+        return asks and width == 1 and rows >= _ROWS_IN_COMMON
+
+    def have_common_prefix(self, slots: Sequence[int], starts: Iterable[int]) -> bool:
+        """Whether sequences begin with so many tokens in the same pages as the model asks for.
+
+        Args:
+            slots: Of the sequences.
+            starts: Tokens that each has in its pages.
+        """
+        least = self.model.least_common_prefix
+        if least is None or min(starts) < least:
+            return False
+        # Pages stand in a tree: where two sequences have the same one, they have the same ones before it.
+        pages = self.slots.table[slots, -(-least // self._page_size) - 1]
+        return bool((pages == pages[0]).all())
 
     def logits(self, hidden: jax.Array, index: np.ndarray) -> jax.Array:
         """Returns the logits (R, V) of the tokens `index` (R,) of hidden (B, T, ...), counted row by row."""
@@ -201,8 +225,14 @@ class Programs:
                 for asked in (everything, extras)[: 1 if rows in sampled else 2]:
                     hidden, _ = self.advance(packed, asked)
                 sampled.add(rows)
+                if self.asks_for_common_prefix(rows, tokens):
+                    self.advance(packed, None, common_prefix=True)
                 self.score(self.logits(hidden, places), places)
                 if tokens > 1:  # the log-probabilities of prompts are computed in batches of the largest size
                     self.score(self.logits(hidden, most), most)
             jax.block_until_ready(self._pages)
+        # Weights that are bound to a device bind what a first call gives back, and JAX compiles again for that.
+        for rows, tokens in shapes if self.model.one_program else shapes[:1]:
+            self.advance(pack([], self.slots.rows[:0], [], rows, tokens), empty_rows(rows)._replace(restricted=True))
+        jax.block_until_ready(self._pages)
         on_progress(len(shapes), len(shapes))

@@ -54,7 +54,11 @@ class Step:
 
     def _dispatch(self, programs: Programs, batch: Batch) -> None:
         packed = batch.packed(programs.slots)  # writes the slots that the next line reads
-        hidden, drawn = programs.advance(packed, rows_of(batch, programs.model.vocab_size, programs.slots))
+        given = rows_of(batch, programs.model.vocab_size, programs.slots)
+        common_prefix = programs.asks_for_common_prefix(*batch.shape) and programs.have_common_prefix(
+            [work.sequence.slot for work in batch.works], (work.start for work in batch.works)
+        )
+        hidden, drawn = programs.advance(packed, given, common_prefix=common_prefix)
         self._sample(batch.works, drawn)
         scored = scored_places(batch)
         # A prompt has more places than the batch has rows.

@@ -23,7 +23,9 @@ class Weights(NamedTuple):
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=["heads", "invariant", "one_program"]
+    jax.tree_util.register_dataclass,
+    data_fields=["weights"],
+    meta_fields=["heads", "invariant", "one_program", "least_common_prefix"],
 )
 @dataclass(frozen=True)
 class ToyModel:
@@ -34,6 +36,7 @@ class ToyModel:
         heads: Heads of attention.
         invariant: Whether it computes with the operations of bijax, or with those of JAX.
         one_program: See `bijax.serving.Model`.
+        least_common_prefix: The same.
 
     Guarantee: row-invariant, if `invariant`.
     """
@@ -42,6 +45,7 @@ class ToyModel:
     heads: int = 2
     invariant: bool = True
     one_program: bool = False
+    least_common_prefix: int | None = None
 
     @classmethod
     def random(
@@ -82,13 +86,18 @@ class ToyModel:
         return jnp.zeros(shape), jnp.zeros(shape)
 
     def extend(
-        self, pages: Any, tokens: jax.Array, page_table: jax.Array, start: jax.Array, lengths: jax.Array
+        self,
+        pages: Any,
+        tokens: jax.Array,
+        page_table: jax.Array,
+        start: jax.Array,
+        lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
         """Appends tokens to sequences; see `Model.extend`."""
+        numbers = (page_table, start, lengths, common_prefix)
         hidden: jax.Array
-        hidden, pages = _extend(
-            self.weights, pages, tokens, page_table, start, lengths, heads=self.heads, invariant=self.invariant
-        )
+        hidden, pages = _extend(self.weights, pages, tokens, *numbers, heads=self.heads, invariant=self.invariant)
         return hidden, pages
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -119,6 +128,7 @@ def _extend(
     page_table: jax.Array,
     start: jax.Array,
     lengths: jax.Array,
+    common_prefix: jax.Array | None,
     *,
     heads: int,
     invariant: bool,
@@ -131,7 +141,9 @@ def _extend(
     qkv = matmul(x, weights.qkv).reshape(rows, width, 3, heads, -1)
     places = _places(pages[0], page_table, positions, offsets < lengths[:, None])
     keys, values = (_write(cache, qkv[:, :, i + 1], places) for i, cache in enumerate(pages))
-    attention = bijax.paged_attention if invariant else _plain_attention
+    attention: Any = _plain_attention
+    if invariant:
+        attention = functools.partial(bijax.paged_attention, common_prefix_length=common_prefix)
     mixed = attention(qkv[:, :, 0], keys, values, page_table, start + lengths, query_seq_lengths=lengths)
     x = x + matmul(mixed.reshape(x.shape), weights.out)
     x = x + matmul(jax.nn.relu(matmul(x, weights.up)), weights.down)

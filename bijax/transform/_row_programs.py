@@ -51,10 +51,12 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
         jaxpr: The program.
         wanted: Whether an equation is to be made invariant and may be part of a region.
     """
-    if cuda_architecture() != HOPPER:
+    if not any(wanted(e) for e in jaxpr.eqns):
         return jaxpr
     equations = inlined(jaxpr.eqns)
     if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in equations):
+        return jaxpr
+    if cuda_architecture() != HOPPER:
         return jaxpr
     equations = needed(equations, jaxpr.outvars)
     program = Program(equations, jaxpr.outvars, [wanted(e) for e in equations])

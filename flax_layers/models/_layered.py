@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .block import Block, Rotary, project, start_tokens
+from .block import Block, Rotary, Stream, added, project, start_tokens
 from .layers import Embed, KVCache, LayerCache, Linear, RMSNorm, RotaryEmbedding
 from .llama import Llama
 
@@ -41,6 +41,7 @@ class Layers:
         page_table: jax.Array | None,
         start: jax.Array,
         lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
     ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
         """Runs the blocks one after the other.
 
@@ -51,11 +52,13 @@ class Layers:
             page_table: Their page table, or None.
             start: (B,) tokens that each sequence holds.
             lengths: (B,) new tokens of each sequence.
+            common_prefix: () tokens that all sequences begin with, in the same pages, or None.
 
         Returns:
             The residual stream behind the last block, and the new keys and values.
         """
-        return run_blocks(self.blocks, x, angles, stored, page_table, start, lengths)
+        given = (page_table, start, lengths, common_prefix)
+        return run_blocks(self.blocks, x, angles, stored, *given, one_program=False)
 
 
 def run_blocks(
@@ -66,13 +69,22 @@ def run_blocks(
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
+    common_prefix: jax.Array | None = None,
+    *,
+    one_program: bool,
 ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
-    """Runs blocks one after the other; see `Layers.extend`. Inside of a program blocks of a kind are lowered once."""
+    """Runs blocks one after the other; see `Layers.extend`.
+
+    Inside of one program blocks of a kind are lowered once, but for the first, and the addition at the end of a block
+    is left to the norm of the next one. Programs of their own are the same for all blocks of a kind.
+    """
     written = []
+    stream: Stream = (x, None)
     for (structure, parameters, rotary), layer in zip(blocks, stored, strict=True):
-        x, keys, values = _extend(structure, parameters, x, angles[rotary], *layer, page_table, start, lengths)
+        given = (angles[rotary], *layer, page_table, start, lengths, common_prefix)
+        stream, keys, values = _extend(structure, parameters, stream, *given, alone=not one_program)
         written.append((keys, values))
-    return x, written
+    return added(stream), written
 
 
 class LayeredModel:
@@ -124,27 +136,31 @@ def _start(
     return start_tokens(embed, rotaries, tokens, start=start, lengths=lengths, capacity=capacity)
 
 
-@functools.partial(jax.jit, static_argnames="structure", donate_argnames=("keys", "values"))
+@functools.partial(jax.jit, static_argnames=("structure", "alone"), donate_argnames=("keys", "values"))
 def _extend(
     structure: Any,
     parameters: tuple[jax.Array, ...],
-    x: jax.Array,
+    stream: Stream,
     rotary: Rotary,
     keys: jax.Array,
     values: jax.Array,
     page_table: jax.Array | None,
     start: jax.Array,
     lengths: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    common_prefix: jax.Array | None,
+    *,
+    alone: bool,
+) -> tuple[Stream, jax.Array, jax.Array]:
     block: Block = jax.tree.unflatten(structure, parameters)
-    x, cache = block.extend(x, rotary, LayerCache(keys, values, page_table), start=start, lengths=lengths)
-    return x, cache.keys, cache.values
+    cache = LayerCache(keys, values, page_table, common_prefix)
+    stream, cache = block.extend(stream, rotary, cache, start=start, lengths=lengths)
+    return (added(stream), None) if alone else stream, cache.keys, cache.values
 
 
 @functools.partial(jax.jit, static_argnames="soft_cap")
 def _choose(
     norm: RMSNorm, projection: Embed | Linear, x: jax.Array, soft_cap: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    logits = project(norm, projection, x, soft_cap)
+    logits = project(norm, projection, (x, None), soft_cap)
     token = jnp.argmax(logits, axis=-1)
     return token, jnp.take_along_axis(norm.ops.log_softmax(logits), token[:, None], axis=-1)[:, 0]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 type Rotary = tuple[jax.Array, jax.Array]
 
+type Stream = tuple[jax.Array, jax.Array | None]
+"""The residual stream, whose last addition is left to the norm that comes next; None where there is nothing to add."""
+
 
 class Block(nnx.Module):
     """One block: attention and MLP (or experts), each behind a norm and added to the residual stream.
@@ -81,19 +84,33 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, rotary: Rotary) -> jax.Array:
         """Maps x (B, T, hidden_size) to the same shape; see `Attention`."""
-        return self._behind_attention(x, self.attention(self.attention_norm(x), rotary))
+        return added(self._behind_attention(x, self.attention(self.attention_norm(x), rotary)))
 
     def extend(
-        self, x: jax.Array, rotary: Rotary, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, LayerCache]:
-        """Appends the tokens of x (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`."""
-        y, cache = self.attention.extend(self.attention_norm(x), rotary, cache, start=start, lengths=lengths)
+        self, stream: Stream, rotary: Rotary, cache: LayerCache, *, start: jax.Array, lengths: jax.Array
+    ) -> tuple[Stream, LayerCache]:
+        """Appends the tokens of a stream (B, T, hidden_size) to the sequences in a cache; see `Attention.extend`."""
+        x, normed = normalized(self.attention_norm, stream)
+        y, cache = self.attention.extend(normed, rotary, cache, start=start, lengths=lengths)
         return self._behind_attention(x, y), cache
 
-    def _behind_attention(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        x, normed = self.mlp_norm.add(x, y if self.attention_output_norm is None else self.attention_output_norm(y))
+    def _behind_attention(self, x: jax.Array, y: jax.Array) -> Stream:
+        y = y if self.attention_output_norm is None else self.attention_output_norm(y)
+        x, normed = self.mlp_norm.add(x, y)
         y = self.mlp(normed)
-        return x + (y if self.mlp_output_norm is None else self.mlp_output_norm(y))
+        return x, y if self.mlp_output_norm is None else self.mlp_output_norm(y)
+
+
+def added(stream: Stream) -> jax.Array:
+    """Returns the residual stream as one array."""
+    x, y = stream
+    return x if y is None else x + y
+
+
+def normalized(norm: RMSNorm, stream: Stream) -> tuple[jax.Array, jax.Array]:
+    """Returns the residual stream as one array, and a norm of it."""
+    x, y = stream
+    return (x, norm(x)) if y is None else norm.add(x, y)
 
 
 def start_tokens(
@@ -116,9 +133,9 @@ def start_tokens(
     return embed(tokens), tuple(rotary(jnp.where(room, positions, outside)) for rotary in rotaries)
 
 
-def project(norm: RMSNorm, projection: Embed | Linear, x: jax.Array, soft_cap: float | None) -> jax.Array:
+def project(norm: RMSNorm, projection: Embed | Linear, stream: Stream, soft_cap: float | None) -> jax.Array:
     """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
-    x = norm(x)
+    _, x = normalized(norm, stream)
     if isinstance(projection, Embed):
         logits = projection.attend(x, preferred_element_type=jnp.float32)
     else:

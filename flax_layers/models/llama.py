@@ -12,7 +12,7 @@ from flax import nnx
 
 from .._signature import ConstructorSignature
 from ..ops import INVARIANT, Ops
-from .block import Block, Rotary, check_room, project, start_tokens
+from .block import Block, Rotary, Stream, check_room, project, start_tokens
 from .layers import Embed, KVCache, Linear, RMSNorm, RotaryEmbedding
 from .llama_weights import load_weights
 
@@ -199,9 +199,10 @@ class Llama(nnx.Module):
             self.embed, self.rotaries, tokens, start=cache.lengths, lengths=lengths, capacity=cache.capacity
         )
         layers = []
+        stream: Stream = (x, None)
         for index, block in enumerate(self.blocks):
-            x, layer = block.extend(
-                x, angles[self.rotary_of(index)], cache.layer(index), start=cache.lengths, lengths=lengths
+            stream, layer = block.extend(
+                stream, angles[self.rotary_of(index)], cache.layer(index), start=cache.lengths, lengths=lengths
             )
             layers.append(layer)
         cache = replace(
@@ -210,11 +211,11 @@ class Llama(nnx.Module):
             values=tuple(layer.values for layer in layers),
             lengths=cache.lengths + lengths,
         )
-        return self.logits(x), cache
+        return project(self.norm, self.projection, stream, self.config.logits_soft_cap), cache
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
-        return project(self.norm, self.projection, x, self.config.logits_soft_cap)
+        return project(self.norm, self.projection, (x, None), self.config.logits_soft_cap)
 
     @property
     def projection(self) -> Embed | Linear:

@@ -64,5 +64,5 @@ def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
 def _score(
     norm: RMSNorm, projection: Embed | Linear, x: jax.Array, following: jax.Array, soft_cap: float | None
 ) -> jax.Array:
-    logprobs = norm.ops.log_softmax(project(norm, projection, x, soft_cap))
+    logprobs = norm.ops.log_softmax(project(norm, projection, (x, None), soft_cap))
     return jnp.take_along_axis(logprobs, following[..., None], axis=-1)[..., 0]

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from pallas_kernels.contract import SplitAttentionContract
+
 from ..ops import PLAIN
 from ._layered import Layers, _start, run_blocks
 from .block import project
@@ -75,6 +77,11 @@ class ServedLlama:
         """Longest sequence, in tokens."""
         return self.model.config.max_position_embeddings
 
+    @property
+    def least_common_prefix(self) -> int | None:
+        """Tokens of a split of attention, of which only whole ones are read once; None without `one_program`."""
+        return SplitAttentionContract().split if self.one_program and self.model.norm.ops is not PLAIN else None
+
     def init_pages(self, num_pages: int, page_size: int) -> list[tuple[jax.Array, jax.Array]]:
         """Returns keys and values of each layer, (pages, page_size, K, H) each."""
         cache = self.model.paged_cache(np.zeros((1, 1), np.int32), num_pages=num_pages, page_size=page_size)
@@ -87,6 +94,7 @@ class ServedLlama:
         page_table: jax.Array,
         start: jax.Array,
         lengths: jax.Array,
+        common_prefix: jax.Array | None = None,
     ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
         """Appends tokens to sequences.
 
@@ -96,6 +104,7 @@ class ServedLlama:
             page_table: (B, n) int32, the pages of each sequence in the order of its tokens.
             start: (B,) int32, tokens that each sequence has already.
             lengths: (B,) int32, new tokens of each sequence, 0 for padding.
+            common_prefix: () int32, tokens that all sequences begin with, in the same pages; None if that is unknown.
 
         Returns:
             The residual stream (B, T, hidden_size) behind the last block, and the cache.
@@ -104,10 +113,11 @@ class ServedLlama:
         capacity = page_table.shape[1] * pages[0][0].shape[1]
         if self.one_program:
             given = (self._first, self._parameters)
-            hidden, written = _extend_all(self._structure, given, tokens, pages, page_table, start, lengths, capacity)
+            numbers = (page_table, start, lengths, common_prefix, capacity)
+            hidden, written = _extend_all(self._structure, given, tokens, pages, *numbers)
             return hidden, written
         x, angles = _start(model.embed, model.rotaries, tokens, start, lengths, capacity)
-        return layers.extend(x, angles, pages, page_table, start, lengths)
+        return layers.extend(x, angles, pages, page_table, start, lengths, common_prefix)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
@@ -163,13 +173,15 @@ def _extend_all(
     page_table: jax.Array,
     start: jax.Array,
     lengths: jax.Array,
+    common_prefix: jax.Array | None,
     capacity: int,
 ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
     (first, kinds), (arrays, parameters) = structure.parts, given
     embed, rotaries = jax.tree.unflatten(first, arrays)
     x, angles = _start(embed, rotaries, tokens, start, lengths, capacity)
     blocks = [(kind, arrays, rotary) for (kind, rotary), arrays in zip(kinds, parameters, strict=True)]
-    return run_blocks(blocks, x, angles, pages, page_table, start, lengths)
+    places = (page_table, start, lengths, common_prefix)
+    return run_blocks(blocks, x, angles, pages, *places, one_program=True)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "soft_cap"))
@@ -177,4 +189,4 @@ def _project(
     structure: "Structure", given: tuple[jax.Array, ...], hidden: jax.Array, soft_cap: float | None
 ) -> jax.Array:
     norm, projection = jax.tree.unflatten(structure.parts[0], given)
-    return project(norm, projection, hidden, soft_cap)
+    return project(norm, projection, (hidden, None), soft_cap)

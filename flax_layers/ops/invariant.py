@@ -183,6 +183,7 @@ class InvariantOps:
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        common_prefix: jax.Array | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         return bijax.paged_attention(
@@ -196,6 +197,7 @@ class InvariantOps:
             logits_soft_cap=soft_cap,
             query_offset=start,
             query_seq_lengths=lengths,
+            common_prefix_length=common_prefix,
         )
 
 

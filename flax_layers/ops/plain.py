@@ -193,6 +193,7 @@ class PlainOps:
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        common_prefix: jax.Array | None = None,
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
         batch, pages = page_table.shape

@@ -140,5 +140,10 @@ class Ops(Protocol):
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        common_prefix: jax.Array | None = None,
     ) -> jax.Array:
-        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages)."""
+        """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages).
+
+        Where all sequences begin with the same pages, `common_prefix` () says how many keys these hold, so that they
+        may be read once.
+        """

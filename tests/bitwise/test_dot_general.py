@@ -338,3 +338,14 @@ def test_what_has_no_invariant_form() -> None:
         dot_general(half, half, dimension_numbers=square, precision=lax.DotAlgorithmPreset.F16_F16_F16)
     with pytest.raises(TypeError, match="contracting"):
         dot_general(x, jnp.ones((3, 2)), dimension_numbers=square)
+
+
+@pytest.mark.parametrize("entries", [4, 16, 37])
+def test_inner_products_that_are_crossed_keep_what_belongs_together(entries: int) -> None:
+    """Small integers, whose sums are exact in any order."""
+    x, w = np.random.default_rng(entries).integers(-9, 10, (2, entries, 1, 70)).astype(np.float32)
+    contract = matmul_contract(70, transpose_w=True)
+    y = jax.jit(
+        functools.partial(stacked._form, StackStep("crossed", 16, 16), contract=contract, storage=Storage(False, True))
+    )(x, w)
+    assert_bits_equal(y[:, 0, 0], (x * w).sum((1, 2)))

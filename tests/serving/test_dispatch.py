@@ -1,7 +1,9 @@
 """The device is given the next step before the last one's tokens are read."""
 
+import itertools
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -57,13 +59,20 @@ def test_no_read_comes_before_the_next_dispatch(events: list[str]) -> None:
 
 
 def test_the_device_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is sent to it in most steps of two sequences, though they get pages at different times."""
+    """Nothing is sent to it in most steps of two sequences, though they get pages at different times.
+
+    And no array moves, or a GPU's graph of kernels would be changed in each step.
+    """
     sent: list[bool] = []
+    places: list[list[int]] = []
     found = Programs._on_device
 
     def noted(self: Programs, packed: np.ndarray) -> Any:
         given = found(self, packed)
         sent.append(given is packed)
+        if packed.shape in self._memory and not sent[-1]:
+            arrays = jax.tree.leaves((self._pages, self._last, self._memory[packed.shape], given))
+            places.append([array.unsafe_buffer_pointer() for array in arrays])
         return given
 
     monkeypatch.setattr(Programs, "_on_device", noted)
@@ -74,6 +83,9 @@ def test_the_device_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bits(output) for output in outputs] == [bits(alone(prompt, params)) for prompt in prompts]
     assert len(sent) >= 24
     assert sum(sent) <= len(sent) / 2
+    assert len({tuple(row[:-1]) for row in places}) == 1
+    # The last array is a new one where something was sent.
+    assert sum(before[-1] == row[-1] for before, row in itertools.pairwise(places)) >= len(places) / 2
     assert all_pages_are_back(served)
 
 

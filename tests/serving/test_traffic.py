@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from jax._src.monitoring import unregister_event_duration_listener
 
-from bijax.serving import RequestOutput, SamplingParams
+from bijax.serving import Engine, EngineOptions, RequestOutput, SamplingParams
 from bijax.serving.toy import ToyModel
 from tests.exhaustive import rarely, sampled
 from tests.serving.traffic import (
     LONGEST,
+    SMALL,
     VOCABULARY,
+    Letters,
     all_pages_are_back,
     alone,
     bits,
@@ -89,7 +91,9 @@ def test_log_probabilities_of_decoding_are_those_of_a_prompt(invariant: bool) ->
 
 @pytest.mark.parametrize("one_program", [True, rarely(False)])
 def test_nothing_compiles_after_the_warm_up(one_program: bool) -> None:
-    served = engine(one_program=one_program)
+    # Bound to a device, as a trainer's weights are.
+    weights = jax.device_put(dataclasses.replace(model(), one_program=one_program), jax.devices()[0])
+    served = Engine(weights, tokenizer=Letters(), eos_token_ids=(3,), options=EngineOptions(**SMALL))
     progress: list[tuple[int, int]] = []
     served.warm_up(lambda done, total: progress.append((done, total)))
     assert progress == [(done, 5) for done in range(6)]

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.contract import LEAST
+from pallas_kernels.contract import LEAST, SplitAttentionContract
+from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats
+from pallas_kernels.ops.attention.hopper._scores import Scoring
+from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.merge import merge, padded_splits
-from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.tile import Arithmetic, across
 
 SIZE = 64
@@ -45,13 +48,22 @@ def test_splits_are_merged_upwards(splits: int, spans: list[tuple[int, int]]) ->
         return offset, keys
 
     limits = np.array([(begin, 1, stop) for begin, stop in spans], np.int32)
-    given: dict[str, Any] = {
-        "rows": 4,
-        "group": 4,
-        "dtype": jnp.float32,
-        "interpret": PARAMETERS,
-    }
-    out, lse = jax.jit(lambda *x: merge(*x[:2], Lengths(x[2]), None, span, **given))(values, stats, limits)
+    call = Call(
+        SplitAttentionContract(),
+        Scoring.of(1.0, None),
+        Sight.of(True, None),
+        KeySource(128),
+        batch=2,
+        queries=1,
+        heads=4,
+        group=4,
+        size=SIZE,
+        value_size=SIZE,
+        capacity=1024 * splits,
+        interpret=PARAMETERS,
+    )
+    given: dict[str, Any] = {"call": call, "rows": 4, "dtype": jnp.float32}
+    out, lse = jax.jit(lambda *x: merge(*x[:2], Lengths(x[2]), Further(), span, **given))(values, stats, limits)
     assert np.isfinite(lse).all()
     for sequence, (begin, stop) in enumerate(spans):
         expected = one_by_one(values[sequence], stats[sequence], begin, stop)

@@ -312,6 +312,23 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     assert not races()
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)])
+def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedule, outside: int) -> None:
+    """A page that holds keys, and a number of queries; not a page behind the last key."""
+    keys = np.array([20, 70, 20])
+    query = jnp.ones((3, 1, 2, 64), jnp.bfloat16)
+    cache = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32, 1, 64)), jnp.bfloat16)
+    limits = np.stack([keys - 1, np.array([1, 1, -1]), keys], axis=1).astype(np.int32)
+    table = np.array([[0, outside, outside], [1, 2, outside], [3, 4, 5]], np.int32)
+    arrays = (jnp.asarray(x) for x in (query, cache, cache, limits, table))
+    for found in attention(*arrays, contract=CONTRACT, scale=0.1, schedule=schedule, interpret=interpreter()):
+        numbers = np.asarray(found, np.float32)
+        assert np.isfinite(numbers[0]).all()
+        assert numbers[0].any()
+        assert np.isnan(numbers[1:]).all()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(

@@ -166,11 +166,12 @@ class Attention(nnx.Module):
         rows = cache.rows(x.shape[1], start, lengths)
         turned = None if self.query_norm is None else query_key
         query, keys, values = self.ops.rotate_and_store(heads, *rotary, rows, cache.keys, cache.values, turned=turned)
-        cache = LayerCache(keys, values, cache.page_table)
+        cache = cache._replace(keys=keys, values=values)
         options = {"start": start, "lengths": lengths, **self._options()}
         if cache.page_table is None:
             y = self.ops.attention(query, cache.keys, cache.values, **options)
         else:
+            options["common_prefix"] = cache.common_prefix
             y = self.ops.paged_attention(query, cache.keys, cache.values, cache.page_table, **options)
         return self._merge(y), cache
 

@@ -18,6 +18,7 @@ class LayerCache(NamedTuple):
         values: The same.
         page_table: (B, pages per sequence) int32: page i of a sequence holds its positions from i * page size on. None
             for a contiguous cache.
+        common_prefix: () int32, tokens that all sequences begin with, in the same pages; None where that is not known.
 
     Example:
         >>> cache = LayerCache(jnp.zeros((1, 4, 1, 1)), jnp.zeros((1, 4, 1, 1)))
@@ -29,6 +30,7 @@ class LayerCache(NamedTuple):
     keys: jax.Array
     values: jax.Array
     page_table: jax.Array | None = None
+    common_prefix: jax.Array | None = None
 
     @property
     def capacity(self) -> int:
@@ -45,8 +47,7 @@ class LayerCache(NamedTuple):
             lengths: (B,) integers from 0 to T, new tokens of each sequence. What does not fit is not written.
         """
         rows = self.rows(keys.shape[1], start, lengths)
-        stored = store_rows(self.keys, rows, keys), store_rows(self.values, rows, values)
-        return LayerCache(*stored, self.page_table)
+        return self._replace(keys=store_rows(self.keys, rows, keys), values=store_rows(self.values, rows, values))
 
     def rows(self, length: int, start: jax.Array, lengths: jax.Array) -> jax.Array:
         """Returns the rows of new tokens, with all the rows of all sequences or pages in one dimension.

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import ChunkContract, RowContract
-from pallas_kernels.parts.xla.lanes import STATISTIC, Arrays, add_lanes, add_rows, divide, map_rows, reciprocal_root
+from pallas_kernels.parts.xla.lanes import (
+    STATISTIC,
+    Arrays,
+    add_lanes,
+    add_rows,
+    divide,
+    map_rows,
+    product,
+    reciprocal_root,
+)
 from pallas_kernels.parts.xla.tiles import fold_row_chunks, isolate
 
 
@@ -51,8 +60,7 @@ def rms_norm(
         if residual:
             (total,) = isolate((h + residual[0].astype(jnp.float32)).astype(x.dtype))
             h = total.astype(jnp.float32)
-        (square,) = isolate(h * h)
-        factor = reciprocal_root(add_lanes(square, contract), c, eps)
+        factor = reciprocal_root(add_lanes(product(h, h), contract), c, eps)
         y = h * factor if scale is None else h * factor * scale
         return (y.astype(x.dtype), factor, total) if residual else (y.astype(x.dtype), factor)
 
@@ -93,12 +101,9 @@ def rms_norm_gradient(
     def program(h: jax.Array, factor: jax.Array, g: jax.Array, *g_sum: jax.Array) -> Arrays:
         g = g.astype(jnp.float32)
         normal = h.astype(jnp.float32) * factor
-        (gw,) = isolate(g if scale is None else g * scale)
-        (product,) = isolate(gw * normal)
-        (shift,) = isolate(normal * _mean(product, contract))
-        dh = factor * (gw - shift)
-        if g_sum:
-            dh = isolate(dh)[0] + g_sum[0].astype(jnp.float32)
+        gw = g if scale is None else product(g, scale)
+        shift = product(normal, _mean(product(gw, normal), contract))
+        dh = product(factor, gw - shift) + g_sum[0].astype(jnp.float32) if g_sum else factor * (gw - shift)
         return (dh.astype(h.dtype),)
 
     rows = [h, factor, g] if g_sum is None else [h, factor, g, g_sum]
@@ -140,11 +145,10 @@ def layer_norm(
     def program(x: jax.Array) -> Arrays:
         mean = _mean(x, contract)
         d = x.astype(jnp.float32) - mean
-        (square,) = isolate(d * d)
-        factor = reciprocal_root(add_lanes(square, contract), c, eps)
+        factor = reciprocal_root(add_lanes(product(d, d), contract), c, eps)
         y = d * factor if scale is None else d * factor * scale
         if shift is not None:
-            y = isolate(y)[0] + shift
+            y = product(d, factor) + shift if scale is None else product(d * factor, scale) + shift
         return y.astype(x.dtype), mean, factor
 
     return map_rows(program, [x], out)
@@ -183,9 +187,8 @@ def layer_norm_gradient(
     def program(x: jax.Array, mean: jax.Array, factor: jax.Array, g: jax.Array) -> Arrays:
         g = g.astype(jnp.float32)
         normal = (x.astype(jnp.float32) - mean) * factor
-        (gw,) = isolate(g if scale is None else g * scale)
-        (product,) = isolate(gw * normal)
-        (shift,) = isolate(normal * _mean(product, contract))
+        gw = g if scale is None else product(g, scale)
+        shift = product(normal, _mean(product(gw, normal), contract))
         return ((factor * (gw - _mean(gw, contract) - shift)).astype(x.dtype),)
 
     return map_rows(program, [x, mean, factor, g], out)

@@ -69,7 +69,7 @@ def rotate_and_store(
     flat = [x.reshape(x.shape[0], x.shape[1] * width) for x in (heads, keys, values)]
     source = flat[0] if turned is None else turned.reshape(tokens, (query_heads + key_heads) * width)
 
-    def kernel(heads: Any, cos: Any, sin: Any, rows: Any, *rest: Any) -> None:
+    def rotate_and_store_kernel(heads: Any, cos: Any, sin: Any, rows: Any, *rest: Any) -> None:
         *given, _, _, query, keys, values = rest
         source, token = [*given, heads][0], pl.program_id(0)
         row = rows[token]
@@ -107,7 +107,7 @@ def rotate_and_store(
 
     given = [] if turned is None else [source]
     query, *caches = launch(
-        kernel,
+        rotate_and_store_kernel,
         flat[0],
         cos,
         sin,

@@ -11,7 +11,7 @@ from jax import lax
 
 from pallas_kernels.contract import RowContract
 from pallas_kernels.parts.xla.accumulator import accumulator
-from pallas_kernels.parts.xla.lanes import Combine, fold_lanes
+from pallas_kernels.parts.xla.lanes import Combine, apart, fold_lanes
 from pallas_kernels.parts.xla.tiles import in_one_loop, isolate
 from pallas_kernels.parts.xla.total_order import from_ordered, largest, ordered_infinity, to_ordered
 
@@ -53,7 +53,7 @@ def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1,
     combine, unit = _FOLDS[fold]
     if 0 in x.shape:
         return jnp.full((*x.shape[:axis], *x.shape[axis + 1 :]), unit, dtype)
-    total = _fold(combine, x if fused else isolate(x)[0], unit, contract, dtype, axis, fused)
+    total = _fold(combine, x if fused else apart(x), unit, contract, dtype, axis, fused)
     if fold == "sum":
         total = jnp.where(total == 0, jnp.zeros((), dtype), total)
     return isolate(total)[0]

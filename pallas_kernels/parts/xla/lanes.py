@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from pallas_kernels.contract import LANES, RowContract
+from pallas_kernels.parts.xla.opaque import apart_from_sums
 from pallas_kernels.parts.xla.tiles import Program, isolate, map_row_tiles, next_power_of_two
 from pallas_kernels.schedule.cpu.rows import rows_at_once, vector_rows
 
@@ -30,6 +31,14 @@ STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
 
 _UNROLL: Final = 16
 _VECTOR_LANES: Final = 8
+
+_MORE_LANES: Final = 16
+"""What a CPU's first pass leaves of a group of lanes where the array is computed in that pass: with more slices to
+combine, XLA would compute it before."""
+
+_WORTH_FUSING: Final = 2**16
+"""Elements from which on a CPU computes an array in the pass that combines it. For fewer, XLA would share that pass out
+among threads, which takes longer."""
 
 _FEW: Final = 2**18
 """Elements, at most, of which a GPU takes the rest of the tree in one pass: it reads them one here, one there."""
@@ -80,6 +89,21 @@ def run_flat(program: Program, *arrays: jax.Array) -> Arrays:
 
     results = isolate(*program(*isolate(*(flat(x) for x in arrays))))
     return tuple(r.reshape(rows * VECTOR)[:size].reshape(shape) for r in results)
+
+
+def apart(x: jax.Array) -> jax.Array:
+    """Returns an array for sums along its rows: computed before, or, if that takes longer, in their first pass.
+
+    Args:
+        x: Array that is made of sums, or of values that are apart from them, such as those of `product`.
+    """
+    return x if x.size >= _WORTH_FUSING else isolate(x)[0]
+
+
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns a float32 product, rounded before any sum that follows."""
+    rounded = x * y
+    return apart_from_sums(rounded) if rounded.size >= _WORTH_FUSING else isolate(rounded)[0]
 
 
 def divide(total: jax.Array, count: int) -> jax.Array:
@@ -184,12 +208,14 @@ def fold_lanes(
         total = combine(total, tail) if whole else tail
     if fused:
         return _fold_in_passes(combine, total, axis, lanes, -(-columns // lanes), x.size)
-    (total,) = isolate(total)
+    if columns != lanes:  # something is combined before
+        (total,) = isolate(total)
     if lanes <= LANES:
         return isolate(_halve(combine, total, axis, 1))[0]
     groups, before, rest = lanes // LANES, x.shape[:axis], x.shape[axis + 1 :]
+    left = _MORE_LANES if x.size >= _WORTH_FUSING else _VECTOR_LANES
     # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
-    (total,) = isolate(_halve(combine, total.reshape(*before, groups, LANES, *rest), axis + 1, _VECTOR_LANES))
+    (total,) = isolate(_halve(combine, total.reshape(*before, groups, LANES, *rest), axis + 1, left))
     (total,) = isolate(_halve(combine, total, axis + 1, 1))
     return _fold_groups(combine, total.reshape(*before, groups, *rest), axis, fused=False)
 

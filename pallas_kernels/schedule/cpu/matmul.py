@@ -58,7 +58,10 @@ def steps_by_preference(ladder: tuple[Step, ...], rows: int) -> tuple[Step, ...]
 
 
 class StackStep(NamedTuple):
-    """One schedule of a stack of products: a form, and the rows and columns to which each product is padded."""
+    """One schedule of a stack of products: a form, and the rows and columns to which each product is padded.
+
+    The form "crossed" makes one product of the rows of so many entries and all their columns.
+    """
 
     form: str
     rows: int
@@ -72,6 +75,8 @@ _MOST_BYTES: Final = 1 << 28
 _MOST_PARTIAL_BYTES: Final = 1 << 23
 _MOST_PRODUCTS: Final = 1 << 33
 _MOST_PADDED_ENTRIES: Final = 256
+_CROSSED: Final = 16
+_FEWEST_CROSSED: Final = 4
 
 
 def stack_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, transpose_w: bool) -> list[StackStep]:
@@ -100,6 +105,8 @@ def _dot_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, trans
         steps = [StackStep("whole", rows, columns) for columns in ((n, full) if n > 32 else (full,))]
         if m == 1 and n <= 8:  # inner products: as few columns as can be
             steps.insert(0, StackStep("rows", 1, 8))
+        if m == n == 1:
+            steps.insert(0, StackStep("crossed", _CROSSED, _CROSSED))
         return list(dict.fromkeys(steps))
     if m == 1:
         return [StackStep("rows", 1, vectors)]
@@ -115,9 +122,10 @@ def _up_to(n: int, multiple: int) -> int:
 
 
 def stack_entries(step: StackStep, entries: int, k: int, k_block: int) -> int:
-    """Returns how many entries of a stack one program of the step takes, 0 if a single one is too large for it.
+    """Returns how many entries of a stack one program of the step takes, 0 where it takes none.
 
-    Large programs would make the comparison with the reference expensive; large partial sums leave the cache.
+    A single entry may be too large for it, or all of them too few. Large programs would make the comparison with the
+    reference expensive; large partial sums leave the cache.
 
     Args:
         step: The step.
@@ -126,7 +134,11 @@ def stack_entries(step: StackStep, entries: int, k: int, k_block: int) -> int:
         k_block: Block of K in the contract.
     """
     _, m, n = step
-    blocks = 1 if step.form in ("whole", "chain") else -(-k // k_block)
+    if step.form == "crossed":
+        if entries < _FEWEST_CROSSED:
+            return 0
+        m = n = 1
+    blocks = 1 if step.form in ("whole", "chain", "crossed") else -(-k // k_block)
     each = min(_MOST_BYTES // (4 * (m * k + k * n + m * n)), _MOST_PRODUCTS // (m * k * n))
     if m == 1 and n == 8 and step.form != "chain":
         each = min(each, _MOST_PADDED_ENTRIES)

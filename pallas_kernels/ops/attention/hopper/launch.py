@@ -90,8 +90,8 @@ def attention(
         raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")
     scoring = Scoring.of(scale, soft_cap)
     (batch, length, heads, size), value_size = query.shape, value.shape[3]
-    page = None if page_table is None else key.shape[1]
-    capacity = key.shape[1] * (1 if page_table is None else page_table.shape[1])
+    page, paged = key.shape[1], page_table is not None
+    capacity = page * (1 if page_table is None else page_table.shape[1])
     if 0 in query.shape or 0 in key.shape or not capacity:
         wrong = jnp.asarray(limits)[:, 1, None, None] < 0
         lse = jnp.broadcast_to(jnp.where(wrong, jnp.nan, -jnp.inf).astype(jnp.float32), query.shape[:3])
@@ -156,12 +156,11 @@ def attention(
                     **caches,
                 )
                 return _one_by_one(call_one, own, given)
-    page = key.shape[1]
     copies = key_scale is not None and not few
-    if page_table is not None and (copies or page % 8 or (block % page and page % block)):
+    if page_table is not None and page is not None and (copies or page % 8 or (block % page and page % block)):
         limits = jnp.asarray(limits, jnp.int32)
         inside = pages_inside(page_table, limits[:, 2], page, key.shape[0])
-        limits = limits.at[:, 1].set(jnp.where(inside, limits[:, 1], -1))
+        limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
     if copies and key_scale is not None and value_scale is not None:
         key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
@@ -192,7 +191,7 @@ def attention(
         body = Body(call, schedule)
         if common_prefix is not None and shares and not (schedule.whole or schedule.swap):
             body = Cascade(call, schedule)
-            further = further._replace(shared=shared_splits(common_prefix, lengths, call, page))
+            further = further._replace(shared=shared_splits(common_prefix, lengths, call, page if paged else None))
         out, lse = decode(rounded, key, value, lengths, further, body=body)
     else:
         out, lse = prefill(rounded, key, value, lengths, further, call=call, schedule=schedule)

@@ -133,6 +133,8 @@ def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract,
     """Runs a step on products that it pads with zeros to its rows and columns."""
     if step.form == "chain":
         return chain(x, w, **storage._asdict())
+    if step.form == "crossed":
+        return _crossed(x[:, 0], w[:, 0], step.rows)[:, None, None]
     _, m, _, n = _sizes(x, w, storage)
     x = _pad_axis(x, 2 if storage.transpose_x else 1, step.rows)
     if step.form == "whole":
@@ -144,6 +146,15 @@ def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract,
         stack = stack_columns if step.form == "columns" else stack_rows
         y = in_blocks(stack, x, w, contract.k_block, transpose_x=storage.transpose_x)
     return isolate(y)[0][:, :m, :n]
+
+
+def _crossed(x: jax.Array, w: jax.Array, together: int) -> jax.Array:
+    """(G, K) x (G, K): some rows times all columns that belong to them, of which the diagonal is kept."""
+    g, k = x.shape
+    whole = -(-g // together) * together
+    x, w = (_pad_axis(a[:, None], 0, whole).reshape(-1, together, k) for a in (x, w))
+    y = isolated_dot(x, w, (((2,), (2,)), ((0,), (0,))))
+    return isolate(y.reshape(-1, together * together)[:, :: together + 1].reshape(whole))[0][:g]
 
 
 def _pad_axis(a: jax.Array, axis: int, size: int) -> jax.Array:
