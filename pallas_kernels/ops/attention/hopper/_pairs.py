@@ -34,8 +34,8 @@ class Pairs:
         """Returns those of a sequence, of arrays with one more axis, (B or 1, ...); None if there are none."""
         if bias is None and mask is None:
             return None
-        own = (None if x is None else x.at[sequence if x.shape[0] > 1 else 0] for x in (bias, mask))
-        return cls(*own, rows, interpret)
+        bias, mask = (None if x is None else x.at[sequence if x.shape[0] > 1 else 0] for x in (bias, mask))
+        return cls(bias, mask, rows, interpret)
 
     def biases(self, start: Any, count: int) -> jax.Array | None:
         """Returns the biases of the keys start ... start + count, (64, count); None without any."""
