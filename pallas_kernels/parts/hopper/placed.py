@@ -14,7 +14,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_kernels.parts.hopper.registers import number_of, with_number
+from pallas_kernels.parts.hopper.registers import number_of
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup
 
 _WORD: Final = 32
@@ -25,16 +25,19 @@ def rows_at(ref: Any, places: jax.Array, start: Any, columns: int, interpret: bo
 
     Args:
         ref: GPU memory (..., n), n even and at least start + columns; or (..., 1), a number for all columns.
-        places: (64,) int32, the row of the memory, over all its leading axes, that each row of the tile has.
+        places: (64,) int32, the row of the memory, over all its leading axes, that each row of the tile has; or (), one
+            for all of them.
         start: The first column, int32, a multiple of 2.
         columns: A multiple of 8.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     width = ref.shape[-1]
     if interpret:
-        return _piece(ref[...].reshape(-1, width)[places], start, columns)
+        return _piece(ref[...].reshape(-1, width)[jnp.broadcast_to(places, (ROWS,))], start, columns)
     result = plgpu.ShapeDtypeStruct((ROWS, columns), ref.dtype, layout=TILE)
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), ROW, plgpu.Layout.WG_SPLAT(())), return_type=result)
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), _layout(places), plgpu.Layout.WG_SPLAT(())), return_type=result
+    )
 
     @inline  # type: ignore[untyped-decorator]
     def load(_: Any, ref: Any, places: Any, start: Any) -> Any:
@@ -43,7 +46,7 @@ def rows_at(ref: Any, places: jax.Array, start: Any, columns: int, interpret: bo
         base, own = mgpu.utils.memref_ptr(ref), arith.muli(arith.remui(thread_of_warpgroup(), i32(4)), i32(2))
         registers = np.empty((columns // 8, 2), dtype=object)
         for half in range(2):
-            row = _long(number_of(places.registers.flat[half]))
+            row = _long(number_of(places.registers.flat[half % places.registers.size]))
             if width == 1:
                 number = llvm.load(kind, mgpu.utils.getelementptr(base, [row], kind))
                 registers[:, half] = vector.broadcast(pair, number)
@@ -65,25 +68,29 @@ def words_at(ref: Any, places: jax.Array, start: Any, count: int, interpret: boo
 
     Args:
         ref: GPU memory (..., n) int32, n at least start + count; or (..., 1), a word that stands for all.
-        places: (64,) int32, the row of the memory, over all its leading axes, that each row of the tile has.
+        places: (64,) int32, the row of the memory, over all its leading axes, that each row of the tile has; or (), one
+            for all of them.
         start: The first word, int32, a multiple of `count`.
         count: 1, 2 or 4, a divisor of n.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     width = ref.shape[-1]
     if interpret:
-        found = _piece(ref[...].reshape(-1, width)[places], start, count)
+        found = _piece(ref[...].reshape(-1, width)[jnp.broadcast_to(places, (ROWS,))], start, count)
         return tuple(found[:, i] for i in range(count))
     result = (plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.int32), layout=ROW),) * count
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), ROW, plgpu.Layout.WG_SPLAT(())), return_type=result)
+    inline: Any = plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), _layout(places), plgpu.Layout.WG_SPLAT(())), return_type=result
+    )
 
     @inline  # type: ignore[untyped-decorator]
     def load(_: Any, ref: Any, places: Any, start: Any) -> Any:
         word = ir.IntegerType.get_signless(32)
         base = mgpu.utils.memref_ptr(ref)
-        found = [places.registers.copy() for _ in range(count)]
+        layout = mgpu.WGMMA_LAYOUT.reduce((1,))
+        found = [np.empty(layout.registers_shape((ROWS,)), dtype=object) for _ in range(count)]
         for half in range(2):
-            row = _long(number_of(places.registers.flat[half]))
+            row = _long(number_of(places.registers.flat[half % places.registers.size]))
             if width == 1:
                 words = [llvm.load(word, mgpu.utils.getelementptr(base, [row], word))] * count
             else:
@@ -91,10 +98,8 @@ def words_at(ref: Any, places: jax.Array, start: Any, count: int, interpret: boo
                 read = llvm.load(ir.VectorType.get((count,), word), mgpu.utils.getelementptr(base, [first], word))
                 words = [number_of(read, i) for i in range(count)]
             for registers, number in zip(found, words, strict=True):
-                registers.flat[half] = with_number(registers.flat[half], number)
-        return tuple(
-            mgpu.FragmentedArray(_registers=registers, _layout=places.layout, _is_signed=True) for registers in found
-        )
+                registers.flat[half] = vector.broadcast(ir.VectorType.get((layout.vector_length,), word), number)
+        return tuple(mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True) for registers in found)
 
     loaded: tuple[jax.Array, ...] = load(ref, places, jnp.asarray(start, jnp.int32))
     return loaded
@@ -104,6 +109,10 @@ def packed_bits(x: jax.Array) -> jax.Array:
     """Returns booleans (..., n) as words (..., n / 32) int32: column 32 w + i is bit i of word w."""
     bits = x.reshape(*x.shape[:-1], -1, _WORD).astype(jnp.uint32) << lax.iota(jnp.uint32, _WORD)
     return lax.bitcast_convert_type(bits.sum(axis=-1, dtype=jnp.uint32), jnp.int32)
+
+
+def _layout(places: jax.Array) -> Any:
+    return ROW if places.ndim else plgpu.Layout.WG_SPLAT(())
 
 
 def _piece(rows: jax.Array, start: Any, columns: int) -> jax.Array:

@@ -53,11 +53,15 @@ class Pairs:
         )
 
     def _places(self, ref: Any) -> jax.Array:
-        """Returns the row of each row of the tile; a row that is no query has that of the last one."""
+        """Returns the row of each row of the tile, or the only one; a row that is no query has that of the last one."""
         heads, queries = ref.shape[:2]
+        if heads == queries == 1:
+            return jnp.int32(0)
         head, query = self.rows()
-        place = head * queries if heads > 1 else head * 0
-        return place + jnp.minimum(query, queries - 1) if queries > 1 else place
+        if queries == 1:
+            return head
+        place = jnp.minimum(query, queries - 1)
+        return head * queries + place if heads > 1 else place
 
     @staticmethod
     def _within(start: Any, count: int, ref: Any) -> Any:
