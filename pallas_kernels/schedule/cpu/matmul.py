@@ -19,6 +19,8 @@ class Step(NamedTuple):
 _TILES: Final = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 _GEMV: Final = Step("gemv", 1)
 _LONG_BLOCK: Final = 512
+_MOST_ALIKE: Final = 128
+_MOST_TURNED: Final = 64
 
 
 def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] = _TILES) -> tuple[Step, ...]:
@@ -32,6 +34,15 @@ _SHORT: Final = (
     *_ladder(lambda rows: ("columns", "stacked", "panels") if rows <= 32 else ("stacked", "columns")),
 )
 _TRANSPOSED: Final = _ladder(lambda rows: ("whole", "panels", "stacked"))
+_TURNED: Final = (
+    Step("whole", _TILES[0]),
+    Step("turned", 1),
+    *_ladder(
+        lambda rows: (
+            ("whole", "turned", "panels", "stacked") if rows <= _MOST_TURNED else ("whole", "panels", "stacked")
+        )
+    ),
+)
 # Weights (N, K) in the order of (K, N) weights, whose short blocks no library makes by itself.
 _SHORT_TRANSPOSED: Final = _ladder(lambda rows: ("panels", "stacked"))
 
@@ -45,7 +56,10 @@ def matmul_ladder(k: int, k_block: int, *, transpose_w: bool) -> tuple[Step, ...
         transpose_w: True when the weights are stored as (N, K).
     """
     if transpose_w:
-        return _SHORT_TRANSPOSED if k_block < min(k, _LONG_BLOCK) else _TRANSPOSED
+        if k_block < min(k, _LONG_BLOCK):
+            return _SHORT_TRANSPOSED
+        # Rows of which many begin at one place of the cache push each other out while they are turned.
+        return _TURNED if k & -k <= _MOST_ALIKE else _TRANSPOSED
     return _LONG if k_block == _LONG_BLOCK else _SHORT
 
 

@@ -19,6 +19,7 @@ _LARGE = 1 << 20
 _TRANSPOSED_ROWS = 128
 _PANEL = 128
 _PANEL_TRANSPOSED = 256
+_PANEL_TURNED = 64
 _VECTORS = 32
 
 Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
@@ -78,18 +79,26 @@ def fold(partials: jax.Array) -> jax.Array:
     return add(total, partials[:, 1 + loops * _UNROLLED :])
 
 
-def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool) -> jax.Array:
+def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turned: bool = False) -> jax.Array:
     """(M, K) x (K, N), or (N, K): some columns of the result at a time, each block of K a product of its own.
 
     A library that runs one block of a few columns as one chain need not do so with all columns, or the whole of K in
     such blocks. The slices of the weights are copied, but they are small enough to stay in the cache.
+
+    Args:
+        x: (M, K) float32.
+        w: (K, N), or (N, K) with `transpose_w`.
+        k_block: Elements of K in one block; the last one may be shorter.
+        transpose_w: Whether `w` is stored as (N, K).
+        turned: Whether weights (N, K) are turned as they are copied. A library that is given few rows would turn them
+            itself, in longer time.
     """
     m, n = x.shape[0], w.shape[0 if transpose_w else 1]
-    width = _panel_width(n, transpose_w)
+    width = _panel_width(n, _PANEL_TURNED if turned else _PANEL_TRANSPOSED if transpose_w else _PANEL)
 
     def product(start: jax.Array) -> jax.Array:
         if transpose_w:
-            return _panel_of_rows(x, w, k_block, start, width)
+            return _panel_of_rows(x, w, k_block, start, width, turned)
         (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1))
         return in_blocks(stack_rows, x[None], some[None], k_block)[0]
 
@@ -101,7 +110,7 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool) -> ja
     return y
 
 
-def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, width: int) -> jax.Array:
+def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, width: int, turned: bool) -> jax.Array:
     """(M, K) x some rows of (N, K), from `start` on: each block of K a product of its own."""
     k = x.shape[1]
     whole = k // k_block
@@ -109,7 +118,9 @@ def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, w
     def block(first: jax.Array | int, length: int) -> jax.Array:
         left = lax.dynamic_slice_in_dim(x, first, length, 1)
         right = lax.dynamic_slice(w, (start, jnp.int32(first)), (width, length))
-        return isolated_dot(left, right, (((1,), (1,)), ((), ())))
+        if not turned:
+            return isolated_dot(left, right, (((1,), (1,)), ((), ())))
+        return isolated_dot(*isolate(left, row_major(right.T)), (((1,), (0,)), ((), ())))
 
     if whole < 2:
         total = block(0, min(k, k_block))
@@ -125,9 +136,8 @@ def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, w
     return total
 
 
-def _panel_width(n: int, transpose_w: bool) -> int:
+def _panel_width(n: int, most: int) -> int:
     """Returns the columns of a panel: about as many for each, whole vectors."""
-    most = _PANEL_TRANSPOSED if transpose_w else _PANEL
     each = -(-n // -(-n // most))
     return min(n, -(-each // _VECTORS) * _VECTORS)
 

@@ -77,8 +77,9 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
     if step.form == "whole":
         dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
         return lambda x, w: isolated_dot(x, w, dims)
-    if step.form == "panels":
-        return lambda x, w: panels(x, w, contract.k_block, transpose_w=transpose_w)
+    if step.form in ("panels", "turned"):
+        turned = step.form == "turned"
+        return lambda x, w: panels(x, w, contract.k_block, transpose_w=transpose_w, turned=turned)
     stack = stack_columns if step.form == "columns" else stack_rows
     return lambda x, w: in_blocks(stack, x[None], (transposed(w) if transpose_w else w)[None], contract.k_block)[0]
 
