@@ -6,6 +6,7 @@ which forms keep a contract's order for a shape is found out by comparison (`pal
 
 import functools
 from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,9 @@ _TRANSPOSED_ROWS = 128
 _PANEL = 128
 _PANEL_TRANSPOSED = 256
 _PANEL_TURNED = 64
+_FROM_ZERO: Final[Any] = {"allow_negative_indices": False}
+"""Places of slices are no negative ones, which JAX would count from the end, in kernels of their own."""
+
 _VECTORS = 32
 
 Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
@@ -99,12 +103,12 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turne
     def product(start: jax.Array) -> jax.Array:
         if transpose_w:
             return _panel_of_rows(x, w, k_block, start, width, turned)
-        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1))
+        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1, **_FROM_ZERO))
         return in_blocks(stack_rows, x[None], some[None], k_block)[0]
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
-        return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1)
+        return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1, **_FROM_ZERO)
 
     y: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
     return y
@@ -116,11 +120,12 @@ def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, w
     whole = k // k_block
 
     def block(first: jax.Array | int, length: int) -> jax.Array:
-        left = lax.dynamic_slice_in_dim(x, first, length, 1)
-        right = lax.dynamic_slice(w, (start, jnp.int32(first)), (width, length))
+        left = lax.dynamic_slice_in_dim(x, first, length, 1, **_FROM_ZERO)
+        right = lax.dynamic_slice(w, (start, jnp.int32(first)), (width, length), **_FROM_ZERO)
         if not turned:
             return isolated_dot(left, right, (((1,), (1,)), ((), ())))
-        return isolated_dot(*isolate(left, row_major(right.T)), (((1,), (0,)), ((), ())))
+        (right,) = isolate(row_major(right.T))
+        return isolated_dot(left, right, (((1,), (0,)), ((), ())))
 
     if whole < 2:
         total = block(0, min(k, k_block))
