@@ -13,7 +13,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 import bijax
 from bijax.core import lowered_forms
-from bijax.core.primitive import define_kernel
+from bijax.core.primitive import KERNELS, define_kernel
 from bijax.testing import assert_bits_equal
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((3, 40)), jnp.float32)
@@ -133,6 +133,16 @@ def test_scatters_are_told_apart_by_their_names(made: list[bytes]) -> None:
     assert len(made) == forms
 
 
+@pytest.fixture
+def own_kernels() -> Iterator[None]:
+    """Takes kernels of a test out of the list of all kernels, of which other tests make a table."""
+    before = dict(KERNELS)
+    yield
+    KERNELS.clear()
+    KERNELS.update(before)
+
+
+@pytest.mark.usefixtures("own_kernels")
 def test_a_kernel_from_elsewhere_is_lowered_each_time(made: list[bytes]) -> None:
     traced = []
 
