@@ -9,7 +9,9 @@ class ElementwiseContract:
     """How element-wise code is computed.
 
     Every addition, product, quotient and square root is rounded once, in the dtype of the program (float32 for 16 bits
-    where a function is computed), and none is contracted with another. The functions (exp, log, tanh, sin, ...) are
+    where a function is computed), and none is contracted with another; but a whole program that a CPU runs as one, as
+    `bijax.elementwise` has it, rounds a product together with the sum that takes it, always the same ones. The
+    functions (exp, log, tanh, sin, ...) are
 
     - "xla": XLA's own for the platform, on whole vectors. Their bits belong to the processor and the version of jaxlib.
     - "ptx": those of the kernels on a Hopper GPU. exp(x) is ex2.approx.ftz.f32 of the product with log2(e), corrected
