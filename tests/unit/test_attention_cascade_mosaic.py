@@ -1,12 +1,10 @@
 """Splits that all sequences share, under Mosaic's interpreter: the bits of sequences that read each their own."""
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,13 +15,14 @@ from pallas_kernels.contract import SPLIT_HEAD_SIZES, SplitAttentionContract
 from pallas_kernels.ops.attention.hopper import attention
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 from tests.exhaustive import rarely
+from tests.unit.test_attention_mosaic import Races, interpreter
+from tests.unit.test_attention_mosaic import races as races
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
 CONTRACT: Final = SplitAttentionContract(key_block=32, split=64)
 SCHEDULE: Final = DecodeSchedule(stages=2, blocks=3)
 SIZE: Final = 64
-Races = Callable[[], int]
 
 
 class Case(NamedTuple):
@@ -59,19 +58,6 @@ CASES: Final = {
     "int8, soft cap, sinks": Case((1, 1), (70, 140), 5, 128, 1, stored="int8", options={"soft_cap": 2.0}),
     "pages that blocks cannot be copied from": Case((1, 2), (130, 150), 4, 129, 1, page=24),
 }
-
-
-@pytest.fixture
-def races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Races:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
-def interpreter() -> plgpu.InterpretGPUParams:
-    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
-    return plgpu.InterpretGPUParams(
-        detect_races=True, num_tma_threads_per_device=60, **({"on_race": "warn"} if "on_race" in fields else {})
-    )
 
 
 def attend(case: Case, *, together: bool) -> tuple[np.ndarray, np.ndarray]:
