@@ -68,9 +68,6 @@ _FORWARD: Final = 4
 _BACKWARD: Final = 7
 """The same with the result, the log-sum-exp and the cotangent before the limits."""
 
-_SERVED_ON_HOPPER: Final = frozenset({"page_table", "sinks", "slopes", "key_scale", "value_scale"})
-"""Which further arrays the kernels for Hopper take."""
-
 
 def attention_like(query: jax.Array, key: jax.Array, value: jax.Array, *_: Any, **__: Any) -> Arrays:
     """Returns arrays of the shapes and dtypes of attention's results."""
@@ -116,7 +113,7 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     (size, value_size), dtype = (x.shape[-1] for x in arrays[1:3]), arrays[0].dtype.name
     others = given.named(arrays[_FORWARD:])
     common_prefix = others.pop("common_prefix", None)
-    served = others.keys() <= _SERVED_ON_HOPPER and _hopper_takes(spec)
+    served = _hopper_takes(spec)
     contract = split_attention_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
         fixed = {**_of_spec(spec), "common_prefix": common_prefix}

@@ -138,10 +138,10 @@ def dot_product_attention(
     Keys are walked in blocks of 128 at absolute positions. What the arrays hold beyond a length, or where a query does
     not look, leaves no trace, nan and infinities included; so a cache may be longer than its sequences.
 
-    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 (V = H, or 128 with 192), without a bias
-    or a mask, have kernels of their own, gradients too, which also sum splits of 1024 keys apart
-    (`pallas_kernels.contract.SplitAttentionContract`, `AttentionGradientContract`); a soft cap may be at most 1024
-    there. Everything else on any GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a
+    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 (V = H, or 128 with 192) have
+    kernels of their own, which also sum splits of 1024 keys apart (`pallas_kernels.contract.SplitAttentionContract`),
+    and so have gradients without a bias or a mask (`AttentionGradientContract`); a soft cap may be at most 1024 there.
+    Everything else on any GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a
     query that sees a value that is not finite has nan in all of its results.
 
     Packed sequences lie one behind the other: queries (T, N, H), keys (S, K, H) and values (S, K, V) of all sequences,

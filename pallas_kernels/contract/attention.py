@@ -97,10 +97,11 @@ class SplitAttentionContract:
     all of its results.
 
     With a soft cap g, s is t(query @ keys^T * c) in place of the chain, with t(x) = fma(1 / (1 + ex2(x)), -2, 1), which
-    is the hyperbolic tangent of x / (2 * log2(e)), by `rcp.approx.ftz.f32`; there c is 2 * log2(e) * scale / g, and
-    g * log2(e) is the c of everything else. With slopes, s is fma(s, c, z * (position of the key - position of the
-    query)), its product rounded, with z = slope * log2(e), and c is 1 in what follows. A sink joins (M, L) behind the
-    last split as a key without a value: with z = sink * log2(e)
+    is the hyperbolic tangent of x / (2 * log2(e)), by `rcp.approx.ftz.f32`; there c is 2 * log2(e) * scale / g, and g *
+    log2(e) is the c of everything else. With a bias, s is fma(s, c, bias * log2(e)), its product rounded, and c is 1 in
+    what follows; s is -inf where a mask hides a key. With slopes, s is fma(s, c, z * (position of the key - position of
+    the query)), its product rounded, with z = slope * log2(e), and c is 1 in what follows. A sink joins (M, L) behind
+    the last split as a key without a value: with z = sink * log2(e)
 
         M' = max(M, z),  a = ex2(M - M'),  L' = fma(L, a, ex2(z - M'))
 

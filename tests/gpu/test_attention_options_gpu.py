@@ -83,6 +83,69 @@ def test_prefill_chunks_decode_and_pages(name: str) -> None:
         assert_bits_equal(found, tuple(x[:, 690:] for x in whole), err_msg=f"pages of {page}")
 
 
+PAIRS: Final[dict[str, dict[str, Any]]] = {
+    "bias": {"bias": (2, HEADS, LENGTH, LENGTH)},
+    "bias of all heads, float32": {"bias": (2, 1, LENGTH, LENGTH), "bias_dtype": "float32", "size": 64},
+    "bias of keys": {"bias": (1, HEADS, 1, LENGTH), "dtype": "float16"},
+    "bias of queries, wide heads": {"bias": (1, 1, LENGTH, 1), "size": 256},
+    "mask": {"mask": (2, HEADS, LENGTH, LENGTH), "size": 64},
+    "mask of keys": {"mask": (2, 1, 1, LENGTH)},
+    "bias, mask, cap, sinks, slopes": {
+        "bias": (1, HEADS, LENGTH, LENGTH),
+        "mask": (2, 1, LENGTH, LENGTH),
+        **{"logits_soft_cap": 5.0, "sinks": SINKS, "alibi_slopes": SLOPES},
+    },
+    "mask, values of another width": {"mask": (1, 1, LENGTH, LENGTH), "size": 192, "value_size": 128},
+    "bias, int8": {"bias": (1, 1, LENGTH, LENGTH), "stored": "int8"},
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_bias_and_mask_in_chunks_decode_and_pages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of which a mask leaves no key, and a bias of -inf, are among them."""
+    shapes = dict(PAIRS[name])
+    bias_shape, mask_shape = shapes.pop("bias", None), shapes.pop("mask", None)
+    bias_dtype = shapes.pop("bias_dtype", "bfloat16")
+    monkeypatch.setitem(KINDS, name, shapes)
+    (q, k, v), options = given(name)
+    pairs: dict[str, jax.Array] = {}
+    if bias_shape:
+        bias = array(9, *bias_shape, dtype=bias_dtype)
+        pairs["bias"] = jnp.where(array(11, *bias_shape) > 2, -jnp.inf, bias).astype(bias_dtype)
+    if mask_shape:
+        mask = array(12, *mask_shape) > -0.5
+        pairs["mask"] = mask.at[..., 5:8, :].set(False) if mask_shape[2] > 1 else mask
+    for x in pairs.values():
+        assert x.any()
+
+    def rows(at: slice) -> dict[str, jax.Array]:
+        return {name: x if x.shape[2] == 1 else x[:, :, at] for name, x in pairs.items()}
+
+    def alone(x: jax.Array) -> jax.Array:
+        return x if x.shape[0] == 1 else x[1:]
+
+    attend = jax.jit(functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True, **options))
+    whole = attend(q, k, v, **pairs)
+    assert np.isfinite(np.asarray(whole[0], np.float32)).any()
+    assert_bits_equal(attend(*map(alone, (q, k, v)), **jax.tree.map(alone, pairs)), tuple(x[1:] for x in whole))
+    for chunk in (1, 7, 64):
+        for start in TOKENS:
+            at = slice(start, start + chunk)
+            if at.stop > LENGTH:
+                continue
+            part = attend(q[:, at], k, v, **rows(at), query_offset=np.full(2, start))
+            assert_bits_equal(part, tuple(x[:, at] for x in whole), err_msg=f"{chunk} at {start}")
+    entries = LENGTH // 16
+    table = np.random.default_rng(0).permutation(2 * entries).reshape(2, entries)
+    pages = [
+        jnp.zeros((2 * entries, 16, *x.shape[2:]), x.dtype).at[table].set(x.reshape(2, entries, 16, *x.shape[2:]))
+        for x in (k, v)
+    ]
+    paged = jax.jit(functools.partial(bijax.paged_attention, return_residual=True, **options))
+    found = paged(q[:, 690:], *pages, table, np.full(2, LENGTH), **rows(slice(690, LENGTH)))
+    assert_bits_equal(found, tuple(x[:, 690:] for x in whole), err_msg="pages")
+
+
 @pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
 def test_8_bits_have_the_bits_of_what_they_stand_for(stored: str) -> None:
     (q, k, v), options = given(stored)
