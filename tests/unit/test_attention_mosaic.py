@@ -406,7 +406,7 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     "bytes": (functools.partial(causal, query_offset=300, **SCALES), (TOKEN, BYTES, BYTES), 1),
     "bias and mask": (
         lambda q, k, bias, mask: causal(q, k, k, bias, mask),
-        (QUERY, KEY, jax.ShapeDtypeStruct((1, 8, 320, 320), "float16"), jax.ShapeDtypeStruct((2, 1, 1, 320), "bool")),
+        (QUERY, KEY, jax.ShapeDtypeStruct((1, 8, 320, 320), "float16"), jax.ShapeDtypeStruct((2, 8, 1, 320), "bool")),
         1,
     ),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),

@@ -104,6 +104,7 @@ class Problem:
         sees_all: Whether all queries see the same keys, with neither a causal mask nor a window.
         eight_bits: Whether keys and values have 8 bits.
         plain: Whether no soft cap bends the scores, nothing is added to them and no mask hides any.
+        pairs: Whether a bias or a mask is read for each pair of a query and a key.
         shares: Whether sequences may share splits, of more than one.
     """
 
@@ -119,6 +120,7 @@ class Problem:
     sees_all: bool
     eight_bits: bool = False
     plain: bool = True
+    pairs: bool = False
     shares: bool = False
 
     @property
@@ -158,7 +160,7 @@ def attention_schedule(problem: Problem) -> PrefillSchedule | DecodeSchedule:
     )
     if p.queries <= _DECODE_QUERIES:
         return packed
-    tiles = prefill_schedule(p.size, p.queries, p.sees_all, p.value_size, p.group)
+    tiles = prefill_schedule(p.size, p.queries, p.sees_all, p.value_size, p.group, p.pairs)
     fits = packed.whole or p.split_bytes <= _SPLIT_BYTES
     return packed if fits and _packed_steps(p, packed) < _prefill_steps(p, tiles) else tiles
 
@@ -186,7 +188,7 @@ def _packed_steps(p: Problem, schedule: DecodeSchedule) -> float:
 
 
 def prefill_schedule(
-    head_size: int, queries: int, sees_all: bool, value_size: int | None = None, group: int = 1
+    head_size: int, queries: int, sees_all: bool, value_size: int | None = None, group: int = 1, pairs: bool = False
 ) -> PrefillSchedule:
     """Returns the schedule of tiles of queries.
 
@@ -196,10 +198,12 @@ def prefill_schedule(
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
         value_size: Width of a head of the values, that of the keys by default.
         group: Query heads to a key head.
+        pairs: Whether a bias or a mask is read for each pair of a query and a key: it would spill the registers of
+            three warpgroups.
     """
     heads = _FULL_GROUP if sees_all else 0
     units = -(-queries // _UNIT) * group
-    if head_size <= 64 and -units % 3 <= _IDLE * units:
+    if head_size <= 64 and not pairs and -units % 3 <= _IDLE * units:
         # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
         stages = 4 if sees_all or queries >= _LONG else 3
         return PrefillSchedule(3, stages, heads=heads, packed=True, registers=(160, 32))

@@ -18,24 +18,32 @@ class Pairs:
     Attributes:
         bias: (N or 1, T or 1, keys or 1) in GPU memory, of the sequence; None without one.
         mask: (N or 1, T or 1, keys / 32 or 1) int32, bits as `packed_bits` makes them; None without one.
-        rows: Returns the query head and the query of each row, (64,) int32 each.
+        heads: Returns the query head of each row, (64,) int32, or () if all have one.
+        queries: Returns the query of each row, (64,) int32.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
 
     bias: Any
     mask: Any
-    rows: Callable[[], tuple[jax.Array, jax.Array]]
+    heads: Callable[[], jax.Array]
+    queries: Callable[[], jax.Array]
     interpret: bool
 
     @classmethod
     def of(
-        cls, bias: Any, mask: Any, sequence: Any, rows: Callable[[], tuple[jax.Array, jax.Array]], interpret: bool
+        cls,
+        bias: Any,
+        mask: Any,
+        sequence: Any,
+        heads: Callable[[], jax.Array],
+        queries: Callable[[], jax.Array],
+        interpret: bool,
     ) -> "Pairs | None":
         """Returns those of a sequence, of arrays with one more axis, (B or 1, ...); None if there are none."""
         if bias is None and mask is None:
             return None
         bias, mask = (None if x is None else x.at[sequence if x.shape[0] > 1 else 0] for x in (bias, mask))
-        return cls(bias, mask, rows, interpret)
+        return cls(bias, mask, heads, queries, interpret)
 
     def biases(self, start: Any, count: int) -> jax.Array | None:
         """Returns the biases of the keys start ... start + count, (64, count); None without any."""
@@ -57,11 +65,10 @@ class Pairs:
         heads, queries = ref.shape[:2]
         if heads == queries == 1:
             return jnp.int32(0)
-        head, query = self.rows()
         if queries == 1:
-            return head
-        place = jnp.minimum(query, queries - 1)
-        return head * queries + place if heads > 1 else place
+            return self.heads()
+        place = jnp.minimum(self.queries(), queries - 1)
+        return self.heads() * queries + place if heads > 1 else place
 
     @staticmethod
     def _within(start: Any, count: int, ref: Any) -> Any:

@@ -274,10 +274,13 @@ class Body:
             found: jax.Array = lengths.offsets[item.sequence] + query(rows)
             return found
 
-        def rows() -> tuple[jax.Array, jax.Array]:
+        def heads_of_rows() -> jax.Array:
             row = item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-            group = jnp.full_like(row, call.group)
-            return item.head * call.group + lax.rem(row, group), lax.div(row, group)
+            found: jax.Array = item.head * call.group + lax.rem(row, jnp.full_like(row, call.group))
+            return found
+
+        def queries_of_rows() -> jax.Array:
+            return query(plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW))
 
         def of_rows(numbers: Any) -> jax.Array | None:
             if numbers is None:
@@ -324,7 +327,7 @@ class Body:
             after_scores,
             interpret,
             WIDEST if further.key_scale is None else _WIDEST_OF_FOUR,
-            Pairs.of(further.bias, further.mask, item.sequence, rows, interpret),
+            Pairs.of(further.bias, further.mask, item.sequence, heads_of_rows, queries_of_rows, interpret),
         )
         values, stats = walk.run()
         numbers: tuple[jax.Array, ...] = stats

@@ -117,6 +117,7 @@ def attention(
                 sees_all=not causal and window is None,
                 eight_bits=key_scale is not None,
                 plain=soft_cap is None and nothing_added,
+                pairs=bias is not None or mask is not None,
                 shares=shares,
             )
         )

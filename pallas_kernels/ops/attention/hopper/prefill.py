@@ -337,21 +337,17 @@ class Body:
         def one(index: Any, position: Any) -> Any:
             tile = order.tile(block, index)
             blocks, unit = self.blocks_of(lengths, tile), order.unit(tile, warpgroup)
-            keys, start = lengths.keys[tile.sequence], lengths.offsets[tile.sequence] + unit.first
+            keys, offset = lengths.keys[tile.sequence], lengths.offsets[tile.sequence]
 
-            def positions() -> jax.Array:
-                found: jax.Array = start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
+            def queries_of_rows() -> jax.Array:
+                found: jax.Array = unit.first + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
                 return found
-
-            def rows() -> tuple[jax.Array, jax.Array]:
-                row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-                return jnp.full_like(row, unit.head), unit.first + row
 
             walk = Walk(
                 self.call.contract,
                 self.call.scoring,
                 self.call.sight,
-                positions,
+                lambda: offset + queries_of_rows(),
                 _of_head(further.slopes, unit),
                 keys,
                 blocks,
@@ -361,13 +357,15 @@ class Body:
                 None if scratch.parked is None else Parked(*(x.at[warpgroup] for x in scratch.parked)),
                 (lambda: None) if self.wide else partial(fetch_next, index),
                 bool(self.call.interpret),
-                pairs=Pairs.of(further.bias, further.mask, tile.sequence, rows, bool(self.call.interpret)),
+                pairs=Pairs.of(
+                    *(further.bias, further.mask, tile.sequence),
+                    *(lambda: unit.head, queries_of_rows, bool(self.call.interpret)),
+                ),
             )
             plgpu.barrier_wait(ready)
             values, stats = walk.run()
             wrong = self.call.leads_outside(further.table, unit.sequence, keys)
-            query = unit.first + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-            stats = of_queries(stats, query, lengths.queries[unit.sequence], wrong)
+            stats = of_queries(stats, queries_of_rows(), lengths.queries[unit.sequence], wrong)
             sink = _of_head(further.sinks, unit)
             self.store(unit, sink, out, lse, scratch.results.at[warpgroup], values, stats)
             if self.wide:
