@@ -170,10 +170,11 @@ def test_what_the_kernels_of_hopper_do_not_serve_has_a_contract_of_its_own() -> 
     q, k, v = (jnp.ones((1, 8, n, 64), jnp.bfloat16) for n in (HEADS, KEY_HEADS, KEY_HEADS))
     eight = {"key": k.astype(jnp.int8), "value": v.astype(jnp.int8), "key_scale": heads[:2], "value_scale": heads[:2]}
     of_heads: tuple[dict[str, Any], ...] = ({"logits_soft_cap": 3.0}, {"sinks": heads}, {"alibi_slopes": heads})
-    others: tuple[dict[str, Any], ...] = ({"bias": heads[:, None, None]}, {"value": v[..., :32]})
+    pairs: tuple[dict[str, Any], ...] = ({"bias": heads[:, None, None]}, {"mask": heads[:, None, None] > 0})
+    others: tuple[dict[str, Any], ...] = ({"value": v[..., :32]},)
     hopper, anywhere = "f32-wgmma16-keys128-split1024", "f32-mma16-keys64-rows64-online"
     call = functools.partial(bijax.contracts, platform="cuda", architecture="sm_90")
-    for change, expected in (*((c, hopper) for c in ({}, *of_heads, eight)), *((c, anywhere) for c in others)):
+    for change, expected in (*((c, hopper) for c in ({}, *of_heads, *pairs, eight)), *((c, anywhere) for c in others)):
         given = {"query": q, "key": k, "value": v, **change}
         ids = [i for i in call(lambda given=given: bijax.dot_product_attention(**given)).ids if "attention" in i]
         assert len(ids) == 1
