@@ -19,16 +19,20 @@ def writes_one(eqn: Equation, start: float | None) -> bool:
         return False
     (out,), (_, indices, updates) = eqn.outvars, eqn.invars
     rank = len(out.aval.shape) - 1
-    rows, every = out.aval.shape[:rank], tuple(range(rank))
-    numbers = eqn.params["dimension_numbers"]
+    rows, numbers = out.aval.shape[:rank], eqn.params["dimension_numbers"]
+    # `jnp.take_along_axis` gives the indices no dimension for one of 1, as that of a batch of one sequence.
+    batch = tuple(map(int, numbers.operand_batching_dims))
+    rest = tuple(d for d in range(rank) if d not in batch)
     return bool(
         rank > 0
         and out.aval.dtype.name == updates.aval.dtype.name == "float32"
         and updates.aval.shape == (*rows, 1)
-        and indices.aval.shape == (*rows, 1, 1)
-        and numbers.update_window_dims == ()
+        and all(rows[d] == 1 for d in rest)
+        and indices.aval.shape == (*(rows[d] for d in batch), 1, 1)
+        and numbers.update_window_dims == rest
         and numbers.inserted_window_dims == numbers.scatter_dims_to_operand_dims == (rank,)
-        and numbers.operand_batching_dims == numbers.scatter_indices_batching_dims == every
+        and batch == tuple(sorted(batch))
+        and numbers.scatter_indices_batching_dims == tuple(range(len(batch)))
         and eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
     )
 

@@ -192,9 +192,9 @@ class Program:
             return None
         if name in ("reduce_max", "reduce_sum"):
             return self._reduced(region, eqn)
-        if out in self._vectors:
+        if out in self._vectors and out.aval.shape[-1] == region.columns:
             whole = region.kinds.get(out)
-            if whole is None or out.aval.shape[-1] != region.columns:
+            if whole is None:
                 return None
             if name not in ("broadcast_in_dim", "reshape") and not types_fit(name, eqn):
                 return None

@@ -164,6 +164,9 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
     "parts used elsewhere": (with_parts, (SCORES,), 1),
     "not finite": (with_parts, (SCORES.at[0, 1, 3].set(jnp.nan).at[1, 1, 2].set(jnp.inf),), 1),
     "cross entropy": (loss_and_gradient, (LOGITS, LABELS), 1),
+    "cross entropy of a sequence": (loss_and_gradient, (LOGITS[1:], LABELS[1:]), 1),
+    "cross entropy of last tokens": (loss_and_gradient, (LOGITS[:, 1:2], LABELS[:, 1:2]), 1),
+    "cross entropy of a token": (loss_and_gradient, (LOGITS[:1, :1], LABELS[:1, :1]), 1),
     "optax": (optax_gradient, (LOGITS.at[1, 1].set(-jnp.inf), LABELS), 1),
     "norm": (residual_norm, (ROW, normal(7, 1, 2, 1, 384), normal(8, 384)), 1),
     "layer norm": (layer_norm, (ROW.at[0, 0].set(3), normal(7, 384, dtype="float32"), normal(8, 384)), 1),
@@ -174,7 +177,11 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if "mapped" in name else []) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if {"mapped", "token", "tokens"} & {*name.split()} else [])
+        for name in CASES
+    ],
 )
 def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
     function, arrays, count = CASES[name]
