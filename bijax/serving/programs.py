@@ -21,7 +21,10 @@ _ROWS_IN_COMMON: Final = 8
 
 
 class Drawn(NamedTuple):
-    """Tokens (R,) int32, and their log-probabilities, if any row's are wanted. Rows of padding have no meaning."""
+    """Tokens (R,) int32, and their log-probabilities, if any row's are wanted. Rows of padding have no meaning.
+
+    They are what the host reads, in its memory where it can be.
+    """
 
     tokens: jax.Array
     measured: Measured | None
@@ -65,6 +68,7 @@ class Programs:
         self._table_width, self._page_size = table_width, page_size
         self._pages = self.model.init_pages(num_pages, page_size)
         self._last = jnp.zeros(num_slots, jnp.int32)
+        self._to_host = _is_on_one_gpu(self._pages)
         self._known: set[tuple[Any, ...]] = set()
         self._memory: dict[tuple[int, ...], device.Memory] = {}
         # What the device has made of the last array, and what that is.
@@ -110,11 +114,12 @@ class Programs:
         self._known.add(("advance", packed.shape, common_prefix))
         width, invariant = self._table_width, self._batch_invariant
         given = drawn = None
+        read: Any = None
         if self.model.one_program:
             memory = self._memory.get(packed.shape) or device.memory_for(
                 self.model, self._pages, self._last, packed, table_width=width
             )
-            self._last, following, found, drawn = device.advance_and_draw(
+            self._last, following, found, drawn, read = device.advance_and_draw(
                 self._structure,
                 self._weights,
                 self._pages,
@@ -124,6 +129,7 @@ class Programs:
                 table_width=width,
                 batch_invariant=invariant,
                 common_page_size=self._page_size if common_prefix else None,
+                to_host=self._to_host,
             )
             self._expected = one_step_on(packed), following
             self._memory[packed.shape] = found[:3]
@@ -137,8 +143,9 @@ class Programs:
             # Behind the one program the last tokens are new ones, but drawing does not look at those that were fed.
             given = given or device.begin(packed, self._last, table_width=width)
             drawn, self._last = device.draw_tokens(left, given, self._last, batch_invariant=invariant)
+            read = drawn
         measured = None if rows is None else self._measure(logits, left, rows, drawn)
-        return hidden, Drawn(drawn, measured)
+        return hidden, Drawn(read, measured)
 
     def asks_for_common_prefix(self, rows: int, width: int) -> bool:
         """Whether there is a program for such batches whose sequences begin with the same pages."""
@@ -176,7 +183,9 @@ class Programs:
     def score(self, logits: jax.Array, tokens: np.ndarray) -> device.Scored:
         """Returns the log-probabilities of tokens (R,)."""
         self._known.add(("score", logits.shape))
-        scored: device.Scored = device.score(logits, tokens, top=self.top, batch_invariant=self._batch_invariant)
+        scored: device.Scored = device.score(
+            logits, tokens, top=self.top, batch_invariant=self._batch_invariant, to_host=self._to_host
+        )
         return scored
 
     def _on_device(self, packed: np.ndarray) -> Any:
@@ -199,7 +208,8 @@ class Programs:
             return None
         self._known.add(("measure", logits.shape))
         measured: Measured = device.measure_tokens(
-            logits, left, rows.temperature, tokens, top=self.top, batch_invariant=self._batch_invariant
+            *(logits, left, rows.temperature, tokens),
+            **{"top": self.top, "batch_invariant": self._batch_invariant, "to_host": self._to_host},
         )
         return measured
 
@@ -237,3 +247,8 @@ class Programs:
             self.advance(pack([], self.slots.rows[:0], [], rows, tokens), empty_rows(rows)._replace(restricted=True))
         jax.block_until_ready(self._pages)
         on_progress(len(shapes), len(shapes))
+
+
+def _is_on_one_gpu(pages: Any) -> bool:
+    devices = {device for array in jax.tree.leaves(pages) for device in array.devices()}
+    return len(devices) == 1 and next(iter(devices)).platform == "gpu"

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bijax.serving import device
 from bijax.serving.batches import Batch, Place, rows_of, sampled_places, sampling_rows, scored_places
 from bijax.serving.device import Scored
 from bijax.serving.outputs import TokenLogprob
@@ -78,10 +79,10 @@ class Step:
             self._sample([place.work for place in places], programs.sample(logits, given))
 
     def _sample(self, works: Sequence[Work], drawn: Drawn) -> None:
-        """Notes for which work each row was drawn, and lets its token come to the host."""
-        drawn.tokens.copy_to_host_async()
-        for array in jax.tree.leaves(drawn.measured):
-            array.copy_to_host_async()
+        """Notes for which work each row was drawn, and lets its token come to the host if it is not there."""
+        for array in jax.tree.leaves(drawn):
+            if array.sharding.memory_kind != device.HOST:
+                array.copy_to_host_async()
         self._sampled.append((works, drawn))
 
     def read(self) -> Results:

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from bijax.serving import Engine, EngineOptions, RequestOutput, SamplingParams
-from bijax.serving.programs import Programs
+from bijax.serving import Engine, EngineOptions, RequestOutput, SamplingParams, programs
+from bijax.serving.device import HOST
+from bijax.serving.programs import Drawn, Programs
 from bijax.serving.step import Results, Step
 from bijax.serving.toy import ToyModel
 from tests.serving.traffic import SMALL, VOCABULARY, Letters, all_pages_are_back, alone, bits, engine, model
@@ -87,6 +88,25 @@ def test_the_device_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # The last array is a new one where something was sent.
     assert sum(before[-1] == row[-1] for before, row in itertools.pairwise(places)) >= len(places) / 2
     assert all_pages_are_back(served)
+
+
+def test_programs_write_what_the_host_reads_into_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    kinds: set[str] = set()
+    sample = Step._sample
+
+    def noted(self: Step, works: Any, drawn: Drawn) -> None:
+        kinds.update(array.sharding.memory_kind for array in jax.tree.leaves(drawn))
+        sample(self, works, drawn)
+
+    monkeypatch.setattr(Step, "_sample", noted)
+    monkeypatch.setattr(programs, "_is_on_one_gpu", lambda pages: True)
+    served = engine(one_program=True, speculative_tokens=0)
+    params = SamplingParams(max_new_tokens=6, prompt_logprobs=True, top_logprobs=2, **DECODE)
+    [output] = served.generate([PROMPT], params)
+    assert kinds == {HOST}
+    monkeypatch.undo()
+    assert bits(output) == bits(alone(PROMPT, params))
 
 
 def test_a_stop_found_late_drops_the_token_behind_it() -> None:
