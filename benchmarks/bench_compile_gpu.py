@@ -2,7 +2,7 @@
 
     python benchmarks/bench_compile_gpu.py [--cells prefill:1x2048 gradient:2x512] [--models own xla] [--json FILE]
 
-Each figure is a process of its own. No model is allocated, and the caches of JAX and of bijax are empty ("cold"), filled
+Each figure is a process of its own. No model is allocated; the caches of JAX and of bijax are empty ("cold"), filled
 by the same program ("again"), or by a model of another number of layers ("other layers").
 """
 
