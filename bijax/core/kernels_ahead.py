@@ -82,7 +82,12 @@ def _alone(target: str, attributes: Attributes, device: jax.Device) -> Any:
     """Returns a program whose one instruction is a kernel."""
     # The machine code depends on the attributes alone: operands and results are those of the call.
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((), "float32"))
-    return jax.jit(lambda: call(**attributes), out_shardings=jax.sharding.SingleDeviceSharding(device))
+
+    def bijax_kernel_ahead() -> jax.Array:
+        result: jax.Array = call(**attributes)
+        return result
+
+    return jax.jit(bijax_kernel_ahead, out_shardings=jax.sharding.SingleDeviceSharding(device))
 
 
 @functools.cache
