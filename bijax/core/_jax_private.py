@@ -3,8 +3,10 @@
 - `config.trace_context` has all that JAX's own caches of traced programs depend on: settings, contexts, metadata.
 - `_jax_mlir_ext.inlined_func_call` copies a function's body to where it is called, as JAX does with its own rules.
 - `util.cache` makes a cache that `jax.clear_caches` empties.
+- `config.persistent_cache_min_compile_time_secs`, which is public for the process, can be set for a thread.
 """
 
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -22,6 +24,7 @@ def missing() -> list[str]:
         (config, "trace_context_names"),
         (_jax_mlir_ext, "inlined_func_call"),
         (util, "cache"),
+        (config, "persistent_cache_min_compile_time_secs"),
     )
     return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
 
@@ -50,6 +53,12 @@ def inlined(function: Any, operands: Sequence[Any]) -> list[Any]:
     """Copies the body of a function of one block to the insertion point, and returns its results."""
     results: list[Any] = _jax_mlir_ext.inlined_func_call(function.operation, list(operands))
     return results
+
+
+def every_compilation_cached() -> contextlib.AbstractContextManager[Any]:
+    """What this thread compiles inside is kept in JAX's compilation cache, if there is one, however short it took."""
+    manager: contextlib.AbstractContextManager[Any] = config.persistent_cache_min_compile_time_secs(0.0)
+    return manager
 
 
 @dataclasses.dataclass

@@ -56,5 +56,16 @@ def cuda_architecture() -> str:
             " named, since kernels and bits depend on it. Lower it in a block `with bijax.lowering_for('sm_90'):`"
             " (Hopper; 'sm_80' for Ampere)."
         )
-    capability = getattr(jax.local_devices(backend="cuda")[0], "compute_capability", "unknown")
-    return f"sm_{str(capability).replace('.', '')}"
+    return _architecture(jax.local_devices(backend="cuda")[0])
+
+
+def cuda_device() -> jax.Device | None:
+    """Returns a GPU of this process that programs are lowered for now; None if it has no GPU of that architecture."""
+    if "cuda" not in backends():
+        return None
+    device = jax.local_devices(backend="cuda")[0]
+    return device if _architecture(device) == cuda_architecture() else None
+
+
+def _architecture(device: jax.Device) -> str:
+    return f"sm_{str(getattr(device, 'compute_capability', 'unknown')).replace('.', '')}"

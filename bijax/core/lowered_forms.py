@@ -30,6 +30,7 @@ from jax.interpreters.mlir import ir
 
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_architecture
+from bijax.core.kernels_ahead import compile_ahead
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.remembered import keep, recall, source_digest
 
@@ -78,11 +79,13 @@ def _made(
     stored = f"{question}\n{_sources()}"
     form = recall(stored)
     if form is not None:
+        compile_ahead(form)
         return form, True
     objects = _objects(ctx)
     form = _form(lower, ctx, operands, parameters)
     if _objects(ctx) != objects:  # it refers to objects that live as long as this program
         return form, False
+    compile_ahead(form)
     keep(stored, form)
     return form, True
 

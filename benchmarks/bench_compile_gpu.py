@@ -1,0 +1,88 @@
+"""How long a step of a whole model is lowered and compiled in a new process, alone, on a GPU.
+
+    python benchmarks/bench_compile_gpu.py [--cells prefill:1x2048 gradient:2x512] [--models own xla] [--json FILE]
+
+Each figure is a process of its own. No model is allocated; the caches of JAX and of bijax are empty ("cold"), filled
+by the same program ("again"), or by a model of another number of layers ("other layers").
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from bench_model_gpu import BESIDE, TRANSFORMED, CudnnOps, config
+from flax import nnx
+from model_steps import Cell, arrays, own_loss, plain_loss, step
+
+import bijax
+from flax_layers import INVARIANT, PLAIN, Llama
+
+CELLS: Final = ("prefill:1x2048", "gradient:2x512", "decode:8x2048")
+MODELS: Final = ("own", "transformed", "xla")
+LAYERS: Final = 4
+CACHES: Final = {"cold": LAYERS, "again": LAYERS, "other layers": LAYERS + 2}
+"""Layers of the model by what the cache holds; the order in which they are run."""
+
+
+def once(cell: Cell, name: str, layers: int) -> dict[str, float]:
+    """Returns the seconds of this process."""
+    ops = {"own": INVARIANT, "cudnn": CudnnOps(), "transformed_cudnn": CudnnOps()}.get(name, PLAIN)
+    dtypes: dict[str, Any] = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}
+    model = nnx.eval_shape(lambda: Llama(config(layers, cell.keys), ops=ops, rngs=nnx.Rngs(0), **dtypes))
+    made = step(model, cell, own_loss if name == "own" else plain_loss, plain=name not in BESIDE)
+    held = jax.eval_shape(lambda: arrays(model, cell))
+    program = bijax.invariant(made) if name in TRANSFORMED else made
+    jax.jit(lambda x: x + 1)(jnp.zeros(1)).block_until_ready()  # the GPU itself starts
+    start = time.perf_counter()
+    lowered = jax.jit(program, donate_argnums=tuple(range(len(held.changed)))).lower(*held.changed, *held.kept)
+    middle = time.perf_counter()
+    lowered.compile()
+    end = time.perf_counter()
+    return {"lower_s": round(middle - start, 2), "compile_s": round(end - middle, 2)}
+
+
+def measured(cells: list[str], names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yields a line of the table for each process."""
+    for cell in cells:
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                for cache, layers in CACHES.items():
+                    call = [sys.executable, __file__, "--once", cell, name, str(layers), folder]
+                    done = subprocess.run(call, capture_output=True, text=True, check=False)
+                    row = {"case": cell, "model": name, "cache": cache}
+                    if done.returncode:
+                        yield row | {"error": done.stderr[-2000:]}
+                    else:
+                        yield row | json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", nargs="+", default=list(CELLS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--once", nargs=4, metavar=("CELL", "MODEL", "LAYERS", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.once:
+        cell, name, layers, folder = arguments.once
+        jax.config.update("jax_compilation_cache_dir", folder)
+        print(json.dumps(once(Cell.parse(cell), name, int(layers))))
+        return
+    rows = []
+    for row in measured(arguments.cells, arguments.models):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

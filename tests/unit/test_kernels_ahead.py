@@ -1,0 +1,85 @@
+"""Kernels of a program are compiled from when they are lowered, each once, where the GPU is the one lowered for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from jax.extend.backend import backends
+
+import bijax
+from bijax.core import _jax_private, architecture, kernels_ahead
+
+X = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
+W = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
+
+
+class AtOnce:
+    """A pool of threads that does what it is asked to before it goes on."""
+
+    def submit(self, run: Any, *arguments: Any) -> None:
+        run(*arguments)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The kernels that are compiled ahead from now on, for a GPU that stands for the one of the process."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    jax.clear_caches()
+    monkeypatch.setattr(kernels_ahead, "_pool", AtOnce)
+    monkeypatch.setattr(kernels_ahead, "cuda_device", lambda: jax.devices()[0])
+    monkeypatch.setattr(kernels_ahead, "_begun", set())
+    monkeypatch.setattr(kernels_ahead, "_compile", lambda target, attributes, _: found.append((target, attributes)))
+    yield found
+    jax.clear_caches()
+
+
+def lowered(run: Any) -> str:
+    with bijax.lowering_for("sm_90"):
+        return str(jax.jit(run).trace(X, W).lower(lowering_platforms=("cuda",)).as_text())
+
+
+def test_a_kernel_is_compiled_once_whatever_programs_have_it(compiled: list[tuple[str, dict[str, Any]]]) -> None:
+    text = lowered(bijax.matmul)
+    ((target, attributes),) = compiled
+    alone = kernels_ahead._alone(target, attributes, jax.devices()[0]).lower().as_text()
+    for program in (text, alone):
+        assert f"@{target}" in program
+    name = 'kernel_hash = "'
+    assert len({p.partition(name)[2].partition('"')[0] for p in (text, alone)}) == 1
+    name = 'module = "'
+    assert len({p.partition(name)[2].partition('"')[0] for p in (text, alone)}) == 1
+    lowered(lambda x, w: bijax.matmul(x, w) + 1)
+    jax.clear_caches()  # lowered anew
+    lowered(bijax.matmul)
+    assert len(compiled) == 1
+    lowered(lambda x, w: bijax.matmul(x[:, :256], w[:256]))
+    assert len(compiled) == 2
+
+
+def test_nothing_is_compiled_for_a_gpu_that_is_not_there(
+    compiled: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels_ahead, "cuda_device", architecture.cuda_device)
+    if "cuda" in backends():
+        monkeypatch.setattr(architecture, "_architecture", lambda device: "sm_80")
+    lowered(bijax.matmul)
+    assert not compiled
+
+
+def test_what_is_compiled_ahead_is_cached_however_short_it_took(tmp_path: Path) -> None:
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()  # a process settles on a folder when it first compiles
+    try:
+        jax.jit(lambda x: x * 3).lower(1.0).compile()
+        outside = len(list(tmp_path.iterdir()))
+        with _jax_private.every_compilation_cached():
+            jax.jit(lambda x: x * 5).lower(1.0).compile()
+        assert len(list(tmp_path.iterdir())) > outside
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
