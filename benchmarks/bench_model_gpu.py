@@ -16,9 +16,11 @@ random, those of a training step in the dtype of `--params`. What is measured:
 | drop_in | one of Flax's layers (`nnx.MultiHeadAttention`, ...), converted and transformed | the same untouched |
 | drop_in_cudnn | the same with cuDNN's attention | the faster of the two plain Flax models |
 
-The plain Llama is the same model with JAX's own operations. `ratio` is the other's time over ours. Peak memory is what
-XLA plans: arguments, results and temporary memory. Times of lowering and compiling are those of eight programs at once,
-and mean little, unless `--compile-times` takes one program after the other, which makes a run several times as long.
+The plain Llama is the same model with JAX's own operations. `ratio` is the other's time over ours. A step of decoding
+is short beside what the host does before and behind it, so it is timed in more turns, and once more in a row, where
+each step takes the cache of the last one and nobody waits in between (`queued_ratio`). Peak memory is what XLA plans:
+arguments, results and temporary memory. Times of lowering and compiling are those of eight programs at once, and mean
+little, unless `--compile-times` takes one program after the other, which makes a run several times as long.
 """
 
 import argparse
@@ -34,7 +36,7 @@ import jax.numpy as jnp
 from device_time import kernel_table
 from flax import nnx
 from flax_transformer import FlaxTransformer
-from harness import RESULTS, device_name, interleaved_us, record, show, write
+from harness import RESULTS, device_name, interleaved_us, queued_us, record, show, write
 from model_steps import Arrays, Cell, Loss, arrays, call, own_loss, plain_loss, step
 
 import bijax
@@ -63,6 +65,9 @@ CONVERTED: Final = {"drop_in": "flax", "drop_in_cudnn": "flax_cudnn"}
 TRANSFORMED: Final = {"transformed": "xla", "transformed_cudnn": "cudnn"}
 THREADS: Final = 8
 ROUNDS: Final = 3
+DECODE_ROUNDS: Final = 9
+DECODE_SETTLE: Final = 0.1
+"""Seconds; decoding keeps a GPU far below its power limit."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,13 @@ def measure(
     """Yields the lines of the table of one cell; prints the longest kernels of each program if asked to."""
     found = {name: future.result() for name, future in ready.items()}
     calls = [lambda name=name: call(found[name].run, held[name]) for name in found]
-    times = dict(zip(found, interleaved_us(calls, seconds=1, rounds=ROUNDS, settle=settle), strict=True))
+    decodes = cell.kind == "decode"
+    if decodes:
+        timed = interleaved_us(calls, seconds=2, rounds=DECODE_ROUNDS, settle=min(settle, DECODE_SETTLE))
+    else:
+        timed = interleaved_us(calls, seconds=1, rounds=ROUNDS, settle=settle)
+    times = dict(zip(found, timed, strict=True))
+    queued = dict(zip(found, queued_us(calls), strict=True)) if decodes else {}
     for name, run in zip(found, calls, strict=True) if kernels else ():
         table = kernel_table(run)
         print(f"{cell}, {name}: {sum(us for *_, us in table):.0f} µs in {sum(n for _, n, _ in table):.0f} kernels")
@@ -192,6 +203,10 @@ def measure(
         plain = min(BESIDE[name], key=times.__getitem__)
         row = {"model": name, "case": str(cell), "ours_us": round(times[name], 1), "beside": plain}
         row |= {"xla_us": round(times[plain], 1), "ratio": round(times[plain] / times[name], 3)}
+        if queued:
+            other = min(queued[beside] for beside in BESIDE[name])
+            row |= {"queued_us": round(queued[name], 1), "xla_queued_us": round(other, 1)}
+            row |= {"queued_ratio": round(other / queued[name], 3)}
         for figure in ("peak_mib", "lower_s", "compile_s"):
             row |= {figure: getattr(found[name], figure), f"plain_{figure}": getattr(found[plain], figure)}
         yield row

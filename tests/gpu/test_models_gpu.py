@@ -20,7 +20,8 @@ from flax import nnx
 
 import bijax
 from bijax.testing import assert_bits_equal
-from flax_layers import INVARIANT, PLAIN, Llama, Ops, convert
+from flax_layers import INVARIANT, PLAIN, KVCache, Llama, Ops, convert
+from tests.gpu.cudnn_ops import CudnnOps
 from tests.gpu.flax_model import FlaxModel
 from tests.layers import small_llama as small
 
@@ -51,6 +52,7 @@ def flax_model(implementation: str | None = None, **options: Any) -> Any:
 MODELS: Final[dict[str, tuple[Callable[..., Any], Transform]]] = {
     "own": (functools.partial(llama, INVARIANT), _as_it_is),
     "transformed": (functools.partial(llama, PLAIN), bijax.invariant),
+    "transformed_cudnn": (functools.partial(llama, CudnnOps()), bijax.invariant),
     "flax": (flax_model, bijax.invariant),
     "flax_cudnn": (functools.partial(flax_model, "cudnn"), bijax.invariant),
 }
@@ -142,6 +144,60 @@ def test_plain_models_differ() -> None:
     assert any(differences(gradient_of_rows(plain), rows(REQUESTS, LENGTH), tokens(REQUESTS, LENGTH)))
 
 
+def cached(model: Llama, make: small.Make) -> tuple[Callable[..., jax.Array], tuple[jax.Array, ...]]:
+    """Returns a step of decoding and what it takes of each request, whose texts have other lengths, in the cache."""
+    cache, lengths = make(model, REQUESTS), 1 + 2 * jnp.arange(REQUESTS, dtype=jnp.int32)
+    _, cache = jax.jit(model.extend)(tokens(REQUESTS, 160), cache, lengths=lengths)
+    if cache.page_table is not None:
+        pages = cache.keys, cache.values
+
+        def from_pages(new: jax.Array, held: jax.Array, table: jax.Array) -> jax.Array:
+            return model.extend(new, KVCache(*pages, held, table))[0]
+
+        return from_pages, (tokens(REQUESTS, 1), cache.lengths, cache.page_table)
+
+    def step(new: jax.Array, held: jax.Array, *both: jax.Array) -> jax.Array:
+        keys, values = both[: len(both) // 2], both[len(both) // 2 :]
+        return model.extend(new, KVCache(keys, values, held))[0]
+
+    return step, (tokens(REQUESTS, 1), cache.lengths, *cache.keys, *cache.values)
+
+
+LLAMAS: Final = [name for name in MODELS if "flax" not in name]
+
+
+@pytest.mark.parametrize("make", [small.contiguous, small.paged])
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_request_is_decoded_alike_in_every_batch(name: str, make: small.Make) -> None:
+    make_model, transform = MODELS[name]
+    step, given = cached(make_model(**BFLOAT16), make)
+    assert differences(transform(step), *given) == [0] * len(SIZES)
+
+
+def test_a_plain_model_decodes_by_the_batch() -> None:
+    """The control."""
+    step, given = cached(llama(PLAIN, **BFLOAT16), small.contiguous)
+    assert any(differences(step, *given))
+
+
+def in_training(model: Any, transform: Transform, length: int) -> list[np.ndarray]:
+    """Log-probabilities of `small.sequences`, padded, as they come out of a program that computes gradients too."""
+    requests = small.sequences()
+    given = small.padded(requests, length)
+    graph, state, others = nnx.split(model, nnx.Param, ...)
+    ops = INVARIANT if transform is _as_it_is else PLAIN
+
+    def trainer(state: Any, following: jax.Array) -> jax.Array:
+        def loss(state: Any) -> tuple[jax.Array, jax.Array]:
+            scores = small.score(ops, nnx.merge(graph, state, others)(given), following)
+            return scores.sum(), scores
+
+        (_, scores), gradient = jax.value_and_grad(loss, has_aux=True)(state)
+        return jax.lax.optimization_barrier((scores, gradient))[0]
+
+    return small.trimmed(np.asarray(jax.jit(transform(trainer))(state, small.targets(given))), requests)
+
+
 WAYS: Final = [(160, small.paged), *((chunk, make) for chunk in (40, 1) for make in (small.contiguous, small.paged))]
 
 
@@ -152,30 +208,65 @@ def test_own_model_in_every_way() -> None:
     assert_bits_equal(small.in_chunks(model, requests, 160), expected)
     for chunk, make in WAYS:
         assert_bits_equal(small.in_chunks(model, requests, chunk, make), expected)
-    given = small.padded(requests, small.LENGTH)
-
-    @jax.jit
-    def trainer(state: Any, following: jax.Array) -> jax.Array:
-        def loss(state: Any) -> tuple[jax.Array, jax.Array]:
-            found = nnx.merge(graph, state)
-            scores = small.score(INVARIANT, found(given), following)
-            return scores.sum(), scores
-
-        (_, scores), gradient = jax.value_and_grad(loss, has_aux=True)(state)
-        return jax.lax.optimization_barrier((scores, gradient))[0]
-
-    graph, state = nnx.split(llama(INVARIANT, remat=True, **BFLOAT16))
-    assert_bits_equal(small.trimmed(np.asarray(trainer(state, small.targets(given))), requests), expected)
+    assert_bits_equal(in_training(llama(INVARIANT, remat=True, **BFLOAT16), _as_it_is, small.LENGTH), expected)
 
 
 def test_a_transformed_model_in_every_way() -> None:
-    """From caches of one size: plain attention sees every place of it."""
+    """From caches of one size: plain attention sees every place of it, so the trainer has texts of that size."""
     model, requests = llama(PLAIN, **BFLOAT16), small.sequences()
     with bijax.set_batch_invariant_mode():
         expected = small.in_chunks(model, requests, 160)
         for chunk, make in WAYS:
             assert_bits_equal(small.in_chunks(model, requests, chunk, make), expected)
         assert_bits_equal(small.in_chunks(model, requests[1:2], 40)[0], expected[1])
+    capacity = small.contiguous(model, 1).capacity
+    assert_bits_equal(in_training(llama(PLAIN, remat=True, **BFLOAT16), bijax.invariant, capacity), expected)
+
+
+def test_a_transformed_model_with_cudnn_in_every_way() -> None:
+    """Whole, token by token, from both caches, and in the trainer; chunks need a mask that cuDNN has no name for."""
+    model, requests = llama(CudnnOps(), **BFLOAT16), small.sequences()
+    with bijax.set_batch_invariant_mode():
+        expected = small.in_full(model, requests)
+        for chunk, make in [(160, small.contiguous), *(way for way in WAYS if way[0] != 40)]:
+            assert_bits_equal(small.in_chunks(model, requests, chunk, make), expected)
+    assert_bits_equal(in_training(llama(CudnnOps(), remat=True, **BFLOAT16), bijax.invariant, small.LENGTH), expected)
+
+
+def token_by_token(model: FlaxModel, given: np.ndarray) -> np.ndarray:
+    """Log-probabilities from Flax's cache, which all sequences fill at the same pace."""
+    model.init_cache(*given.shape)
+    graph, cache, others = nnx.split(model, nnx.Cache, ...)
+
+    @jax.jit
+    @bijax.invariant
+    def step(cache: Any, new: jax.Array, following: jax.Array) -> tuple[jax.Array, Any]:
+        merged = nnx.merge(graph, cache, others)
+        scores = small.score(PLAIN, merged(new, decode=True), following)
+        return scores, nnx.state(merged, nnx.Cache)
+
+    following, parts = small.targets(given), []
+    for at in range(given.shape[1]):
+        scores, cache = step(cache, given[:, at : at + 1], following[:, at : at + 1])
+        parts.append(np.asarray(scores))
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.parametrize("implementation", [None, "cudnn"])
+def test_a_flax_model_in_every_way(implementation: str | None) -> None:
+    """Whole, token by token, in a batch and alone, and in the trainer: Flax's cache has no chunks and no pages."""
+    model, requests = flax_model(implementation, **BFLOAT16), small.sequences()
+    given = small.padded(requests, small.LENGTH)
+
+    @jax.jit
+    @bijax.invariant
+    def whole(given: jax.Array, following: jax.Array) -> jax.Array:
+        return small.score(PLAIN, model(given), following)
+
+    expected = small.trimmed(np.asarray(whole(given, small.targets(given))), requests)
+    assert_bits_equal(in_training(model, bijax.invariant, small.LENGTH), expected)
+    assert_bits_equal(small.trimmed(token_by_token(model, given), requests), expected)
+    assert_bits_equal(small.trimmed(token_by_token(model, given[3:]), requests[3:]), expected[3:])
 
 
 def test_a_plain_model_differs_by_the_way() -> None:
