@@ -68,7 +68,10 @@ class Programs:
         self._table_width, self._page_size = table_width, page_size
         self._pages = self.model.init_pages(num_pages, page_size)
         self._last = jnp.zeros(num_slots, jnp.int32)
-        self._to_host = _is_on_one_gpu(self._pages)
+        # What a program that names a memory returns is bound to a device, and JAX would compile anew for it behind a
+        # first call with arrays that are not.
+        self._gpu = _one_gpu(self._pages)
+        self._pages, self._last = self._bound((self._pages, self._last))
         self._known: set[tuple[Any, ...]] = set()
         self._memory: dict[tuple[int, ...], device.Memory] = {}
         # What the device has made of the last array, and what that is.
@@ -116,8 +119,8 @@ class Programs:
         given = drawn = None
         read: Any = None
         if self.model.one_program:
-            memory = self._memory.get(packed.shape) or device.memory_for(
-                self.model, self._pages, self._last, packed, table_width=width
+            memory = self._memory.get(packed.shape) or self._bound(
+                device.memory_for(self.model, self._pages, self._last, packed, table_width=width)
             )
             self._last, following, found, drawn, read = device.advance_and_draw(
                 self._structure,
@@ -129,7 +132,7 @@ class Programs:
                 table_width=width,
                 batch_invariant=invariant,
                 common_page_size=self._page_size if common_prefix else None,
-                to_host=self._to_host,
+                to_host=self._gpu is not None,
             )
             self._expected = one_step_on(packed), following
             self._memory[packed.shape] = found[:3]
@@ -184,7 +187,7 @@ class Programs:
         """Returns the log-probabilities of tokens (R,)."""
         self._known.add(("score", logits.shape))
         scored: device.Scored = device.score(
-            logits, tokens, top=self.top, batch_invariant=self._batch_invariant, to_host=self._to_host
+            logits, tokens, top=self.top, batch_invariant=self._batch_invariant, to_host=self._gpu is not None
         )
         return scored
 
@@ -192,7 +195,12 @@ class Programs:
         """Returns the array as the device has it, or to be sent."""
         if self._expected is not None and np.array_equal(self._expected[0], packed):
             return self._expected[1]
-        return packed
+        return self._bound(packed)
+
+    def _bound[T](self, arrays: T) -> T:
+        """Returns arrays that are bound to the GPU, if there is one."""
+        bound: T = arrays if self._gpu is None else jax.device_put(arrays, self._gpu)
+        return bound
 
     def _left(self, logits: jax.Array, rows: Rows, fed: Any) -> jax.Array:
         """Returns the logits that are drawn from."""
@@ -209,7 +217,7 @@ class Programs:
         self._known.add(("measure", logits.shape))
         measured: Measured = device.measure_tokens(
             *(logits, left, rows.temperature, tokens),
-            **{"top": self.top, "batch_invariant": self._batch_invariant, "to_host": self._to_host},
+            **{"top": self.top, "batch_invariant": self._batch_invariant, "to_host": self._gpu is not None},
         )
         return measured
 
@@ -249,6 +257,7 @@ class Programs:
         on_progress(len(shapes), len(shapes))
 
 
-def _is_on_one_gpu(pages: Any) -> bool:
+def _one_gpu(pages: Any) -> jax.Device | None:
+    """Returns the GPU that the cache lies on, if it is one."""
     devices = {device for array in jax.tree.leaves(pages) for device in array.devices()}
-    return len(devices) == 1 and next(iter(devices)).platform == "gpu"
+    return next((d for d in devices if d.platform == "gpu"), None) if len(devices) == 1 else None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bijax.serving import Engine, EngineOptions, RequestOutput, SamplingParams, programs
-from bijax.serving.device import HOST
+from bijax.serving.device import HOST, advance_and_draw
 from bijax.serving.programs import Drawn, Programs
 from bijax.serving.step import Results, Step
 from bijax.serving.toy import ToyModel
@@ -100,10 +100,14 @@ def test_programs_write_what_the_host_reads_into_its_memory(monkeypatch: pytest.
         sample(self, works, drawn)
 
     monkeypatch.setattr(Step, "_sample", noted)
-    monkeypatch.setattr(programs, "_is_on_one_gpu", lambda pages: True)
+    monkeypatch.setattr(programs, "_one_gpu", lambda pages: jax.devices()[0])
     served = engine(one_program=True, speculative_tokens=0)
     params = SamplingParams(max_new_tokens=6, prompt_logprobs=True, top_logprobs=2, **DECODE)
+    compiled = advance_and_draw._cache_size()
     [output] = served.generate([PROMPT], params)
+    served.flush_cache()
+    assert bits(served.generate([PROMPT], params)[0]) == bits(output)
+    assert advance_and_draw._cache_size() == compiled + 2  # a prompt and a token: nothing is compiled twice
     assert kinds == {HOST}
     monkeypatch.undo()
     assert bits(output) == bits(alone(PROMPT, params))
