@@ -1,5 +1,6 @@
 """Kernels of a program are compiled from when they are lowered, each once, where the GPU is the one lowered for."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,21 @@ def test_a_kernel_is_compiled_once_whatever_programs_have_it(compiled: list[tupl
     assert len(compiled) == 1
     lowered(lambda x, w: bijax.matmul(x[:, :256], w[:256]))
     assert len(compiled) == 2
+
+
+def test_kernels_of_a_program_on_a_mesh_too(compiled: list[tuple[str, dict[str, Any]]]) -> None:
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.P("rows"), jax.P()
+
+    def on_mesh(x: jax.Array, w: jax.Array) -> jax.Array:
+        product = jax.shard_map(bijax.matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows, check_vma=False)
+        return product(x, w) + 1
+
+    lowered(on_mesh)
+    ((_, attributes),) = compiled
+    lowered(bijax.matmul)
+    assert len(compiled) == 1  # the same kernel
+    assert hashlib.sha256(attributes["module"]).digest() == attributes["kernel_hash"]
 
 
 def test_nothing_is_compiled_for_a_gpu_that_is_not_there(
