@@ -22,6 +22,7 @@ from jax.interpreters.mlir import ir
 
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_device
+from bijax.core.tag import kernel_code
 
 _TARGET: Final = "mosaic_gpu"  # and a version
 _THREADS: Final = 16
@@ -115,7 +116,8 @@ def _alone(target: str, attributes: Attributes, device: jax.Device) -> Any:
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((), "float32"))
 
     def bijax_kernel_ahead() -> jax.Array:
-        result: jax.Array = call(**attributes)
+        with kernel_code():  # it is left as it is where all threads are batch-invariant
+            result: jax.Array = call(**attributes)
         return result
 
     return jax.jit(bijax_kernel_ahead, out_shardings=jax.sharding.SingleDeviceSharding(device))

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,17 @@ def test_nothing_is_compiled_for_a_gpu_that_is_not_there(
         monkeypatch.setattr(architecture, "_architecture", lambda device: "sm_80")
     lowered(bijax.matmul)
     assert not compiled
+
+
+def test_a_kernel_is_lowered_alone_where_all_threads_are_batch_invariant() -> None:
+    kernel = "mosaic_gpu_v2", {"kernel_hash": b"one", "module": b"two"}, jax.devices()[0]
+    bijax.enable_batch_invariant_mode(all_threads=True)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            text = pool.submit(lambda: kernels_ahead._alone(*kernel).lower().as_text()).result()
+    finally:
+        bijax.disable_batch_invariant_mode(all_threads=True)
+    assert 'kernel_hash = "one"' in text
 
 
 def test_what_is_compiled_ahead_is_cached_however_short_it_took(tmp_path: Path) -> None:
