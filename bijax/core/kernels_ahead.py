@@ -10,6 +10,7 @@ the same kernels loads them. Where a kernel is not ready, or could not be compil
 """
 
 import functools
+import importlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from bijax.core.architecture import cuda_device
 from bijax.core.tag import kernel_code
 
 _TARGET: Final = "mosaic_gpu"  # and a version
+_RUNTIME: Final = "jax.experimental.mosaic.gpu"  # says where the library is that launches the kernels
 _THREADS: Final = 16
 
 _begun: Final[set[bytes]] = set()
@@ -32,6 +34,16 @@ _lock: Final = threading.Lock()
 
 Attributes = dict[str, Any]
 Kernel = tuple[str, Attributes]  # the name of what XLA calls, and what it is given
+
+
+def make_ready(form: bytes) -> None:
+    """Imports what XLA needs to find to compile or load the kernels in a form that another process has lowered.
+
+    Args:
+        form: A module as MLIR's bytecode.
+    """
+    if _TARGET.encode() in form:
+        importlib.import_module(_RUNTIME)
 
 
 def compile_ahead(form: bytes) -> None:

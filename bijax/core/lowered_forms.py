@@ -30,7 +30,7 @@ from jax.interpreters.mlir import ir
 
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_architecture
-from bijax.core.kernels_ahead import compile_ahead, compile_ahead_of
+from bijax.core.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.remembered import keep, recall, source_digest
 
@@ -82,6 +82,7 @@ def _made(
     stored = f"{question}\n{_sources()}"
     form = recall(stored)
     if form is not None:
+        make_ready(form)
         compile_ahead(form)
         return form, True
     objects = _objects(ctx)
