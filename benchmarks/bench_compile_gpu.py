@@ -49,13 +49,13 @@ def once(cell: Cell, name: str, layers: int) -> dict[str, float]:
     return {"lower_s": round(middle - start, 2), "compile_s": round(end - middle, 2)}
 
 
-def measured(cells: list[str], names: list[str]) -> Iterator[dict[str, Any]]:
+def measured(cells: list[str], names: list[str], caches: list[str]) -> Iterator[dict[str, Any]]:
     """Yields a line of the table for each process."""
     for cell in cells:
         for name in names:
             with tempfile.TemporaryDirectory() as folder:
-                for cache, layers in CACHES.items():
-                    call = [sys.executable, __file__, "--once", cell, name, str(layers), folder]
+                for cache in (c for c in CACHES if c in caches):
+                    call = [sys.executable, __file__, "--once", cell, name, str(CACHES[cache]), folder]
                     done = subprocess.run(call, capture_output=True, text=True, check=False)
                     row = {"case": cell, "model": name, "cache": cache}
                     if done.returncode:
@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", nargs="+", default=list(CELLS))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--caches", nargs="+", default=list(CACHES), choices=list(CACHES))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--once", nargs=4, metavar=("CELL", "MODEL", "LAYERS", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -77,7 +78,7 @@ def main() -> None:
         print(json.dumps(once(Cell.parse(cell), name, int(layers))))
         return
     rows = []
-    for row in measured(arguments.cells, arguments.models):
+    for row in measured(arguments.cells, arguments.models, arguments.caches):
         rows.append(row)
         print(json.dumps(row), flush=True)
         if arguments.json:

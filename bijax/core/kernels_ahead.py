@@ -10,8 +10,10 @@ the same kernels loads them. Where a kernel is not ready, or could not be compil
 """
 
 import functools
+import importlib
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -21,14 +23,27 @@ from jax.interpreters.mlir import ir
 
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_device
+from bijax.core.tag import kernel_code
 
 _TARGET: Final = "mosaic_gpu"  # and a version
+_RUNTIME: Final = "jax.experimental.mosaic.gpu"  # says where the library is that launches the kernels
 _THREADS: Final = 16
 
 _begun: Final[set[bytes]] = set()
 _lock: Final = threading.Lock()
 
 Attributes = dict[str, Any]
+Kernel = tuple[str, Attributes]  # the name of what XLA calls, and what it is given
+
+
+def make_ready(form: bytes) -> None:
+    """Imports what XLA needs to find to compile or load the kernels in a form that another process has lowered.
+
+    Args:
+        form: A module as MLIR's bytecode.
+    """
+    if _TARGET.encode() in form:
+        importlib.import_module(_RUNTIME)
 
 
 def compile_ahead(form: bytes) -> None:
@@ -38,11 +53,32 @@ def compile_ahead(form: bytes) -> None:
         form: A module as MLIR's bytecode.
     """
     if _TARGET.encode() in form and (device := cuda_device()) is not None:
-        _pool().submit(_compile_kernels, form, device)
+        _pool().submit(_compile_form, form, device)
 
 
-def _compile_kernels(form: bytes, device: jax.Device) -> None:
-    for target, attributes in _kernels(form):
+def compile_ahead_of(results: Sequence[Any], operands: Sequence[Any], functions: Mapping[str, Any]) -> None:
+    """Begins to compile the kernels that results are computed by, as `compile_ahead` does.
+
+    Args:
+        results: Values of MLIR.
+        operands: Those that the results were lowered from.
+        functions: The module's functions by name.
+    """
+    if (device := cuda_device()) is None:
+        return
+    found: list[Kernel] = []
+    values, known = [*results], {*operands}
+    while values:
+        value = values.pop()
+        if value not in known and not isinstance(value.owner, ir.Block):
+            _find(value.owner.operation, found, functions)
+            values += value.owner.operands
+        known.add(value)
+    _begin(found, device)
+
+
+def _begin(kernels: Sequence[Kernel], device: jax.Device) -> None:
+    for target, attributes in kernels:
         with _lock:
             is_new = attributes["kernel_hash"] not in _begun
             _begun.add(attributes["kernel_hash"])
@@ -50,21 +86,29 @@ def _compile_kernels(form: bytes, device: jax.Device) -> None:
             _pool().submit(_compile, target, attributes, device)
 
 
-def _kernels(form: bytes) -> list[tuple[str, Attributes]]:
-    """Returns the target and the attributes of each kernel."""
-    found: list[tuple[str, Attributes]] = []
+def _compile_form(form: bytes, device: jax.Device) -> None:
+    context = mlir.make_ir_context()
+    found: list[Kernel] = []
+    with context, ir.Location.unknown(context):
+        _find(ir.Module.parse(form, context).operation, found, {})
+    _begin(found, device)
 
-    def visit(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+
+def _find(operation: Any, found: list[Kernel], functions: Mapping[str, Any]) -> None:
+    """Adds the kernels in an operation, and in the functions that it calls."""
+
+    def visit(inside: Any) -> Any:
+        if inside.name == "func.call":
+            name = ir.FlatSymbolRefAttr(inside.attributes["callee"]).value
+            if name in functions:
+                _find(functions[name].operation, found, functions)
+        elif inside.name == "stablehlo.custom_call":
+            target = ir.StringAttr(inside.attributes["call_target_name"]).value
             if target.startswith(_TARGET):
-                found.append((target, _attributes(operation.attributes["mhlo.backend_config"])))
+                found.append((target, _attributes(inside.attributes["mhlo.backend_config"])))
         return ir.WalkResult.ADVANCE
 
-    context = mlir.make_ir_context()
-    with context, ir.Location.unknown(context):
-        ir.Module.parse(form, context).operation.walk(visit)
-    return found
+    operation.walk(visit)
 
 
 def _attributes(config: Any) -> Attributes:
@@ -84,7 +128,8 @@ def _alone(target: str, attributes: Attributes, device: jax.Device) -> Any:
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((), "float32"))
 
     def bijax_kernel_ahead() -> jax.Array:
-        result: jax.Array = call(**attributes)
+        with kernel_code():  # it is left as it is where all threads are batch-invariant
+            result: jax.Array = call(**attributes)
         return result
 
     return jax.jit(bijax_kernel_ahead, out_shardings=jax.sharding.SingleDeviceSharding(device))

@@ -30,7 +30,7 @@ from jax.interpreters.mlir import ir
 
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_architecture
-from bijax.core.kernels_ahead import compile_ahead
+from bijax.core.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.remembered import keep, recall, source_digest
 
@@ -58,7 +58,10 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         question = _question(ctx, name or function, parameters)
         if question is None:
-            return list(lower(ctx, *operands, **parameters))
+            results = list(lower(ctx, *operands, **parameters))
+            if tuple(ctx.platforms or ctx.module_context.platforms) == ("cuda",):
+                compile_ahead_of(results, operands, ctx.module_context.symbol_table)
+            return results
         kept = _jax_private.kept(question)
         if not kept.forms:
             with _alone(kept.lock):
@@ -79,6 +82,7 @@ def _made(
     stored = f"{question}\n{_sources()}"
     form = recall(stored)
     if form is not None:
+        make_ready(form)
         compile_ahead(form)
         return form, True
     objects = _objects(ctx)

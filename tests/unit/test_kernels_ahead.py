@@ -1,6 +1,8 @@
 """Kernels of a program are compiled from when they are lowered, each once, where the GPU is the one lowered for."""
 
+import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,21 @@ def test_a_kernel_is_compiled_once_whatever_programs_have_it(compiled: list[tupl
     assert len(compiled) == 2
 
 
+def test_kernels_of_a_program_on_a_mesh_too(compiled: list[tuple[str, dict[str, Any]]]) -> None:
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.P("rows"), jax.P()
+
+    def on_mesh(x: jax.Array, w: jax.Array) -> jax.Array:
+        product = jax.shard_map(bijax.matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows, check_vma=False)
+        return product(x, w) + 1
+
+    lowered(on_mesh)
+    ((_, attributes),) = compiled
+    lowered(bijax.matmul)
+    assert len(compiled) == 1  # the same kernel
+    assert hashlib.sha256(attributes["module"]).digest() == attributes["kernel_hash"]
+
+
 def test_nothing_is_compiled_for_a_gpu_that_is_not_there(
     compiled: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +85,17 @@ def test_nothing_is_compiled_for_a_gpu_that_is_not_there(
         monkeypatch.setattr(architecture, "_architecture", lambda device: "sm_80")
     lowered(bijax.matmul)
     assert not compiled
+
+
+def test_a_kernel_is_lowered_alone_where_all_threads_are_batch_invariant() -> None:
+    kernel = "mosaic_gpu_v2", {"kernel_hash": b"one", "module": b"two"}, jax.devices()[0]
+    bijax.enable_batch_invariant_mode(all_threads=True)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            text = pool.submit(lambda: kernels_ahead._alone(*kernel).lower().as_text()).result()
+    finally:
+        bijax.disable_batch_invariant_mode(all_threads=True)
+    assert 'kernel_hash = "one"' in text
 
 
 def test_what_is_compiled_ahead_is_cached_however_short_it_took(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A kernel is lowered once for equal calls, and anew where anything differs that its lowered form depends on."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +122,26 @@ def test_the_next_process_makes_no_form(made: list[bytes], folder: Path) -> None
     jax.clear_caches()
     assert lowered() == text
     assert len(made) == 2 * forms
+
+
+ANOTHER_PROCESS = """
+import sys, jax, bijax
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+x = jax.ShapeDtypeStruct((8, 4096), "bfloat16")
+with bijax.lowering_for("sm_90"):
+    text = jax.jit(bijax.softmax).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+assert "mosaic_gpu" in text
+print("jax.experimental.pallas" in sys.modules, "jax.experimental.mosaic.gpu" in sys.modules)
+"""
+
+
+def test_another_process_can_compile_the_gpu_s_kernels(folder: Path) -> None:
+    # The import of Mosaic names the library that launches its kernels: without it XLA compiles none.
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-c", ANOTHER_PROCESS, str(folder.parent)]
+        found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert found == [["True", "True"], ["False", "True"]]  # made, then read
 
 
 def test_scatters_are_told_apart_by_their_names(made: list[bytes]) -> None:
