@@ -299,7 +299,9 @@ def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], param
         (out,) = ctx.avals_out
         numerator, denominator = (_fences.repeated(x, out.shape) for x in operands)
         hidden = _fences.hide_denominator(numerator, denominator)
-        return stock(ctx.replace(avals_in=[out, out]), numerator, hidden, **parameters)
+        (quotient,) = stock(ctx.replace(avals_in=[out, out]), numerator, hidden, **parameters)
+        # Or XLA would make x / (y * z) of x / y / z, where nothing stands between them: that may depend on the batch.
+        return [_fences.fence_product(quotient) if jax.dtypes.issubdtype(out.dtype, np.floating) else quotient]
     if name == "one_minus_square":
         return _traced(_one_minus_square, ctx, operands, parameters)
     (product,) = stock(ctx, *operands, **parameters)

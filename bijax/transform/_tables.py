@@ -94,7 +94,8 @@ FENCED: Final = {
     "mul": "a product is hidden from the sum that follows: LLVM would contract the two by the shape of the loop",
     "square": "as a product",
     "integer_pow": "as a product",
-    "div": "the denominator is hidden: XLA would multiply by the reciprocal of a broadcast value",
+    "div": "the denominator is hidden, or XLA would multiply by the reciprocal of a broadcast value; and the quotient"
+    " from a division that follows, or XLA would make one of the two",
     "one_minus_square": "as a product and a difference",
 }
 """Element-wise primitives around which XLA:CPU's rewrites are stopped."""
