@@ -172,7 +172,7 @@ class AsyncEngine:
         await asyncio.wrap_future(self._submit(lambda: self.engine.update_weights(weights, version)))
 
     async def drain(self) -> None:
-        """Refuses requests from now on, and waits for those that are there."""
+        """Refuses requests from now on, and waits for those that are there; in a pause, for its end."""
         self._draining = True
         while self._error is None and not self._closed:
             if await asyncio.wrap_future(self._submit(lambda: not self._streams)):
@@ -235,7 +235,10 @@ class AsyncEngine:
                 command.future.set_exception(error)
         for mailbox in self._streams.values():
             mailbox.put(error)
+        left_alone = list(self._streams)
         self._streams.clear()
+        for name in left_alone:  # nobody will ask for them, and the engine can be used further
+            self.engine.abort(name)
 
     def _deliver(self, output: RequestOutput) -> None:
         mailbox = self._streams.get(output.request_id)

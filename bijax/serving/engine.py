@@ -1,7 +1,8 @@
 """The engine: requests in, tokens out, step by step."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from bijax.serving.batches import cut
@@ -88,6 +89,7 @@ class Engine:
         self._arrivals = 0
         self._steps = 0
         self._paused = False
+        self._broken_off = False
         self._counts: Counter[str] = Counter()
         self._finished: Counter[FinishReason] = Counter()
 
@@ -172,9 +174,16 @@ class Engine:
         and plans. Where a request turns out to have ended by then, at a stop string for one, the token that the new
         step samples for it is dropped.
 
+        A step that is broken off, by an error or by Ctrl-C, may have used up the cache and lost what was sampled.
+        Requests stay, and the next step begins by computing them again.
+
         Raises:
             EngineError: If requests wait and none can be given work, which is a fault of the engine.
         """
+        with self._in_one_piece():
+            return self._step(watched)
+
+    def _step(self, watched: Container[str] | None) -> list[RequestOutput]:
         ready, self._in_flight = self._in_flight, None
         if not self._paused:
             self._steps += 1
@@ -192,14 +201,15 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its pages; returns what it had got, or None if there is no such request."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        for sequence in request.sequences:
-            if sequence.finish_reason is None:
-                sequence.finish("abort")
-                self._scheduler.remove(sequence)
-        return self._finish(request)
+        with self._in_one_piece():
+            request = self._requests.get(request_id)
+            if request is None:
+                return None
+            for sequence in request.sequences:
+                if sequence.finish_reason is None:
+                    sequence.finish("abort")
+                    self._scheduler.remove(sequence)
+            return self._finish(request)
 
     def pause(self) -> None:
         """Lets steps give the device nothing until `resume`. Requests keep their pages."""
@@ -211,7 +221,8 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Empties the prefix cache."""
-        self._scheduler.flush()
+        with self._in_one_piece():
+            self._scheduler.flush()
 
     def update_weights(self, weights: Any, version: str | None = None) -> None:
         """Takes other weights. Running requests go on with them: their keys and values are computed again.
@@ -227,13 +238,14 @@ class Engine:
             ValueError: If they are of another model. The old weights stay.
         """
         model = self._model.with_weights(weights)
-        self._model = model
-        self._programs.replace_model(model)
-        for sequence in list(self._scheduler.running):
-            self._scheduler.preempt(sequence)
-        self._scheduler.flush()
-        self._counts["updates"] += 1
-        self.weight_version = str(self._counts["updates"]) if version is None else version
+        with self._in_one_piece():
+            self._model = model
+            self._programs.replace_model(model)
+            for sequence in list(self._scheduler.running):
+                self._scheduler.preempt(sequence)
+            self._scheduler.flush()
+            self._counts["updates"] += 1
+            self.weight_version = str(self._counts["updates"]) if version is None else version
 
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compiles all programs, so that none is compiled while requests run.
@@ -241,7 +253,8 @@ class Engine:
         Args:
             on_progress: Called with the number of shapes that are done, and of all.
         """
-        self._programs.warm_up(on_progress)
+        with self._in_one_piece():
+            self._programs.warm_up(on_progress)
 
     def stats(self) -> EngineStats:
         """Returns numbers of this moment."""
@@ -308,6 +321,29 @@ class Engine:
             except QueueFullError:
                 return left[place:]
         return []
+
+    @contextmanager
+    def _in_one_piece(self) -> Iterator[None]:
+        """Around what leaves the engine in pieces if it does not come to its end."""
+        self._mend()
+        self._broken_off = True
+        yield
+        self._broken_off = False
+
+    def _mend(self) -> None:
+        """Starts over with the requests that there are, if something was broken off."""
+        if not self._broken_off:
+            return
+        self._in_flight = None
+        self._programs.replace_model(self._model)
+        self._programs.start_over()
+        self._scheduler.start_over()
+        for request in self._requests.values():
+            request.start_over()
+            for sequence in request.sequences:
+                if sequence.finish_reason is None:
+                    self._scheduler.add(sequence)
+        self._broken_off = False
 
     def _take(self, step: Step, watched: Container[str] | None) -> list[RequestOutput]:
         """Reads a step, and gives sequences what it has brought."""

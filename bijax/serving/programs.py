@@ -65,17 +65,10 @@ class Programs:
         self.sizes = sizes
         self.slots = Slots(num_slots, table_width, model.vocab_size)
         self.top = min(MAX_TOP_LOGPROBS, model.vocab_size)
-        self._table_width, self._page_size = table_width, page_size
-        self._pages = self.model.init_pages(num_pages, page_size)
-        self._last = jnp.zeros(num_slots, jnp.int32)
-        # What a program that names a memory returns is bound to a device, and JAX would compile anew for it behind a
-        # first call with arrays that are not.
-        self._gpu = _one_gpu(self._pages)
-        self._pages, self._last = self._bound((self._pages, self._last))
+        self._table_width, self._num_pages, self._page_size = table_width, num_pages, page_size
         self._known: set[tuple[Any, ...]] = set()
-        self._memory: dict[tuple[int, ...], device.Memory] = {}
-        # What the device has made of the last array, and what that is.
-        self._expected: tuple[np.ndarray, jax.Array] | None = None
+        self.start_over()
+        self._allocate()
 
     @property
     def compiled(self) -> int:
@@ -90,6 +83,22 @@ class Programs:
             self._weights, structure = jax.tree.flatten(self.model)
             self._structure = device.Structure(structure)
 
+    def start_over(self) -> None:
+        """Gives up the cache and all other arrays. Others are made when they are needed."""
+        self._pages: Any = None
+        self._memory: dict[tuple[int, ...], device.Memory] = {}
+        # What the device has made of the last array, and what that is.
+        self._expected: tuple[np.ndarray, jax.Array] | None = None
+
+    def _allocate(self) -> None:
+        pages = self.model.init_pages(self._num_pages, self._page_size)
+        last = jnp.zeros(len(self.slots.rows), jnp.int32)
+        # What a program that names a memory returns is bound to a device, and JAX would compile anew for it behind a
+        # first call with arrays that are not.
+        self._gpu = _one_gpu(pages)
+        self._last: jax.Array
+        self._pages, self._last = self._bound((pages, last))
+
     def extend(self, packed: np.ndarray) -> jax.Array:
         """Appends tokens to sequences and returns hidden (B, T, ...).
 
@@ -97,6 +106,8 @@ class Programs:
             packed: See `bijax.serving.packed`.
         """
         self._known.add(("extend", packed.shape))
+        if self._pages is None:
+            self._allocate()
         given = device.begin(packed, self._last, table_width=self._table_width)
         hidden, self._pages = self.model.extend(self._pages, given.tokens, given.page_table, given.start, given.lengths)
         return hidden
@@ -115,6 +126,8 @@ class Programs:
             hidden (B, T, ...), which the next call may write to, and the tokens.
         """
         self._known.add(("advance", packed.shape, common_prefix))
+        if self._pages is None:
+            self._allocate()
         width, invariant = self._table_width, self._batch_invariant
         given = drawn = None
         read: Any = None

@@ -68,19 +68,24 @@ class Scheduler:
         prefix_cache: bool,
         speculative_tokens: int,
     ) -> None:
-        self.pool = PagePool(num_pages)
-        self.prefix = PrefixCache(self.pool, page_size) if prefix_cache else None
-        self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []
         self.preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self._slots = list(range(max_running))
-        self._page_size = page_size
+        self._num_pages, self._page_size = num_pages, page_size
+        self._prefix_cache = prefix_cache
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._speculative_tokens = speculative_tokens
         self._grew = False  # whether a running sequence got a page in this plan
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forgets all sequences and what is in the pages."""
+        self.pool = PagePool(self._num_pages)
+        self.prefix = PrefixCache(self.pool, self._page_size) if self._prefix_cache else None
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self._slots = list(range(self._max_running))
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place among those that wait."""

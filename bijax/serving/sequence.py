@@ -109,9 +109,23 @@ class Sequence:
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """Ends the sequence."""
-        self.finish_reason, self.stop_reason = reason, stop_reason
         if self.text is not None:
             self.text.finish()
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def start_over(self) -> None:
+        """Goes back to where nothing is computed, and to the token before the last one, which may be taken by half.
+
+        What is computed again has the same bits.
+        """
+        self.computed = self.in_flight = self.unread = self.written = self.inserted = 0
+        self.pages, self.slot, self.preempted = [], -1, True
+        self.finish_reason = self.stop_reason = None
+        del self.tokens[max(len(self.request.prompt), len(self.tokens) - 1) :]
+        del self.logprobs[len(self.output) :]
+        self.__dict__.pop("counts", None)
+        if self.text is not None:
+            self.text.start_over(self.output)
 
     def completion(self) -> Completion:
         """Returns what it has got so far."""
@@ -166,6 +180,14 @@ class Request:
     def finished(self) -> bool:
         """Whether all outputs are finished."""
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def start_over(self) -> None:
+        """Goes back to what the host has, where steps did not come to their end."""
+        self.scored = self.params.logprob_start_len + len(self.prompt_logprobs)
+        all_of_them = self.finished  # and nobody was told
+        for sequence in self.sequences:
+            if all_of_them or sequence.finish_reason is None:
+                sequence.start_over()
 
     @functools.cached_property
     def in_prompt(self) -> "np.ndarray":

@@ -27,6 +27,12 @@ class TextStream:
         self._text = ""
         self._end: int | None = None
 
+    def start_over(self, tokens: Sequence[int]) -> None:
+        """Forgets all, and appends the text of these tokens."""
+        self._tokens, self._window, self._done, self._text, self._end = [], 0, 0, "", None
+        for token in tokens:
+            self.add(token)
+
     def add(self, token: int) -> None:
         """Appends the text of a token, if it has any: models have more tokens than their tokenizers, for padding."""
         try:

@@ -95,5 +95,8 @@ def test_closing_ends_streams() -> None:
         await serving.close()
         with pytest.raises(EngineError, match="it was closed"):
             await waiting
+        serving.engine.resume()  # it has forgotten what nobody waits for
+        assert not serving.engine.has_work
+        assert serving.engine.stats().num_waiting == 0
 
     serve(body)

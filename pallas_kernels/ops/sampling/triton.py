@@ -168,9 +168,10 @@ def _search(
         following = load(index + 1)
         bounds_of, sums_of = way(index, read)
 
-        def highest(_: jax.Array) -> jax.Array:
+        def may_be_above(best: jax.Array) -> jax.Array:
             bound = functools.reduce(lambda a, b: larger(a, b, interpret), bounds_of())
-            return jnp.max(jnp.where(bound == bound, bound, _EVERYTHING))
+            # Not for nan. The largest of integers is one instruction for a warp, that of floats ten.
+            return jnp.max(jnp.where((bound <= best) & (bound < _EVERYTHING), jnp.int32(0), jnp.int32(1)))
 
         def look(best: jax.Array, place: jax.Array) -> Found:
             sums, columns = sums_of(), _columns(index)
@@ -182,9 +183,10 @@ def _search(
             nan = jnp.minimum(first, place) == NO_TOKEN
             return jnp.maximum(best, top), jnp.where(nan, NO_TOKEN, jnp.where(top > best, first, place))
 
-        bound = lax.cond(found[0] == _NOTHING, lambda nothing: -nothing, highest, found[0])
-        skipped = (bound <= found[0]) & (bound < _EVERYTHING)
-        return following, lax.cond(skipped, lambda *found: found, look, *found)
+        looked_at = lax.cond(
+            found[0] == _NOTHING, lambda best: (best == _NOTHING).astype(jnp.int32), may_be_above, found[0]
+        )
+        return following, lax.cond(looked_at > 0, look, lambda *found: found, *found)
 
     nothing = jnp.full((), _NOTHING), jnp.full((), width, jnp.int32)
     last: tuple[Columns, Found] = lax.fori_loop(begin, end, step, (read, nothing))
