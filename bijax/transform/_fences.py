@@ -50,18 +50,23 @@ def without_subnormal_numbers(value: Value) -> Value:
     return hlo.multiply(value, _repeated(fence_product(one), shaped))
 
 
-def hide_denominator(numerator: Value, denominator: Value) -> Value:
-    """Returns the denominator as a value of which XLA cannot tell that it is broadcast or constant.
+def hide(value: Value, other: Value) -> Value:
+    """Returns a value of which XLA cannot tell how it is made: as far as it knows, it may be the other one.
 
-    XLA turns the division by such a value into a product with its reciprocal, but not where the broadcast repeats
-    nothing, as in a batch of one.
+    XLA turns the division by what is broadcast or constant into a product with its reciprocal, but not where the
+    broadcast repeats nothing, as in a batch of one. Of x / y / z it makes x / (y * z), but not where something stands
+    between the two, which may depend on the batch too.
+
+    Args:
+        value: The value.
+        other: Another one of its shape and dtype.
     """
-    mask = ir.RankedTensorType.get(denominator.type.shape, ir.IntegerType.get_signless(1))
+    mask = ir.RankedTensorType.get(value.type.shape, ir.IntegerType.get_signless(1))
     # Not from the opaque zero: LLVM would take it for 0 where the comparison holds, and see through `fence_product`.
     number = hlo.OptimizationBarrierOp([hlo.replica_id()]).results[0]
     none = mlir.ir_constant(np.uint32(2**31 - 1))
     true = hlo.compare(number, none, hlo.ComparisonDirectionAttr.get("NE"))
-    return hlo.select(_repeated(true, mask), denominator, numerator)
+    return hlo.select(_repeated(true, mask), value, other)
 
 
 def repeated(value: Value, shape: Sequence[int]) -> Value:

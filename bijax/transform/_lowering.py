@@ -298,10 +298,9 @@ def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], param
     if name == "div":
         (out,) = ctx.avals_out
         numerator, denominator = (_fences.repeated(x, out.shape) for x in operands)
-        hidden = _fences.hide_denominator(numerator, denominator)
+        hidden = _fences.hide(denominator, numerator)
         (quotient,) = stock(ctx.replace(avals_in=[out, out]), numerator, hidden, **parameters)
-        # Or XLA would make x / (y * z) of x / y / z, where nothing stands between them: that may depend on the batch.
-        return [_fences.fence_product(quotient) if jax.dtypes.issubdtype(out.dtype, np.floating) else quotient]
+        return [_fences.hide(quotient, numerator)]
     if name == "one_minus_square":
         return _traced(_one_minus_square, ctx, operands, parameters)
     (product,) = stock(ctx, *operands, **parameters)
