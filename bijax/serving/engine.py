@@ -156,11 +156,12 @@ class Engine:
                 f"{waiting} sequences wait, and {params.n} more would be above max_waiting={self.options.max_waiting};"
                 " try again later."
             )
-        self._arrivals += 1
-        self._requests[name] = request
-        for sequence in request.sequences:
-            self._scheduler.add(sequence)
-        self._counts["prompt_tokens"] += len(request.prompt)
+        with self._in_one_piece():
+            self._arrivals += 1
+            self._requests[name] = request
+            for sequence in request.sequences:
+                self._scheduler.add(sequence)
+            self._counts["prompt_tokens"] += len(request.prompt)
         return name
 
     def step(self, watched: Container[str] | None = None) -> list[RequestOutput]:

@@ -61,6 +61,7 @@ class Programs:
         batch_invariant: bool,
     ) -> None:
         self._batch_invariant = batch_invariant
+        self._structure: device.Structure | None = None
         self.replace_model(model)
         self.sizes = sizes
         self.slots = Slots(num_slots, table_width, model.vocab_size)
@@ -80,8 +81,9 @@ class Programs:
         self.model = model if self._batch_invariant else model.plain()
         if self.model.one_program:
             # Flattened once, since that takes longer than a call.
-            self._weights, structure = jax.tree.flatten(self.model)
-            self._structure = device.Structure(structure)
+            self._weights, tree = jax.tree.flatten(self.model)
+            if self._structure is None or self._structure.tree != tree:
+                self._structure = device.Structure(tree)
 
     def start_over(self) -> None:
         """Gives up the cache and all other arrays. Others are made when they are needed."""
