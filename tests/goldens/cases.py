@@ -131,6 +131,10 @@ def attentions() -> Iterator[tuple[str, Case]]:
         given = tuple(array(44 + i, s, dtype) for i, s in enumerate(shapes))
         yield f"attention with a cap, sinks, slopes {dtype}", Case(with_gradients(attention_of_heads, among=4), given)
     q = array(8, (1, 150, 4, 64), "bfloat16")
+    k, v, bias = (
+        array(50 + i, s, "bfloat16") for i, s in enumerate(((1, 150, 2, 64), (1, 150, 2, 64), (1, 4, 150, 150)))
+    )
+    yield "attention with a bias and a mask", Case(masked_attention, (q, k, v, bias))
     for dtype in ("int8", "float8_e4m3fn"):
         k, v = ((40 * array(9 + i, (1, 150, 2, 64), "float32")).astype(jnp.dtype(dtype)) for i in range(2))
         scales = [np.abs(array(11 + i, (2, 64) if dtype == "int8" else (2,), "float32")) / 20 for i in range(2)]
@@ -142,6 +146,11 @@ def attention_with_options(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> jax
     slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
     more = {"logits_soft_cap": 5.0, "alibi_slopes": slopes, "is_causal": True}
     return bijax.dot_product_attention(q, k, v, bias, sinks=sinks, **more)
+
+
+def masked_attention(q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
+    """A bias of each head, and a mask that hides what has a large one."""
+    return bijax.dot_product_attention(q, k, v, bias, jnp.asarray(bias) < 1, is_causal=True)
 
 
 def attention_of_heads(q: Any, k: Any, v: Any, sinks: Any) -> jax.Array:
