@@ -177,6 +177,35 @@ def test_8_bits_of_several_splits(stored: str, size: int) -> None:
         assert_bits_equal(found, tuple(jnp.concatenate([x[:, t : t + count] for t in starts]) for x in expected))
 
 
+@pytest.mark.parametrize("kind", ["cancelling", "small", "not finite"])
+@pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
+def test_8_bits_of_hostile_numbers(stored: str, kind: str) -> None:
+    """Keys as rows of the products add the 16 products of a step in another order than a prefill."""
+    length, rng = 1301, np.random.default_rng(0)
+    q, *caches = (np.array(array(i, 1, length, n, 128)) for i, n in enumerate((HEADS, KEY_HEADS, KEY_HEADS)))
+    factors = [np.abs(np.asarray(array(i, KEY_HEADS, 128, dtype="float32"))) / 20 for i in (7, 8)]
+    k, v = (np.asarray((40 * jnp.asarray(x)).astype(stored)).copy() for x in caches)
+    if kind == "cancelling":
+        factors = [x * np.exp2(rng.integers(-12, 9, x.shape)).astype(np.float32) for x in factors]
+        k[..., 1::2], q[..., 1::2] = -k[..., ::2], q[..., ::2]
+        factors[0][:, 1::2] = factors[0][:, ::2] * (1 + 2.0**-7)
+    elif kind == "small":
+        q, factors[0] = (q.astype(np.float32) * 2.0**-60).astype(q.dtype), factors[0] * 2.0**-66
+    else:
+        factors[1][1, 5] = np.inf
+        if stored != "int8":
+            v[0, 1200, 0, 3] = v[0, 40, 1, 7] = np.nan
+    wide = [(jnp.asarray(x).astype(jnp.float32) * f).astype("bfloat16") for x, f in zip((k, v), factors, strict=True)]
+    attend = functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True)
+    expected = jax.jit(attend)(jnp.asarray(q), *wide)
+    bytewise = jax.jit(functools.partial(attend, key_scale=factors[0], value_scale=factors[1]))
+    starts = np.tile([0, 30, 40, 1023, 1199, 1200, 1300], 5)  # items for more than one walker of some blocks
+    many = [np.broadcast_to(x, (len(starts), *x.shape[1:])) for x in (k, v)]
+    found = bytewise(q[0, starts][:, None], *many, query_offset=starts, key_value_seq_lengths=starts + 1)
+    assert_bits_equal(found, tuple(x[0, starts][:, None] for x in expected))
+    assert np.isfinite(np.asarray(found[0], np.float32)).all() == (kind != "not finite")
+
+
 def test_against_float64() -> None:
     (q, k, v), options = given("cap, sinks, slopes")
     bias, ct = array(9, 1, HEADS, 1, LENGTH, dtype="float32"), array(10, *q.shape, dtype="float32")

@@ -39,6 +39,7 @@ PREFILL: Final = PrefillSchedule(blocks=1)
 DECODE: Final = DecodeSchedule(stages=2, blocks=2)
 WHOLE: Final = dataclasses.replace(DECODE, whole=True)
 SWAP: Final = dataclasses.replace(DECODE, swap=True)
+WALKERS: Final = dataclasses.replace(SWAP, walkers=2)
 ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
 Races = Callable[[], int]
@@ -129,6 +130,9 @@ CASES: Final = {
         (269, 3), (3, 1), (300, 5), 2, SWAP, False, (40, 1), 64, 128, contract=SWAP_CONTRACT
     ),
     "decode, keys as rows, int8": Case((298, 130), (2, 1), (300, 131), 3, SWAP, stored="int8", contract=SWAP_CONTRACT),
+    "decode, keys as rows, fp8, window, pages": Case(
+        (269, 3), (3, 1), (300, 5), 2, WALKERS, False, (40, 1), 64, 128, stored="float8_e4m3fn", contract=SWAP_CONTRACT
+    ),
     "prefill, bias": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, bias="NTS"),
     "prefill, bias, mask, window": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, True, (37, 0), bias="B", mask="BTS"),
     "prefill, mask of keys, slopes": Case((60, 3), (70, 9), (130, 12), 2, PREFILL, of_heads=True, mask="S"),
@@ -272,7 +276,8 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
     case = CASES[name]
     query, key, value = data(case)
-    wide = attend(case._replace(stored=None), query, *widened(case, key, value))
+    schedule = dataclasses.replace(case.schedule, walkers=1)
+    wide = attend(case._replace(stored=None, schedule=schedule), query, *widened(case, key, value))
     for ours, theirs in zip(plain(name), wide, strict=True):
         assert_bits_equal(ours, theirs)
 
@@ -338,6 +343,7 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
         ("one warpgroup, window", 20),
         ("decode, window, pages", 31),
         ("decode, keys as rows, window, pages", 230),
+        ("decode, keys as rows, fp8, window, pages", 230),
         ("prefill, bias, mask, window", 50),
         ("decode, bias, mask, pages", 20),
     ],
@@ -347,7 +353,7 @@ def test_values_that_are_not_finite_reach_those_who_see_them(name: str, at: int,
     case = CASES[name]
     query, key, value = data(case)
     spoiled = value.copy()
-    spoiled[0, at, 0, 3] = np.inf
+    spoiled[0, at, 0, 3] = np.nan if case.stored else np.inf
     spoiled[0, at, 0, 40] = np.nan
     sees = np.stack([seen_by(case, sequence)[:, :, at].T for sequence in range(2)])
     sees[1] = False
@@ -486,12 +492,15 @@ def test_unsupported_calls_are_named() -> None:
         attention(x, x, x, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="at most 8 rows"):
         attention(x, x, x, n, contract=CONTRACT, scale=1.0, schedule=SWAP)
+    with pytest.raises(UnsupportedError, match="a cache of 8 bits alone"):
+        attention(x, x, x, n, contract=CONTRACT, scale=1.0, schedule=WALKERS)
 
 
 def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
     choose = functools.partial(decode_schedule, 128, tiles=8, rows=8)
     assert choose(splits=2).swap
     assert choose(splits=2, eight_bits=True).swap
+    assert [choose(splits=n, eight_bits=True).walkers for n in (2, 16, 17)] == [1, 1, 2]
     for other in (choose(splits=1), choose(splits=2, rows=9), decode_schedule(96, tiles=8, splits=2, rows=8)):
         assert not other.swap
 

@@ -60,7 +60,7 @@ def start(
     refs = right if not isinstance(left, tuple) else (*left, *right)
     columns = right[0].shape[0 if right_along else 1]
     inline: Any = plgpu.inline_mgpu(
-        arg_types=(*[TILE] * len(arrays), *[_ref(ref) for ref in refs]), return_type=_tile(columns)
+        arg_types=(*[TILE] * len(arrays), *[ref_type(ref) for ref in refs]), return_type=tile_type(columns)
     )
 
     @inline  # type: ignore[untyped-decorator]
@@ -71,18 +71,18 @@ def start(
         elif held:
             held = (mgpu.optimization_barrier(*held),)
         nvvm.wgmma_fence_aligned()
-        sums = [] if total is None else _numbers(held[0])
-        rows = _words(held[-1]) if in_registers else _steps(places[: -len(right)], left_along)
+        sums = [] if total is None else accumulated(held[0])
+        rows = _words(held[-1]) if in_registers else steps(places[: -len(right)], left_along)
         turned = f"{'' if in_registers else f'{int(not left_along)}, '}{int(not right_along)}"
         kind = ir.MemRefType(places[-1].type).element_type
         parts = [(at, min(widest, columns - at)) for at in range(0, columns, widest)]
         found = [sums[at // 2 : (at + count) // 2] for at, count in parts]
-        for row, step in zip(rows, _steps(places[-len(right) :], right_along), strict=True):
+        for row, step in zip(rows, steps(places[-len(right) :], right_along), strict=True):
             for i, (at, count) in enumerate(parts):
                 place = _moved(step[0], _offset(places[-1], at, right_along)) if at else step[0]
-                found[i] = _wgmma(found[i], count // 2, row, place, kind, turned)
+                found[i] = one_step(found[i], count // 2, row, place, kind, turned)
         nvvm.wgmma_commit_group_sync_aligned()
-        return _array([number for part in found for number in part], columns)
+        return accumulator([number for part in found for number in part], columns)
 
     started: jax.Array = issue(*arrays, *refs)
     return started
@@ -103,7 +103,7 @@ def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, 
     if interpret:
         return arrays
     inline: Any = plgpu.inline_mgpu(
-        arg_types=(TILE,) * len(arrays), return_type=tuple(_tile(array.shape[1]) for array in arrays)
+        arg_types=(TILE,) * len(arrays), return_type=tuple(tile_type(array.shape[1]) for array in arrays)
     )
 
     @inline  # type: ignore[untyped-decorator]
@@ -129,7 +129,7 @@ def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
         ref[...] = tile
         plgpu.commit_smem()
         return
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, _ref(ref)))
+    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, ref_type(ref)))
 
     @inline  # type: ignore[untyped-decorator]
     def write(_: Any, tile: Any, ref: Any) -> None:
@@ -184,11 +184,13 @@ def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
     return exchanged
 
 
-def _ref(ref: Any) -> Any:
+def ref_type(ref: Any) -> Any:
+    """Returns the type of shared memory that is stored as `tile.tiled` says, for `inline_mgpu`."""
     return plgpu.RefType(tiled(ref.dtype, ref.shape[1]))
 
 
-def _tile(columns: int) -> Any:
+def tile_type(columns: int) -> Any:
+    """Returns the type of an accumulator (64, columns), for `inline_mgpu`."""
     return plgpu.ShapeDtypeStruct((ROWS, columns), jnp.dtype(jnp.float32), layout=TILE)
 
 
@@ -205,7 +207,7 @@ def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, ri
     return product if total is None else total + product
 
 
-def _steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
+def steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
     """Yields the description of each step of K of an operand in shared memory, in a list of one."""
     for ref in refs:
         kind = ir.MemRefType(ref.type)
@@ -247,7 +249,7 @@ def _moved(descriptor: Any, offset: int) -> Any:
     return llvm.add(descriptor, _long(offset >> 4), overflow_flags=_NO_FLAGS)
 
 
-def _wgmma(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any, turned: str) -> list[Any]:
+def one_step(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any, turned: str) -> list[Any]:
     """Issues one instruction; without sums it starts from zeros.
 
     Args:
@@ -287,11 +289,12 @@ def _words(array: Any) -> list[list[Any]]:
     return [words[at : at + _A_REGISTERS] for at in range(0, len(words), _A_REGISTERS)]
 
 
-def _numbers(array: Any) -> list[Any]:
+def accumulated(array: Any) -> list[Any]:
+    """Returns the registers of an accumulator as `one_step` takes them."""
     return [element(register, i) for register in array.registers.flat for i in range(2)]
 
 
-def _array(numbers: list[Any], columns: int) -> Any:
+def accumulator(numbers: list[Any], columns: int) -> Any:
     """Returns registers of an accumulator as an array (64, columns)."""
     layout = mgpu.WGMMA_LAYOUT
     registers = np.empty(len(numbers) // 2, dtype=object)

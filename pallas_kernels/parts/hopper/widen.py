@@ -100,8 +100,8 @@ def write_widened(numbers: jax.Array, target: Any, factors: jax.Array, fp8: bool
         read = lax.bitcast_convert_type(numbers, jnp.float8_e4m3fn) if fp8 else numbers
         target[...] = (read.astype(jnp.float32) * factors[None]).astype(target.dtype)
         return
-    text = _fp8 if fp8 else _int8
     kind = "bf16" if target.dtype == jnp.bfloat16 else "f16"
+    text = widening(fp8, kind)
     layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=2)
     of_factors = plgpu.Layout.WG_STRIDED(factors.shape, vec_size=_HALF)
     inline: Any = plgpu.inline_mgpu(arg_types=(layout, plgpu.RefType(tiled(target.dtype, columns)), of_factors))
@@ -117,7 +117,7 @@ def write_widened(numbers: jax.Array, target: Any, factors: jax.Array, fp8: bool
             for half in range(2):
                 start = _CHUNK * strip + _HALF * half
                 operands = [element(pair, half), *scales[start : start + _HALF]]
-                results = mgpu.utils.inline_ptx(text(kind), *operands, result_types=[word, word])
+                results = mgpu.utils.inline_ptx(text, *operands, result_types=[word, word])
                 for j, result in enumerate(results):
                     found = with_element(found, 2 * half + j, result)
             place = mgpu.utils.getelementptr(base, [phase], byte)
@@ -166,33 +166,37 @@ def _places(target: Any, rows: int, strip: int, step: int) -> Iterator[tuple[int
             yield number, found[phase], first // _GROUP * squares * atom + number * in_strip * atom
 
 
-def _int8(kind: str) -> str:
-    """Returns PTX that makes two words $0, $1 of four bytes $2 and their factors $3 to $6.
+def widening(fp8: bool, kind: str, order: tuple[int, int, int, int] = (0, 1, 2, 3)) -> str:
+    """Returns PTX that makes two words $0, $1 of four bytes $2 times their factors $3 to $6, each product rounded.
 
-    A byte that is 128 more is put below the exponent of 2**23, which is taken away again: exact, and no conversion.
+    An integer that is 128 more is put below the exponent of 2**23, which is taken away again: exact, and no conversion.
+
+    Args:
+        fp8: Whether the bytes are float8_e4m3fn; else they are integers.
+        kind: bf16 or f16.
+        order: The places of the four bytes in $2.
     """
-    numbers = "".join(
-        f" prmt.b32 b, w, 0x4B000000, {0x7540 + i:#x}; mov.b32 x{i}, b; sub.rn.f32 x{i}, x{i}, 0f4B000080;"
-        f" mul.rn.f32 x{i}, x{i}, ${3 + i};"
-        for i in range(4)
-    )
-    return (
-        f"{{ .reg .b32 w, b; .reg .f32 x0, x1, x2, x3; xor.b32 w, $2, 0x80808080;{numbers}"
-        f" cvt.rn.{kind}x2.f32 $0, x1, x0; cvt.rn.{kind}x2.f32 $1, x3, x2; }}"
-    )
-
-
-def _fp8(kind: str) -> str:
-    """Returns PTX as `_int8`, of four bytes of float8_e4m3fn."""
-    numbers = "".join(
-        f" cvt.rn.f16x2.e4m3x2 p, h{i}; mov.b32 {{a, b}}, p; cvt.f32.f16 x{2 * i}, a; cvt.f32.f16 x{2 * i + 1}, b;"
-        for i in range(2)
-    )
+    if fp8:
+        moved = "" if order == (0, 1, 2, 3) else f" prmt.b32 w, w, 0, {_selector(order):#x};"
+        numbers = f" mov.b32 w, $2;{moved} mov.b32 {{h0, h1}}, w;" + "".join(
+            f" cvt.rn.f16x2.e4m3x2 p, h{i}; mov.b32 {{a, b}}, p; cvt.f32.f16 x{2 * i}, a; cvt.f32.f16 x{2 * i + 1}, b;"
+            for i in range(2)
+        )
+    else:
+        numbers = " xor.b32 w, $2, 0x80808080;" + "".join(
+            f" prmt.b32 p, w, 0x4B000000, {0x7540 + place:#x}; mov.b32 x{i}, p; sub.rn.f32 x{i}, x{i}, 0f4B000080;"
+            for i, place in enumerate(order)
+        )
     products = "".join(f" mul.rn.f32 x{i}, x{i}, ${3 + i};" for i in range(4))
     return (
-        f"{{ .reg .b16 h0, h1, a, b; .reg .b32 p; .reg .f32 x0, x1, x2, x3; mov.b32 {{h0, h1}}, $2;{numbers}{products}"
+        f"{{ .reg .b16 h0, h1, a, b; .reg .b32 w, p; .reg .f32 x0, x1, x2, x3;{numbers}{products}"
         f" cvt.rn.{kind}x2.f32 $0, x1, x0; cvt.rn.{kind}x2.f32 $1, x3, x2; }}"
     )
+
+
+def _selector(order: tuple[int, ...]) -> int:
+    """Returns how `prmt` takes bytes from places of a word."""
+    return sum(place << 4 * i for i, place in enumerate(order))
 
 
 def widened(x: jax.Array, factors: jax.Array, dtype: Any) -> jax.Array:

@@ -28,6 +28,8 @@ _BYTE_STAGES: Final = {
     (192, 192): (2, 3),
     (256, 256): (1, 3),
 }
+_LEFT_STAGES: Final = {(64, 64): (11, 6), (128, 128): (5, 3)}  # of one walker, and of each of two
+_LEFT_REGISTERS: Final = (216, 40, 0)
 _SWAPPED: Final = ((64, 64), (128, 128))
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
@@ -75,8 +77,10 @@ class DecodeSchedule:
         whole: Whether an item has all keys of a tile, so that no splits are left to merge.
         byte_stages: Stages of the bytes of a cache of 8 bits.
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
-            matter to a cache of 8 bits alone.
+            matter to a cache of 8 bits alone, with `swap` where there are several walkers.
         swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
+        walkers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and a cache of
+            8 bits, which has no 16-bit stages then. Each pair has `byte_stages`.
     """
 
     stages: int = 3
@@ -85,6 +89,7 @@ class DecodeSchedule:
     byte_stages: int = 2
     registers: tuple[int, int, int] = (232, 40, 120)
     swap: bool = False
+    walkers: int = 1
 
 
 @dataclass(frozen=True)
@@ -239,9 +244,13 @@ def decode_schedule(
     """
     widths = head_size, value_size or head_size
     swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED and not shares
+    if eight_bits and swap:
+        walkers = 2 if tiles * splits > SMS else 1
+        stages = _LEFT_STAGES[widths][walkers - 1]
+        return DecodeSchedule(byte_stages=stages, registers=_LEFT_REGISTERS, swap=True, walkers=walkers)
     if eight_bits:
         stages, byte_stages = _BYTE_STAGES[widths]
-        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1, swap=swap)
+        return DecodeSchedule(stages, byte_stages=byte_stages, whole=splits == 1)
     if splits == 1:
         return DecodeSchedule(_DECODE_STAGES[widths], whole=True)
     rounds = -(-tiles // SMS)

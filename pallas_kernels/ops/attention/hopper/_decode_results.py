@@ -100,8 +100,12 @@ def store_columns(
     numbers: tuple[jax.Array, ...],
     most: int,
     interpret: bool,
+    of_bytes: bool = False,
 ) -> None:
-    """Writes the columns of tiles (64, 8) as `store_rows` does rows; in the interpreter `most` of them."""
+    """Writes the columns of tiles (64, 8) as `store_rows` does rows; in the interpreter `most` of them.
+
+    With `of_bytes` the rows of tiles lie as `bytes_left.start_values` leaves them.
+    """
     _, first, left = place
     if interpret:
         rows = pl.ds(first, most)
@@ -120,14 +124,15 @@ def store_columns(
         index = ir.IndexType.get()
         thread = thread_of_warpgroup()
         lane = arith.remui(thread, i32(32))
-        upper = arith.addi(arith.muli(arith.divui(thread, i32(32)), i32(16)), arith.divui(lane, i32(4)))
+        warp, own = arith.muli(arith.divui(thread, i32(32)), i32(16)), arith.divui(lane, i32(4))
+        upper, apart = arith.addi(warp, arith.muli(own, i32(2)) if of_bytes else own), 1 if of_bytes else 8
         for i in range(2):
             row = arith.addi(arith.muli(arith.remui(lane, i32(4)), i32(2)), i32(i))
             target = arith.index_cast(index, arith.addi(row, first.registers.item()))
             with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, row, left.registers.item())):
                 for j, tile in enumerate(tiles):
                     for half, pair in enumerate(tile.registers.flat):
-                        column = arith.index_cast(index, arith.addi(upper, i32(ROWS * j + 8 * half)))
+                        column = arith.index_cast(index, arith.addi(upper, i32(ROWS * j + apart * half)))
                         memref.store(element(pair, i), values_ref, [target, column])
                 with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, upper, i32(0))):
                     for ref, found in zip(refs, stats, strict=True):

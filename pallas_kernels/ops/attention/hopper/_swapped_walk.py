@@ -18,7 +18,6 @@ from jax import lax
 
 from pallas_kernels.contract import LEAST
 from pallas_kernels.ops.attention.hopper._online import Stats
-from pallas_kernels.ops.attention.hopper._ring import Ring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.clean import spoil_rows
 from pallas_kernels.parts.hopper.columns import (
@@ -76,7 +75,7 @@ class SwappedWalk:
         length: Keys of the sequence.
         blocks: The blocks.
         queries: Shared memory (8, H).
-        ring: Where the blocks are.
+        ring: Where the blocks are, a `Ring`.
         position: Position in the ring of the first block.
         shared: Further shared memory.
         after_scores: Called when the queries have been read for the last time.
@@ -89,7 +88,7 @@ class SwappedWalk:
     length: Any
     blocks: Blocks
     queries: Any
-    ring: Ring
+    ring: Any
     position: Any
     shared: Shared
     after_scores: Callable[[], None]
@@ -101,10 +100,15 @@ class SwappedWalk:
         return Arithmetic(interpret=self.interpret, axis=0)
 
     @property
+    def width(self) -> int:
+        """Columns of the values."""
+        width: int = self.ring.values.shape[2]
+        return width
+
+    @property
     def tiles(self) -> int:
         """Tiles of the values."""
-        width: int = self.ring.values.shape[2]
-        return width // ROWS
+        return self.width // ROWS
 
     def run(self) -> tuple[tuple[jax.Array, ...], Stats]:
         """Walks all blocks; there is at least one.

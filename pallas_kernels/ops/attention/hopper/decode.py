@@ -3,9 +3,10 @@
 A row takes the steps of the kernel for many queries. An item is a tile with all of its keys, as there; or with one
 split of them, so that a few sequences keep all blocks busy, and `merge` does with the splits what that kernel does in
 one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items. With `schedule.swap`
-a tile has at most 8 rows, which are wgmma's columns.
+a tile has at most 8 rows, which are wgmma's columns; `decode_bytes` launches that from a cache of 8 bits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -16,19 +17,23 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
+from pallas_kernels.ops.attention.hopper._byte_walk import ByteWalk, LeftRing
 from pallas_kernels.ops.attention.hopper._decode_results import Place, Results, store_columns, store_rows
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import of_queries, result
 from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._scratch import Scratch
 from pallas_kernels.ops.attention.hopper._sight import Blocks
+from pallas_kernels.ops.attention.hopper._swap import check_swap
 from pallas_kernels.ops.attention.hopper._swapped_walk import Shared, SwappedWalk
 from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
+from pallas_kernels.ops.attention.hopper.decode_bytes import run_bytes
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded_splits
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
-from pallas_kernels.parts.hopper.columns import CHAINS, COLUMN, COLUMNS
+from pallas_kernels.parts.hopper.bytes_left import read_key_factors, read_value_factors, turn_queries
+from pallas_kernels.parts.hopper.columns import COLUMN, COLUMNS
 from pallas_kernels.parts.hopper.columns import scratch as column_scratch
 from pallas_kernels.parts.hopper.products import WIDEST
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic, tiled
@@ -55,6 +60,11 @@ class Item(NamedTuple):
     tile: Any
     split: Any
     blocks: Blocks
+
+
+def factors_of(factors: Any, item: Item) -> Any:
+    """Returns the factors of an item's columns (H,), in GPU memory, of those of all heads (B or 1, K, H)."""
+    return factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head]
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,15 @@ class Body:
         return min(self.schedule.blocks, self.items)
 
     @property
+    def walkers(self) -> int:
+        """Walkers of all blocks of the grid."""
+        return self.grid * self.schedule.walkers
+
+    def number(self, walker: Any) -> Any:
+        """Returns the number, among all walkers, of one of this block of the grid: a few items go to many blocks."""
+        return lax.axis_index("block") + walker * self.grid
+
+    @property
     def tile_rows(self) -> int:
         """Rows of a tile in shared memory."""
         return COLUMNS if self.schedule.swap else ROWS
@@ -151,13 +170,13 @@ class Body:
         """Rows of a tile that are copied; the others are never read by what is stored."""
         return min(ROWS, -(-self.rows // _ROWS) * _ROWS)
 
-    def count(self, block: Any) -> Any:
-        """Returns the number of items of a block."""
-        return lax.div(self.items - 1 - block, self.grid) + 1
+    def count(self, walker: Any) -> Any:
+        """Returns the number of items of a walker."""
+        return lax.div(self.items - 1 - walker + self.walkers, self.walkers)
 
-    def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
-        """Returns an item of a block: neighbours share a split, so that a cache is read in the order of its bytes."""
-        number = index * self.grid + block
+    def item(self, lengths: Lengths, walker: Any, index: Any) -> Item:
+        """Returns an item of a walker: neighbours share a split, so that a cache is read in the order of its bytes."""
+        number = index * self.walkers + walker
         head, number = lax.rem(number, self.heads), lax.div(number, self.heads)
         tile, number = lax.rem(number, self.tiles), lax.div(number, self.tiles)
         splits = 1 if self.schedule.whole else self.splits
@@ -187,31 +206,46 @@ class Body:
         return begin, jnp.where(queries > 0, jnp.minimum(end, self.splits), begin)
 
     def produce(
-        self, packed: tuple[Any, ...], caches: Any, table: Any, lengths: Lengths, scratch: Any, ring: Ring | ByteRing
+        self,
+        walker: Any,
+        packed: tuple[Any, ...],
+        lengths: Lengths,
+        scratch: Any,
+        fill: Callable[[Item, Any], None],
+        ring: Ring | ByteRing | LeftRing,
     ) -> None:
-        """Fetches the rows and the blocks of all items of this block of the grid."""
-        block = lax.axis_index("block")
+        """Fetches the rows and the blocks of all items of a walker.
+
+        Args:
+            walker: Its number in its block of the grid.
+            packed: From `packed`.
+            lengths: Numbers of each sequence.
+            scratch: Where the rows go.
+            fill: Fills a ring with the blocks of an item from a position on.
+            ring: The ring.
+        """
+        first, walker = 2 * walker, self.number(walker)
 
         def fetch(index: Any, carry: Any) -> Any:
             position, done = carry
-            item = self.item(lengths, block, index)
+            item = self.item(lengths, walker, index)
             some = item.blocks.last > item.blocks.first
 
             @pl.when(some)
             def _() -> None:
-                slot = lax.rem(done, 2)
+                slot = first + lax.rem(done, 2)
                 pl.when(done >= 2)(partial(plgpu.barrier_wait, scratch.queries_free.at[slot]))
                 self.copy_rows(packed, item, scratch.queries.at[slot], scratch.queries_full.at[slot])
 
-            ring.fill(item.blocks, position, caches, table, item.sequence, item.head)
+            fill(item, position)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        position, done = lax.fori_loop(0, self.count(block), fetch, (jnp.int32(0), jnp.int32(0)))
+        position, done = lax.fori_loop(0, self.count(walker), fetch, (jnp.int32(0), jnp.int32(0)))
         ring.drain(position)
 
         @pl.loop(0, jnp.minimum(done, 2))
         def _(i: Any) -> None:
-            plgpu.barrier_wait(scratch.queries_free.at[lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
+            plgpu.barrier_wait(scratch.queries_free.at[first + lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
 
     def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
         """Makes keys, or values, of the bytes of all items of this block of the grid.
@@ -223,32 +257,43 @@ class Body:
             stored: The bytes.
             ring: Where keys and values go.
         """
-        block = lax.axis_index("block")
+        walker = self.number(0)
         make, free = (stored.widen_values, ring.values_free) if values else (stored.widen_keys, ring.keys_free)
 
         def one(index: Any, position: Any) -> Any:
-            item = self.item(lengths, block, index)
-            make(item.blocks, position, factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head], ring)
+            item = self.item(lengths, walker, index)
+            make(item.blocks, position, factors_of(factors, item), ring)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
-        drain(free, ring.stages, lax.fori_loop(0, self.count(block), one, jnp.int32(0)))
+        drain(free, ring.stages, lax.fori_loop(0, self.count(walker), one, jnp.int32(0)))
 
-    def compute(self, lengths: Lengths, further: Further, results: Results, scratch: "_Scratch", ring: Ring) -> None:
-        """Computes all items of this block of the grid."""
-        block = lax.axis_index("block")
+    def compute(
+        self, walker: Any, lengths: Lengths, further: Further, results: Results, scratch: Scratch, ring: Ring | LeftRing
+    ) -> None:
+        """Computes all items of a walker, given by its number in its block of the grid."""
+        first, walker = 2 * walker, self.number(walker)
 
         def one(index: Any, carry: Any) -> Any:
             position, done = carry
-            item = self.item(lengths, block, index)
+            item = self.item(lengths, walker, index)
             some = item.blocks.last > item.blocks.first
 
             @pl.when(some)
             def _() -> None:
-                self.one_item(item, position, lax.rem(done, 2), lengths, further, results, scratch, ring)
+                self.one_item(item, position, first + lax.rem(done, 2), lengths, further, results, scratch, ring)
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
-        lax.fori_loop(0, self.count(block), one, (jnp.int32(0), jnp.int32(0)))
+        lax.fori_loop(0, self.count(walker), one, (jnp.int32(0), jnp.int32(0)))
+
+    def factors(self, further: Further, item: Item, interpret: bool) -> tuple[jax.Array, jax.Array]:
+        """Returns the factors of an item's keys and values of 8 bits, in registers."""
+        keys, values = factors_of(further.key_scale, item), self.value_factors(further, item)
+        return read_key_factors(keys, interpret), read_value_factors(values, interpret)
+
+    def value_factors(self, further: Further, item: Item) -> Any:
+        """Returns the factors of an item's values of 8 bits, (V,) in GPU memory."""
+        return factors_of(further.value_scale, item)
 
     def one_item(
         self,
@@ -258,8 +303,8 @@ class Body:
         lengths: Lengths,
         further: Further,
         results: Results,
-        scratch: "_Scratch",
-        ring: Ring,
+        scratch: Scratch,
+        ring: Any,
     ) -> None:
         """Walks the keys of a tile of rows and stores what they give."""
         interpret, call = bool(self.call.interpret), self.call
@@ -296,7 +341,11 @@ class Body:
         target = results.of(place, item.split, self.schedule.whole)
         plgpu.barrier_wait(scratch.queries_full.at[slot])
         if scratch.shared is not None:
-            columns = SwappedWalk(
+            form: Callable[..., SwappedWalk] = SwappedWalk
+            if isinstance(ring, LeftRing):
+                turn_queries(scratch.queries.at[slot], interpret)
+                form = partial(ByteWalk, factors=self.factors(further, item, interpret))
+            columns = form(
                 call.scoring.factor,
                 call.sight,
                 lambda: positions(COLUMNS, COLUMN),
@@ -310,7 +359,8 @@ class Body:
                 interpret,
             )
             tiles, stats = columns.run()
-            store_columns(target.values, target.numbers, place, tiles, stats, self.rows, interpret)
+            of_bytes = isinstance(ring, LeftRing)
+            store_columns(target.values, target.numbers, place, tiles, stats, self.rows, interpret, of_bytes)
             return
         walk = Walk(
             call.contract,
@@ -350,33 +400,6 @@ def _of_rows(numbers: jax.Array, body: Body, rows: int, padded: int | None = Non
     return found if padded is None else jnp.pad(found, ((0, 0), (0, padded - found.shape[1])))
 
 
-def _check_swap(body: Body, further: Further) -> None:
-    call = body.call
-    widths, order = (call.size, call.value_size), (call.contract.key_block, call.contract.sum_chains)
-    plain = call.scoring.bend is None and further.slopes is None and further.bias is None and further.mask is None
-    if (
-        body.schedule.whole
-        or body.rows > COLUMNS
-        or any(width % ROWS for width in widths)
-        or order != (2 * ROWS, CHAINS)
-        or not plain
-    ):
-        raise UnsupportedError(
-            f"attention on a Hopper GPU: expected, for a schedule with swap and splits, at most {COLUMNS} rows of heads"
-            f" that are multiples of {ROWS} wide, blocks of {2 * ROWS} keys, {CHAINS} chains, and nothing"
-            f" that bends the scores or is added to them; got {body.schedule}, {body.rows} rows, widths {widths},"
-            f" {call.contract}, {call.scoring}, {len(further.given)} further arrays. Take a schedule without swap."
-        )
-
-
-class _Scratch(NamedTuple):
-    queries: Any
-    queries_full: Any
-    queries_free: Any
-    parked: Parked | None
-    shared: Shared | None
-
-
 def decode(
     query: jax.Array,
     key: jax.Array,
@@ -403,8 +426,7 @@ def decode(
         UnsupportedError: If the schedule does not fit the call.
     """
     s, call, dtype = body.schedule, body.call, query.dtype
-    if s.swap:
-        _check_swap(body, further)
+    check_swap(body, further, key.dtype)
     fp8 = key.dtype == jnp.float8_e4m3fn
     if fp8:
         key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (key, value))
@@ -429,7 +451,8 @@ def decode(
             jax.ShapeDtypeStruct((sequences, body.splits, padded, call.value_size), jnp.float32),
             jax.ShapeDtypeStruct((sequences, 2, padded, padded_splits(body.splits)), jnp.float32),
         ]
-    out, lse = _run(body.packed(query), key, value, lengths, further, body=body, fp8=fp8, outputs=outputs)
+    run = run_bytes if s.swap and key.dtype == jnp.int8 else _run
+    out, lse = run(body.packed(query), key, value, lengths, further, body=body, fp8=fp8, outputs=outputs)
     if not s.whole:
         out, lse = merge(
             out,
@@ -493,7 +516,7 @@ def _run(
         own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
         results, scratch = (
             Results(values_ref, numbers_ref),
-            _Scratch(queries, queries_full, queries_free, parked, shared),
+            Scratch(queries, queries_full, queries_free, parked, shared),
         )
         ring = Ring(s.stages, ring_source, bool(call.interpret), *own)
         stored: Any = ring
@@ -501,17 +524,20 @@ def _run(
             stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
         program, warpgroup = body.inside(more), lax.axis_index("warpgroup")
 
+        def fill(stored: Any, table: Any, item: Item, position: Any) -> None:
+            stored.fill(item.blocks, position, (key_ref, value_ref), table, item.sequence, item.head)
+
         @pl.when(warpgroup == 0)
         def _() -> None:
             if bytewise:
                 plgpu.set_max_registers(s.registers[0], action="increase")
-            program.compute(lengths, more, results, scratch, ring)
+            program.compute(0, lengths, more, results, scratch, ring)
 
         @pl.when(warpgroup == 1)
         def _() -> None:
             if bytewise:
                 plgpu.set_max_registers(s.registers[1], action="decrease")
-            program.produce(rows, (key_ref, value_ref), more.table, lengths, scratch, stored)
+            program.produce(0, rows, lengths, scratch, partial(fill, stored, more.table), stored)
 
         for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
 
