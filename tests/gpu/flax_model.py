@@ -16,21 +16,18 @@ def _attention(
     value: jax.Array,
     *,
     implementation: str | None,
-    masked: bool,
     is_causal: bool,
     mask: jax.Array | None = None,
     **_: Any,
 ) -> jax.Array:
     mask = None if mask is None else mask.astype(bool)  # Flax combines masks as numbers
-    if masked and is_causal:
-        mask, is_causal = jnp.tril(jnp.ones((1, 1, query.shape[1], key.shape[1]), bool)), False
     return jax.nn.dot_product_attention(
         query, key, value, mask=mask, is_causal=is_causal, implementation=implementation
     )
 
 
 class Block(nnx.Module):
-    def __init__(self, config: LlamaConfig, implementation: str | None, masked: bool, **options: Any) -> None:
+    def __init__(self, config: LlamaConfig, implementation: str | None, **options: Any) -> None:
         width, inner = config.hidden_size, config.intermediate_size
         self.norms = nnx.List([nnx.RMSNorm(width, **options), nnx.LayerNorm(width, **options)])
         self.attention = nnx.MultiHeadAttention(
@@ -39,7 +36,7 @@ class Block(nnx.Module):
             config.num_heads * config.head_dim,
             num_kv_heads=config.num_kv_heads,
             decode=False,
-            attention_fn=functools.partial(_attention, implementation=implementation, masked=masked),
+            attention_fn=functools.partial(_attention, implementation=implementation),
             **options,
         )
         self.up, self.down = nnx.Linear(width, inner, **options), nnx.Linear(inner, width, **options)
@@ -52,17 +49,13 @@ class Block(nnx.Module):
 class FlaxModel(nnx.Module):
     """Tokens (B, T) to float32 logits; `from_rows` starts behind the embedding.
 
-    With `decode` each call takes the next token (B, 1) of sequences in the cache that `init_cache` has made. Keys are
-    hidden by a mask there; cuDNN takes a mask as a bias, behind which scores are rounded once more. With `masked`
-    they are hidden by a mask everywhere.
+    With `decode` each call takes the next token (B, 1) of sequences in the cache that `init_cache` has made.
     """
 
-    def __init__(
-        self, config: LlamaConfig, implementation: str | None = None, *, masked: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, config: LlamaConfig, implementation: str | None = None, **options: Any) -> None:
         options["rngs"] = nnx.Rngs(0)
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **options)
-        self.blocks = nnx.List(Block(config, implementation, masked, **options) for _ in range(config.num_layers))
+        self.blocks = nnx.List(Block(config, implementation, **options) for _ in range(config.num_layers))
         self.norm = nnx.RMSNorm(config.hidden_size, **options)
 
     def init_cache(self, batch: int, capacity: int) -> None:
