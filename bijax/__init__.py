@@ -18,6 +18,7 @@ from bijax.ops.gated_matmul import gated_matmul as gated_matmul
 from bijax.ops.head_norm import head_rms_norm as head_rms_norm
 from bijax.ops.kv_cache import store_kv_cache as store_kv_cache
 from bijax.ops.kv_cache import store_paged_kv_cache as store_paged_kv_cache
+from bijax.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from bijax.ops.matmul import matmul as matmul
 from bijax.ops.moe_gather import moe_gather as moe_gather
 from bijax.ops.moe_products import group_matmul as group_matmul

@@ -55,32 +55,35 @@ def softmax_cross_entropy(
         [0.0, 1.3863, 1.3863]
     """
     logits = float_array(_OP, "logits", logits)
-    labels = _integers(labels)
+    labels = integer_labels(_OP, labels)
     if logits.ndim < 1 or logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"{_OP}: labels must have the shape of logits without its last dimension, got logits {describe(logits)}"
-            f" and labels {_describe(labels)}."
+            f" and labels {describe_labels(labels)}."
         )
     z_loss = real(_OP, "z_loss", z_loss, least=0)
     ignore_index = None if ignore_index is None else integer(_OP, "ignore_index", ignore_index)
     rows = math.prod(labels.shape)
-    codes = _codes(labels, logits.shape[-1], ignore_index).reshape(rows, 1)
-    return _loss(logits.reshape(rows, logits.shape[-1]), codes, z_loss).reshape(labels.shape)
+    codes = label_codes(_OP, labels, logits.shape[-1], ignore_index).reshape(rows, 1)
+    return row_losses(logits.reshape(rows, logits.shape[-1]), codes, z_loss).reshape(labels.shape)
 
 
-def _integers(labels: Any) -> Any:
+def integer_labels(op: str, labels: Any) -> Any:
     """Returns labels as they came, traced or as a numpy array, so that no conversion can change a value."""
     array = labels if isinstance(labels, jax.core.Tracer) else np.asarray(labels)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{_OP}: labels must be integers, got {_describe(array)}; one-hot labels are not supported.")
+        raise TypeError(
+            f"{op}: labels must be integers, got {describe_labels(array)}; one-hot labels are not supported."
+        )
     return array
 
 
-def _describe(array: Any) -> str:
+def describe_labels(array: Any) -> str:
+    """Returns the dtype and the shape of labels."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
-def _codes(labels: Any, columns: int, ignore_index: int | None) -> jax.Array:
+def label_codes(op: str, labels: Any, columns: int, ignore_index: int | None) -> jax.Array:
     """Returns labels as int32 for the kernel: -1 for rows to be left out, `columns` for labels out of range."""
     limits = np.iinfo(labels.dtype)
     # Numbers that the dtype of the labels cannot hold are not compared with them.
@@ -95,16 +98,16 @@ def _codes(labels: Any, columns: int, ignore_index: int | None) -> jax.Array:
         if wrong.any():
             row = tuple(int(i) for i in np.argwhere(wrong)[0])
             raise ValueError(
-                f"{_OP}: labels must be in [0, {columns}), the columns of logits, or ignore_index={ignore_index}; got"
-                f" {int(labels[row])} at {row} and {int(wrong.sum())} such labels in {_describe(labels)}."
+                f"{op}: labels must be in [0, {columns}), the columns of logits, or ignore_index={ignore_index}; got"
+                f" {int(labels[row])} at {row} and {int(wrong.sum())} such labels in {describe_labels(labels)}."
             )
     valid_labels = jnp.where(valid, labels, 0).astype(jnp.int32)
     return jnp.where(ignored, -1, jnp.where(valid, valid_labels, columns))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _loss(x: jax.Array, codes: jax.Array, z_loss: float) -> jax.Array:
-    """(M, V) and (M, 1) to (M, 1) float32."""
+def row_losses(x: jax.Array, codes: jax.Array, z_loss: float) -> jax.Array:
+    """(M, V) and (M, 1) of `label_codes` to (M, 1) float32, without checks."""
     return _forward(x, codes, z_loss)[0]
 
 
@@ -120,7 +123,7 @@ def _backward(z_loss: float, saved: Arrays, g: jax.Array) -> tuple[jax.Array, np
     return dx, np.zeros(codes.shape, jax.dtypes.float0)
 
 
-_loss.defvjp(_forward, _backward)
+row_losses.defvjp(_forward, _backward)
 
 _kernel = define_row_kernel(
     "cross_entropy",

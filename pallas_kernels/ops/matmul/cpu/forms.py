@@ -150,7 +150,7 @@ def _panel_width(n: int, most: int) -> int:
 def transposed(w: jax.Array) -> jax.Array:
     """(N, K) to (K, N) in memory, some rows at a time, so that what is read stays in the cache until it is used."""
     n, k = w.shape
-    if n * k < _LARGE:
+    if n < _TRANSPOSED_ROWS or n * k < _LARGE:
         return isolate(row_major(w.T))[0]
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
