@@ -57,6 +57,9 @@ OPERATIONS: dict[str, list[tuple[Function, list[tuple[int, ...]]]]] = {
         (lambda x: bijax.softmax_cross_entropy(x, PLACES), [(3, 6)]),
         (lambda x: bijax.softmax_cross_entropy(x, PLACES, z_loss=1e-4, ignore_index=0), [(3, 6)]),
     ],
+    "linear_cross_entropy": [
+        (lambda x, w: bijax.linear_cross_entropy(x, w, PLACES, z_loss=1e-4, ignore_index=0), [(3, 6), (6, 7)]),
+    ],
     "rms_norm": [
         (bijax.rms_norm, [(4, 6)]),
         (bijax.rms_norm, [(4, 6), (6,)]),
