@@ -13,6 +13,7 @@ from bijax.core.primitive import Arrays, define_kernel, in_front, unfold_rows
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.ops.rotary import portable
+from pallas_kernels.parts.xla.join import join
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.rotary import triton
@@ -32,7 +33,7 @@ def rotate_heads(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     first, second = jnp.split(x, 2, axis=-1)
     cos, sin = (jnp.broadcast_to(a[..., None, :], first.shape) for a in (cos, sin))
     turned: Arrays = _turn(first, second, cos, sin)
-    return jnp.concatenate(turned, axis=-1)
+    return join(turned, x.ndim - 1)
 
 
 def store_rows(stored: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:

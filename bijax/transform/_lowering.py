@@ -37,6 +37,7 @@ from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
 from bijax.transform._state import INVARIANT, OFF, Request, current, of_equation, requested, tagged
 from bijax.transform._tables import (
     ALONE,
+    AS_MATRICES,
     COMPARED,
     COUNTER,
     FENCED,
@@ -56,6 +57,7 @@ from bijax.transform._tables import (
 from bijax.transform.errors import NotInvariantError
 from bijax.transform.expansions import Expansion, expansion_of
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _HELD: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
@@ -243,6 +245,9 @@ def _rule_for(
             with kernel_code():
                 found = stock(ctx, *operands, **parameters)
             return _fences.alone(found) if math.prod(parameters["slice_sizes"]) == 1 else found
+        if name in AS_MATRICES:
+            nested = would_be_nested(ctx, parameters["dimension"])
+            return _traced(of_matrices, ctx, operands, parameters) if nested else stock(ctx, *operands, **parameters)
         _check_shapes(primitive.name, ctx)
         if expansion := expansion_of(name, dtypes):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
+from pallas_kernels.parts.xla.join import join
 from pallas_kernels.parts.xla.lanes import run_flat
 from pallas_kernels.parts.xla.opaque import apart_from_sums
 from pallas_kernels.parts.xla.tiles import run_isolated
@@ -71,7 +72,7 @@ def _rotate_halves(
             first, second = first + apart_from_sums(-high * sin_low), second + apart_from_sums(low * sin_high)
         return first.astype(x.dtype), second.astype(x.dtype)
 
-    return jnp.concatenate(run_isolated(program, x, sin, cos), axis=-1)
+    return join(run_isolated(program, x, sin, cos), x.ndim - 1)
 
 
 def rotated(
@@ -153,7 +154,7 @@ def rotate_and_store(
 
     first, second = jnp.split(source, 2, axis=-1)
     tables = (jnp.broadcast_to(table[:, None], first.shape) for table in (cos, sin))
-    both = jnp.concatenate(compute(turn, first, second, *tables), axis=-1)
+    both = join(compute(turn, first, second, *tables), first.ndim - 1)
     # A negative number would count from the end.
     at = jnp.where(rows < 0, keys.shape[0], rows)
     keys = keys.at[at].set(both[:, query_heads:], mode="drop")
