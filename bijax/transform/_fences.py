@@ -13,7 +13,7 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from pallas_kernels.parts.xla.opaque import emit_opaque_zero
+from pallas_kernels.parts.xla.opaque import emit_opaque_number, emit_opaque_zero
 
 Value = Any
 
@@ -29,7 +29,8 @@ def fence_product(product: Value) -> Value:
     width = element.width
     integers = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(width))
     scalar = ir.RankedTensorType.get([], integers.element_type)
-    zero = _repeated(hlo.convert(scalar, emit_opaque_zero()), integers)
+    zero = emit_opaque_zero()
+    zero = _repeated(zero if zero.type == scalar else hlo.convert(scalar, zero), integers)
     return hlo.bitcast_convert(shaped, hlo.xor(hlo.bitcast_convert(integers, product), zero))
 
 
@@ -63,9 +64,8 @@ def hide(value: Value, other: Value) -> Value:
     """
     mask = ir.RankedTensorType.get(value.type.shape, ir.IntegerType.get_signless(1))
     # Not from the opaque zero: LLVM would take it for 0 where the comparison holds, and see through `fence_product`.
-    number = hlo.OptimizationBarrierOp([hlo.replica_id()]).results[0]
     none = mlir.ir_constant(np.uint32(2**31 - 1))
-    true = hlo.compare(number, none, hlo.ComparisonDirectionAttr.get("NE"))
+    true = hlo.compare(emit_opaque_number(), none, hlo.ComparisonDirectionAttr.get("NE"))
     return hlo.select(_repeated(true, mask), value, other)
 
 

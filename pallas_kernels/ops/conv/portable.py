@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.contract import ConvContract, honour
 from pallas_kernels.parts.xla.opaque import opaque_zero
 from pallas_kernels.parts.xla.positions import Window, fold_positions, split_index
-from pallas_kernels.parts.xla.tiles import isolate, pad_rows
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate, pad_rows
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -55,7 +55,7 @@ def correlate(
 
     def group(x: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
         terms = _side_by_side(x, window, start, size)
-        weights = lax.dynamic_slice_in_dim(w, start, size, axis=2).reshape(g, o, size * c)
+        weights = lax.dynamic_slice_in_dim(w, start, size, axis=2, **FROM_ZERO).reshape(g, o, size * c)
         terms, weights = isolate(terms, weights)
         return isolate(_stacked(product, terms.reshape(-1, g, size * c), weights))[0]
 
@@ -185,7 +185,7 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window, contrac
     hidden = opaque_zero().astype(unsigned)
 
     def term(position: jax.Array | int) -> jax.Array:
-        scaled = window.read(x, position) * lax.dynamic_index_in_dim(w, position, keepdims=False)[:, 0]
+        scaled = window.read(x, position) * lax.dynamic_index_in_dim(w, position, keepdims=False, **FROM_ZERO)[:, 0]
         # A product that meets a sum in one fusion is contracted with it, or not, as the loop's shape will have it.
         return lax.bitcast_convert_type(lax.bitcast_convert_type(scaled, unsigned) ^ hidden, x.dtype)
 
@@ -231,10 +231,10 @@ def correlate_examples(
 
     def outer(start: jax.Array | int, size: int) -> jax.Array:
         def group(i: jax.Array | int) -> jax.Array:
-            part = lax.dynamic_slice_in_dim(x, i * together, together)
+            part = lax.dynamic_slice_in_dim(x, i * together, together, **FROM_ZERO)
             terms = _side_by_side(part, places, start, size)
             (terms,) = isolate(terms.reshape(together * positions, g, size * n))
-            rows = lax.dynamic_slice_in_dim(w, i * together, together).reshape(together * positions, g, o)
+            rows = lax.dynamic_slice_in_dim(w, i * together, together, **FROM_ZERO).reshape(together * positions, g, o)
             if g == 1:
                 return isolate(product(terms[:, 0], rows[:, 0])[None])[0]
             return isolate(product(terms.transpose(1, 0, 2), rows.transpose(1, 0, 2)))[0]

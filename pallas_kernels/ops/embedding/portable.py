@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import ChunkContract
-from pallas_kernels.parts.xla.tiles import pad_rows
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, pad_rows
 
 
 def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> jax.Array:
@@ -38,8 +38,8 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
     chunk = jnp.arange(chunks, dtype=jnp.int32)
 
     def add_row(i: jax.Array, sums: jax.Array) -> jax.Array:
-        here = lax.dynamic_index_in_dim(place, i, 1, keepdims=False)
-        row = lax.dynamic_index_in_dim(g, i, 1, keepdims=False).astype(jnp.float32)
+        here = lax.dynamic_index_in_dim(place, i, 1, keepdims=False, **FROM_ZERO)
+        row = lax.dynamic_index_in_dim(g, i, 1, keepdims=False, **FROM_ZERO).astype(jnp.float32)
         at = sums.at[chunk, here]
         return at.set(at.get(mode="promise_in_bounds") + row, unique_indices=True, mode="promise_in_bounds")
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import ChunkContract
-from pallas_kernels.parts.xla.tiles import isolate, next_power_of_two, pad_rows
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate, next_power_of_two, pad_rows
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -47,10 +47,10 @@ def multiply_groups(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Pr
     x, w = isolate(pad_rows(x, m + rows), w)
 
     def step(group: jax.Array, start: jax.Array, inside: jax.Array, y: jax.Array) -> jax.Array:
-        tile = lax.dynamic_slice_in_dim(x, start, rows)
-        (result,) = isolate(product(*isolate(tile, lax.dynamic_index_in_dim(w, group, keepdims=False))))
-        before = lax.dynamic_slice_in_dim(y, start, rows)
-        return lax.dynamic_update_slice_in_dim(y, jnp.where(inside[:, None], result, before), start, 0)
+        tile = lax.dynamic_slice_in_dim(x, start, rows, **FROM_ZERO)
+        (result,) = isolate(product(*isolate(tile, lax.dynamic_index_in_dim(w, group, keepdims=False, **FROM_ZERO))))
+        before = lax.dynamic_slice_in_dim(y, start, rows, **FROM_ZERO)
+        return lax.dynamic_update_slice_in_dim(y, jnp.where(inside[:, None], result, before), start, 0, **FROM_ZERO)
 
     sizes, start = _known_to_fit(sizes, m, n.dtype)
     y = _visit_tiles(step, sizes, m, rows, jnp.full((m + rows, n.shape[1]), start))
@@ -88,11 +88,11 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
     x, g = isolate(*(pad_rows(a, m + rows) for a in (x, g)))
 
     def step(group: jax.Array, start: jax.Array, inside: jax.Array, total: jax.Array) -> jax.Array:
-        tiles = (lax.dynamic_slice_in_dim(a, start, rows) for a in (x, g))
+        tiles = (lax.dynamic_slice_in_dim(a, start, rows, **FROM_ZERO) for a in (x, g))
         parts = (jnp.where(inside[:, None], tile, jnp.zeros((), tile.dtype)) for tile in tiles)
         (part,) = isolate(product(*isolate(*parts)))
-        so_far = lax.dynamic_index_in_dim(total, group, keepdims=False)
-        changed: jax.Array = lax.dynamic_update_index_in_dim(total, isolate(so_far + part)[0], group, 0)
+        so_far = lax.dynamic_index_in_dim(total, group, keepdims=False, **FROM_ZERO)
+        changed: jax.Array = lax.dynamic_update_index_in_dim(total, isolate(so_far + part)[0], group, 0, **FROM_ZERO)
         return changed
 
     sizes, start = _known_to_fit(sizes, m, one.dtype)

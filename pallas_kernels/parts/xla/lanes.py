@@ -18,7 +18,15 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.contract import LANES, RowContract
 from pallas_kernels.parts.xla.opaque import apart_from_sums
-from pallas_kernels.parts.xla.tiles import Program, isolate, map_row_tiles, next_power_of_two
+from pallas_kernels.parts.xla.tiles import (
+    FROM_ZERO,
+    Program,
+    first_rows,
+    isolate,
+    map_row_tiles,
+    next_power_of_two,
+    pad_rows,
+)
 from pallas_kernels.schedule.cpu.rows import rows_at_once, vector_rows
 
 Arrays = tuple[jax.Array, ...]
@@ -84,11 +92,11 @@ def run_flat(program: Program, *arrays: jax.Array) -> Arrays:
     rows = vector_rows(-(-size // VECTOR), len(arrays), steps)
 
     def flat(x: jax.Array) -> jax.Array:
-        padded = lax.pad(x.reshape(size), jnp.zeros((), x.dtype), [(0, rows * VECTOR - size, 0)])
+        padded = pad_rows(x.reshape(size), rows * VECTOR)
         return padded.reshape(rows, VECTOR)
 
     results = isolate(*program(*isolate(*(flat(x) for x in arrays))))
-    return tuple(r.reshape(rows * VECTOR)[:size].reshape(shape) for r in results)
+    return tuple(first_rows(r.reshape(rows * VECTOR), size).reshape(shape) for r in results)
 
 
 def apart(x: jax.Array) -> jax.Array:
@@ -184,7 +192,9 @@ def fold_lanes(
     whole = columns // lanes
 
     def block(i: jax.Array | int) -> jax.Array:
-        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=axis).astype(dtype)
+        if isinstance(i, int):
+            return lax.slice_in_dim(x, i * lanes, (i + 1) * lanes, axis=axis).astype(dtype)
+        return lax.dynamic_slice_in_dim(x, i * lanes, lanes, axis=axis, **FROM_ZERO).astype(dtype)
 
     def chain(total: jax.Array, start: jax.Array | int, blocks: int) -> jax.Array:
         for i in range(blocks):

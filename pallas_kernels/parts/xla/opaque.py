@@ -5,6 +5,7 @@ all), in which constants are constants again. So the zero is made of the number 
 told when it runs.
 """
 
+import itertools
 from typing import Any, Final
 
 import jax
@@ -14,8 +15,13 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
+from jax.interpreters.mlir import ir
 
 Value = Any
+
+_ZERO: Final = tuple(
+    f"stablehlo.{name}" for name in ("replica_id", "optimization_barrier", "constant", "shift_right_logical")
+)
 
 # Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
 _opaque_zero_p: Final = Primitive("bijax_opaque_zero")
@@ -40,9 +46,27 @@ def apart_from_sums(product: jax.Array) -> jax.Array:
 
 def emit_opaque_zero() -> Value:
     """Returns that zero in a program that is being lowered, an unsigned integer of 32 bits."""
-    # There are far fewer than 2**31 replicas.
-    zero = hlo.shift_right_logical(hlo.replica_id(), mlir.ir_constant(np.uint32(31)))
-    return hlo.OptimizationBarrierOp([zero]).results[0]
+    return _at_the_beginning()[1]
+
+
+def emit_opaque_number() -> Value:
+    """Returns a number below 2**31 of which no compiler knows more, as an unsigned integer of 32 bits."""
+    return _at_the_beginning()[0]
+
+
+def _at_the_beginning() -> tuple[Value, Value]:
+    """Returns the number of the replica and the zero made of it, which stand once in a block, as its first operations.
+
+    The barrier is behind the number and not behind the zero, which would be a kernel of its own there.
+    """
+    block = ir.InsertionPoint.current.block
+    first = list(itertools.islice(block.operations, len(_ZERO)))
+    if tuple(op.operation.name for op in first) == _ZERO:
+        return first[1].results[0], first[-1].results[0]
+    with ir.InsertionPoint.at_block_begin(block):
+        number = hlo.OptimizationBarrierOp([hlo.replica_id()]).results[0]
+        # There are far fewer than 2**31 replicas.
+        return number, hlo.shift_right_logical(number, mlir.ir_constant(np.uint32(31)))
 
 
 _compiled: Final = jax.jit(opaque_zero)

@@ -14,7 +14,7 @@ from jax import lax
 
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine
-from pallas_kernels.parts.xla.tiles import isolate, pad_rows
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate, pad_rows
 from pallas_kernels.parts.xla.window_numbers import gathered, scattered
 
 _DROP: Final = lax.GatherScatterMode.FILL_OR_DROP
@@ -69,11 +69,13 @@ def fold_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, updates: ja
 
     def step(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         number, taken, sums = state
-        here, start, length = (lax.dynamic_slice_in_dim(a, number * block, block) for a in (sums, first, lengths))
+        here, start, length = (
+            lax.dynamic_slice_in_dim(a, number * block, block, **FROM_ZERO) for a in (sums, first, lengths)
+        )
         for i in range(AT_ONCE):
             more = taken + i < length
             here = where(more, combine(here, update(jnp.where(more, start + taken + i, start))), here)
-        sums = lax.dynamic_update_slice_in_dim(sums, here, number * block, 0)
+        sums = lax.dynamic_update_slice_in_dim(sums, here, number * block, 0, **FROM_ZERO)
         following = jnp.minimum(number + 1, blocks - 1)
         again = (number + 1 < blocks) & (lengths[following * block] > taken)
         return jnp.where(again, following, 0), jnp.where(again, taken, taken + AT_ONCE), sums

@@ -20,6 +20,11 @@ _UNROLLED: Final = range(9, 28)
 """Lengths of an inner loop over a few integer operations that LLVM writes out."""
 
 
+FROM_ZERO: Final[Any] = {"allow_negative_indices": False}
+"""Options of dynamic slices: their places are not negative. JAX would count negative ones from the end, which XLA:CPU
+compiles as kernels of their own, and runs in each turn of a loop."""
+
+
 def isolate(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the arrays behind a barrier that no fusion or rewrite crosses. Memory layouts do."""
     return tuple(lax.optimization_barrier(arrays))
@@ -74,6 +79,11 @@ def pad_rows(x: jax.Array, rows: int) -> jax.Array:
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, rows - x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
 
 
+def first_rows(x: jax.Array, rows: int) -> jax.Array:
+    """Returns the first rows of `x`; what `pad_rows` appended is left out."""
+    return x if x.shape[0] == rows else lax.slice_in_dim(x, 0, rows)
+
+
 def pad_columns(x: jax.Array, columns: int, value: float = 0.0) -> jax.Array:
     """Returns the (rows, C) array `x` with columns of `value` appended up to `columns`."""
     if x.shape[1] == columns:
@@ -109,15 +119,17 @@ def map_row_tiles(
     tile = tile_for(m)
     if m <= tile:
         padded = run_isolated(program_for(tile), *(pad_rows(r, tile) for r in rows))
-        return tuple(lax.slice_in_dim(p, 0, m) for p in padded)
+        return tuple(first_rows(p, m) for p in padded)
 
     program = program_for(tile)
     results = tuple(jnp.zeros((m, *o.shape), o.dtype) for o in out)
 
     def body(i: jax.Array, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         start = i * tile
-        tiles = run_isolated(program, *(lax.dynamic_slice_in_dim(r, start, tile) for r in rows))
-        return tuple(lax.dynamic_update_slice_in_dim(r, t, start, 0) for r, t in zip(results, tiles, strict=True))
+        tiles = run_isolated(program, *(lax.dynamic_slice_in_dim(r, start, tile, **FROM_ZERO) for r in rows))
+        return tuple(
+            lax.dynamic_update_slice_in_dim(r, t, start, 0, **FROM_ZERO) for r, t in zip(results, tiles, strict=True)
+        )
 
     whole = m // tile
     results = lax.fori_loop(jnp.int32(0), jnp.int32(whole), body, results)
@@ -125,7 +137,8 @@ def map_row_tiles(
     if rest:
         tails = map_row_tiles(program_for, tile_for, [lax.slice_in_dim(r, whole * tile, m) for r in rows], out)
         results = tuple(
-            lax.dynamic_update_slice_in_dim(r, t, whole * tile, 0) for r, t in zip(results, tails, strict=True)
+            lax.dynamic_update_slice_in_dim(r, t, whole * tile, 0, **FROM_ZERO)
+            for r, t in zip(results, tails, strict=True)
         )
     return results
 
@@ -147,7 +160,7 @@ def fold_row_chunks(
         return (total + partial,)
 
     def body(i: jax.Array, total: jax.Array) -> jax.Array:
-        chunk = (lax.dynamic_slice_in_dim(a, i * rows, rows) for a in arrays)
+        chunk = (lax.dynamic_slice_in_dim(a, i * rows, rows, **FROM_ZERO) for a in arrays)
         return run_isolated(program, total, *chunk)[0]
 
     m = arrays[0].shape[0]

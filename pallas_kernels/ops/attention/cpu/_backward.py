@@ -16,7 +16,7 @@ from pallas_kernels.ops.attention.cpu._gradient_rows import Call, Rows
 from pallas_kernels.ops.attention.cpu._score_arrays import NOTHING, ScoreArrays
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.programs import dot, seen_product
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
 
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
@@ -79,7 +79,9 @@ def gradients(
             rows = own.tile_of_queries(i)
             dq, cache = _walk_keys(rows, sums.cache, s, call)
             dq = from_rows(dq, tile.queries, rows.group)
-            return _Sums(lax.dynamic_update_slice_in_dim(sums.query, dq, front + rows.begin, axis=1), cache)
+            return _Sums(
+                lax.dynamic_update_slice_in_dim(sums.query, dq, front + rows.begin, axis=1, **FROM_ZERO), cache
+            )
 
         shape = (2, 1, heads, call.keys, widest)
         start = _Sums(jnp.zeros((1, *own.rows[0].shape[1:]), jnp.float32), jnp.zeros(shape, jnp.float32))
@@ -129,7 +131,7 @@ def score_gradients(
                 pair = _block(rows, call.read_keys(s, j), call.read_values(s, j), start, call)
                 slopes = jnp.moveaxis(from_rows(pair.slopes, tile.queries, rows.group), 2, 1)
                 at = (jnp.int32(0), jnp.int32(0), front + rows.begin, start)
-                return lax.dynamic_update_slice(found, one_nan(slopes), at)
+                return lax.dynamic_update_slice(found, one_nan(slopes), at, **FROM_ZERO)
 
             found = lax.fori_loop(*rows.queries.blocks(key_block), block, found)
             return found
@@ -149,7 +151,10 @@ def _each_sequence(program: Callable[[jax.Array], Any], like: tuple[jax.Array, .
         return program(jnp.int32(0))
 
     def body(s: jax.Array, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(lax.dynamic_update_slice_in_dim(r, g, s, axis=0) for r, g in zip(results, program(s), strict=True))
+        return tuple(
+            lax.dynamic_update_slice_in_dim(r, g, s, axis=0, **FROM_ZERO)
+            for r, g in zip(results, program(s), strict=True)
+        )
 
     return lax.fori_loop(jnp.int32(0), jnp.int32(batch), body, tuple(jnp.zeros_like(x) for x in like))
 
@@ -162,9 +167,9 @@ def _walk_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, call: Call) ->
     def body(block: jax.Array, sums: _Sums) -> _Sums:
         start = block * key_block
         k, v = call.read_keys(sequence, block), call.read_values(sequence, block)
-        here = _Sums(sums.query, lax.dynamic_slice_in_dim(sums.cache, start, key_block, axis=3))
+        here = _Sums(sums.query, lax.dynamic_slice_in_dim(sums.cache, start, key_block, axis=3, **FROM_ZERO))
         new = _block_gradients(here, rows, k, v, start, chain, call)
-        return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3))
+        return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3, **FROM_ZERO))
 
     sums: _Sums = lax.fori_loop(*rows.queries.blocks(key_block), body, _Sums(jnp.zeros_like(rows.query), cache))
     return sums

@@ -12,7 +12,7 @@ from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.programs import dot, lane_tree, larger, seen_product
 from pallas_kernels.ops.attention.sight import Sight
 from pallas_kernels.parts.xla.lanes import log, run_flat
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
 
 _FEWEST_ROWS = 2  # a dot with a single row is another operation to XLA
@@ -251,14 +251,18 @@ def attend(
     def sinks_of_rows(first: jax.Array) -> jax.Array | None:
         if sinks is None:
             return None
-        own = sinks if sinks.shape[0] == 1 else lax.dynamic_slice_in_dim(sinks, first, tile.sequences, axis=0)
+        own = (
+            sinks
+            if sinks.shape[0] == 1
+            else lax.dynamic_slice_in_dim(sinks, first, tile.sequences, axis=0, **FROM_ZERO)
+        )
         every = jnp.broadcast_to(own[:, None], (tile.sequences, tile.queries, query_heads))
         return to_rows(every.astype(jnp.float32), heads)
 
     def run(first: jax.Array, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
         def part(x: jax.Array) -> jax.Array:
-            x = lax.dynamic_slice_in_dim(x, first, tile.sequences, axis=0)
-            return lax.dynamic_slice_in_dim(x, begin, tile.queries, axis=1)
+            x = lax.dynamic_slice_in_dim(x, first, tile.sequences, axis=0, **FROM_ZERO)
+            return lax.dynamic_slice_in_dim(x, begin, tile.queries, axis=1, **FROM_ZERO)
 
         q = to_rows(part(query).astype(jnp.float32), heads)
         queries = Sight(part(what.first), part(what.last))
@@ -285,8 +289,8 @@ def attend(
         begin = jnp.minimum(i % steps[1] * tile.queries, length - tile.queries)
         out, lse = run(first, begin)
         return (
-            lax.dynamic_update_slice(results[0], out, (first, begin, zero, zero)),
-            lax.dynamic_update_slice(results[1], lse, (first, begin, zero)),
+            lax.dynamic_update_slice(results[0], out, (first, begin, zero, zero), **FROM_ZERO),
+            lax.dynamic_update_slice(results[1], lse, (first, begin, zero), **FROM_ZERO),
         )
 
     zeros = (jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.zeros(query.shape[:3], jnp.float32))

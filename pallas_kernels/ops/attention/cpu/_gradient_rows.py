@@ -14,7 +14,7 @@ from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.programs import row_products
 from pallas_kernels.ops.attention.sight import Sight, sight
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
 
 
@@ -104,7 +104,7 @@ class Call:
         """Returns one sequence."""
         front = self.spec.contract.query_block
         rows = tuple(_padded_sequence(x, s, front, self.tile.queries) for x in self.rows)
-        offsets, queries, keys = (lax.dynamic_slice_in_dim(x, s, 1) for x in self.limits)
+        offsets, queries, keys = (lax.dynamic_slice_in_dim(x, s, 1, **FROM_ZERO) for x in self.limits)
         return Sequence(self, s, rows, (offsets, queries, keys))
 
 
@@ -144,7 +144,7 @@ class Sequence:
         seen = sight(*self.limits, indices, causal=spec.causal, window=spec.window)
         place = spec.contract.query_block + begin
         q, ct, o, stat = (
-            to_rows(lax.dynamic_slice_in_dim(x, place, tile.queries, axis=1).astype(jnp.float32), heads)
+            to_rows(lax.dynamic_slice_in_dim(x, place, tile.queries, axis=1, **FROM_ZERO).astype(jnp.float32), heads)
             for x in self.rows
         )
         q, ct, stat, delta = isolate(q, ct, stat, row_products(ct, o))
@@ -160,5 +160,5 @@ class Sequence:
 
 
 def _padded_sequence(x: jax.Array, s: jax.Array, front: int, back: int) -> jax.Array:
-    one = lax.dynamic_slice_in_dim(x, s, 1, axis=0)
+    one = lax.dynamic_slice_in_dim(x, s, 1, axis=0, **FROM_ZERO)
     return jnp.pad(one, [(0, 0), (front, back)] + [(0, 0)] * (x.ndim - 2))

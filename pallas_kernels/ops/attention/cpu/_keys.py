@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
 
 FetchBlock = Callable[[jax.Array, jax.Array], jax.Array]
@@ -35,7 +35,7 @@ class Cache(NamedTuple):
             return isolate(block.astype(jnp.float32))[0]
         scale = self.scale.astype(jnp.float32)
         if scale.shape[0] > 1:
-            scale = lax.dynamic_slice_in_dim(scale, first, tile.sequences, axis=0)
+            scale = lax.dynamic_slice_in_dim(scale, first, tile.sequences, axis=0, **FROM_ZERO)
         (product,) = isolate(block.astype(jnp.float32) * scale[:, None])
         return isolate(product.astype(self.dtype).astype(jnp.float32))[0]
 
@@ -58,10 +58,12 @@ def contiguous_blocks(cache: Cache, tile: Tile, key_block: int) -> FetchBlock:
         # XLA moves a slice that reaches over the end back, so it is taken early and its content pushed forward.
         early = jnp.minimum(start, capacity - held)
         zero = jnp.int32(0)
-        read = lax.dynamic_slice(cache.stored, (first, early, zero, zero), (tile.sequences, held, heads, size))
+        read = lax.dynamic_slice(
+            cache.stored, (first, early, zero, zero), (tile.sequences, held, heads, size), **FROM_ZERO
+        )
         if capacity % tile.keys:
             read = lax.pad(read, jnp.zeros((), read.dtype), [(0, 0, 0), (0, tile.keys, 0), (0, 0, 0), (0, 0, 0)])
-            read = lax.dynamic_slice_in_dim(read, start - early, tile.keys, axis=1)
+            read = lax.dynamic_slice_in_dim(read, start - early, tile.keys, axis=1, **FROM_ZERO)
         return cache.read(read, first, tile)
 
     return fetch
@@ -83,7 +85,7 @@ def paged_blocks(cache: Cache, page_table: jax.Array, tile: Tile, key_block: int
     pieces = cache.stored.reshape(number * (page // piece), piece, heads, size)
 
     def fetch(first: jax.Array, block: jax.Array) -> jax.Array:
-        table = lax.dynamic_slice_in_dim(page_table, first, tile.sequences, axis=0)
+        table = lax.dynamic_slice_in_dim(page_table, first, tile.sequences, axis=0, **FROM_ZERO)
         start = block * key_block + jnp.arange(0, tile.keys, piece, dtype=jnp.int32)
         # The last block may reach over the end of the table; no query sees what is read there.
         entry = jnp.take(table, start // page, axis=1, mode="clip")

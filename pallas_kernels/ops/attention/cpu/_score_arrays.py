@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.parts.xla.tiles import FROM_ZERO
 from pallas_kernels.schedule.cpu.attention import Tile
 
 
@@ -68,7 +69,7 @@ class ScoreArrays(NamedTuple):
                 ((first, tile.sequences), (None, 0), (begin, tile.queries), (start, tile.keys))
             ):
                 if place is not None and x.shape[axis] > 1:
-                    x = lax.dynamic_slice_in_dim(x, place, size, axis)
+                    x = lax.dynamic_slice_in_dim(x, place, size, axis, **FROM_ZERO)
             return x
 
         return ScoreArrays(*(None if x is None else part(x) for x in self))

@@ -6,14 +6,13 @@ which forms keep a contract's order for a shape is found out by comparison (`pal
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.parts.xla.row_major import row_major
-from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate, isolated_dot
 
 _UNROLLED = 16
 _LARGE = 1 << 20
@@ -21,8 +20,6 @@ _TRANSPOSED_ROWS = 128
 _PANEL = 128
 _PANEL_TRANSPOSED = 256
 _PANEL_TURNED = 64
-_FROM_ZERO: Final[Any] = {"allow_negative_indices": False}
-"""Places of slices are no negative ones, which JAX would count from the end, in kernels of their own."""
 
 _VECTORS = 32
 
@@ -42,6 +39,9 @@ def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpo
     Returns:
         (G, M, N).
     """
+    if stack is stack_columns and not transpose_x:
+        # At once: cut into blocks before, the rows would be copied twice.
+        (x,), transpose_x = isolate(row_major(x.transpose(0, 2, 1))), True
     g, k, n = w.shape
     m = x.shape[2 if transpose_x else 1]
     whole = k // k_block
@@ -72,7 +72,7 @@ def fold(partials: jax.Array) -> jax.Array:
         return functools.reduce(jnp.add, (some[:, i] for i in range(some.shape[1])), total)
 
     def body(i: jax.Array, total: jax.Array) -> jax.Array:
-        return add(total, lax.dynamic_slice_in_dim(partials, 1 + i * _UNROLLED, _UNROLLED, 1))
+        return add(total, lax.dynamic_slice_in_dim(partials, 1 + i * _UNROLLED, _UNROLLED, 1, **FROM_ZERO))
 
     total = partials[:, 0]
     loops = (partials.shape[1] - 1) // _UNROLLED
@@ -103,12 +103,12 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turne
     def product(start: jax.Array) -> jax.Array:
         if transpose_w:
             return _panel_of_rows(x, w, k_block, start, width, turned)
-        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1, **_FROM_ZERO))
+        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1, **FROM_ZERO))
         return in_blocks(stack_rows, x[None], some[None], k_block)[0]
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
         start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
-        return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1, **_FROM_ZERO)
+        return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1, **FROM_ZERO)
 
     y: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
     return y
@@ -120,8 +120,8 @@ def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, w
     whole = k // k_block
 
     def block(first: jax.Array | int, length: int) -> jax.Array:
-        left = lax.dynamic_slice_in_dim(x, first, length, 1, **_FROM_ZERO)
-        right = lax.dynamic_slice(w, (start, jnp.int32(first)), (width, length), **_FROM_ZERO)
+        left = lax.dynamic_slice_in_dim(x, first, length, 1, **FROM_ZERO)
+        right = lax.dynamic_slice(w, (start, jnp.int32(first)), (width, length), **FROM_ZERO)
         if not turned:
             return isolated_dot(left, right, (((1,), (1,)), ((), ())))
         (right,) = isolate(row_major(right.T))
@@ -154,12 +154,14 @@ def transposed(w: jax.Array) -> jax.Array:
         return isolate(row_major(w.T))[0]
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
-        some = lax.dynamic_slice_in_dim(w, i * _TRANSPOSED_ROWS, _TRANSPOSED_ROWS)
-        return lax.dynamic_update_slice_in_dim(out, isolate(row_major(some.T))[0], i * _TRANSPOSED_ROWS, 1)
+        some = lax.dynamic_slice_in_dim(w, i * _TRANSPOSED_ROWS, _TRANSPOSED_ROWS, **FROM_ZERO)
+        return lax.dynamic_update_slice_in_dim(out, isolate(row_major(some.T))[0], i * _TRANSPOSED_ROWS, 1, **FROM_ZERO)
 
     loops = n // _TRANSPOSED_ROWS
     out = lax.fori_loop(jnp.int32(0), jnp.int32(loops), body, jnp.zeros((k, n), w.dtype))
-    out = lax.dynamic_update_slice_in_dim(out, w[loops * _TRANSPOSED_ROWS :].T, loops * _TRANSPOSED_ROWS, 1)
+    out = lax.dynamic_update_slice_in_dim(
+        out, w[loops * _TRANSPOSED_ROWS :].T, loops * _TRANSPOSED_ROWS, 1, **FROM_ZERO
+    )
     return isolate(out)[0]
 
 
