@@ -16,11 +16,12 @@ import numpy as np
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.ops.matmul.cpu.forms import in_blocks, stack_rows
 from pallas_kernels.parts.xla.row_major import row_major
-from pallas_kernels.parts.xla.tiles import isolate
+from pallas_kernels.parts.xla.tiles import isolate, next_power_of_two
 
 _VECTOR = 8
 _LARGE = 1 << 20
 _COLUMNS_AT_A_TIME = 2048
+_FEWEST_COLUMNS = 256
 _MOST_TRIALS = 32
 _TRIED_PRODUCTS = 1 << 20
 
@@ -78,13 +79,16 @@ def expected(k: int, n: int, contract: MatmulContract, transpose_w: bool, trial:
     """Returns the reference's products (3, n) of `probe_rows` and `probe_weights`, some columns at a time."""
     weights = np.asarray(probe_weights(k, n, transpose_w, trial)).astype(contract.dtype)
     weights = weights.T if transpose_w else weights
+    rows = probe_rows(k, contract.dtype, trial)
     parts = []
     for start in range(0, n, _COLUMNS_AT_A_TIME):
-        part = np.ascontiguousarray(weights[:, start : start + _COLUMNS_AT_A_TIME])
-        compiled = _compile_reference(*part.shape, contract)
-        rows = probe_rows(k, contract.dtype, trial)
+        part = weights[:, start : start + _COLUMNS_AT_A_TIME]
+        # One compiled reference serves many numbers of columns.
+        columns = max(_FEWEST_COLUMNS, next_power_of_two(part.shape[1]))
+        part = np.pad(part, ((0, 0), (0, columns - part.shape[1])))
+        compiled = _compile_reference(k, columns, contract)
         parts.append(np.concatenate([np.asarray(compiled(row[None], part)) for row in rows]))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate(parts, axis=1)[:, :n]
 
 
 @functools.lru_cache(maxsize=256)
