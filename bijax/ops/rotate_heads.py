@@ -13,7 +13,7 @@ from bijax.core.primitive import Arrays, define_kernel, in_front, unfold_rows
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.ops.rotary import portable
-from pallas_kernels.parts.xla.join import join
+from pallas_kernels.parts.xla.join import halves, join
 
 if TYPE_CHECKING:
     from pallas_kernels.ops.rotary import triton
@@ -30,7 +30,7 @@ def rotate_heads(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         >>> rotate_heads(jnp.array([[1.0, 2.0]]), jnp.zeros(1), jnp.ones(1)).tolist()
         [[-2.0, 1.0]]
     """
-    first, second = jnp.split(x, 2, axis=-1)
+    first, second = halves(x)
     cos, sin = (jnp.broadcast_to(a[..., None, :], first.shape) for a in (cos, sin))
     turned: Arrays = _turn(first, second, cos, sin)
     return join(turned, x.ndim - 1)

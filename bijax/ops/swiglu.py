@@ -12,6 +12,7 @@ from bijax.ops._experts import Rows, numbers_of_experts, rows_by_count, shared_e
 from bijax.ops._quantize import format_of, quantize_swiglu
 from bijax.ops.elementwise import elementwise
 from bijax.ops.moe_scatter import smooth_vectors
+from pallas_kernels.parts.xla.join import halves
 
 _swiglu: Any = elementwise(
     lambda gate, up: (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
@@ -43,7 +44,7 @@ def swiglu(x: Any) -> jax.Array:
     array = float_array(op, "x", x)
     if array.ndim < 1 or array.shape[-1] % 2:
         raise ValueError(f"{op}: x must have rows of even length (..., 2 * C), got {describe(array)}.")
-    gate, up = jnp.split(array, 2, axis=-1)
+    gate, up = halves(array)
     y: jax.Array = _swiglu(gate, up)
     return y
 

@@ -1,11 +1,10 @@
-"""Joining arrays, written so that it compiles fast on a CPU.
+"""Joining arrays and cutting them, written so that both and their derivatives compile fast on a CPU.
 
 XLA:CPU copies the operands of a concatenation in a nest of loops over the dimensions before the axis, in a kernel of
 its own for each concatenation. LLVM takes up to five times as long for a nest of three as for one loop, and a model
 with rotary embeddings has one for each layer. A matrix needs one loop.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,6 +19,8 @@ Value = Any
 
 # Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
 _join_p: Final = Primitive("bijax_join")
+_cut_p: Final = Primitive("bijax_cut")
+_cut_p.multiple_results = True
 
 
 def join(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
@@ -35,6 +36,20 @@ def join(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
     """
     joined: jax.Array = _join_p.bind(*arrays, dimension=axis)
     return joined
+
+
+def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cuts an array with an even number of columns into its first and last ones.
+
+    The derivative of `jnp.split` joins what comes back by `lax.concatenate`, that of this by `join`.
+
+    Example:
+        >>> [half.tolist() for half in halves(jax.numpy.arange(4))]
+        [[0, 1], [2, 3]]
+    """
+    half = x.shape[-1] // 2
+    first, second = _cut_p.bind(x, sizes=(half, half), axis=x.ndim - 1)
+    return first, second
 
 
 def of_matrices(*arrays: jax.Array, dimension: int) -> jax.Array:
@@ -72,14 +87,33 @@ def _abstract(*arrays: jax.core.ShapedArray, dimension: int) -> jax.core.ShapedA
     return jax.core.ShapedArray((*first.shape[:dimension], length, *first.shape[dimension + 1 :]), first.dtype)
 
 
-def _transposed(cotangent: jax.Array, *arrays: Any, dimension: int) -> list[jax.Array]:
-    ends = [0]
-    for x in arrays:
-        ends.append(ends[-1] + (x.aval if ad.is_undefined_primal(x) else x).shape[dimension])
-    return [lax.slice_in_dim(cotangent, *cut, axis=dimension) for cut in itertools.pairwise(ends)]
+def _join_transposed(cotangent: jax.Array, *arrays: Any, dimension: int) -> list[jax.Array]:
+    sizes = tuple((x.aval if ad.is_undefined_primal(x) else x).shape[dimension] for x in arrays)
+    pieces: list[jax.Array] = _cut_p.bind(cotangent, sizes=sizes, axis=dimension)
+    return pieces
 
 
-def _batched(arrays: Sequence[jax.Array], axes: Sequence[Any], *, dimension: int) -> tuple[jax.Array, int]:
+def _cut(x: jax.Array, *, sizes: tuple[int, ...], axis: int) -> list[jax.Array]:
+    return list(lax.split(x, sizes, axis))
+
+
+def _pieces(x: jax.core.ShapedArray, *, sizes: tuple[int, ...], axis: int) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype) for n in sizes]
+
+
+def _cut_transposed(cotangents: Sequence[Any], _: Any, *, sizes: tuple[int, ...], axis: int) -> list[jax.Array]:
+    return [join([ad.instantiate_zeros(c) for c in cotangents], axis)]
+
+
+def _cut_batched(
+    arrays: Sequence[jax.Array], axes: Sequence[int], *, sizes: tuple[int, ...], axis: int
+) -> tuple[list[jax.Array], list[int]]:
+    (x,), (mapped,) = arrays, axes
+    pieces: list[jax.Array] = _cut_p.bind(jnp.moveaxis(x, mapped, 0), sizes=sizes, axis=axis + 1)
+    return pieces, [0] * len(pieces)
+
+
+def _join_batched(arrays: Sequence[jax.Array], axes: Sequence[Any], *, dimension: int) -> tuple[jax.Array, int]:
     size = next(x.shape[d] for x, d in zip(arrays, axes, strict=True) if d is not None)
     in_front = [batching.bdim_at_front(x, d, size) for x, d in zip(arrays, axes, strict=True)]
     return join(in_front, dimension + 1), 0
@@ -87,7 +121,13 @@ def _batched(arrays: Sequence[jax.Array], axes: Sequence[Any], *, dimension: int
 
 _join_p.def_impl(jax.jit(_as_it_is, static_argnames="dimension"))
 _join_p.def_abstract_eval(_abstract)
-ad.deflinear2(_join_p, _transposed)
-batching.primitive_batchers[_join_p] = _batched
+ad.deflinear2(_join_p, _join_transposed)
+batching.primitive_batchers[_join_p] = _join_batched
 mlir.register_lowering(_join_p, mlir.lower_fun(_as_it_is, multiple_results=False))
 mlir.register_lowering(_join_p, _lower_for_cpu, platform="cpu")
+
+_cut_p.def_impl(jax.jit(_cut, static_argnames=("sizes", "axis")))
+_cut_p.def_abstract_eval(_pieces)
+ad.deflinear2(_cut_p, _cut_transposed)
+batching.primitive_batchers[_cut_p] = _cut_batched
+mlir.register_lowering(_cut_p, mlir.lower_fun(_cut, multiple_results=True))

@@ -285,8 +285,9 @@ def attend(
         return run(zero, zero)
 
     def body(i: jax.Array, results: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        first = jnp.minimum(i // steps[1] * tile.sequences, batch - tile.sequences)
-        begin = jnp.minimum(i % steps[1] * tile.queries, length - tile.queries)
+        # Not `//` and `%`, which mind signs: `i` has none.
+        first = jnp.minimum(lax.div(i, jnp.int32(steps[1])) * tile.sequences, batch - tile.sequences)
+        begin = jnp.minimum(lax.rem(i, jnp.int32(steps[1])) * tile.queries, length - tile.queries)
         out, lse = run(first, begin)
         return (
             lax.dynamic_update_slice(results[0], out, (first, begin, zero, zero), **FROM_ZERO),
