@@ -3,11 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-SMS: Final = 132
-"""Multiprocessors of an H100 or H200."""
-
-SHARED_BYTES: Final = 227 * 1024
-"""Shared memory of a block."""
+from pallas_kernels.schedule.hopper.tiles import SMS
 
 SWAPPED_ROWS: Final = 8
 """Most rows of a tile for which keys are wgmma's rows."""

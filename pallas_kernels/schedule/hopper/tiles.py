@@ -11,7 +11,7 @@ SMS: Final = 132
 """Streaming multiprocessors of an H100 SXM or H200. On a part with fewer the grids still fit, in more waves."""
 
 SHARED_BYTES: Final = 227 * 1024
-"""Shared memory of one block."""
+"""Shared memory that one block may have; a multiprocessor keeps 1 KiB more for each of its blocks."""
 
 _BARRIER_BYTES: Final = 3 * 1024  # barriers and alignment
 _OUT_ROWS: Final = 64

@@ -50,7 +50,6 @@ _ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns ro
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile
 _GRADIENT_OP: Final = "pallas_kernels.ops.matmul.hopper.launch.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-_RESULTS: Final = (*_OPERANDS, jnp.dtype(jnp.float32))
 
 
 def matmul(
