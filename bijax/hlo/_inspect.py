@@ -74,6 +74,10 @@ def inspect_for(platform: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
     Returns:
         What was found; the stage is "lowered".
 
+    Raises:
+        TypeError: If `fn` is no function.
+        ValueError: If the platform is none of these.
+
     Example:
         >>> import jax.numpy as jnp
         >>> report = inspect_for("cuda", lambda x: x.sum(1), jnp.ones((8, 64)))

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.checks import integer_array
 from bijax.core.exact_sort import sort_tuples
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops._sequences import Tokens
 
 

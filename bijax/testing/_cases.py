@@ -1,7 +1,7 @@
 """The cases of a sweep: which rows stand where, beside which neighbours."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -68,6 +68,8 @@ def check_choices(
         TypeError: a batch size is not an int.
         ValueError: a batch size is negative, a name is unknown, or nothing is left to try.
     """
+    if not isinstance(batch_sizes, Iterable):
+        raise TypeError(f"batch_sizes: expected a sequence of ints; got {batch_sizes!r}.")
     sizes = tuple(batch_sizes)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
@@ -88,8 +90,8 @@ def check_choices(
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in known]
-    if isinstance(names, str) or unknown or not names:
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not names or any(name not in known for name in names):
         raise ValueError(f"{what}: expected a non-empty sequence of names among {', '.join(known)}; got {names!r}.")
 
 

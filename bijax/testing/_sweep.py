@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bijax.core.checks import check_callable
 from bijax.testing._batch import BatchedCall, output_rows
 from bijax.testing._batch_report import BatchDifference, BatchInvarianceError, BatchVarianceReport
 from bijax.testing._bits import unequal_bits
@@ -120,6 +121,7 @@ def batch_variance_report(
         >>> report.invariant, report.differing_batch_sizes
         (False, (2, 3))
     """
+    check_callable("bijax.testing", fn)
     call = BatchedCall(args, batch_axes)
     sizes, kinds, modes = check_choices(batch_sizes, neighbours, modes, call.has_floats)
     runner = _Runner(fn, call, out_batch_axes, modes[0])
