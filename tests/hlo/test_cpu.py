@@ -243,7 +243,7 @@ def test_the_program_for_another_platform():
 
 
 def test_platforms_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match="expected the platform cuda or .*, got 'gpus'"):
+    with pytest.raises(ValueError, match=r"expected the platform cuda or .*, got 'gpus'"):
         hlo.inspect_for("gpus", jnp.tanh, X)
     with pytest.raises(TypeError, match=r"inspect_for: expected a function, got str"):
         hlo.inspect_for("cuda", "tanh", X)
