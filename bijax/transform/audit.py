@@ -32,7 +32,7 @@ def audit(
     architecture: str | None = None,
     **kwargs: Any,
 ) -> Audit:
-    """Says of every operation of a program whether its bits can follow the size of the batch, and why.
+    """Says of every operation of a program whether its bits can depend on the size of the batch, and why.
 
     The program is traced, not run. Parts under `bijax.invariant` (or in its mode) are judged as they will be lowered;
     elsewhere the operations are XLA's.

@@ -1,4 +1,4 @@
-"""Matmul on a Hopper GPU: wgmma kernels whose tiles follow the shape and whose bits do not.
+"""Matmul on a Hopper GPU: wgmma kernels whose tiles depend on the shape and whose bits do not.
 
 The tensor core adds 16 products at a time to a float32 accumulator. On Hopper that step gives the same bits at every
 tile size, for either order of the operands, so one chain over K is a contract that every schedule honours
