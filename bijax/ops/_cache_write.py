@@ -1,4 +1,4 @@
-"""Writing the keys and values of tokens into the blocks of a cache: where each goes, and which may not."""
+"""Writing the keys and values of tokens into the blocks of a cache: the place of each, and checks of the places."""
 
 from dataclasses import dataclass
 from typing import Any

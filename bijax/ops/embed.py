@@ -1,4 +1,4 @@
-"""Embedding: rows of a table by token id, with a gradient that does not mind micro-batches."""
+"""Embedding: rows of a table by token id, with a gradient whose bits do not depend on micro-batches."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Matmul: the same bits for a row at any number of rows, and weight gradients that do not mind micro-batches."""
+"""Matmul: the same bits for a row at any number of rows, and weight gradients that do not depend on micro-batches."""
 
 import math
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Turning the heads of queries and keys by their positions, and storing keys and values in a cache by row."""
+"""Rotary embedding of the heads of queries and keys, and storing keys and values in a cache by row."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The function spelling: `invariant(fn)`."""
+"""`bijax.invariant`: a function made batch-invariant."""
 
 import functools
 import inspect

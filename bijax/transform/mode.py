@@ -1,4 +1,4 @@
-"""The mode, for code that cannot be wrapped."""
+"""The batch-invariant mode, for code that cannot be wrapped."""
 
 import contextlib
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The operations as one writes them in JAX without a thought for the batch."""
+"""The operations in plain JAX, with no guarantee about bits."""
 
 import functools
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How parameters start, as in `flax.nnx`."""
+"""Initializers of parameters, as in `flax.nnx`."""
 
 from flax import nnx
 

@@ -1,4 +1,4 @@
-"""A tile of bytes is turned in shared memory by the 128 threads of a warpgroup, in place.
+"""A tile of bytes is transposed in shared memory by the 128 threads of a warpgroup, in place.
 
 wgmma reads 1-byte operands along K only. `ldmatrix` turns 8 by 8 pairs of bytes on their way into registers; what is
 left is to part the bytes of each pair, which `prmt` does for four of them at a time.

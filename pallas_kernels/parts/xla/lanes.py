@@ -1,4 +1,4 @@
-"""What keeps the bits of a row apart from the number of rows: reductions in a fixed order, aligned element-wise code.
+"""What makes the bits of a row independent of the number of rows: ordered reductions, aligned element-wise code.
 
 XLA:CPU's own reductions depend on the shape, so rows are reduced by explicit additions. An addition, multiplication,
 division, square root or maximum is rounded correctly and has the same bits however it is compiled, as long as no
@@ -176,7 +176,7 @@ def fold_lanes(
         dtype: In which to combine.
         axis: Which axis, counted from the front.
         fused: Whether one pass may compute the array and its first combinations, another one the last ones and what
-            follows. On a GPU it moves no bit.
+            follows. On a GPU it changes no bit.
     """
     columns = x.shape[axis]
     # In a row shorter than one block the lanes that hold nothing but padding may be left out.

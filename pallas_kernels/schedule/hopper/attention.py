@@ -1,4 +1,4 @@
-"""Schedules of attention on a Hopper GPU, as data: none of them moves a bit."""
+"""Schedules of attention on a Hopper GPU, as data: none of them changes a bit."""
 
 from dataclasses import dataclass
 from typing import Final

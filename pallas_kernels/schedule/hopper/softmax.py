@@ -1,4 +1,4 @@
-"""Schedules of the row kernels with statistics in one pass, on a Hopper GPU. None of them moves a bit."""
+"""Schedules of the row kernels with statistics in one pass, on a Hopper GPU. None of them changes a bit."""
 
 from dataclasses import dataclass
 from typing import Final, Literal

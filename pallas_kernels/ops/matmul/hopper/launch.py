@@ -85,7 +85,7 @@ def matmul(
         functions: How the activation is computed.
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `ShardSchedule` where K is cut.
+        schedule: Tiles; chosen from the shape by default. No schedule changes a bit. A `ShardSchedule` where K is cut.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -293,7 +293,7 @@ def weight_gradient(
         contract: Order of the sum over the rows.
         accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
-        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule moves a bit.
+        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule changes a bit.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU. The interpreter adds
             `accumulate` behind the sum.
 
