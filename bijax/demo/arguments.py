@@ -12,8 +12,8 @@ PROMPTS, TOKENS = len(BUILT_IN), 32
 QUICK_PROMPTS, QUICK_TOKENS = 2, 8
 
 DESCRIPTION = """\
-Generates texts with a real model, greedily, in many ways: each prompt alone (the reference), in batches of {batches} in
-mixed company, and with the prompt prefilled in chunks ({chunks}) from a contiguous and from a paged cache; first with
+Generates texts with a real model, greedily, in many ways: each prompt alone (the reference), in batches of {batches}
+with changing neighbours, and with the prompt prefilled in chunks ({chunks}) from a contiguous and from a paged cache; first with
 plain JAX, then with bijax. Compares every token and every bit of its log-probability with the reference, prints a table
 and draws a picture."""
 EPILOG = """\

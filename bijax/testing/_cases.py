@@ -11,7 +11,7 @@ BATCH_SIZES = (1, 2, 3, 5, 8, 17, 33, 64)
 """The batch sizes tried by default."""
 
 NEIGHBOURS = ("given", "permuted", "copies", *NEIGHBOUR_KINDS)
-"""The kinds of company tried by default."""
+"""The kinds of neighbours tried by default."""
 
 MODES = ("jit", "eager")
 """The ways of calling the function tried by default."""
@@ -22,7 +22,7 @@ class Case:
     """One batch.
 
     Attributes:
-        neighbours: the company, one of `NEIGHBOURS`; "alone" for a batch of 1.
+        neighbours: the kind of neighbours, one of `NEIGHBOURS`; "alone" for a batch of 1.
         row_ids: int array, the given row at each position.
         subject: bool array, the positions whose outputs are compared; the others hold hostile values.
     """
