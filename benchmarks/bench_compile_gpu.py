@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from bench_model_gpu import BESIDE, TRANSFORMED, CudnnOps, config
+from bench_model_gpu import BESIDE, TRANSFORMED, config
+from cudnn_ops import CudnnOps
 from flax import nnx
 from model_steps import Cell, arrays, own_loss, plain_loss, step
 

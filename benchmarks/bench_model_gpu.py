@@ -33,6 +33,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+from cudnn_ops import CudnnOps
 from device_time import kernel_table
 from flax import nnx
 from flax_transformer import FlaxTransformer
@@ -42,7 +43,6 @@ from model_steps import Arrays, Cell, Loss, arrays, call, own_loss, plain_loss, 
 import bijax
 from flax_layers import INVARIANT, PLAIN, Llama, convert
 from flax_layers.checkpoint import LlamaConfig
-from flax_layers.ops import PlainOps
 
 CELLS: Final = (
     *(f"decode:{batch}x{keys}" for keys in (2048, 8192) for batch in (1, 8, 64, 256)),
@@ -68,37 +68,6 @@ ROUNDS: Final = 3
 DECODE_ROUNDS: Final = 9
 DECODE_SETTLE: Final = 0.1
 """Seconds; decoding keeps a GPU far below its power limit."""
-
-
-@dataclass(frozen=True)
-class CudnnOps(PlainOps):
-    """Stock JAX operations with cuDNN's attention."""
-
-    def attention(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        *,
-        start: jax.Array | None = None,
-        lengths: jax.Array | None = None,
-        **options: Any,
-    ) -> jax.Array:
-        if any(option is not None for option in options.values()):
-            raise NotImplementedError(f"this model has plain attention, got {options}")
-        if start is None or lengths is None:
-            return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
-        if query.shape[1] > 1:  # a whole prompt into an empty cache
-            key, value = key[:, : query.shape[1]], value[:, : query.shape[1]]
-            return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            query_seq_lengths=jnp.ones(query.shape[0], jnp.int32),
-            key_value_seq_lengths=(start + lengths).astype(jnp.int32),
-            implementation="cudnn",
-        )
 
 
 def config(layers: int, keys: int) -> LlamaConfig:

@@ -1,4 +1,4 @@
-"""Programs of other libraries, plain and under `bijax.invariant`: which bits follow the batch, and what it costs.
+"""Programs of other libraries, plain and under `bijax.invariant`: whose bits depend on the batch, and what it costs.
 
 Each program runs in a process of its own, so that the first call is that of a new process. The time of a first call is
 that of tracing, lowering, compiling and running it once; bijax compares the forms of a product with its contract then.

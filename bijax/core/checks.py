@@ -13,8 +13,55 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 def describe(x: Any) -> str:
-    """Returns dtype and shape as they stand in messages, for example 'float32[2,3]'."""
-    return f"{jnp.result_type(x)}[{','.join(map(str, jnp.shape(x)))}]"
+    """Returns dtype and shape as they stand in messages, for example 'float32[2,3]'; the type of what has none."""
+    try:
+        dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+        return f"{dtype}[{','.join(map(str, jnp.shape(x)))}]"
+    except (TypeError, ValueError, OverflowError):
+        return type(x).__name__
+
+
+def as_array(op: str, name: str, x: Any, holds: str) -> jax.Array | np.ndarray:
+    """Returns a JAX array as it is, and all else as a NumPy array, so that no conversion changes a value.
+
+    Args:
+        op: Name of the operation.
+        name: Name of the argument.
+        x: What came.
+        holds: What it should hold, for the message.
+
+    Raises:
+        TypeError: If it is no array of numbers, nor nested sequences of them.
+    """
+    if isinstance(x, jax.Array):
+        return x
+    try:
+        array = np.asarray(x)
+    except (TypeError, ValueError) as error:  # NumPy raises a ValueError for lists of unequal lengths
+        raise TypeError(f"{op}: {name} must be an array of {holds}, got {type(x).__name__}.") from error
+    if array.dtype.kind in "OSU":
+        raise TypeError(f"{op}: {name} must be an array of {holds}, got {type(x).__name__}.")
+    return array
+
+
+def integer_array(op: str, name: str, x: Any, *, on_host: bool = True) -> Any:
+    """Returns `x` as an array of integers.
+
+    Args:
+        op: Name of the operation.
+        name: Name of the argument.
+        x: What came.
+        on_host: Whether a JAX array whose values are known becomes a NumPy array, so that they can be checked.
+
+    Raises:
+        TypeError: If it holds no integers.
+    """
+    array = as_array(op, name, x, "integers")
+    if not (array.size or hasattr(x, "dtype")):  # an empty list
+        array = np.asarray(array).astype(np.int32)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{op}: {name} must hold integers, got {describe(array)}; convert it with .astype(jnp.int32).")
+    return np.asarray(array) if on_host and not isinstance(array, jax.core.Tracer) else array
 
 
 def float_array(op: str, name: str, x: Any) -> jax.Array:
@@ -25,7 +72,7 @@ def float_array(op: str, name: str, x: Any) -> jax.Array:
     """
     try:
         array = jnp.asarray(x)
-    except (TypeError, ValueError) as error:  # JAX raises a ValueError for None and for lists of unequal lengths
+    except (TypeError, ValueError, OverflowError) as error:  # a ValueError for None and for lists of unequal lengths
         raise TypeError(f"{op}: {name} must be an array of {' or '.join(FLOATS)}, got {type(x).__name__}.") from error
     if array.dtype.name not in FLOATS:
         raise TypeError(
@@ -101,6 +148,32 @@ def integer(op: str, name: str, number: Any) -> int:
         return operator.index(number)
     except TypeError as error:
         raise TypeError(f"{op}: {name} must be an integer, got {_came(number)}.") from error
+
+
+def flag(op: str, name: str, value: Any) -> bool:
+    """Returns a truth value that is fixed when the program is traced.
+
+    Raises:
+        TypeError: If it is neither a bool nor 0 or 1.
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{op}: {name} must be True or False when the program is traced, got {_came(value)}; pass it with"
+            " static_argnames of jax.jit, or choose with jax.lax.cond."
+        )
+    if not (isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1))):
+        raise TypeError(f"{op}: {name} must be True or False, got {_came(value)}.")
+    return bool(value)
+
+
+def check_callable(op: str, fn: Any) -> None:
+    """Checks that something can be called.
+
+    Raises:
+        TypeError: If it cannot.
+    """
+    if not callable(fn):
+        raise TypeError(f"{op}: expected a function, got {type(fn).__name__}.")
 
 
 def real(op: str, name: str, number: Any, *, least: float = -math.inf) -> float:

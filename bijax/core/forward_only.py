@@ -1,4 +1,4 @@
-"""Operations without a gradient: differentiation says so, in place of taking what is rounded for a constant."""
+"""Operations without a gradient: differentiating them raises an error, where rounding would give a gradient of zero."""
 
 from collections.abc import Callable
 from typing import Any

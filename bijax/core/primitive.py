@@ -1,9 +1,9 @@
 """Kernels as JAX primitives.
 
 A kernel loops over tiles of fixed shape. If that loop were visible to `vmap`, the mapped axis would be merged into
-the tile and its shape would follow the batch again. As a primitive the kernel stays whole until it is lowered: `vmap`
-folds the mapped axis into the rows (or repeats the kernel for each of its entries), and the backend is chosen for the
-platform that is lowered for.
+the tile and its shape would depend on the batch again. As a primitive the kernel stays whole until it is lowered:
+`vmap` folds the mapped axis into the rows (or repeats the kernel for each of its entries), and the backend is chosen
+for the platform that is lowered for.
 """
 
 import functools

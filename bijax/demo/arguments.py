@@ -12,10 +12,10 @@ PROMPTS, TOKENS = len(BUILT_IN), 32
 QUICK_PROMPTS, QUICK_TOKENS = 2, 8
 
 DESCRIPTION = """\
-Generates texts with a real model, greedily, in many ways: each prompt alone (the reference), in batches of {batches} in
-mixed company, and with the prompt prefilled in chunks ({chunks}) from a contiguous and from a paged cache; first with
-plain JAX, then with bijax. Compares every token and every bit of its log-probability with the reference, prints a table
-and draws a picture."""
+Generates texts with a real model, greedily, in many ways: each prompt alone (the reference), in batches of {batches}
+with changing neighbours, and with the prompt prefilled in chunks ({chunks}) from a contiguous and from a paged cache;
+first with plain JAX, then with bijax. Compares every token and every bit of its log-probability with the reference,
+prints a table and draws a picture."""
 EPILOG = """\
 exit code: 0 if bijax shows no difference at all, 1 if it shows one, 2 if the comparison could not be made"""
 

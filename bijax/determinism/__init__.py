@@ -1,1 +1,1 @@
-"""The command `bijax test-deterministic`: the same request many times, in changing company."""
+"""The command `bijax test-deterministic`: the same request many times, beside other requests that change."""

@@ -1,4 +1,4 @@
-"""The ways in which company, cache and engine change around a request that stays the same."""
+"""The ways in which other requests, cache and engine vary while one request stays the same."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Reading compiled programs: what in them may make bits follow the size of the batch."""
+"""Reading compiled programs: what in them may make bits depend on the size of the batch."""
 
 from bijax.hlo._compare import Comparison as Comparison
 from bijax.hlo._compare import Difference as Difference

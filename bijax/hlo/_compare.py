@@ -40,7 +40,7 @@ class Comparison:
         small: Report of the small batch's program.
         large: Report of the large batch's.
         differences: What differs in what reduces: operation, implementation, tile, split of K, number of terms,
-            dtypes. Code of bijax kernels is left out: there, tiles may follow the batch without moving a bit.
+            dtypes. Code of bijax kernels is left out: there, tiles may depend on the batch without changing a bit.
     """
 
     small: Report

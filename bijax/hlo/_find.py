@@ -1,4 +1,4 @@
-"""The rules: which instructions of a program have bits that may follow the size of the batch."""
+"""The rules: which instructions of a program have bits that may depend on the size of the batch."""
 
 import dataclasses
 import functools
@@ -98,11 +98,11 @@ class Finder:
             case _ if i.opcode in COLLECTIVES and i.is_float and self._sums(i):
                 return _collective(i)
             case "fft" | "cholesky" | "triangular-solve":
-                return "library", "suspect", "XLA", "the routine may follow the number of problems"
+                return "library", "suspect", "XLA", "the routine may depend on the number of problems"
             case "sort" if len(i.operands) > 1 and i.attributes.get("is_stable") != "true":
-                return "sort", "suspect", "XLA", "not stable: the order of equal keys may follow the shape"
+                return "sort", "suspect", "XLA", "not stable: the order of equal keys may depend on the shape"
             case "rng" | "rng-bit-generator":
-                return "random", "suspect", i.attributes.get("algorithm", ""), "numbers follow the shape of the whole"
+                return "random", "suspect", i.attributes.get("algorithm", ""), "its numbers depend on the shape"
             case "while":
                 return _loop(i)
         if self._platform == "gpu":
@@ -122,7 +122,7 @@ class Finder:
         return kind, entry.verdict, _kind(i), entry.reason
 
     def _work(self, names: tuple[str, ...]) -> set[str]:
-        """Returns what the computations of a fusion compute that may follow the shape."""
+        """Returns what the computations of a fusion compute that may depend on the shape."""
         work: set[str] = set()
         for name in names:
             if name not in self._module.computations:
@@ -144,7 +144,7 @@ class Finder:
         producer = self._module.producer(computation, i)
         if producer and i.integers("dimensions") == (0,) and split_k_of(self._module, producer[1]) > 1:
             return "split_k", "variant", "XLA", "adds the parts of a split K"
-        return "reduction", "variant", "XLA", "the order of the sum follows the shape"
+        return "reduction", "variant", "XLA", "the order of the sum depends on the shape"
 
     def _scatter(self, why: str) -> Found:
         if self._platform == "cpu":

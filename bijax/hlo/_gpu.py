@@ -1,4 +1,4 @@
-"""Element-wise code of a GPU program: what lets its bits follow the shape.
+"""Element-wise code of a GPU program: what lets its bits depend on the shape.
 
 `bijax.invariant` puts integer operations behind each function, product and rounding (`bijax.transform._fences_gpu`).
 Here they are looked for. A value that passes none is in XLA's hands: the next shape may give it to another code
@@ -29,7 +29,7 @@ _ROUNDING: Final = "rounded to 16 bits without a fence: XLA drops a rounding tha
 
 
 def elementwise(module: Module, computation: Computation, i: Instruction) -> Found | None:
-    """Returns what lets the bits of an element-wise instruction follow the shape; None if nothing does.
+    """Returns what lets the bits of an element-wise instruction depend on the shape; None if nothing does.
 
     Args:
         module: The program.

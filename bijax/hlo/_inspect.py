@@ -12,7 +12,7 @@ from bijax.hlo.errors import HloInvarianceError
 
 
 def inspect(program: Any, *args: Any, **kwargs: Any) -> Report:
-    """Finds what in a compiled program may make bits follow the size of the batch.
+    """Finds what in a compiled program may make bits depend on the size of the batch.
 
     It looks for matrix products and convolutions left to XLA, library calls (cuBLAS, cuDNN, oneDNN, YNNPACK, Eigen),
     tuned GEMM fusions with their tiles and splits of K, sums of floats, scatters with repeated indices, collectives
@@ -74,6 +74,10 @@ def inspect_for(platform: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
     Returns:
         What was found; the stage is "lowered".
 
+    Raises:
+        TypeError: If `fn` is no function.
+        ValueError: If the platform is none of these.
+
     Example:
         >>> import jax.numpy as jnp
         >>> report = inspect_for("cuda", lambda x: x.sum(1), jnp.ones((8, 64)))
@@ -84,7 +88,7 @@ def inspect_for(platform: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
 
 
 def assert_hlo_invariant(fn: Any, *args: Any, **kwargs: Any) -> None:
-    """Fails if a compiled program holds anything whose bits may follow the size of the batch.
+    """Fails if a compiled program holds anything whose bits may depend on the size of the batch.
 
     A regression test in one line: it fails when an operation is left to XLA, or when a new version of XLA rewrites
     what was not rewritten before.

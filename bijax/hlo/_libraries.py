@@ -14,7 +14,7 @@ class Library:
     Attributes:
         pattern: What the kind of a fusion or the target of a custom call looks like.
         kind: What it is.
-        verdict: "note" if its bits do not follow the batch, as far as is known.
+        verdict: "note" if its bits do not depend on the batch, as far as is known.
         reason: Why.
         only_sums: Whether it matters only where it computes a product or a sum of floats.
         only_floats: Whether it matters only where its result holds floats; it is a note elsewhere.
@@ -44,13 +44,13 @@ LIBRARIES: Final = (
     Library(
         r"^__triton_\w*(gemm|dot)", "tile", "variant", "GEMM fusion: tiles and a split of K are tuned for the shape"
     ),
-    Library(r"^__triton", "reduction", "variant", "Triton fusion: the tile of a sum follows the shape", only_sums=True),
+    Library(r"^__triton", "reduction", "variant", "Triton fusion: tiles of a sum depend on the shape", only_sums=True),
     Library(
         r"^__custom_fusion(?!.*(address_computation|dynamic_slice))|cutlass", "library", "variant", f"CUTLASS: {GEMM}"
     ),
-    Library(r"onednn|^__(xnn|ynn)", "library", "variant", "its kernels and the cuts of a sum follow the shape"),
-    Library(r"(?i)eigen", "library", "variant", "Eigen: its blocks and its row-vector form follow the shape"),
-    Library(r"^(lapack|blas)_\w*trsm", "library", "variant", "BLAS: its blocks follow the number of right-hand sides"),
+    Library(r"onednn|^__(xnn|ynn)", "library", "variant", "its kernels and the cuts of a sum depend on the shape"),
+    Library(r"(?i)eigen", "library", "variant", "Eigen: its blocks and its row-vector form depend on the shape"),
+    Library(r"^(lapack|blas)_\w*trsm", "library", "variant", "BLAS: blocks depend on the number of right-hand sides"),
     Library(r"^lapack_", "library", "note", "LAPACK, called once for each matrix"),
     Library(
         r"^(cusolver|cublas_|hipsolver|hipblas|magma)",
@@ -58,20 +58,20 @@ LIBRARIES: Final = (
         "suspect",
         "a routine chosen by the number of matrices",
     ),
-    Library(r"(?i)approx|PartialReduce", "library", "suspect", "an approximate selection that follows the shape"),
+    Library(r"(?i)approx|PartialReduce", "library", "suspect", "an approximate selection that depends on the shape"),
     Library(r"(?i)top_?k", "library", "note", "a selection of elements, without arithmetic"),
     Library(r"^__cub\$|^cub_|^__gpu\$.*sort", "library", "note", "CUB sorts and scans"),
     Library(
         r"triton_kernel_call|xla\.gpu\.triton|mosaic_gpu|tpu_custom_call|^pallas",
         "custom_call",
         "suspect",
-        "a hand-written kernel, opaque here: its blocks must not follow the batch",
+        "a hand-written kernel, opaque here: its blocks must not depend on the batch",
     ),
     Library(
         r"callback",
         "custom_call",
         "suspect",
-        "Python code, opaque here: its numbers must not follow the batch",
+        "Python code, opaque here: its numbers must not depend on the batch",
         only_floats=True,
     ),
 )

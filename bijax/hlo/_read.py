@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from jax.stages import Compiled, Lowered
 
+from bijax.core.checks import check_callable
 from bijax.hlo._libraries import CPU_NAMES, GPU_NAMES
 from bijax.hlo._module import Module
 from bijax.hlo._parse import parse
@@ -67,6 +68,10 @@ def read_lowered(lowered: Lowered) -> Program:
 
 def read_for(platform: str, program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     """Lowers a function for any platform of JAX, and reads the program that is handed to that platform's compiler."""
+    check_callable("bijax.hlo.inspect_for", program)
+    known = ("cuda", "cpu", "rocm", "tpu")
+    if not isinstance(platform, str) or platform not in known:
+        raise ValueError(f"bijax.hlo.inspect_for: expected the platform {' or '.join(known)}, got {platform!r}.")
     lowered = traced(program, args, kwargs).lower(lowering_platforms=(platform,))
     return Program(parse(lowered.as_text("hlo", debug_info=True)), _group(platform), "lowered", _untagged(lowered))
 

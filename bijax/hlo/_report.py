@@ -17,7 +17,7 @@ class Finding:
     """One instruction, or several that are alike.
 
     Attributes:
-        verdict: "variant": the order of its sums may follow the size of the batch; "suspect": it cannot be seen here
+        verdict: "variant": the order of its sums may depend on the size of the batch; "suspect": it cannot be seen here
             and may; "note": worth knowing, it does not; "ours": the code of a bijax kernel, whose shape is fixed.
         opcode: As HLO writes it.
         kind: "dot", "convolution", "library", "tile" (a tuned GEMM fusion), "split_k", "reduction", "scatter",
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def variant(self) -> tuple[Finding, ...]:
-        """What is variant or suspect: empty for a program whose bits do not follow the batch."""
+        """What is variant or suspect: empty for a program whose bits do not depend on the batch."""
         return tuple(f for f in self.findings if f.verdict in ("variant", "suspect"))
 
     @property

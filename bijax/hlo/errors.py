@@ -18,7 +18,7 @@ class HloParseError(ValueError):
 
 
 class HloInvarianceError(AssertionError):
-    """A compiled program holds reductions whose bits may follow the size of the batch.
+    """A compiled program holds reductions whose bits may depend on the size of the batch.
 
     Attributes:
         report: Everything that was found.

@@ -1,7 +1,7 @@
 """Reductions by a function of the user's, with the operands and parameters of JAX's own primitives.
 
-XLA runs the function inside of its reduction, in an order that follows the shape. Here it is applied to whole arrays,
-as a part of the surrounding program, in an order that follows the reduced axes alone.
+XLA runs the function inside of its reduction, in an order that depends on the shape. Here it is applied to whole
+arrays, as a part of the surrounding program, in an order that follows the reduced axes alone.
 """
 
 import math

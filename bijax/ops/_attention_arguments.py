@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import FLOATS, describe
+from bijax.core.checks import FLOATS, as_array, describe, integer_array
 
 LAST_POSITION = (1 << 30) - 1
 """Largest position of a first query, so that sums of positions fit in int32."""
@@ -37,7 +37,7 @@ def score_array(op: str, name: str, given: Any, sizes: tuple[int, int, int, int]
     """
     if given is None:
         return None
-    array = given if isinstance(given, jax.Array) else jnp.asarray(given)
+    array = jnp.asarray(as_array(op, name, given, "bool" if name == "mask" else "floats"))
     if name == "mask" and array.dtype != jnp.bool_:
         raise TypeError(
             f"{op}: mask must be bool, true where a query sees a key, got {describe(array)}; floats to be added to the"
@@ -143,15 +143,12 @@ def per_sequence(
     """
     if given is None:
         return np.full((batch,), highest, np.int32), None
-    traced = isinstance(given, jax.core.Tracer)
-    numbers = given if traced else np.asarray(given)
-    if not jnp.issubdtype(numbers.dtype, jnp.integer):
-        raise TypeError(f"{op}: {name} must hold integers, got {describe(numbers)}; convert it with .astype(int32).")
+    numbers = integer_array(op, name, given)
     if numbers.shape not in ((), (batch,)):
         raise ValueError(
             f"{op}: {name} must be an int or have the shape ({batch},) of the sequences, got {describe(numbers)}."
         )
-    if traced:
+    if isinstance(numbers, jax.core.Tracer):
         numbers = jnp.broadcast_to(numbers, (batch,))
         valid = (numbers >= 0) & (numbers <= highest)
         return jnp.where(valid, numbers, 0).astype(jnp.int32), valid

@@ -1,4 +1,4 @@
-"""Attention without checks: its kernels as primitives, what `vmap` makes of them, and its derivative."""
+"""Attention without checks: its kernels as primitives, their batching rules, and its derivative."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Writing the keys and values of tokens into the blocks of a cache: where each goes, and which may not."""
+"""Writing the keys and values of tokens into the blocks of a cache: the place of each, and checks of the places."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.checks import integer_array
 from bijax.core.exact_sort import sort_tuples
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops._sequences import Tokens
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe
+from bijax.core.checks import describe, integer_array
 from bijax.ops._attention_arguments import both
 
 
@@ -37,10 +37,8 @@ def check_common_prefix(
     if given is None:
         return None, None
     capacity = page * page_table.shape[1]
-    traced = isinstance(given, jax.core.Tracer)
-    number: Any = given if traced else np.asarray(given)
-    if not jnp.issubdtype(number.dtype, jnp.integer):
-        raise TypeError(f"{op}: common_prefix_length must be an integer, got {describe(number)}.")
+    number = integer_array(op, "common_prefix_length", given)
+    traced = isinstance(number, jax.core.Tracer)
     if number.shape:
         raise ValueError(f"{op}: common_prefix_length must be one integer for all sequences, got {describe(number)}.")
     inside = (number >= 0) & (number <= capacity)

@@ -30,18 +30,6 @@ def array_of_8_bits(op: str, name: str, x: Any) -> jax.Array:
     return array
 
 
-def integer_array(op: str, name: str, x: Any) -> Any:
-    """Returns `x` as an array of integers: a NumPy array if its values are known, so that they can be checked.
-
-    Raises:
-        TypeError: If it holds no integers.
-    """
-    array = x if isinstance(x, jax.Array) else _numpy(op, name, x)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{op}: {name} must hold integers, got {describe(array)}; convert it with .astype(jnp.int32).")
-    return np.asarray(array) if is_known(array) else array
-
-
 def narrowed(numbers: Any, low: int, high: int) -> jax.Array:
     """Returns integers as int32; what lies outside of [low, high] becomes `low - 1` before it is narrowed."""
     numbers = jnp.asarray(numbers)
@@ -132,13 +120,5 @@ def check_known(op: str, name: str, numbers: Any, low: int, high: int, meaning: 
 def _array(op: str, name: str, x: Any, expected: str) -> jax.Array:
     try:
         return jnp.asarray(x)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{op}: {name} must be an array of {expected}, got {type(x).__name__}.") from error
-
-
-def _numpy(op: str, name: str, x: Any) -> np.ndarray:
-    try:
-        array = np.asarray(x)
-        return array if array.size or hasattr(x, "dtype") else array.astype(np.int32)  # an empty list
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{op}: {name} must be an array of integers, got {type(x).__name__}.") from error

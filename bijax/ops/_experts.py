@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, integer
+from bijax.core.checks import describe, integer, integer_array
 from bijax.core.tag import kernel_code
 from bijax.dispatch.routing import rows_by_count_kernel, rows_of_tokens_kernel, sort_kernel
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops._pick import pick_rows
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.parts.no_row import NO_ROW, WRONG

@@ -12,7 +12,7 @@ def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None) ->
     Args:
         x: The rows.
         place: Which.
-        order: (R,) int32, the order in which a GPU copies the rows of the result, each once; it moves no bit.
+        order: (R,) int32, the order in which a GPU copies the rows of the result, each once; it changes no bit.
     """
     if 0 in x.shape:
         return jnp.zeros((place.size, x.shape[1]), x.dtype)

@@ -72,20 +72,7 @@ def _cuda(
     x = x.T if transposed[0] else x
     along_k = transposed[1] or _is_float8(x) or not turns_in_kernel(x.shape[0])
     w = w.T if along_k and not transposed[1] else w
-    like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[0])
-    options = {"transpose_w": along_k, "bias": added, "out_dtype": dtype}
-    return (
-        run(
-            int8.quant_matmul,
-            x,
-            w,
-            row,
-            column,
-            like=like,
-            contract=_ON_HOPPER if _is_float8(x) else _CONTRACT,
-            **options,
-        ),
-    )
+    return _run_on_hopper(x, w, row, column, transpose_w=along_k, bias=added, out_dtype=dtype)
 
 
 def _portable_groups(
@@ -113,22 +100,15 @@ def _cuda_groups(
 ) -> Arrays:
     if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
         return _portable_groups(x, w, row, column, sizes, dtype=dtype)
-    like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[1])
     along_k = _is_float8(x) or not turns_in_kernel(x.shape[0], w.shape[0])
-    options = {"transpose_w": along_k, "sizes": sizes, "out_dtype": dtype}
     w = w.swapaxes(1, 2) if along_k else w
-    return (
-        run(
-            int8.quant_matmul,
-            x,
-            w,
-            row,
-            column,
-            like=like,
-            contract=_ON_HOPPER if _is_float8(x) else _CONTRACT,
-            **options,
-        ),
-    )
+    return _run_on_hopper(x, w, row, column, transpose_w=along_k, sizes=sizes, out_dtype=dtype)
+
+
+def _run_on_hopper(x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, **options: Any) -> Arrays:
+    contract = _ON_HOPPER if _is_float8(x) else _CONTRACT
+    like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[-1])
+    return (run(int8.quant_matmul, x, w, row, column, like=like, contract=contract, **options),)
 
 
 def _results_like(*_: jax.Array, rows: int, columns: int, out_dtype: str, **__: Any) -> jax.Array:

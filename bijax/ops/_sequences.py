@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, integer
-from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, integer_array, is_known, narrowed
+from bijax.core.checks import describe, integer, integer_array
+from bijax.ops._engine_arguments import capped_sums, check_known, check_shape, is_known, narrowed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.core.checks import describe, float_array
+from bijax.core.checks import describe, flag, float_array
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
@@ -249,7 +249,7 @@ def dot_product_attention(
     spec = AttentionSpec(
         attention_contract(),
         scale_factor(_OP, scale, query.shape[3]),
-        bool(is_causal),
+        flag(_OP, "is_causal", is_causal),
         window_sizes(_OP, local_window_size),
         soft_cap(_OP, logits_soft_cap),
     )
@@ -280,7 +280,7 @@ def dot_product_attention(
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     elif single:
         out, lse = out[0], lse[0]
-    return (out, lax.stop_gradient(lse)) if return_residual else out
+    return (out, lax.stop_gradient(lse)) if flag(_OP, "return_residual", return_residual) else out
 
 
 def _packed(

@@ -18,7 +18,7 @@ class AttentionBlockSize(NamedTuple):
 
 
 def get_batch_invariant_attention_block_size() -> AttentionBlockSize:
-    """Returns the blocks that attention's contract fixes, which do not follow the batch.
+    """Returns the blocks that attention's contract fixes, which do not depend on the batch.
 
     They lie at the absolute positions 0, `block_n`, 2 * `block_n`, ... of the keys, and those of queries likewise. They
     are those of `pallas_kernels.contract.attention_contract()`, the contract of the CPU. Kernels for GPUs state theirs

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array, integer, real
+from bijax.core.checks import as_array, describe, float_array, integer, real
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
 from bijax.dispatch.rows import Orders, define_row_kernel
@@ -59,7 +59,7 @@ def softmax_cross_entropy(
     if logits.ndim < 1 or logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"{_OP}: labels must have the shape of logits without its last dimension, got logits {describe(logits)}"
-            f" and labels {describe_labels(labels)}."
+            f" and labels {describe(labels)}."
         )
     z_loss = real(_OP, "z_loss", z_loss, least=0)
     ignore_index = None if ignore_index is None else integer(_OP, "ignore_index", ignore_index)
@@ -69,18 +69,11 @@ def softmax_cross_entropy(
 
 
 def integer_labels(op: str, labels: Any) -> Any:
-    """Returns labels as they came, traced or as a numpy array, so that no conversion can change a value."""
-    array = labels if isinstance(labels, jax.core.Tracer) else np.asarray(labels)
+    """Returns labels as they came, traced or as a NumPy array, so that no conversion can change a value."""
+    array = as_array(op, "labels", labels, "integers")
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(
-            f"{op}: labels must be integers, got {describe_labels(array)}; one-hot labels are not supported."
-        )
-    return array
-
-
-def describe_labels(array: Any) -> str:
-    """Returns the dtype and the shape of labels."""
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+        raise TypeError(f"{op}: labels must be integers, got {describe(array)}; one-hot labels are not supported.")
+    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
 
 
 def label_codes(op: str, labels: Any, columns: int, ignore_index: int | None) -> jax.Array:
@@ -99,7 +92,7 @@ def label_codes(op: str, labels: Any, columns: int, ignore_index: int | None) ->
             row = tuple(int(i) for i in np.argwhere(wrong)[0])
             raise ValueError(
                 f"{op}: labels must be in [0, {columns}), the columns of logits, or ignore_index={ignore_index}; got"
-                f" {int(labels[row])} at {row} and {int(wrong.sum())} such labels in {describe_labels(labels)}."
+                f" {int(labels[row])} at {row} and {int(wrong.sum())} such labels in {describe(labels)}."
             )
     valid_labels = jnp.where(valid, labels, 0).astype(jnp.int32)
     return jnp.where(ignored, -1, jnp.where(valid, valid_labels, columns))

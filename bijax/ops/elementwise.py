@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import FLOATS, describe
+from bijax.core.checks import FLOATS, check_callable, describe
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, Kernel, define_kernel, in_front
 from bijax.ops._broadcast import sum_to_shape
@@ -53,6 +53,7 @@ def elementwise(fn: Callable[..., Any]) -> Callable[..., Any]:
             ...
         ValueError: bijax.elementwise: the function must be element-wise, but it calls the primitive 'cumsum' ...
     """
+    check_callable("bijax.elementwise", fn)
     program = _Program(fn)
 
     @functools.wraps(fn)

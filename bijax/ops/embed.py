@@ -1,4 +1,4 @@
-"""Embedding: rows of a table by token id, with a gradient that does not mind micro-batches."""
+"""Embedding: rows of a table by token id, with a gradient whose bits do not depend on micro-batches."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import describe, float_array
+from bijax.core.checks import describe, float_array, integer_array
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, define_kernel
 from pallas_kernels.contract import ChunkContract, chunk_contract
@@ -40,22 +40,13 @@ def embed(table: Any, tokens: Any) -> jax.Array:
         >>> embed(jnp.arange(6.0).reshape(3, 2), jnp.array([2, 0])).tolist()
         [[4.0, 5.0], [0.0, 1.0]]
     """
-    table, tokens = float_array(_OP, "table", table), _array(tokens)
-    if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise TypeError(f"{_OP}: tokens must be integers, got {describe(tokens)}; convert them to jnp.int32.")
+    table, tokens = float_array(_OP, "table", table), integer_array(_OP, "tokens", tokens, on_host=False)
     if table.ndim != 2:
         raise ValueError(f"{_OP}: table must have two dimensions (tokens, features), got {describe(table)}.")
     # An id that does not fit in int32 must not wrap into the table, nor may a negative one count from its end.
     inside = (tokens >= 0) & (tokens < table.shape[0])
     names = jnp.where(inside, tokens, table.shape[0]).astype(jnp.int32)
     return _embed(table, names.reshape(math.prod(tokens.shape))).reshape(*tokens.shape, table.shape[1])
-
-
-def _array(tokens: Any) -> jax.Array:
-    try:
-        return jnp.asarray(tokens)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{_OP}: tokens must be an array of integers, got {type(tokens).__name__}.") from error
 
 
 @jax.custom_vjp

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import describe, float_array, integer, same_dtype
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, narrowed
+from bijax.core.checks import describe, float_array, integer, integer_array, same_dtype
+from bijax.ops._engine_arguments import check_known, check_shape, narrowed
 from bijax.ops.attention import dot_product_attention
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array
+from bijax.core.checks import describe, float_array, integer_array
 from bijax.ops._attention_options import QUANTISED
-from bijax.ops._engine_arguments import cache_scale, check_known, check_shape, integer_array, is_known, narrowed
+from bijax.ops._engine_arguments import cache_scale, check_known, check_shape, is_known, narrowed
 from bijax.ops._sequences import Tokens, locate_tokens
 from bijax.ops.paged_attention import paged_attention
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from bijax.core.checks import describe, float_array, same_dtype
+from bijax.core.checks import describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product
 from bijax.ops._fused_matmul import Fusion, fused_matmul
 from bijax.ops._matmul_arguments import check_activation, check_operands, precision_of, result_dtype
@@ -64,6 +64,7 @@ def gated_matmul(
             f"{_OP}: w_gate and w_up must be two matrices of one shape, got {describe(w_gate)} and {describe(w_up)};"
             " use jax.vmap for stacks."
         )
+    transpose_w = flag(_OP, "transpose_w", transpose_w)
     check_operands(_OP, x, w_gate, None, transpose_w)
     check_activation(_OP, activation)
     fusion = Fusion(Product(dtype.name, transpose_w, precision), activation, (True, False, False))

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import FLOATS, describe, float_array
+from bijax.core.checks import FLOATS, describe, float_array, integer_array
 from bijax.core.forward_only import forward_only
 from bijax.ops._attention_options import QUANTISED
 from bijax.ops._cache_write import Blocks, Targets, find_targets, write
-from bijax.ops._engine_arguments import cache_scale, check_shape, integer_array
+from bijax.ops._engine_arguments import cache_scale, check_shape
 from bijax.ops._sequences import locate_tokens
 from bijax.ops.elementwise import elementwise
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bijax.core.checks import describe, float_array, integer, real, same_dtype
+from bijax.core.checks import describe, flag, float_array, integer, real, same_dtype
 from bijax.core.primitive import Arrays
 from bijax.dispatch.matmul import Product
 from bijax.ops._matmul_arguments import check_operands, precision_of
 from bijax.ops._matmul_derivatives import differentiable_matmul, differentiable_weight_gradient
-from bijax.ops.cross_entropy import describe_labels, integer_labels, label_codes, row_losses
+from bijax.ops.cross_entropy import integer_labels, label_codes, row_losses
 
 _OP: Final = "bijax.linear_cross_entropy"
 _UNIT: Final = 128
@@ -71,6 +71,7 @@ def linear_cross_entropy(
     """
     x, w = float_array(_OP, "x", x), float_array(_OP, "w", w)
     same_dtype(_OP, x=x, w=w)
+    transpose_w = flag(_OP, "transpose_w", transpose_w)
     check_operands(_OP, x, w, None, transpose_w)
     if w.ndim != 2:
         raise ValueError(f"{_OP}: w must have 2 dimensions, got w {describe(w)}.")
@@ -78,7 +79,7 @@ def linear_cross_entropy(
     if x.shape[:-1] != labels.shape:
         raise ValueError(
             f"{_OP}: labels must have the shape of x without its last dimension, got x {describe(x)} and labels"
-            f" {describe_labels(labels)}."
+            f" {describe(labels)}."
         )
     z_loss = real(_OP, "z_loss", z_loss, least=0)
     ignore_index = None if ignore_index is None else integer(_OP, "ignore_index", ignore_index)

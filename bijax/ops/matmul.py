@@ -1,4 +1,4 @@
-"""Matmul: the same bits for a row at any number of rows, and weight gradients that do not mind micro-batches."""
+"""Matmul: the same bits for a row at any number of rows, and weight gradients that do not depend on micro-batches."""
 
 import math
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import describe, float_array, same_dtype
+from bijax.core.checks import describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product
 from bijax.ops._fused_matmul import Fusion, fused_matmul
 from bijax.ops._matmul_arguments import check_activation, check_operands, precision_of, result_dtype, shards_of
@@ -86,6 +86,7 @@ def matmul(
     same_dtype(_OP, x=x, w=w, bias=bias)
     dtype = result_dtype(_OP, x, preferred_element_type)
     precision = precision_of(_OP, precision)
+    transpose_w = flag(_OP, "transpose_w", transpose_w)
     check_operands(_OP, x, w, bias, transpose_w)
     n = w.shape[-2 if transpose_w else -1]
     product = Product(dtype.name, transpose_w, precision, shards=shards_of(_OP, split_k, x.shape[-1], n))

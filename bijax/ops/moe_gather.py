@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array, float_dtype
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, is_known, narrowed
+from bijax.core.checks import describe, float_array, float_dtype, integer_array
+from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops._experts import Shared, combine, rows_of_tokens, rows_or_any, shared_experts
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as sum_of

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array, integer
+from bijax.core.checks import describe, float_array, integer, integer_array
 from bijax.core.forward_only import forward_only
-from bijax.ops._engine_arguments import integer_array, scale_vector
+from bijax.ops._engine_arguments import scale_vector
 from bijax.ops._experts import (
     Rows,
     Shared,

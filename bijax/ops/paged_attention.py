@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array
+from bijax.core.checks import describe, flag, float_array, integer_array
 from bijax.ops._attention_arguments import (
     LAST_POSITION,
     both,
@@ -240,7 +240,7 @@ def paged_attention(
     spec = AttentionSpec(
         attention_contract(),
         scale_factor(_OP, scale, query.shape[3]),
-        bool(is_causal),
+        flag(_OP, "is_causal", is_causal),
         window_sizes(_OP, local_window_size),
         soft_cap(_OP, logits_soft_cap),
     )
@@ -273,13 +273,11 @@ def paged_attention(
     out, lse = attend(query, key_pages, value_pages, limits, valid, extras, spec, _OP)
     if packed is not None:
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
-    return (out, lse) if return_residual else out
+    return (out, lse) if flag(_OP, "return_residual", return_residual) else out
 
 
 def _table(page_table: Any, batch: int) -> jax.Array | np.ndarray:
-    table: jax.Array | np.ndarray = page_table if isinstance(page_table, jax.Array) else np.asarray(page_table)
-    if not jnp.issubdtype(table.dtype, jnp.integer):
-        raise TypeError(f"{_OP}: page_table must hold integers, got {describe(table)}.")
+    table: jax.Array | np.ndarray = integer_array(_OP, "page_table", page_table, on_host=False)
     if table.ndim != 2 or table.shape[0] != batch:
         raise ValueError(
             f"{_OP}: page_table must have the shape ({batch}, pages of a sequence), got {describe(table)}."

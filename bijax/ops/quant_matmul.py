@@ -5,11 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import float_dtype, same_dtype
+from bijax.core.checks import flag, float_dtype, same_dtype
 from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import array_of_8_bits, check_shape, scale_vector
 from bijax.ops._integer_product import check_terms
 from bijax.ops._quantized_product import quantized_kernel
+
+_OP = "bijax.quant_matmul"
 
 
 def quant_matmul(
@@ -60,10 +62,10 @@ def quant_matmul(
         [[6.0, 10.0]]
     """
     return quantized_product(
-        "bijax.quant_matmul",
+        _OP,
         {"hidden_states": hidden_states, "per_token_scale": per_token_scale},
         {"weight": weight, "weight_scale": weight_scale, "bias": bias},
-        (bool(transpose_a), bool(transpose_b)),
+        (flag(_OP, "transpose_a", transpose_a), flag(_OP, "transpose_b", transpose_b)),
         preferred_element_type,
     )
 

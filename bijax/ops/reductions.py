@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import axis_indices, float_array
+from bijax.core.checks import axis_indices, flag, float_array
 from bijax.core.on_first_use import on_first_use
 from bijax.dispatch.rows import Orders, define_row_kernel
 from pallas_kernels.contract import row_contract
@@ -75,7 +75,7 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = Fa
 
 
 def _over_axes(op: str, x: Any, axis: int | Sequence[int] | None, keepdims: bool, *, mean: bool) -> jax.Array:
-    array = float_array(op, "x", x)
+    array, keepdims = float_array(op, "x", x), flag(op, "keepdims", keepdims)
     axes = axis_indices(op, axis, array.ndim)
     if not axes:
         return array

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.core.checks import describe, float_array, integer
+from bijax.core.checks import describe, flag, float_array, integer, integer_array
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, define_kernel, in_front
-from bijax.ops._engine_arguments import check_known, check_shape, integer_array, narrowed
+from bijax.ops._engine_arguments import check_known, check_shape, narrowed
 from bijax.ops._sequences import locate_tokens
 from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.ops.rotary import portable
@@ -77,6 +77,7 @@ def rotary_embedding(
         [[[-2.0, 1.0], [-4.0, 3.0], [5.0, 6.0]]]
     """
     qkv, sin, cos = float_array(_OP, "qkv", qkv), float_array(_OP, "sin", sin), float_array(_OP, "cos", cos)
+    interleaved = flag(_OP, "interleaved", interleaved)
     heads, offset = _rotated(qkv, sin, cos, q_head_num, kv_head_num, rope_offset)
     positions, dim = sin.shape
     tokens = locate_tokens(_OP, qkv.shape[:-2], q_lens, accum_q_len, max_q_len, name="qkv")
@@ -95,9 +96,9 @@ def rotary_embedding(
     if dim == qkv.shape[-1]:
         # Values are passed by rather than cut off, which XLA does in the same pass over memory.
         kept = tokens.padding[..., None, None] | (lax.iota(jnp.int32, qkv.shape[-2]) >= heads)[:, None]
-        return _rotate(qkv, *tables, kept, bool(interleaved))
+        return _rotate(qkv, *tables, kept, interleaved)
     x = lax.slice(qkv, at, (*qkv.shape[:-2], heads, offset + dim))
-    y = _rotate(x, *tables, tokens.padding[..., None, None], bool(interleaved))
+    y = _rotate(x, *tables, tokens.padding[..., None, None], interleaved)
     return lax.dynamic_update_slice(qkv, y, [jnp.int32(i) for i in at])
 
 

@@ -1,6 +1,7 @@
-"""Turning the heads of queries and keys by their positions, and storing keys and values in a cache by row."""
+"""Rotary embedding of the heads of queries and keys, and storing keys and values in a cache by row."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -91,10 +92,11 @@ def rotate_and_store(
     one_dtype = len({x.dtype for x in given}) == 1 and heads.dtype.name in FLOATS
     if one_dtype and cos.dtype == sin.dtype == jnp.float32 and all(x.size for x in given):
         return _rotate_and_store(*arrays)
-    return _in_pieces(*arrays)
+    return rotate_and_store_in_pieces(rotate_heads, *arrays)
 
 
-def _in_pieces(
+def rotate_and_store_in_pieces(
+    rotate: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     heads: jax.Array,
     cos: jax.Array,
     sin: jax.Array,
@@ -103,9 +105,10 @@ def _in_pieces(
     values: jax.Array,
     turned: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`rotate_and_store` as a rotation by `rotate` (x, cos, sin) and two calls of `store_rows`."""
     to_turn = heads.shape[2] - keys.shape[2]
     query_heads = to_turn - keys.shape[2]
-    both = rotate_heads(heads[:, :, :to_turn] if turned is None else turned, cos, sin)
+    both = rotate(heads[:, :, :to_turn] if turned is None else turned, cos, sin)
     stored = store_rows(keys, rows, both[:, :, query_heads:]), store_rows(values, rows, heads[:, :, to_turn:])
     return both[:, :, :query_heads], *stored
 
@@ -126,7 +129,7 @@ def _forward(*arrays: Any) -> tuple[Any, Any]:
 
 
 def _backward(saved: Any, cotangents: Any) -> Any:
-    _, pull = jax.vjp(_in_pieces, *saved)
+    _, pull = jax.vjp(partial(rotate_and_store_in_pieces, rotate_heads), *saved)
     return pull(cotangents)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import axis_indices, float_array
+from bijax.core.checks import axis_indices, flag, float_array
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
 from bijax.dispatch.rows import Orders, as_rows, define_row_kernel
@@ -92,6 +92,7 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = -1, *, keepdims: bool =
     """
     rows, _ = _rows("bijax.logsumexp", x, axis)
     shape, axes = jnp.shape(x), axis_indices("bijax.logsumexp", axis, jnp.ndim(x))
+    keepdims = flag("bijax.logsumexp", "keepdims", keepdims)
     y = _logsumexp(rows).astype(rows.dtype)
     return y.reshape(tuple(1 if a in axes else n for a, n in enumerate(shape) if keepdims or a not in axes))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bijax.core.checks import axis_indices, float_array, integer
+from bijax.core.checks import axis_indices, flag, float_array, integer
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
 from bijax.dispatch.rows import Orders, define_row_kernel
@@ -80,7 +80,7 @@ def std(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepd
 def _over_axes(
     op: str, x: Any, axis: int | Sequence[int] | None, ddof: int, keepdims: bool, *, root: bool
 ) -> jax.Array:
-    array = float_array(op, "x", x)
+    array, keepdims = float_array(op, "x", x), flag(op, "keepdims", keepdims)
     axes = axis_indices(op, axis, array.ndim)
     ddof = integer(op, "ddof", ddof)
     if ddof < 0:

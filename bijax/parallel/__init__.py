@@ -1,1 +1,1 @@
-"""Computing on several devices with the bits of one order."""
+"""Collectives over several devices that add in a fixed order."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array
+from bijax.core.checks import as_array, describe, float_array, integer_array
 from bijax.sampling._filters import Filters
 from bijax.sampling._penalties import Penalties
 
@@ -99,8 +99,8 @@ def read_request(
 
 
 def _numbers(name: str, value: Any, rows: int, dtype: Any) -> jax.Array:
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
     integral = jnp.issubdtype(dtype, jnp.integer)
+    array = as_array(OP, name, value, "integers" if integral else "numbers")
     if not jnp.issubdtype(array.dtype, jnp.integer) and (integral or not jnp.issubdtype(array.dtype, jnp.floating)):
         raise TypeError(f"{OP}: {name} must hold {'integers' if integral else 'numbers'}, got {describe(array)}.")
     if array.shape not in ((), (rows,)):
@@ -115,15 +115,13 @@ def _numbers(name: str, value: Any, rows: int, dtype: Any) -> jax.Array:
 
 
 def _seeds(seeds: Any, rows: int) -> jax.Array:
-    array = seeds if isinstance(seeds, jax.Array) else np.asarray(seeds)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{OP}: seeds must hold integers, got {describe(array)}.")
+    array = integer_array(OP, "seeds", seeds, on_host=False)
     if array.shape == (rows, 2) and array.dtype == jnp.uint32:
         return jnp.asarray(array)
     if array.shape != (rows,):
         raise ValueError(
             f"{OP}: seeds must have the shape ({rows},), or ({rows}, 2) and uint32 (see seed_words), got"
-            f" {array.dtype}{array.shape}."
+            f" {describe(array)}."
         )
     if not isinstance(array, jax.core.Tracer):
         known = np.asarray(array)
@@ -135,7 +133,7 @@ def _seeds(seeds: Any, rows: int) -> jax.Array:
 
 
 def _table(name: str, value: Any, x: jax.Array, kind: str) -> jax.Array:
-    array = jnp.asarray(value)
+    array = jnp.asarray(as_array(OP, name, value, kind))
     if not any(jnp.issubdtype(array.dtype, k) for k in _KINDS[kind]):
         raise TypeError(f"{OP}: {name} must be an array of dtype {kind}, got {describe(array)}.")
     if array.shape != x.shape:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bijax.core.checks import describe, float_array
+from bijax.core.checks import describe, float_array, integer_array
 from bijax.sampling._arithmetic import Arithmetic, element
 from bijax.sampling._order import first_largest
 
@@ -68,11 +68,9 @@ def _low(x: jax.Array, factor: int) -> jax.Array:
 
 
 def _words(name: str, value: Any, rows: int) -> jax.Array:
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{_OP}: {name} must hold integers, got {describe(array)}.")
+    array = integer_array(_OP, name, value, on_host=False)
     if array.shape != (rows,):
-        raise ValueError(f"{_OP}: {name} must have the shape ({rows},), got {array.dtype}{array.shape}.")
+        raise ValueError(f"{_OP}: {name} must have the shape ({rows},), got {describe(array)}.")
     # NumPy wraps around where JAX would refuse an integer of 64 bits.
     return jnp.asarray(array.astype(np.uint32))
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bijax.sampling._arguments import Request, read_request
+from bijax.core.checks import as_array, describe, flag
+from bijax.sampling._arguments import OP, Request, read_request
 from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
 from bijax.sampling._measure import Measured, measure
@@ -128,7 +129,7 @@ def sample(
         allowed=allowed,
         num_top=num_top,
     )
-    return _sample(request, num_top, need_logprobs, Arithmetic(bool(batch_invariant)))
+    return _sample(request, num_top, need_logprobs, Arithmetic(flag(OP, "batch_invariant", batch_invariant)))
 
 
 def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arithmetic) -> Sampled:
@@ -143,6 +144,8 @@ def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arit
     def found(logits: jax.Array, left: jax.Array, temperature: jax.Array, tokens: jax.Array) -> Measured:
         return measure(logits, left, temperature, tokens, num_top, arithmetic)
 
-    asked = jnp.asarray(need_logprobs, bool)
+    asked = jnp.asarray(as_array(OP, "need_logprobs", need_logprobs, "bool"))
+    if asked.dtype != jnp.bool_ or asked.ndim:
+        raise TypeError(f"{OP}: need_logprobs must be one bool, got {describe(asked)}.")
     measured: Measured = lax.cond(asked, found, skip, request.logits, left, request.temperature, tokens)
     return Sampled(tokens, *measured)

@@ -25,6 +25,8 @@ def seed_words(seeds: Sequence[int] | np.ndarray) -> np.ndarray:
         >>> seed_words([1, 2**32 + 7, -1]).tolist()
         [[0, 1], [1, 7], [4294967295, 4294967295]]
     """
+    if isinstance(seeds, str) or not isinstance(seeds, (Sequence, np.ndarray)):
+        raise TypeError(f"seed_words: expected a sequence of integers, got {type(seeds).__name__}.")
     words = np.empty((len(seeds), 2), np.uint32)
     for row, seed in enumerate(seeds):
         if isinstance(seed, (bool, np.bool)) or not isinstance(seed, (int, np.integer)):

@@ -14,7 +14,8 @@ PACKAGES = ("flax", "gguf", "jinja2", "prometheus_client", "pydantic", "safetens
 
 DESCRIPTION = """\
 Serves a language model over HTTP: SGLang's /generate, OpenAI's /v1/completions and /v1/chat/completions. A request gets
-the same bits alone, in any company, and from a cold or warm cache. docs/server.md describes endpoints and options."""
+the same bits alone, beside any other requests, and from a cold or warm cache. docs/server.md describes endpoints and
+options."""
 EPILOG = """\
 An option that is not given is taken from the environment (BIJAX_PORT for --port), and else has its default. SIGTERM
 lets requests finish; a second one stops at once. Exit code: 0 after a signal, 1 if the engine did not start, 2 if the
@@ -24,7 +25,7 @@ arguments are wrong."""
 def add_serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds `serve` to the commands."""
     parser = commands.add_parser(
-        "serve", help="serve a model over HTTP, with the same bits in any company", description=DESCRIPTION,
+        "serve", help="serve a model over HTTP, with the same bits under any load", description=DESCRIPTION,
         epilog=EPILOG,
     )  # fmt: skip
     parser.add_argument(

@@ -40,6 +40,8 @@ class AsyncEngine:
     """
 
     def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine):
+            raise TypeError(f"AsyncEngine: engine must be an Engine, got {type(engine).__name__}.")
         self.engine = engine
         self._condition = threading.Condition()
         self._commands: deque[_Command] = deque()

@@ -1,4 +1,4 @@
-"""From the work of a step to arrays of padded sizes."""
+"""The work of a step as padded arrays."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

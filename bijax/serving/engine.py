@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, step by step."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from bijax.serving.options import EngineOptions
 from bijax.serving.outputs import EngineStats, FinishReason, RequestOutput
 from bijax.serving.params import SamplingParams
 from bijax.serving.programs import Programs
-from bijax.serving.requests import make_request
+from bijax.serving.requests import check_engine, make_request
 from bijax.serving.scheduler import Scheduler, Work
 from bijax.serving.sequence import Request
 from bijax.serving.sizes import Sizes
@@ -55,6 +55,7 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         options: EngineOptions | None = None,
     ) -> None:
+        check_engine(model, eos_token_ids, options)
         self.options = EngineOptions() if options is None else options
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -293,6 +294,8 @@ class Engine:
             TypeError: As `add`.
             ValueError: As `add`, or if there are not as many params as prompts, or the engine is paused.
         """
+        if not isinstance(prompts, Collection):
+            raise TypeError(f"Engine: prompts must be a sequence of prompts, got {type(prompts).__name__}.")
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
         if len(each) != len(prompts):
             raise ValueError(f"Engine: expected params for each of the {len(prompts)} prompts, got {len(each)}.")

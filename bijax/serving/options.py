@@ -11,7 +11,7 @@ MAX_DRAFTS = 7
 class EngineOptions(Options):
     """How an engine works. It checks itself.
 
-    No option but `enable_deterministic_inference` and `default_seed` can move a bit of what a request gets.
+    No option but `enable_deterministic_inference` and `default_seed` can change a bit of what a request gets.
 
     Raises:
         TypeError: If an option has the wrong type; the message names it.
@@ -37,10 +37,10 @@ class EngineOptions(Options):
         0, "tokens of a sequence drafted by prompt lookup in a step", least=0, most=MAX_DRAFTS
     )
     dispatch_ahead: bool = option(
-        True, "give the device a step before the last one's tokens are read (not with drafts)", kind=bool
+        True, "dispatch a step before the tokens of the previous one are read (not with drafts)", kind=bool
     )
     enable_deterministic_inference: bool = option(
-        True, "same bits for a request in any company; off: plain JAX operations", kind=bool
+        True, "same bits for a request under any load; off: plain JAX operations", kind=bool
     )
     default_seed: int | None = option(
         None, "seed of requests that name none (SGLang: 42); by default a hash of the prompt", least=0, most=2**64 - 1

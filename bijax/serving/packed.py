@@ -1,4 +1,4 @@
-"""All that a call of the model is given, in one array: a transfer costs the host as much, whatever its size.
+"""All arguments of a call of the model in one array: a transfer costs the host the same, whatever its size.
 
 While nothing changes but that each sequence gets one token, the device makes the next array itself, and none is sent.
 """

@@ -1,4 +1,4 @@
-"""Pages of the cache, counted by those who hold them."""
+"""Pages of the cache, with reference counts."""
 
 
 class PagePool:

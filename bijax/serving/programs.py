@@ -117,7 +117,7 @@ class Programs:
     def advance(self, packed: np.ndarray, rows: Rows | None, *, common_prefix: bool = False) -> tuple[jax.Array, Drawn]:
         """Appends tokens to sequences, and samples the next one of each.
 
-        Filters and log-probabilities that no row asks for are not computed; that moves no bit of a row.
+        Filters and log-probabilities that no row asks for are not computed; that changes no bit of a row.
 
         Args:
             packed: See `bijax.serving.packed`.

@@ -1,12 +1,35 @@
 """Making requests from what callers give."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from typing import Any
 
 from bijax.serving.model import Tokenizer
+from bijax.serving.options import EngineOptions
 from bijax.serving.params import SamplingParams
 from bijax.serving.sequence import Request, Sequence, seed_of
 from bijax.serving.text import TextStream
 from bijax.serving.tokens import read_prompt
+
+
+def check_engine(model: Any, eos_token_ids: Any, options: Any) -> None:
+    """Checks what an engine is made of.
+
+    Raises:
+        TypeError: If an argument has the wrong type; the message names it.
+    """
+    lacking = [
+        name for name in ("vocab_size", "max_length", "init_pages", "extend", "logits") if not hasattr(model, name)
+    ]
+    if lacking:
+        raise TypeError(
+            f"Engine: model must be a bijax.serving.Model, such as flax_layers.ServedLlama, got {type(model).__name__},"
+            f" which has no {', '.join(lacking)}."
+        )
+    if not isinstance(eos_token_ids, Iterable) or isinstance(eos_token_ids, (str, bytes)):
+        raise TypeError(f"Engine: eos_token_ids must be a collection of integers, got {eos_token_ids!r}.")
+    if options is not None and not isinstance(options, EngineOptions):
+        raise TypeError(f"Engine: options must be EngineOptions, got {type(options).__name__}.")
 
 
 def make_request(

@@ -1,4 +1,4 @@
-"""Who is computed in a step, and in which pages."""
+"""Which sequences a step computes, and in which pages."""
 
 import bisect
 import operator

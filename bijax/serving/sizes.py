@@ -1,4 +1,4 @@
-"""The few padded sizes for which programs are compiled. They move the speed alone."""
+"""The few padded sizes for which programs are compiled. They affect only the speed."""
 
 from dataclasses import dataclass
 

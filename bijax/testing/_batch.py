@@ -64,7 +64,7 @@ class BatchedCall:
         self.rows: int = counts.pop()
         if self.rows < 2:
             raise ValueError(
-                "expected at least 2 rows along the batch axes, so that a row can stand in other company; got "
+                "expected at least 2 rows along the batch axes, so that a row can have different neighbours; got "
                 f"{self.rows}. Pass more rows; 8 or more find more."
             )
         self.has_floats: bool = any(is_float(leaf.rows.dtype) for leaf in batched)

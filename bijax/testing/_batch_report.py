@@ -13,7 +13,7 @@ class BatchDifference:
         batch_size: size of the batch.
         row: which of the given rows it is.
         position: where the row stood in the batch.
-        neighbours: the company, one of `NEIGHBOURS`; "alone" for a batch of 1.
+        neighbours: the kind of neighbours, one of `NEIGHBOURS`; "alone" for a batch of 1.
         mode: how the function was called, "jit" or "eager".
         reference_mode: how it was called for the row alone.
         output: path of the output in the function's result.
@@ -90,7 +90,7 @@ class BatchVarianceReport:
 
 
 class BatchInvarianceError(AssertionError):
-    """A function's rows changed their bits with their company.
+    """The bits of a function's rows changed with the other rows of the batch.
 
     Attributes:
         report: the `BatchVarianceReport` of the sweep.

@@ -1,7 +1,7 @@
 """The cases of a sweep: which rows stand where, beside which neighbours."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ BATCH_SIZES = (1, 2, 3, 5, 8, 17, 33, 64)
 """The batch sizes tried by default."""
 
 NEIGHBOURS = ("given", "permuted", "copies", *NEIGHBOUR_KINDS)
-"""The kinds of company tried by default."""
+"""The kinds of neighbours tried by default."""
 
 MODES = ("jit", "eager")
 """The ways of calling the function tried by default."""
@@ -22,7 +22,7 @@ class Case:
     """One batch.
 
     Attributes:
-        neighbours: the company, one of `NEIGHBOURS`; "alone" for a batch of 1.
+        neighbours: the kind of neighbours, one of `NEIGHBOURS`; "alone" for a batch of 1.
         row_ids: int array, the given row at each position.
         subject: bool array, the positions whose outputs are compared; the others hold hostile values.
     """
@@ -68,6 +68,8 @@ def check_choices(
         TypeError: a batch size is not an int.
         ValueError: a batch size is negative, a name is unknown, or nothing is left to try.
     """
+    if not isinstance(batch_sizes, Iterable):
+        raise TypeError(f"batch_sizes: expected a sequence of ints; got {batch_sizes!r}.")
     sizes = tuple(batch_sizes)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
@@ -88,8 +90,8 @@ def check_choices(
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in known]
-    if isinstance(names, str) or unknown or not names:
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not names or any(name not in known for name in names):
         raise ValueError(f"{what}: expected a non-empty sequence of names among {', '.join(known)}; got {names!r}.")
 
 

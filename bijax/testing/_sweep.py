@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bijax.core.checks import check_callable
 from bijax.testing._batch import BatchedCall, output_rows
 from bijax.testing._batch_report import BatchDifference, BatchInvarianceError, BatchVarianceReport
 from bijax.testing._bits import unequal_bits
@@ -42,7 +43,7 @@ def assert_batch_invariant(
             output. Outputs marked None are not compared.
         batch_sizes: the sizes to try. Under jit each costs one compilation. 1 is always tried. At 0 only the shape and
             dtype of a row are compared.
-        neighbours: the kinds of company to try. `given`: the given rows in their order, `permuted`: shuffled,
+        neighbours: the kinds of neighbouring rows to try. `given`: the given rows in their order, `permuted`: shuffled,
             `copies`: the row itself everywhere; `normal`, `huge`, `inf`, `nan`, `zeros`, `denormal`: such values in all
             floating batched arrays of the neighbours, at every second position and at all positions but one. Integer
             and bool arrays always hold given rows; where no batched array is floating, the value kinds are left out.
@@ -54,7 +55,7 @@ def assert_batch_invariant(
 
     Raises:
         BatchInvarianceError: a bit changed. It is an AssertionError; its message and its `report` name the first row
-            that differs, its batch, its company, the index in the row, both bit patterns and the ULP distance.
+            that differs, its batch, its neighbours, the index in the row, both bit patterns and the ULP distance.
         ValueError: fewer than 2 rows, batch sizes that disagree, axes that do not fit, an unknown name, or a function
             whose output has no such axis or changes its row shape or dtype with the batch size.
         TypeError: axes or sizes that are not ints, or a dtype whose bits cannot be compared.
@@ -102,7 +103,7 @@ def batch_variance_report(
         batch_axes: the batch axis of each argument.
         out_batch_axes: the batch axis of each output.
         batch_sizes: the sizes to try.
-        neighbours: the kinds of company to try.
+        neighbours: the kinds of neighbouring rows to try.
         modes: ways to call `fn`.
         seed: fixes the rows, positions and values chosen.
         nan_bits: whether the signs and payloads of nans are compared too.
@@ -120,6 +121,7 @@ def batch_variance_report(
         >>> report.invariant, report.differing_batch_sizes
         (False, (2, 3))
     """
+    check_callable("bijax.testing", fn)
     call = BatchedCall(args, batch_axes)
     sizes, kinds, modes = check_choices(batch_sizes, neighbours, modes, call.has_floats)
     runner = _Runner(fn, call, out_batch_axes, modes[0])

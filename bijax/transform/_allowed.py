@@ -14,14 +14,14 @@ def allowed_names(allow: Iterable[str]) -> tuple[str, ...]:
         TypeError: If `allow` does not hold names.
         ValueError: If no primitive has one of them.
     """
-    if isinstance(allow, str):
-        raise TypeError(
-            f"bijax.invariant: allow must be a collection of names of primitives, got the string {allow!r}."
-        )
-    names = tuple(sorted(set(allow)))
-    for name in names:
+    if isinstance(allow, str) or not isinstance(allow, Iterable):
+        came = f"the string {allow!r}" if isinstance(allow, str) else type(allow).__name__
+        raise TypeError(f"bijax.invariant: allow must be a collection of names of primitives, got {came}.")
+    given = tuple(allow)
+    for name in given:
         if not isinstance(name, str) or not name or any(c.isspace() for c in name):
             raise TypeError(f"bijax.invariant: allow must hold names of primitives, got {name!r}.")
+    names = tuple(sorted(set(given)))
     if names:
         _check_known(names)
     return names

@@ -17,8 +17,9 @@ from bijax.transform._tables import PLATFORMS
 from bijax.transform.audit import audit
 
 DESCRIPTION = """\
-Says of every operation of a function whether its bits can follow the size of the batch, and why: which operations are
-invariant by construction, which bijax.invariant replaces, which are left to XLA. The function is traced, not run."""
+Says of every operation of a function whether its bits can depend on the size of the batch, and why: which operations
+are invariant by construction, which bijax.invariant replaces, which are left to XLA. The function is traced, not
+run."""
 EPILOG = """\
 exit code: 0 if nothing is variant, 1 if something is, 2 if the audit could not be made"""
 
@@ -34,7 +35,7 @@ def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     """Adds `audit` to the commands."""
     parser = commands.add_parser(
         "audit",
-        help="list the operations of a function whose bits can follow the batch",
+        help="list the operations of a function whose bits can depend on the batch",
         description=DESCRIPTION,
         epilog=EPILOG,
     )

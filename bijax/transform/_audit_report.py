@@ -22,7 +22,7 @@ class Operation:
 
     Attributes:
         verdict: "invariant" by construction; "replaced" by an invariant form; "believed": XLA's own, and no batch size
-            was seen to change it; "variant": XLA's own, and its bits may follow the batch; "refused": in a program
+            was seen to change it; "variant": XLA's own, and its bits may depend on the batch; "refused": in a program
             under `bijax.invariant`, which cannot be lowered because of it.
         primitive: Name of the JAX primitive.
         evidence: Why it has its verdict.
@@ -71,7 +71,7 @@ class Audit:
 
     @property
     def variant(self) -> tuple[Operation, ...]:
-        """The operations whose bits may follow the batch, and those that are refused."""
+        """The operations whose bits may depend on the batch, and those that are refused."""
         return tuple(o for o in self.operations if o.verdict in ("variant", "refused"))
 
     @property

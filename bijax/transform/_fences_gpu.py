@@ -1,6 +1,6 @@
 """Stopping XLA:GPU's rewrites of element-wise code, in the lowered program.
 
-What would let an element's bits follow the shape of the program, and what stands against it:
+What would let an element's bits depend on the shape of the program, and what stands against it:
 
 - *Two code generators.* A fusion is compiled by XLA's loop emitter or by Triton, as a cost model of the shapes decides;
   `exp`, `tanh`, a division and most other functions have other bits in the one than in the other. Before and behind

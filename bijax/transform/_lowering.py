@@ -1,4 +1,4 @@
-"""How a program is lowered in which something was requested.
+"""Lowering of programs whose operations are to be made invariant.
 
 The equations that are to be lowered in another way are replaced, just before JAX lowers them, by equations of
 primitives of our own, whose rules are here. All others are left to JAX, and so is every program in which nothing was

@@ -17,7 +17,7 @@ Dot = tuple[Context, list[Any], dict[str, Any]]
 
 
 def look_through_transposes(ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Dot:
-    """Replaces operands that are transposed matrices by the matrices, where that does not move a bit.
+    """Replaces operands that are transposed matrices by the matrices, where that does not change a bit.
 
     Args:
         ctx: Context of the lowering rule of `dot_general`.

@@ -64,10 +64,10 @@ REFUSED: Final = {
     "ffi_call": "what a foreign function computes is not known; use the operation of JAX or bijax that it stands for",
     "io_callback": "what Python computes is not known",
     "pure_callback": "what Python computes is not known",
-    "select_and_scatter": "XLA runs its two programs inside of one instruction, in an order that follows the shape",
+    "select_and_scatter": "XLA runs its two programs inside of one instruction, in an order that depends on the shape",
     "approx_top_k": "which elements it finds depends on the shape; use jax.lax.top_k, which is exact",
-    "rng_uniform": "its numbers follow the shape; use jax.random with a key of threefry2x32",
-    "rng_bit_generator": "its numbers follow the shape; use jax.random with a key of threefry2x32",
+    "rng_uniform": "its numbers depend on the shape; use jax.random with a key of threefry2x32",
+    "rng_bit_generator": "its numbers depend on the shape; use jax.random with a key of threefry2x32",
     "cudnn_fusion": "cuDNN computes it and chooses its kernel by the shapes; call the function without the fusion",
     **_each(
         _CUDNN_ATTENTION,

@@ -344,9 +344,9 @@ def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:
     """Returns why a generator's numbers depend on more than key and position; nothing if they do not."""
     kinds = {str(d) for d in dtypes if jnp.issubdtype(d, jax.dtypes.prng_key)}
     if kinds - {"key<fry>"}:
-        return f"only keys of threefry2x32 give numbers that do not follow the batch, got {', '.join(sorted(kinds))}"
+        return f"only keys of threefry2x32 give numbers that do not depend on the batch, got {', '.join(sorted(kinds))}"
     if not jax.config.jax_threefry_partitionable:
-        return "with jax_threefry_partitionable off, the numbers follow the shape of the whole array"
+        return "with jax_threefry_partitionable off, the numbers depend on the shape of the whole array"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Calls of compiled programs, looked at while a request is in force.
+"""Checks of the compiled programs that are called inside of invariant functions, or in the mode.
 
 A program that was compiled before is neither traced nor lowered when it is called, and JAX tells nobody of the call.
 So as long as a request is in force in any thread, `jax.stages.Compiled.__call__` is a function that runs a check first;

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bijax.core.checks import check_callable, flag
 from bijax.core.tag import own_promotion
 from bijax.transform.invariant import invariant
 
@@ -76,9 +77,10 @@ class GradientAccumulation:
         has_aux: bool,
         reduction: str,
     ) -> None:
-        self._gradient = jax.value_and_grad(loss_fn, argnums=argnums, has_aux=has_aux)
-        self._unit, self._has_aux, self._reduction = unit, has_aux, reduction
         self._argnums = _indices("argnums", argnums)
+        self._has_aux = flag("accumulate_gradients", "has_aux", has_aux)
+        self._gradient = jax.value_and_grad(loss_fn, argnums=argnums, has_aux=self._has_aux)
+        self._unit, self._reduction = unit, reduction
         self._batch_argnums = None if batch_argnums is None else _indices("batch_argnums", batch_argnums)
         if both := set(self._argnums) & set(self._batch_argnums or ()):
             raise ValueError(
@@ -236,6 +238,7 @@ def accumulate_gradients(
         >>> bool((total.value_and_grad()[1] == grads).all())
         True
     """
+    check_callable("accumulate_gradients", loss_fn)
     if isinstance(unit, bool) or not isinstance(unit, int):
         raise TypeError(f"accumulate_gradients: expected unit to be an int, a number of examples, got {unit!r}.")
     if unit < 1:
@@ -257,7 +260,7 @@ def _apart_from_additions(found: PyTree) -> PyTree:
 
 
 def _indices(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
-    indices = (given,) if isinstance(given, int) else tuple(given)
+    indices = tuple(given) if isinstance(given, Sequence) else (given,)
     if not indices or not all(isinstance(i, int) and not isinstance(i, bool) for i in indices):
         raise TypeError(f"accumulate_gradients: expected {name} to be an int or a sequence of ints, got {given!r}.")
     if min(indices) < 0 or len(set(indices)) < len(indices):

@@ -10,6 +10,7 @@ import jax
 
 from bijax import hlo
 from bijax.core.architecture import lowering_for
+from bijax.core.checks import check_callable, flag
 from bijax.core.tag import KERNEL, TAG
 from bijax.hlo._trace import traced
 from bijax.transform._audit_flops import flops
@@ -31,7 +32,7 @@ def audit(
     architecture: str | None = None,
     **kwargs: Any,
 ) -> Audit:
-    """Says of every operation of a program whether its bits can follow the size of the batch, and why.
+    """Says of every operation of a program whether its bits can depend on the size of the batch, and why.
 
     The program is traced, not run. Parts under `bijax.invariant` (or in its mode) are judged as they will be lowered;
     elsewhere the operations are XLA's.
@@ -68,9 +69,8 @@ def audit(
         >>> audit(bijax.invariant(f), x, w).invariant
         True
     """
-    if not callable(fn):
-        raise TypeError(f"bijax.audit: expected a function, got {type(fn).__name__}.")
-    platform = platform_of("bijax.audit", platform)
+    check_callable("bijax.audit", fn)
+    compiled, platform = flag("bijax.audit", "compiled", compiled), platform_of("bijax.audit", platform)
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         found = looked_at(fn, args, kwargs, platform, strict=False)
         operations = _operations([operation for operation, _ in found])
@@ -131,7 +131,7 @@ def platform_of(op: str, given: str | None) -> str:
         ValueError: If there are no rules for it.
     """
     platform = _present() if given is None else given
-    if platform not in PLATFORMS:
+    if not isinstance(platform, str) or platform not in PLATFORMS:
         raise ValueError(f"{op}: expected the platform {' or '.join(PLATFORMS)}, got {platform!r}.")
     return platform
 

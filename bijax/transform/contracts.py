@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bijax.core.architecture import cuda_architecture, lowering_for
+from bijax.core.checks import check_callable
 from bijax.transform.audit import looked_at, platform_of
 from pallas_kernels.contract import XLA_FUNCTIONS
 
@@ -88,8 +89,7 @@ def contracts(
         >>> one == many
         True
     """
-    if not callable(fn):
-        raise TypeError(f"bijax.contracts: expected a function, got {type(fn).__name__}.")
+    check_callable("bijax.contracts", fn)
     platform = platform_of("bijax.contracts", platform)
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         here = cuda_architecture() if platform == "cuda" else machine.machine()

@@ -1,4 +1,4 @@
-"""The function spelling: `invariant(fn)`."""
+"""`bijax.invariant`: a function made batch-invariant."""
 
 import functools
 import inspect
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from bijax.core.checks import check_callable
 from bijax.transform._allowed import allowed_names
 from bijax.transform._boundary import Copies, fenced, write_back
 from bijax.transform._lowering import install
@@ -95,8 +96,7 @@ def _check(fn: Any) -> None:
             f"bijax.invariant: expected a function, got {type(fn).__name__}, a program that is already built;"
             " apply invariant to the function that it was built from."
         )
-    if not callable(fn):
-        raise TypeError(f"bijax.invariant: expected a function, got {type(fn).__name__}.")
+    check_callable("bijax.invariant", fn)
     body = inspect.unwrap(fn)
     called = body if inspect.isroutine(body) else type(body).__call__
     if any(

@@ -1,8 +1,9 @@
-"""The mode, for code that cannot be wrapped."""
+"""The batch-invariant mode, for code that cannot be wrapped."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from bijax.core.checks import flag
 from bijax.transform._allowed import allowed_names
 from bijax.transform._lowering import install
 from bijax.transform._state import (
@@ -42,7 +43,7 @@ def enable_batch_invariant_mode(*, allow: Iterable[str] = (), all_threads: bool 
         False
     """
     request = Request(True, allowed_names(allow))
-    everywhere = _is_true("enable_batch_invariant_mode", all_threads)
+    everywhere = flag("enable_batch_invariant_mode", "all_threads", all_threads)
     install()
     if everywhere:
         open_everywhere(request)
@@ -61,7 +62,7 @@ def disable_batch_invariant_mode(*, all_threads: bool = False) -> None:
     Raises:
         TypeError: If `all_threads` is not a bool.
     """
-    if _is_true("disable_batch_invariant_mode", all_threads):
+    if flag("disable_batch_invariant_mode", "all_threads", all_threads):
         close_everywhere()
     else:
         close_requests()
@@ -98,15 +99,8 @@ def set_batch_invariant_mode(
             f"set_batch_invariant_mode: enabled must be True or False, got the function {enabled!r}; as a decorator,"
             " write @set_batch_invariant_mode() with parentheses."
         )
-    if not isinstance(enabled, bool):
-        raise TypeError(f"set_batch_invariant_mode: enabled must be True or False, got {enabled!r}.")
+    enabled = flag("set_batch_invariant_mode", "enabled", enabled)
     return _inside(Request(True, allowed_names(allow)) if enabled else OFF)
-
-
-def _is_true(name: str, all_threads: bool) -> bool:
-    if not isinstance(all_threads, bool):
-        raise TypeError(f"{name}: all_threads must be True or False, got {all_threads!r}.")
-    return all_threads
 
 
 @contextlib.contextmanager

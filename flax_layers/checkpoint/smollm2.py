@@ -1,4 +1,4 @@
-"""Where the demonstration model lies."""
+"""The path of the demonstration model."""
 
 import importlib.util
 from pathlib import Path

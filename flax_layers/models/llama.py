@@ -258,6 +258,8 @@ class Llama(nnx.Module):
 
 
 def _batch_and_length(tokens: jax.Array) -> tuple[int, int]:
+    if not hasattr(tokens, "ndim"):
+        raise TypeError(f"Llama: tokens must be an array, got {type(tokens).__name__}; convert it with jnp.asarray.")
     if tokens.ndim != 2:
         raise ValueError(f"Llama: tokens must have the shape (batch, length), got {tokens.shape}.")
     batch, length = tokens.shape

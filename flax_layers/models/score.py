@@ -1,4 +1,4 @@
-"""Log-probabilities of texts that are there."""
+"""Log-probabilities of given texts."""
 
 import functools
 from collections.abc import Sequence

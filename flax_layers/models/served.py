@@ -1,4 +1,4 @@
-"""A Llama model as inference engines call it: with pages that somebody else hands out."""
+"""A Llama model as inference engines call it: the engine allocates the pages of the cache."""
 
 import functools
 from collections.abc import Iterable

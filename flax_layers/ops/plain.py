@@ -1,4 +1,4 @@
-"""The operations as one writes them in JAX without a thought for the batch."""
+"""The operations in plain JAX, with no guarantee about bits."""
 
 import functools
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bijax.ops.rotate_heads import store_rows
+from bijax.ops.rotate_heads import rotate_and_store_in_pieces
 
 from ..routing import Routing
 from .plain_experts import experts, route
@@ -151,11 +151,7 @@ class PlainOps:
         turned: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Turns the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
-        to_turn = heads.shape[2] - keys.shape[2]
-        query_heads = to_turn - keys.shape[2]
-        both = self.rotate(heads[:, :, :to_turn] if turned is None else turned, cos, sin)
-        stored = store_rows(keys, rows, both[:, :, query_heads:]), store_rows(values, rows, heads[:, :, to_turn:])
-        return both[:, :, :query_heads], *stored
+        return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, turned)
 
     def attention(
         self,

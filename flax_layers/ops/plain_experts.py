@@ -1,4 +1,4 @@
-"""A mixture of experts as one writes it in JAX."""
+"""A mixture of experts in plain JAX."""
 
 from collections.abc import Callable
 from typing import Any

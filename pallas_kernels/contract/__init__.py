@@ -1,4 +1,4 @@
-"""Contracts: everything that can move a bit of a result, stated as data.
+"""Contracts: everything that can change a bit of a result, stated as data.
 
 A contract is chosen from what belongs to the weights and the operation (row length, number of columns, storage order)
 and never from what belongs to the batch: the functions below do not receive the number of rows, sequences or queries,

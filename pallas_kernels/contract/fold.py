@@ -1,4 +1,4 @@
-"""The order in which values that meet in one place are combined: windows, scatters, devices."""
+"""The order in which the values of one element are combined: windows, scatters, devices."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,9 +1,9 @@
-"""Numbers that stand in the place of a row."""
+"""Values that stand for a row number where there is no row."""
 
 from typing import Final
 
 NO_ROW: Final = -1
-"""There is none."""
+"""No row."""
 
 WRONG: Final = -2
-"""There is no telling which: what is computed of it is nan."""
+"""A row number that is not valid: what is computed from it is nan."""

@@ -18,6 +18,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.cpu import stacked
 from pallas_kernels.ops.matmul.cpu.stacked import Storage
 from pallas_kernels.schedule.cpu.matmul import StackStep, stack_entries
+from tests.bitwise.matmul_reference import emulate
 from tests.exhaustive import rarely
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -195,18 +196,6 @@ def test_vmap_gives_the_bits_of_the_single_product(
     for entry in (0, 3):
         alone = [a if d is None else np.take(a, entry, d) for a, d in zip(arrays, axes, strict=True)]
         assert_bits_equal(mapped[entry], product(single)(*alone), err_msg=f"entry {entry}")
-
-
-def emulate(x: np.ndarray, w: np.ndarray, contract: MatmulContract) -> np.ndarray:
-    """(M, K) x (K, N): fused chains over the blocks of K, added upwards (see test_matmul.emulate)."""
-    total = None
-    for start in range(0, x.shape[1], contract.k_block):
-        chain = np.zeros((x.shape[0], w.shape[1]), np.float32)
-        for k in range(start, min(x.shape[1], start + contract.k_block)):
-            chain = (x[:, k : k + 1].astype(np.float64) * w[k] + chain).astype(np.float32)
-        total = chain if total is None else total + chain
-    assert total is not None
-    return total
 
 
 @pytest.mark.sample(2)

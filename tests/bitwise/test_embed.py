@@ -90,7 +90,7 @@ def test_outside_the_table() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(TypeError, match="tokens must be integers, got float32"):
+    with pytest.raises(TypeError, match="tokens must hold integers, got float32"):
         embed(jnp.zeros((V, D)), jnp.zeros(3))
     with pytest.raises(TypeError, match="table must have one of the dtypes"):
         embed(jnp.zeros((V, D), jnp.int32), jnp.zeros(3, jnp.int32))

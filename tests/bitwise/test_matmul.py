@@ -13,6 +13,7 @@ from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.ops.matmul import cpu
 from pallas_kernels.ops.matmul.cpu.forms import panels
 from pallas_kernels.schedule.cpu.matmul import Step, matmul_ladder, steps_by_preference
+from tests.bitwise.matmul_reference import emulate
 from tests.exhaustive import rarely
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -92,22 +93,6 @@ def test_transformations_keep_the_bits(every: bool) -> None:
         assert_bits_equal(jax.jit(lambda x: f(x))(x), y)
     assert_bits_equal(bijax.matmul(jnp.stack([x] * 3), stacked), jnp.stack(products))
     assert_bits_equal(bijax.matmul(x.reshape(2, 3, 4, 333), w), y.reshape(2, 3, 4, 77))
-
-
-def emulate(x: np.ndarray, w: np.ndarray, contract: MatmulContract) -> np.ndarray:
-    """The contract in numpy: fused chains over the blocks of K, folded upwards.
-
-    The float64 product of two float32 is exact and its sum with a float32 rounds only in the 54th bit; rounding that
-    to float32 gives the fused result but for rare double roundings, which the fixed data below do not meet.
-    """
-    total = None
-    for start in range(0, x.shape[1], contract.k_block):
-        chain = np.zeros((x.shape[0], w.shape[1]), np.float32)
-        for k in range(start, min(x.shape[1], start + contract.k_block)):
-            chain = (x[:, k : k + 1].astype(np.float64) * w[k] + chain).astype(np.float32)
-        total = chain if total is None else total + chain
-    assert total is not None
-    return total
 
 
 @pytest.mark.sample(2)

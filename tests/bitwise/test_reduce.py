@@ -173,7 +173,7 @@ def test_errors_and_other_platforms() -> None:
 
 @pytest.mark.parametrize(("shape", "axis"), [((3, 2048), 1), ((2, 2, 700), 2), ((2, 300, 40), 1)])
 def test_passes_of_a_gpu_keep_the_order(shape: tuple[int, ...], axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into how many passes a sum is cut follows the number of elements, the order does not."""
+    """Into how many passes a sum is cut depends on the number of elements, the order does not."""
     x = jnp.asarray(np.random.default_rng(3).standard_normal(shape), jnp.float32)
     expected = fold_axis(x, fold="sum", contract=row_contract(), axis=axis)
     for name, limit in (("_FEW", 0), ("_CACHED", 0)):

@@ -179,7 +179,7 @@ X, C, C8 = jnp.ones((2, 3, K, D)), jnp.ones((2, K, 4, D)), jnp.ones((2, K, 4, D)
     ("arguments", "error", "message"),
     [
         ({"kv_ids": [0, 2]}, ValueError, r"kv_ids must be in \[0, 1\].*got 2 at \(1,\)"),
-        ({"kv_ids": [0]}, ValueError, r"kv_ids must have the shape \(2,\), got int32\[1\]"),
+        ({"kv_ids": [0]}, ValueError, r"kv_ids must have the shape \(2,\), got int64\[1\]"),
         ({"kv_ids": [0, 0]}, ValueError, r"sequences 0 and 1 both write token 0 of block 0"),
         ({"kv_lens": [0, 2]}, ValueError, r"kv_lens \+ q_lens must be in \[0, 4\].*got 5 at \(1,\)"),
         ({"kv_lens": [0, -1]}, ValueError, r"kv_lens must be in \[0, 4\]"),
@@ -221,7 +221,7 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
             r"block_table must hold blocks in \[0, 2\) wherever tokens are written, got 5 for slot 1, token 0",
         ),
         ([[0], [0]], r"sequences 0 and 1 both write token 0 of block 0"),
-        ([0, 1], r"block_table must have the shape \(slots, blocks of a slot\), got int32\[2\]"),
+        ([0, 1], r"block_table must have the shape \(slots, blocks of a slot\), got int64\[2\]"),
     ],
 )
 def test_wrong_tables(table: Any, message: str) -> None:

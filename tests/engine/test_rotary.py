@@ -147,7 +147,7 @@ X, (SIN, COS) = jnp.ones((4, H, D)), tables()
         ({"q_lens": [5]}, r"q_lens must be in \[0, 4\].*got 5 at \(0,\)"),
         ({"q_lens": [2], "max_q_len": 1}, r"q_lens must be in \[0, 1\].*or max_q_len\), got 2"),
         ({"q_lens": [2], "max_q_len": -1}, r"max_q_len must be at least 0, got -1"),
-        ({"q_lens": [[2]]}, r"q_lens must have the shape \(sequences,\), got int32\[1,1\]"),
+        ({"q_lens": [[2]]}, r"q_lens must have the shape \(sequences,\), got int64\[1,1\]"),
         ({"q_lens": [2, 1], "accum_q_len": [0, 2]}, r"accum_q_len must have the shape \(3,\), got"),
         (
             {"q_lens": [2, 1], "accum_q_len": [0, 1, 3]},
@@ -157,7 +157,7 @@ X, (SIN, COS) = jnp.ones((4, H, D)), tables()
         ({"accum_q_len": []}, r"accum_q_len must start with 0"),
         ({"q_lens": [2], "position_ids": [19]}, r"position_ids \+ q_lens must be in \[0, 20\].*got 21 at \(0,\)"),
         ({"q_lens": [2], "position_ids": [-1]}, r"position_ids must be in \[0, 20\]"),
-        ({"q_lens": [2], "position_ids": [1, 2]}, r"position_ids must have the shape \(1,\), got int32\[2\]"),
+        ({"q_lens": [2], "position_ids": [1, 2]}, r"position_ids must have the shape \(1,\), got int64\[2\]"),
         ({"q_lens": [2], "rope_offset": 5}, r"lie in a head, got rope_offset=5, sin bfloat16\[20,6\] and qkv"),
         ({"q_lens": [2], "cos": COS[:3]}, r"cos must have the shape \(positions, rope_dim\) with positions=20"),
         ({"q_lens": [2], "q_head_num": 4}, r"q_head_num \+ 2 \* kv_head_num heads, got 4 \+ 2 \* 1 and qkv"),
@@ -173,7 +173,7 @@ def test_wrong_values(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bijax.rotary_embedding(X, SIN, COS, q_lens=[1.0], **HEADS), r"q_lens must hold integers, got float32"),
+        (lambda: bijax.rotary_embedding(X, SIN, COS, q_lens=[1.0], **HEADS), r"q_lens must hold integers, got float64"),
         (lambda: bijax.rotary_embedding(X, SIN.astype(int), COS, q_lens=[1], **HEADS), r"sin must have one of"),
         (lambda: bijax.rotary_embedding(X, SIN, COS, q_head_num=3.0, kv_head_num=1), r"q_head_num must be an integer"),
     ],

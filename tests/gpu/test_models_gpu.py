@@ -19,9 +19,9 @@ import pytest
 from flax import nnx
 
 import bijax
+from benchmarks.cudnn_ops import CudnnOps
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, KVCache, Llama, Ops, convert
-from tests.gpu.cudnn_ops import CudnnOps
 from tests.gpu.flax_model import FlaxModel
 from tests.layers import small_llama as small
 

@@ -242,6 +242,13 @@ def test_the_program_for_another_platform():
     assert hlo.inspect_for("cuda", bijax.invariant(f), X, W).invariant
 
 
+def test_platforms_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match=r"expected the platform cuda or .*, got 'gpus'"):
+        hlo.inspect_for("gpus", jnp.tanh, X)
+    with pytest.raises(TypeError, match=r"inspect_for: expected a function, got str"):
+        hlo.inspect_for("cuda", "tanh", X)
+
+
 def test_random_bits_are_found_before_they_are_expanded():
     def f(key):
         return lax.rng_bit_generator(key, (8,))[1]

@@ -17,7 +17,6 @@ from tests.layers import drop_ins
 from tests.layers.drop_ins import rows
 
 K = 300
-KEY = jax.random.key(7)
 
 
 class NnxBlock(flax_nnx.Module):

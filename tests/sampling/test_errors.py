@@ -31,6 +31,8 @@ LOGITS = np.zeros((2, 4), np.float32)
         ({"repetition_penalty": -1.0, "output_counts": LOGITS.astype(int)}, ValueError, "prompt_mask|above 0"),
         ({"allowed": LOGITS}, TypeError, "allowed must be an array of dtype bool"),
         ({"allowed": np.ones((2, 3), bool)}, ValueError, r"allowed must have the shape \(2, 4\)"),
+        ({"need_logprobs": "no"}, TypeError, "need_logprobs must be an array of bool, got str"),
+        ({"need_logprobs": [True, False]}, TypeError, r"need_logprobs must be one bool, got bool\[2\]"),
         ({"num_top": 9}, ValueError, "num_top must be an integer from 0 to 4"),
     ],
 )
@@ -43,6 +45,8 @@ def test_sample(options: dict[str, Any], error: type[Exception], message: str) -
 def test_seed_words() -> None:
     with pytest.raises(ValueError, match=r"from -2\*\*63 to 2\*\*64 - 1, got 18446744073709551616"):
         seed_words([2**64])
+    with pytest.raises(TypeError, match="expected a sequence of integers, got NoneType"):
+        seed_words(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be an integer, got 1\.0"):
         seed_words([1.0])  # type: ignore[list-item]
 

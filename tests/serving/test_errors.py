@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bijax.serving import Engine, EngineOptions, QueueFullError, SamplingParams
+from bijax.serving import AsyncEngine, Engine, EngineOptions, QueueFullError, SamplingParams
 from tests.serving.traffic import LONGEST, Letters, all_pages_are_back, engine, model
 
 
@@ -14,6 +15,7 @@ from tests.serving.traffic import LONGEST, Letters, all_pages_are_back, engine, 
     [
         ((), {}, ValueError, "at least one token"),
         ("abc", {}, TypeError, "encode it first"),
+        (jnp.ones(3, int), {}, TypeError, r"got ArrayImpl; convert it with \.tolist\(\)"),
         ([1.5], {}, TypeError, r"must be integers, got 1\.5"),
         ([True], {}, TypeError, "must be integers, got True"),
         ([160], {}, ValueError, "from 0 to 159, got 160"),
@@ -42,9 +44,29 @@ def test_bad_arguments() -> None:
         served.add([1], request_id="a")
     with pytest.raises(ValueError, match="params for each of the 2 prompts, got 1"):
         served.generate([[1], [2]], [SamplingParams()])
+    with pytest.raises(TypeError, match="prompts must be a sequence of prompts, got int"):
+        served.generate(3)  # type: ignore[arg-type]
     served.pause()
     with pytest.raises(ValueError, match="paused"):
         served.generate([[1]])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": jnp.tanh}, r"model must be a bijax\.serving\.Model, .* got PjitFunction, which has no vocab_size"),
+        ({"eos_token_ids": 3}, "eos_token_ids must be a collection of integers, got 3"),
+        ({"options": {"num_pages": 4}}, "options must be EngineOptions, got dict"),
+    ],
+)
+def test_engines_of_something_else(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Engine(**({"model": model()} | wrong))
+
+
+def test_async_engines_of_something_else() -> None:
+    with pytest.raises(TypeError, match="engine must be an Engine, got NoneType"):
+        AsyncEngine(None)  # type: ignore[arg-type]
 
 
 def test_stop_strings_need_a_tokenizer() -> None:

@@ -20,7 +20,7 @@ EOS = 1
 
 
 class Model(gm.testing.DummyGemma):  # type: ignore[misc]
-    """gemma's model for tests, with layers large enough that plain JAX's bits follow the batch."""
+    """gemma's model for tests, with layers large enough that plain JAX's bits depend on the batch."""
 
     config: Any = dataclasses.replace(
         gm.testing.DummyGemma.config,

@@ -1,4 +1,4 @@
-"""Evidence for the table KEEP: operations that choose among values do not follow the batch, ties and nan included.
+"""Evidence for the table KEEP: operations that choose among values do not depend on the batch, ties and nan included.
 
 Those of the tables CHOOSING and RACING are replaced on one platform or the other.
 """

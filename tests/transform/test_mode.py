@@ -168,8 +168,8 @@ def test_all_threads() -> None:
         assert old.submit(look).result() == (False, False)
     bijax.disable_batch_invariant_mode()
     assert look() == (False, False)
-    with pytest.raises(TypeError, match="all_threads must be True or False, got 1"):
-        bijax.enable_batch_invariant_mode(all_threads=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="all_threads must be True or False, got 'yes'"):
+        bijax.enable_batch_invariant_mode(all_threads="yes")  # type: ignore[arg-type]
 
 
 def test_a_compiled_program_is_checked_in_all_threads() -> None:

@@ -1,4 +1,4 @@
-"""The programs with which users reported that bits follow the batch."""
+"""The programs with which users reported that bits depend on the batch."""
 
 import jax
 import jax.numpy as jnp

@@ -15,8 +15,8 @@ from pallas_kernels.contract import SPLIT_HEAD_SIZES, SplitAttentionContract
 from pallas_kernels.ops.attention.hopper import attention
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 from tests.exhaustive import rarely
-from tests.unit.test_attention_mosaic import Races, interpreter
-from tests.unit.test_attention_mosaic import races as races
+from tests.unit.mosaic import Races
+from tests.unit.test_attention_mosaic import INTERPRETER
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -90,7 +90,7 @@ def attend(case: Case, *, together: bool) -> tuple[np.ndarray, np.ndarray]:
         scale=SIZE**-0.5,
         causal=True,
         schedule=SCHEDULE,
-        interpret=interpreter(),
+        interpret=INTERPRETER,
         **further,
     )
     return np.asarray(out), np.asarray(lse)

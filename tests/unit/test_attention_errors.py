@@ -134,7 +134,7 @@ BAD: list[tuple[type[Exception], str, Any]] = [
     (ValueError, "got -1 for sequence 0, entry 0", lambda: paged(Q, PAGES, PAGES, -TABLE - 1, 5)),
     (ValueError, "query_offset must be in.*lengths counts the keys of the queries too.*got -1 for sequence 1",
      lambda: paged(Q, PAGES, PAGES, TABLE, np.array([3, 2]))),
-    (TypeError, "common_prefix_length must be an integer, got float",
+    (TypeError, "common_prefix_length must hold integers, got float",
      lambda: paged(Q, PAGES, PAGES, TABLE, 8, common_prefix_length=4.0)),
     (ValueError, r"one integer for all sequences, got int\d+\[2\]",
      lambda: paged(Q, PAGES, PAGES, TABLE, 8, common_prefix_length=np.array([4, 4]))),

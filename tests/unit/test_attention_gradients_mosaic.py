@@ -19,8 +19,8 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper import attention_gradients
 from pallas_kernels.ops.attention.hopper.gradients import Body
 from pallas_kernels.schedule.hopper.attention import GradientSchedule
-from tests.unit.test_attention_mosaic import Races, interpreter, lowered
-from tests.unit.test_attention_mosaic import races as races
+from tests.unit.mosaic import Races
+from tests.unit.test_attention_mosaic import INTERPRETER, lowered
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -151,7 +151,7 @@ def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
         window=case.window,
         soft_cap=case.soft_cap,
         schedule=case.schedule,
-        interpret=interpreter(),
+        interpret=INTERPRETER,
     )
     return [np.asarray(x) for x in found]
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,9 +15,10 @@ from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.merge import merge, padded_splits
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.tile import Arithmetic, across
+from tests.unit.mosaic import interpreter
 
 SIZE = 64
-PARAMETERS = plgpu.InterpretGPUParams(detect_races=True)
+PARAMETERS = interpreter()
 
 
 def one_by_one(values: np.ndarray, stats: np.ndarray, begin: int, stop: int) -> np.ndarray:

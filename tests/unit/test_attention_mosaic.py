@@ -30,6 +30,7 @@ from pallas_kernels.schedule.hopper.attention import (
     attention_schedule,
     decode_schedule,
 )
+from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -42,7 +43,8 @@ SWAP: Final = dataclasses.replace(DECODE, swap=True)
 WALKERS: Final = dataclasses.replace(SWAP, walkers=2)
 ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
-Races = Callable[[], int]
+# More copies are in flight than the interpreter's 5 threads for them; one thread's copies hide each other's races.
+INTERPRETER: Final = interpreter(num_tma_threads_per_device=60)
 
 
 class Case(NamedTuple):
@@ -142,20 +144,6 @@ CASES: Final = {
 }
 
 
-@pytest.fixture
-def races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Races:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
-def interpreter() -> plgpu.InterpretGPUParams:
-    """Races are reported as text: JAX 0.11 does nothing else, 0.12 would raise and leave the interpreter unusable."""
-    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
-    return plgpu.InterpretGPUParams(
-        detect_races=True, num_tma_threads_per_device=60, **({"on_race": "warn"} if "on_race" in fields else {})
-    )
-
-
 def widened(case: Case, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
     """What keys and values of 8 bits stand for."""
     if not case.stored:
@@ -210,7 +198,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         window=case.window,
         soft_cap=case.soft_cap,
         schedule=case.schedule,
-        interpret=interpreter(),
+        interpret=INTERPRETER,
         **{name: jnp.asarray(x) for name, x in case.bias_and_mask.items()},
     )
     return np.asarray(out), np.asarray(lse)
@@ -327,7 +315,7 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
     limits = np.stack([keys - 1, np.array([1, 1, -1]), keys], axis=1).astype(np.int32)
     table = np.array([[0, outside, outside], [1, 2, outside], [3, 4, 5]], np.int32)
     arrays = (jnp.asarray(x) for x in (query, cache, cache, limits, table))
-    for found in attention(*arrays, contract=CONTRACT, scale=0.1, schedule=schedule, interpret=interpreter()):
+    for found in attention(*arrays, contract=CONTRACT, scale=0.1, schedule=schedule, interpret=INTERPRETER):
         numbers = np.asarray(found, np.float32)
         assert np.isfinite(numbers[0]).all()
         assert numbers[0].any()

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.contract import MatmulContract, QuantContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
@@ -19,6 +18,7 @@ from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, group_c
 from pallas_kernels.schedule.hopper.int8 import int8_candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 from tests.exhaustive import sampled
+from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -43,12 +43,6 @@ INTERPRETED = {
     "in turn": (64, 80, True, "float32", MatmulSchedule(False, 64, 64, 64, 3, 2, "tiles", blocks=2)),
     "padded": (77, 21, False, "float32", None),
 }
-
-
-@pytest.fixture
-def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -91,7 +85,7 @@ def test_the_walk_meets_every_place_once(sizes: tuple[int, ...], swap: bool) -> 
     ),
     ids=str,
 )
-def test_interpreted_kernel_multiplies(case: tuple[str, str], reported_races: Callable[[], int]) -> None:
+def test_interpreted_kernel_multiplies(case: tuple[str, str], races: Races) -> None:
     name, sizes = case
     k, n, transpose_w, out, schedule = INTERPRETED[name]
     rng = np.random.default_rng(n)
@@ -109,11 +103,11 @@ def test_interpreted_kernel_multiplies(case: tuple[str, str], reported_races: Ca
     # Sums of small integers are exact in every order; the order is compared on a GPU.
     expected = products(x, w, SIZES[sizes]).astype(jnp.dtype(out))
     np.testing.assert_array_equal(*(np.asarray(a, np.float32) for a in (y, expected)))
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize("sizes", sampled(SIZES, ["some"]))
-def test_interpreted_kernel_sums_outer_products(sizes: str, reported_races: Callable[[], int]) -> None:
+def test_interpreted_kernel_sums_outer_products(sizes: str, races: Races) -> None:
     rng = np.random.default_rng(0)
     k, n = 72, 70
     x, g = integers(rng, (M, k)), integers(rng, (M, n))
@@ -130,7 +124,7 @@ def test_interpreted_kernel_sums_outer_products(sizes: str, reported_races: Call
         ends = np.cumsum(SIZES[sizes])
         expected = np.stack([x[e - s : e].T @ g[e - s : e] for e, s in zip(ends, SIZES[sizes], strict=True)])
     np.testing.assert_array_equal(np.asarray(y), expected)
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize(
@@ -141,9 +135,7 @@ def test_interpreted_kernel_sums_outer_products(sizes: str, reported_races: Call
     ),
     ids=str,
 )
-def test_interpreted_kernel_multiplies_integers(
-    case: tuple[str | None, bool, bool], reported_races: Callable[[], int]
-) -> None:
+def test_interpreted_kernel_multiplies_integers(case: tuple[str | None, bool, bool], races: Races) -> None:
     sizes, narrow, transpose_w = case
     rng, k, n = np.random.default_rng(1), 144, 72
     groups = 1 if sizes is None else G
@@ -167,7 +159,7 @@ def test_interpreted_kernel_multiplies_integers(
     given = (M,) if sizes is None else SIZES[sizes]
     expected = products(x.astype(np.float32), (w * column[..., None]).swapaxes(1, 2), given) * row[:, None]
     np.testing.assert_array_equal(np.asarray(y), expected if bias is None else expected + np.asarray(bias, np.float32))
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize(("m", "groups"), [(64, 256), (4096, 64)])
@@ -269,9 +261,3 @@ def integers(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 def lowered(function: Callable[..., jax.Array], *arrays: jax.ShapeDtypeStruct) -> str:
     return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
-
-
-def interpreter() -> plgpu.InterpretGPUParams:
-    """Races are reported as text: JAX 0.11 does nothing else, 0.12 would raise and leave the interpreter unusable."""
-    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
-    return plgpu.InterpretGPUParams(detect_races=True, **({"on_race": "warn"} if "on_race" in fields else {}))

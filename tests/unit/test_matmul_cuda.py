@@ -81,7 +81,7 @@ def test_the_result_leaves_the_kernel_in_its_own_dtype() -> None:
 
 
 def test_float64_runs_the_triton_kernel() -> None:
-    """XLA's dot would follow the number of columns, among which the batch may be."""
+    """XLA's dot would depend on the number of columns, among which the batch may be."""
     with jax.enable_x64(True):
         x, w = (jax.ShapeDtypeStruct(a.shape, "float64") for a in (X, W))
         text = lowered(bijax.invariant(jax.grad(lambda x, w: jax.lax.dot(x, w).sum(), (0, 1))), x, w)

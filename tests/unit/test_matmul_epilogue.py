@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,8 @@ from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.ops.matmul.hopper.launch import gated_matmul, matmul
 from pallas_kernels.schedule.hopper.fused_matmul import ShardSchedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
-from tests.unit.test_matmul_mosaic import interpreter, operands, reported_races  # noqa: F401
+from tests.unit.mosaic import Races, interpreter
+from tests.unit.test_matmul_mosaic import operands
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -52,7 +52,7 @@ SPLITS = {
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RESIDUALS)
-def test_activation_and_residual(name: str, reported_races: Callable[[], int]) -> None:  # noqa: F811
+def test_activation_and_residual(name: str, races: Races) -> None:
     (m, k, n), transpose_w, out, schedule = RESIDUALS[name]
     x, w = operands((m, k), n, transpose_w, DTYPE)
     bias, residual = normal((n,)), normal((m, n), out)
@@ -70,12 +70,12 @@ def test_activation_and_residual(name: str, reported_races: Callable[[], int]) -
     )
     z = product(x, w, transpose_w) + bias.astype(jnp.float32)
     close(y, jax.nn.silu(z) + residual.astype(jnp.float32), k)
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PAIRS)
-def test_gated_pair(name: str, reported_races: Callable[[], int]) -> None:  # noqa: F811
+def test_gated_pair(name: str, races: Races) -> None:
     (m, k, n), transpose_w, out, schedule = PAIRS[name]
     x, gate = operands((m, k), n, transpose_w, DTYPE)
     up = gate[::-1]
@@ -91,12 +91,12 @@ def test_gated_pair(name: str, reported_races: Callable[[], int]) -> None:  # no
         interpret=interpreter(),
     )
     close(y, jax.nn.gelu(product(x, gate, transpose_w)) * product(x, up, transpose_w), 8 * k)
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SPLITS)
-def test_shards_of_k(name: str, reported_races: Callable[[], int]) -> None:  # noqa: F811
+def test_shards_of_k(name: str, races: Races) -> None:
     (m, k, n), transpose_w, out, schedule = SPLITS[name]
     x, w = operands((m, k), n, transpose_w, DTYPE)
     bias, residual = normal((n,)), normal((m, n), out)
@@ -114,7 +114,7 @@ def test_shards_of_k(name: str, reported_races: Callable[[], int]) -> None:  # n
     )
     z = product(x, w, transpose_w) + bias.astype(jnp.float32)
     close(y, jax.nn.relu(z) + residual.astype(jnp.float32), k)
-    assert not reported_races()
+    assert not races()
 
 
 X, W = jax.ShapeDtypeStruct((24, 512), DTYPE), jax.ShapeDtypeStruct((512, 128), DTYPE)

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import SplitContract, Tf32Contract, WgmmaContract, split_contract
@@ -21,6 +20,7 @@ from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
 from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.exhaustive import rarely, sampled
+from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -69,14 +69,8 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
 }
 
 
-@pytest.fixture
-def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
 @pytest.mark.parametrize("name", sampled(INTERPRETED, ["tf32 narrow", "highest"]))
-def test_interpreted_kernel_multiplies(name: str, reported_races: Callable[[], int]) -> None:
+def test_interpreted_kernel_multiplies(name: str, races: Races) -> None:
     which, (*lead, m, k, n), transpose_w, schedule = INTERPRETED[name]
     x, w = operands((*lead, m, k), n, transpose_w)
     bias = jnp.asarray(np.random.default_rng(n).standard_normal(n), jnp.float32)
@@ -87,7 +81,7 @@ def test_interpreted_kernel_multiplies(name: str, reported_races: Callable[[], i
     right = right.swapaxes(-1, -2) if transpose_w else right
     exact, scale = left @ right + np.asarray(bias), np.abs(left) @ np.abs(right) + np.abs(np.asarray(bias))
     assert (np.abs(np.asarray(y, np.float64) - exact) <= 2.0**-22 * scale).all()
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize("kind", ["normal", "wide", "huge", "linspace"])
@@ -243,9 +237,3 @@ def operands(shape: tuple[int, ...], n: int, transpose_w: bool) -> tuple[jax.Arr
     *lead, _, k = shape
     x, w = rng.standard_normal(shape), rng.standard_normal((*lead, *((n, k) if transpose_w else (k, n))))
     return jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
-
-
-def interpreter() -> plgpu.InterpretGPUParams:
-    """Races are reported as text: JAX 0.11 does nothing else, 0.12 would raise and leave the interpreter unusable."""
-    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
-    return plgpu.InterpretGPUParams(detect_races=True, **({"on_race": "warn"} if "on_race" in fields else {}))

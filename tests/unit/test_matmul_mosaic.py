@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import types
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.exhaustive import rarely
+from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -41,12 +41,6 @@ INTERPRETED = {
 }
 
 
-@pytest.fixture
-def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "with_bias"),
@@ -55,7 +49,7 @@ def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureF
         *(rarely(name, i % 2 == 0) for i, name in enumerate(INTERPRETED)),
     ],
 )
-def test_interpreted_kernel_multiplies(name: str, with_bias: bool, reported_races: Callable[[], int]) -> None:
+def test_interpreted_kernel_multiplies(name: str, with_bias: bool, races: Races) -> None:
     (*lead, m, k, n), transpose_w, out, schedule = INTERPRETED[name]
     x, w = operands((*lead, m, k), n, transpose_w, "bfloat16")
     bias = jnp.asarray(np.random.default_rng(n).standard_normal(n), "bfloat16") if with_bias else None
@@ -78,12 +72,10 @@ def test_interpreted_kernel_multiplies(name: str, with_bias: bool, reported_race
     # float32 sums of exact products, then one rounding to the result's dtype.
     bound = (k + 1) * 2.0**-23 * scale + (np.abs(exact) * 2.0**-8 if out == "bfloat16" else 0)
     assert (np.abs(np.asarray(y, np.float64) - exact) <= bound).all()
-    assert not reported_races()
+    assert not races()
 
 
-def test_the_interpreter_finds_a_missing_wait(
-    reported_races: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_interpreter_finds_a_missing_wait(races: Races, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without the wait for a buffer to leave, the next tile writes over it."""
     wait = plgpu.wait_smem_to_gmem
     only_at_the_end = lambda n, wait_read_only=False: None if wait_read_only else wait(n)  # noqa: E731
@@ -91,7 +83,7 @@ def test_the_interpreter_finds_a_missing_wait(
     x, w = operands((64, 64), 256, False, "bfloat16")
     schedule = MatmulSchedule(False, 64, 64, 64, 2, blocks=1)
     matmul(x, w, contract=CONTRACT, schedule=schedule, interpret=interpreter())
-    assert reported_races()
+    assert races()
 
 
 def test_a_row_of_nan_stays_in_its_row() -> None:
@@ -170,9 +162,3 @@ def operands(shape: tuple[int, ...], n: int, transpose_w: bool, dtype: str) -> t
     *lead, _, k = shape
     x, w = rng.standard_normal(shape), rng.standard_normal((*lead, *((n, k) if transpose_w else (k, n))))
     return jnp.asarray(x, dtype), jnp.asarray(w, dtype)
-
-
-def interpreter() -> plgpu.InterpretGPUParams:
-    """Races are reported as text: JAX 0.11 does nothing else, 0.12 would raise and leave the interpreter unusable."""
-    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
-    return plgpu.InterpretGPUParams(detect_races=True, **({"on_race": "warn"} if "on_race" in fields else {}))

@@ -1,17 +1,16 @@
 """Gradients of weights on Hopper, on a CPU: the kernel under Mosaic's interpreter, bad input."""
 
 import dataclasses
-from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.contract import ChunkContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.launch import matmul, weight_gradient
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.unit.mosaic import Races, interpreter
 
 CONTRACT = WgmmaChunkContract()
 SMALL = MatmulSchedule(False, 64, 64, 64, 3)
@@ -29,16 +28,10 @@ INTERPRETED = {
 }
 
 
-@pytest.fixture
-def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("continued", [False, True])
 @pytest.mark.parametrize("name", INTERPRETED)
-def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, reported_races: Callable[[], int]) -> None:
+def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, races: Races) -> None:
     x_shape, g_shape, out, schedule = INTERPRETED[name]
     rng = np.random.default_rng(len(name))
     x, g = integers(rng, x_shape), integers(rng, g_shape)
@@ -55,7 +48,7 @@ def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, repo
     )
     # Sums of small integers are exact in every order; the order is compared on a GPU.
     np.testing.assert_array_equal(np.asarray(y), (expected + total).astype(jnp.dtype(out)))
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.sample(1)
@@ -110,9 +103,3 @@ def test_unsupported_operands_are_named(change: dict[str, object], message: str)
 
 def integers(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.integers(-4, 5, shape).astype(np.float32)
-
-
-def interpreter() -> plgpu.InterpretGPUParams:
-    """Races are reported as text: JAX 0.11 does nothing else, 0.12 would raise and leave the interpreter unusable."""
-    fields = {field.name for field in dataclasses.fields(plgpu.InterpretGPUParams)}
-    return plgpu.InterpretGPUParams(detect_races=True, **({"on_race": "warn"} if "on_race" in fields else {}))

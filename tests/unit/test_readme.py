@@ -1,4 +1,4 @@
-"""The README's example runs, and names things that exist."""
+"""The README's examples run, and name things that exist."""
 
 import functools
 import re
@@ -13,6 +13,12 @@ from bijax.testing import assert_batch_invariant
 from tests.exhaustive import rarely
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_first_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(EXAMPLES[0], "README.md", "exec"), {})
+    assert capsys.readouterr().out == "True\n"
 
 
 def traced(function: Any, x: jax.Array) -> None:
@@ -33,7 +39,7 @@ def traced(function: Any, x: jax.Array) -> None:
 )
 def test_the_example_runs(check: Any, sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bijax.testing.assert_batch_invariant", check)
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (example,) = (e for e in EXAMPLES if "assert_batch_invariant" in e)
     assert example.count("assert_batch_invariant(") == 2
     for size, smaller in sizes.items():
         assert size in example

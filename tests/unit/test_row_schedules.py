@@ -1,19 +1,18 @@
 """The engine of the row kernels for Hopper: every way to feed a row gives the bits of the contract."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import row_contract
 from pallas_kernels.parts.hopper.row_engine import run_rows
 from pallas_kernels.schedule.hopper.rows import RowSchedule, row_schedule, row_vector
 from tests.bitwise import row_emulation as emulation
+from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -52,18 +51,12 @@ def run_sum(x: Any, schedule: RowSchedule, interpret: Any) -> jax.Array:
     return run_rows(program, [x], numbers=1, interpret=interpret, schedule=schedule)[0]
 
 
-@pytest.fixture
-def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_gives_the_bits_of_the_contract(name: str, reported_races: Callable[[], int]) -> None:
+def test_every_schedule_gives_the_bits_of_the_contract(name: str, races: Races) -> None:
     x = hostile_rows(0, (3, COLUMNS), "bfloat16")["normal"]
     w = hostile_rows(1, (COLUMNS,), "bfloat16")["normal"]
-    interpret = plgpu.InterpretGPUParams(detect_races=True)
+    interpret = interpreter()
     y, total, product = run(x, w, SCHEDULES[name], interpret)
     wide, weights = x.astype(np.float32), w.astype(np.float32)
     sums = emulation.add_row(wide - wide.max(1, keepdims=True))
@@ -71,7 +64,7 @@ def test_every_schedule_gives_the_bits_of_the_contract(name: str, reported_races
     assert_bits_equal(product, emulation.add_row(wide * weights))
     assert_bits_equal(y, (wide * sums + weights).astype(x.dtype))
     assert_bits_equal(run_sum(x, SCHEDULES[name], interpret), emulation.add_row(wide))
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize(

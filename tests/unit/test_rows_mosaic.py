@@ -1,16 +1,14 @@
 """The row kernels for Hopper on a CPU: their bits under the interpreter, and the programs that a GPU would get."""
 
-from collections.abc import Callable
-
 import jax
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.parts.hopper import batch_sum
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
 from tests.bitwise.row_kernel_cases import Case, cases
+from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -25,25 +23,19 @@ INTERPRETED = [
 ]
 
 
-@pytest.fixture
-def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("case", "schedule"), INTERPRETED, ids=lambda value: getattr(value, "name", ""))
 def test_interpreted_kernels_give_the_portable_bits(
     case: Case,
     schedule: ChunkSchedule | None,
-    reported_races: Callable[[], int],
+    races: Races,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if schedule is not None:
         monkeypatch.setattr(batch_sum, "chunk_schedule", lambda *_: schedule)
-    found = case.found(interpret=plgpu.InterpretGPUParams(detect_races=True))
+    found = case.found(interpret=interpreter())
     assert_bits_equal(found, case.expected(), err_msg=case.name)
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize("case", [*ROWS.values(), CHUNKS["sum_rows"]], ids=lambda case: case.name)

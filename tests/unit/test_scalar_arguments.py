@@ -42,6 +42,26 @@ ARRAYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "embed of": ("tokens", lambda a: bijax.embed(X, a)),
     "softmax_cross_entropy": ("logits", lambda a: bijax.softmax_cross_entropy(a, LABELS)),
 }
+FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "sum": ("keepdims", lambda b: bijax.sum(X, keepdims=b)),
+    "std": ("keepdims", lambda b: bijax.std(X, keepdims=b)),
+    "logsumexp": ("keepdims", lambda b: bijax.logsumexp(X, keepdims=b)),
+    "matmul": ("transpose_w", lambda b: bijax.matmul(X, jnp.ones((6, 6)), transpose_w=b)),
+    "dot_product_attention": ("is_causal", lambda b: bijax.dot_product_attention(Q, Q, Q, is_causal=b)),
+    "sample": (
+        "batch_invariant",
+        lambda b: bijax.sampling.sample(X, seeds=LABELS, positions=LABELS, batch_invariant=b),
+    ),
+}
+OF_INTEGERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "embed": ("tokens", lambda a: bijax.embed(X, a)),
+    "softmax_cross_entropy": ("labels", lambda a: bijax.softmax_cross_entropy(X, a)),
+    "group_matmul": ("group_sizes", lambda a: bijax.group_matmul(X, W[None], a)),
+    "dot_product_attention": ("query_seq_lengths", lambda a: bijax.dot_product_attention(Q, Q, Q, query_seq_lengths=a)),
+    "paged_attention": ("page_table", lambda a: bijax.paged_attention(Q, Q, Q, a, [1])),
+    "sample": ("seeds", lambda a: bijax.sampling.sample(X, seeds=a, positions=LABELS)),
+    "sample at": ("positions", lambda a: bijax.sampling.sample(X, seeds=LABELS, positions=a)),
+}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -77,6 +97,46 @@ def test_arrays(name: str) -> None:
     for wrong in (None, [[1.0], [1.0, 2.0]]):
         with pytest.raises(TypeError, match=f"bijax.*: {argument} must be an array of .*, got {type(wrong).__name__}"):
             call(wrong)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_truth_values(name: str) -> None:
+    argument, call = FLAGS[name]
+    for wrong in ("no", 2, None, [True], jnp.ones(2, bool)):
+        with pytest.raises(TypeError, match=f"bijax.*: {argument} must be True or False, got"):
+            call(wrong)
+    with pytest.raises(TypeError, match=f"{argument} must be True or False when the program is traced, got a traced"):
+        jax.eval_shape(call, True)
+    assert_bits_equal(call(np.True_), call(1))
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_arrays_of_integers(name: str) -> None:
+    argument, call = OF_INTEGERS[name]
+    for wrong in ("abc", object(), [[1], [1, 2]], jax.ShapeDtypeStruct((4,), "int32")):
+        with pytest.raises(TypeError, match=f"bijax.*: {argument} must be an array of integers, got"):
+            call(wrong)
+    for wrong, came in ((np.ones(4), "float64"), (jax.random.key(0), "key")):
+        with pytest.raises(TypeError, match=rf"bijax.*: {argument} must (hold|be) integers, got {came}.*\["):
+            call(wrong)
+
+
+@pytest.mark.parametrize("call", [bijax.invariant, bijax.elementwise, bijax.audit, bijax.contracts])
+def test_functions(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"bijax.*: expected a function, got str"):
+        call("abc")
+
+
+def test_masks_and_biases() -> None:
+    for argument, holds in (("mask", "bool"), ("bias", "floats")):
+        for wrong in ("abc", [[1.0], [1.0, 2.0]]):
+            with pytest.raises(TypeError, match=f"bijax.*: {argument} must be an array of {holds}, got"):
+                bijax.dot_product_attention(Q, Q, Q, **{argument: wrong})
+
+
+def test_tokens_of_64_bits_are_not_cut() -> None:
+    rows = bijax.embed(X, np.array([1, 2**32 + 1]))
+    assert jnp.isnan(rows).all(axis=1).tolist() == [False, True]
 
 
 def test_names() -> None:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import bijax
 from bijax.testing import assert_bits_equal
@@ -17,6 +16,7 @@ from pallas_kernels.ops.softmax import hopper
 from pallas_kernels.schedule.hopper.softmax import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
 from tests.bitwise.softmax_kernel_cases import forms, hostile, schedules
 from tests.exhaustive import rarely, sampled
+from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -25,30 +25,20 @@ NAMES = tuple(
 )
 
 
-@pytest.fixture
-def reported_races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Counts the races that the interpreter printed (JAX 0.11) or logged (0.12)."""
-    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
-
-
-def interpreter() -> plgpu.InterpretGPUParams:
-    return plgpu.InterpretGPUParams(detect_races=True)
-
-
 # Segments of 1024 columns and of 4096, with a last block that is not whole.
 @pytest.mark.parametrize(("columns", "every"), [(2144, False), rarely(2144, True), rarely(8800, True)])
-def test_every_schedule_gives_the_same_bits(columns: int, every: bool, reported_races: Callable[[], int]) -> None:
+def test_every_schedule_gives_the_same_bits(columns: int, every: bool, races: Races) -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32) * 3)
     first, *others = schedules(columns, 4)
     reference = log_softmax(x, first)
     np.testing.assert_allclose(reference[0], jax.nn.log_softmax(x), rtol=1e-5, atol=1e-5)
     for schedule in others if every else others[-1:]:
         assert_bits_equal(log_softmax(x, schedule), reference, err_msg=str(schedule))
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize("name", sampled(NAMES, ["cross_entropy"]))
-def test_interpreted_kernels_agree_with_the_portable_form(name: str, reported_races: Callable[[], int]) -> None:
+def test_interpreted_kernels_agree_with_the_portable_form(name: str, races: Races) -> None:
     """In value, and in what is nan or infinite: the sums are taken in another order."""
     found = forms(*hostile(300, "float32"))
     assert tuple(found) == NAMES
@@ -56,7 +46,7 @@ def test_interpreted_kernels_agree_with_the_portable_form(name: str, reported_ra
     found, expected = kernel(interpret=interpreter()), portable()
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-6)
-    assert not reported_races()
+    assert not races()
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 77), (0, 300)])

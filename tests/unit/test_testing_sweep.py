@@ -328,6 +328,8 @@ def test_two_rows_are_enough():
         ((X,), {"batch_sizes": ()}, ValueError, "at least one size"),
         ((X,), {"batch_sizes": (2, -1)}, ValueError, "sizes of 0 or more; got -1"),
         ((X,), {"batch_sizes": (2.0,)}, TypeError, "expected ints; got 2.0"),
+        ((X,), {"batch_sizes": 3}, TypeError, "batch_sizes: expected a sequence of ints; got 3"),
+        ((X,), {"modes": None}, ValueError, "modes: expected a non-empty sequence of names among jit, eager; got None"),
         ((X,), {"modes": ("vmap",)}, ValueError, r"modes: .* among jit, eager; got \('vmap',\)"),
         ((X,), {"modes": "jit"}, ValueError, "modes: expected a non-empty sequence of names"),
         ((X,), {"neighbours": ("noise",)}, ValueError, "neighbours: .* among given, permuted"),
@@ -341,6 +343,11 @@ def test_two_rows_are_enough():
 def test_wrong_calls_are_refused(args, kwargs, error, message):
     with pytest.raises(error, match=message):
         assert_batch_invariant(lambda x, *_: x, *args, **kwargs)
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match=r"bijax\.testing: expected a function, got str"):
+        assert_batch_invariant("softmax", X)  # type: ignore[arg-type]
 
 
 def test_an_output_of_another_dtype_is_refused():

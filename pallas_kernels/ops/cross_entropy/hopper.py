@@ -37,7 +37,7 @@ def cross_entropy(
         contract: Order of the sum, `online_row_contract(C)`.
         functions: How exp and log are computed.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How to feed the rows; no schedule moves a bit.
+        schedule: How to feed the rows; no schedule changes a bit.
 
     Guarantee: row-invariant.
     """

@@ -44,7 +44,7 @@ def matmul(
             which may have none: its rows are multiplied by every entry's weights then.
         contract: Order of the sum over K, and its dtype.
         transpose_w: Whether `w` is stored as (N, K).
-        tile: Chosen by the number of rows by default. No tile moves a bit.
+        tile: Chosen by the number of rows by default. No tile changes a bit.
         interpret: Whether to run on a CPU.
 
     Returns:

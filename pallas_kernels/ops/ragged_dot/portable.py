@@ -53,7 +53,7 @@ def multiply_groups(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Pr
         return lax.dynamic_update_slice_in_dim(y, jnp.where(inside[:, None], result, before), start, 0, **FROM_ZERO)
 
     sizes, start = _known_to_fit(sizes, m, n.dtype)
-    y = _visit_tiles(step, sizes, m, rows, jnp.full((m + rows, n.shape[1]), start))
+    y = _visit_tiles(step, sizes, rows, jnp.full((m + rows, n.shape[1]), start))
     return isolate(y[:m])[0]
 
 
@@ -97,7 +97,7 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
 
     sizes, start = _known_to_fit(sizes, m, one.dtype)
     total = jnp.full((sizes.shape[0], *one.shape), start)
-    return isolate(_visit_tiles(step, sizes, m, rows, total) if m else total)[0]
+    return isolate(_visit_tiles(step, sizes, rows, total) if m else total)[0]
 
 
 def _known_to_fit(sizes: jax.Array, m: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -114,7 +114,6 @@ def _known_to_fit(sizes: jax.Array, m: int, dtype: Any) -> tuple[jax.Array, jax.
 def _visit_tiles(
     step: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
     sizes: jax.Array,
-    m: int,
     rows: int,
     state: jax.Array,
 ) -> jax.Array:

@@ -115,7 +115,7 @@ def run_program(
         functions: How exponentials and quotients are computed.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
-        schedule: How to feed the rows; chosen from the shape by default. No schedule moves a bit.
+        schedule: How to feed the rows; chosen from the shape by default. No schedule changes a bit.
 
     Returns:
         The results (M, C), or (parts * M, C) of those in parts, as `matmul.hopper.parts.matmul_of_parts` takes them;

@@ -16,9 +16,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.mosaic import gpu as mgpu
 
-from pallas_kernels.parts.hopper.registers import elementwise
+from pallas_kernels.parts.hopper.registers import apply_ptx
 
 WARPGROUP: Final = 128
 """Threads of a warpgroup."""
@@ -157,16 +156,4 @@ def _apart(x: jax.Array) -> jax.Array:
 def _apply(ptx: str, *operands: jax.Array) -> jax.Array:
     """Applies instructions to every element of float32 operands of one shape; $0 is the result, $1, $2, ... they."""
     shape = operands[0].shape
-    layout = strided(shape[0]) if shape else plgpu.Layout.WG_SPLAT(())
-    columns = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
-    inline: Any = plgpu.inline_mgpu(arg_types=(layout,) * len(operands), return_type=columns)
-
-    @inline  # type: ignore[untyped-decorator]
-    def apply(_: Any, *operands: Any) -> Any:
-        registers = operands[0].registers.copy()
-        for at in range(registers.size):
-            registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
-        return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
-
-    result: jax.Array = apply(*operands)
-    return result
+    return apply_ptx(ptx, strided(shape[0]) if shape else plgpu.Layout.WG_SPLAT(()), *operands)

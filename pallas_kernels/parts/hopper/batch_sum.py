@@ -50,7 +50,7 @@ def sum_chunks(
         total: (C,) float32, where the sum starts; at zeros by default.
         given: (M, 1) float32 arrays, numbers for each row.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How the work is cut; chosen from the shape by default. No schedule moves a bit.
+        schedule: How the work is cut; chosen from the shape by default. No schedule changes a bit.
 
     Returns:
         (C,) float32.

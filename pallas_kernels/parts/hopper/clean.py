@@ -17,7 +17,8 @@ from pallas_kernels.parts.hopper.tile import ROW, i32, thread_of_warpgroup, tile
 WORD: Final = 32
 """Rows of one word of `clean_rows`."""
 
-_CHUNK: Final = 16  # bytes that a thread reads at once
+CHUNK: Final = 16
+"""Bytes that a thread reads at once."""
 
 
 def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
@@ -37,8 +38,7 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
         inside = (row >= first) & (row < end)
         bad = inside & ~jnp.isfinite(read.astype(jnp.float32)).all(axis=1)
         ref[...] = jnp.where((inside & ~bad)[:, None], read, jnp.zeros((), ref.dtype))
-        bits = bad.reshape(-1, WORD).astype(jnp.uint32) << lax.iota(jnp.uint32, WORD)[None]
-        found[...] = bits.sum(axis=1, dtype=jnp.uint32).astype(jnp.int32)
+        found[...] = packed_bits(bad)
         return
     number = plgpu.Layout.WG_SPLAT(())
     inline: Any = plgpu.inline_mgpu(
@@ -50,9 +50,9 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
     def clean(_: Any, ref: Any, first: Any, end: Any, found: Any) -> None:
         # Tiles of 8 rows lie one behind the other, row by row; swizzling keeps a row's bytes in its row. A thread has a
         # row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
-        word, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        word = ir.IntegerType.get_signless(32)
         kind, (_, squares, _, width) = ir.VectorType.get((4,), word), ir.MemRefType(ref.type).shape
-        per_row = width * 2 // _CHUNK
+        per_row = width * 2 // CHUNK
         base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
         with mgpu.when(arith.cmpi(arith.CmpIPredicate.slt, thread, i32(rows))):
             place = arith.muli(arith.divui(thread, i32(8)), i32(8 * per_row * squares))
@@ -77,24 +77,48 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
                     pair = element(pairs, i)
                     sums[i] = mgpu.utils.inline_ptx(multiply, pair, zero, sums[i], result_types=word)
             bits = functools.reduce(arith.ori, sums)
-            inside = arith.andi(
-                arith.cmpi(arith.CmpIPredicate.sge, thread, first.registers.item()),
-                arith.cmpi(arith.CmpIPredicate.slt, thread, end.registers.item()),
-            )
-            bad = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bits, zero))
-            clean = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.eq, bits, zero))
-            with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, arith.extui(word, clean), zero)):
-                for chunk in chunks:
-                    llvm.store(vector.broadcast(kind, zero), chunk)
-            votes = mgpu.utils.inline_ptx(
-                "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
-                arith.extui(word, bad),
-                result_types=word,
-                has_side_effects=True,
-            )
-            memref.store(votes, found, [arith.index_cast(index, arith.divui(thread, i32(WORD)))])
+            store_cleaned(thread, is_within(thread, first, end), bits, chunks, found)
 
     clean(ref, first, end, found)
+
+
+def packed_bits(rows: jax.Array) -> jax.Array:
+    """Returns a bit for each of (n,) booleans, (n / 32,) int32."""
+    bits = rows.reshape(-1, WORD).astype(jnp.uint32) << lax.iota(jnp.uint32, WORD)[None]
+    return bits.sum(axis=1, dtype=jnp.uint32).astype(jnp.int32)
+
+
+def is_within(thread: Any, first: Any, end: Any) -> Any:
+    """Returns whether a thread's row is in [first, end)."""
+    return arith.andi(
+        arith.cmpi(arith.CmpIPredicate.sge, thread, first.registers.item()),
+        arith.cmpi(arith.CmpIPredicate.slt, thread, end.registers.item()),
+    )
+
+
+def store_cleaned(thread: Any, inside: Any, bits: Any, chunks: list[Any], found: Any) -> None:
+    """Writes zeros to a thread's row unless it is kept, and the bits of the rows that are not finite to `found`.
+
+    Args:
+        thread: Number of the thread, which is that of its row.
+        inside: Whether the row is to be kept if it is finite.
+        bits: 0 if it is finite.
+        chunks: Addresses of its pieces of 16 bytes.
+        found: As in `clean_rows`.
+    """
+    word, zero = bits.type, i32(0)
+    bad = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bits, zero))
+    kept = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.eq, bits, zero))
+    with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, arith.extui(word, kept), zero)):
+        for chunk in chunks:
+            llvm.store(vector.broadcast(ir.VectorType.get((4,), word), zero), chunk)
+    votes = mgpu.utils.inline_ptx(
+        "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
+        arith.extui(word, bad),
+        result_types=word,
+        has_side_effects=True,
+    )
+    memref.store(votes, found, [arith.index_cast(ir.IndexType.get(), arith.divui(thread, i32(WORD)))])
 
 
 def spoil_rows(

@@ -1,6 +1,6 @@
 """Rows of bytes that a weight of zero would not hide become zeros, as `clean` does with rows of 16 bits."""
 
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -8,14 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, memref, vector
+from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_kernels.parts.hopper.clean import WORD
+from pallas_kernels.parts.hopper.clean import CHUNK, is_within, packed_bits, store_cleaned
 from pallas_kernels.parts.hopper.registers import element
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup, tiled
 from pallas_kernels.parts.hopper.widen import widening
-
-_CHUNK: Final = 16  # bytes that a thread reads at once
 
 
 def clean_bytes(
@@ -43,8 +41,7 @@ def clean_bytes(
         inside = (row >= first) & (row < end)
         bad = inside & ~jnp.isfinite(wide.astype(jnp.float32)).all(axis=1)
         ref[...] = jnp.where((inside & ~bad)[:, None], read, jnp.zeros((), ref.dtype))
-        bits = bad.reshape(-1, WORD).astype(jnp.uint32) << lax.iota(jnp.uint32, WORD)[None]
-        found[...] = bits.sum(axis=1, dtype=jnp.uint32).astype(jnp.int32)
+        found[...] = packed_bits(bad)
         return
     number, kind = plgpu.Layout.WG_SPLAT(()), "bf16" if dtype == jnp.bfloat16 else "f16"
     inline: Any = plgpu.inline_mgpu(
@@ -59,37 +56,22 @@ def clean_bytes(
         base, thread, zero = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
         inner = arith.remui(thread, i32(8))
         swizzle = inner if columns == 128 else arith.shrui(inner, i32(1))
-        start = arith.muli(thread, i32(columns // _CHUNK))
-        inside = arith.andi(
-            arith.cmpi(arith.CmpIPredicate.sge, thread, first.registers.item()),
-            arith.cmpi(arith.CmpIPredicate.slt, thread, end.registers.item()),
-        )
+        start = arith.muli(thread, i32(columns // CHUNK))
+        inside = is_within(thread, first, end)
         text, places, sums = widening(fp8, kind), [], zero
         multiply = f"fma.rn.{kind}x2 $0, $1, $2, $3;"
-        for chunk in range(columns // _CHUNK):
+        for chunk in range(columns // CHUNK):
             place = mgpu.utils.getelementptr(base, [arith.addi(start, arith.xori(swizzle, i32(chunk)))], four)
             places.append(place)
             words = llvm.load(four, place)
             for i in range(4):
-                at = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(factors), [i32(chunk * _CHUNK + 4 * i)], f32)
+                at = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(factors), [i32(chunk * CHUNK + 4 * i)], f32)
                 scales = llvm.load(ir.VectorType.get((4,), f32), at)
                 operands = [element(words, i), *(element(scales, j) for j in range(4))]
                 pairs = mgpu.utils.inline_ptx(text, *operands, result_types=[word, word], has_side_effects=True)
                 for pair in pairs:  # zero times it is 0 or nan, and nan stays
                     sums = mgpu.utils.inline_ptx(multiply, pair, zero, sums, result_types=word)
         # -0 is a product of a negative number.
-        bits = arith.andi(sums, i32(0x7FFF7FFF))
-        bad = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bits, zero))
-        kept = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.eq, bits, zero))
-        with mgpu.when(arith.cmpi(arith.CmpIPredicate.eq, arith.extui(word, kept), zero)):
-            for place in places:
-                llvm.store(vector.broadcast(four, zero), place)
-        votes = mgpu.utils.inline_ptx(
-            "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
-            arith.extui(word, bad),
-            result_types=word,
-            has_side_effects=True,
-        )
-        memref.store(votes, found, [arith.index_cast(ir.IndexType.get(), arith.divui(thread, i32(WORD)))])
+        store_cleaned(thread, inside, arith.andi(sums, i32(0x7FFF7FFF)), places, found)
 
     clean(ref, factors, first, end, found)

@@ -47,7 +47,7 @@ def start(
         right: Pieces (n, k) of shared memory.
         left_along: Whether pieces of `left` lie along K; else they are (k, 64).
         right_along: The same of `right`; else they are (k, n).
-        widest: Most columns of one instruction, a multiple of a tile's; it moves no bit.
+        widest: Most columns of one instruction, a multiple of a tile's; it changes no bit.
         interpret: Whether Mosaic's interpreter runs the kernel.
 
     Returns:

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
@@ -54,3 +57,25 @@ def elementwise(ptx: str, operands: Sequence[Any]) -> Any:
 
 def _at(index: int) -> Any:
     return ir.DenseI64ArrayAttr.get([index])
+
+
+def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:
+    """Applies instructions to every element of float32 arrays that a warpgroup holds.
+
+    Args:
+        ptx: The instructions; $0 is the result, $1, $2, ... are the operands.
+        layout: How the warpgroup holds the operands, and the result.
+        *operands: Arrays of one shape.
+    """
+    like = plgpu.ShapeDtypeStruct(operands[0].shape, jnp.dtype(jnp.float32), layout=layout)
+    inline: Any = plgpu.inline_mgpu(arg_types=(layout,) * len(operands), return_type=like)
+
+    @inline  # type: ignore[untyped-decorator]
+    def apply(_: Any, *operands: Any) -> Any:
+        registers = operands[0].registers.copy()
+        for at in range(registers.size):
+            registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
+        return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
+
+    result: jax.Array = apply(*operands)
+    return result

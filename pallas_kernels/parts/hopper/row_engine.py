@@ -403,7 +403,7 @@ def run_rows(
         lanes: Lanes of a block, a power of two, for programs whose folds give the same in any order; by default those
             of `RowContract`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How to feed the rows; chosen from the shape by default. No schedule moves a bit.
+        schedule: How to feed the rows; chosen from the shape by default. No schedule changes a bit.
         name: What the kernel is called in a profile; by default after the function that the program is written in.
 
     Returns:

@@ -141,7 +141,7 @@ def run_online(
         given: (M, 1) arrays, numbers for each row.
         numbers: How many (M, 1) float32 results `finish` puts.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How to feed the rows; chosen from the shape by default. No schedule moves a bit.
+        schedule: How to feed the rows; chosen from the shape by default. No schedule changes a bit.
 
     Returns:
         The results, then the numbers.

@@ -16,7 +16,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref
 
-from pallas_kernels.parts.hopper.registers import element, elementwise, number_of, with_element, with_number
+from pallas_kernels.parts.hopper.registers import apply_ptx, element, number_of, with_element, with_number
 
 ROWS: Final = 64
 """Rows of a tile."""
@@ -156,19 +156,7 @@ class Arithmetic:
     def _apply(self, ptx: str, *operands: jax.Array) -> jax.Array:
         """Applies an instruction to every element; $0 is the result, $1, $2, ... are the operands."""
         shape = operands[0].shape
-        layout = self.layout if len(shape) == 2 else self.layout.reduce(self.axis)
-        result = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
-        inline: Any = plgpu.inline_mgpu(arg_types=(layout,) * len(operands), return_type=result)
-
-        @inline  # type: ignore[untyped-decorator]
-        def apply(_: Any, *operands: Any) -> Any:
-            registers = operands[0].registers.copy()
-            for at in range(registers.size):
-                registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
-            return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
-
-        applied: jax.Array = apply(*operands)
-        return applied
+        return apply_ptx(ptx, self.layout if len(shape) == 2 else self.layout.reduce(self.axis), *operands)
 
 
 def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: int, interpret: bool) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A tile of bytes is turned in shared memory by the 128 threads of a warpgroup, in place.
+"""A tile of bytes is transposed in shared memory by the 128 threads of a warpgroup, in place.
 
 wgmma reads 1-byte operands along K only. `ldmatrix` turns 8 by 8 pairs of bytes on their way into registers; what is
 left is to part the bytes of each pair, which `prmt` does for four of them at a time.
@@ -41,7 +41,7 @@ def turn_bytes(tile: Any, turned: Any, k: int, n: int, swizzle: int, transforms:
         warp, lane = arith.shrui(thread, i32(5)), arith.andi(thread, i32(31))
         read = _read(tile, warp, lane, k, n, swizzle)
         mgpu.warpgroup_barrier()
-        _write(turned, warp, lane, k, n, read)
+        _write(turned, warp, lane, k, read)
 
     turn(tile, turned)
 
@@ -75,7 +75,7 @@ def _read(tile: Any, warp: Any, lane: Any, k: int, n: int, swizzle: int) -> dict
     }
 
 
-def _write(turned: Any, warp: Any, lane: Any, k: int, n: int, read: dict[tuple[int, int], list[Any]]) -> None:
+def _write(turned: Any, warp: Any, lane: Any, k: int, read: dict[tuple[int, int], list[Any]]) -> None:
     """Writes four bytes along K at a time: of two neighbouring columns, lanes of the upper half the odd one first."""
     pair, quad = arith.shrui(lane, i32(2)), arith.andi(lane, i32(3))
     upper = arith.shrui(pair, i32(2))

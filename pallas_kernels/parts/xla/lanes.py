@@ -1,6 +1,6 @@
-"""What keeps the bits of a row apart from the number of rows: reductions in a fixed order, aligned element-wise code.
+"""What makes the bits of a row independent of the number of rows: ordered reductions, aligned element-wise code.
 
-XLA:CPU's own reductions follow the shape, so rows are reduced by explicit additions. An addition, multiplication,
+XLA:CPU's own reductions depend on the shape, so rows are reduced by explicit additions. An addition, multiplication,
 division, square root or maximum is rounded correctly and has the same bits however it is compiled, as long as no
 product meets a sum in one fusion (they would be contracted to a fused multiply-add); callers put `isolate` between
 them. Everything else (exp, log, tanh, ...) is compiled to vector code and a scalar remainder that differ, so it runs
@@ -184,7 +184,7 @@ def fold_lanes(
         dtype: In which to combine.
         axis: Which axis, counted from the front.
         fused: Whether one pass may compute the array and its first combinations, another one the last ones and what
-            follows. On a GPU it moves no bit.
+            follows. On a GPU it changes no bit.
     """
     columns = x.shape[axis]
     # In a row shorter than one block the lanes that hold nothing but padding may be left out.

@@ -25,9 +25,6 @@ class Tile(NamedTuple):
 
 REFERENCE: Final = Tile(1, 1)
 
-FIXED: Final = Tile(1, QUERY_BLOCK)
-"""The one tile of platforms on which tiles are not compared with each other."""
-
 GRADIENT_REFERENCE: Final = Tile(1, QUERY_BLOCK)
 
 _GRADIENT_WIDE: Final = Tile(1, 4 * QUERY_BLOCK)

@@ -1,13 +1,9 @@
-"""Schedules of attention on a Hopper GPU, as data: none of them moves a bit."""
+"""Schedules of attention on a Hopper GPU, as data: none of them changes a bit."""
 
 from dataclasses import dataclass
 from typing import Final
 
-SMS: Final = 132
-"""Multiprocessors of an H100 or H200."""
-
-SHARED_BYTES: Final = 227 * 1024
-"""Shared memory of a block."""
+from pallas_kernels.schedule.hopper.tiles import SMS
 
 SWAPPED_ROWS: Final = 8
 """Most rows of a tile for which keys are wgmma's rows."""

@@ -1,4 +1,4 @@
-"""Schedules of the sums over rows on a Hopper GPU: how a chunk's work is cut. None of them moves a bit."""
+"""Schedules of the sums over rows on a Hopper GPU: how a chunk's work is cut. None of them changes a bit."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,6 +1,6 @@
 """Hopper schedules of the matmul with float32 accuracy: which tiles multiply a shape fast, chosen by an estimate.
 
-A schedule moves no bit (see `pallas_kernels.ops.matmul.hopper.bf16x6_ring`), so it may follow the number of rows.
+A schedule changes no bit (see `pallas_kernels.ops.matmul.hopper.bf16x6_ring`), so it may depend on the number of rows.
 """
 
 from collections.abc import Iterator

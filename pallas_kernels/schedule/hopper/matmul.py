@@ -1,6 +1,6 @@
 """Which Hopper schedule multiplies a shape fast: candidates, an estimate of their time, and a table of tuned shapes.
 
-A schedule moves no bit, so it may follow the number of rows. A shape that was tuned has its schedule in
+A schedule changes no bit, so it may depend on the number of rows. A shape that was tuned has its schedule in
 `matmul.json` (written by `benchmarks/tune_matmul_gpu.py`); every other shape gets the candidate with the lowest
 estimated time.
 """

@@ -1,4 +1,4 @@
-"""Schedules of the row kernels on a Hopper GPU: how rows are fed to the warpgroups. None of them moves a bit."""
+"""Schedules of the row kernels on a Hopper GPU: how rows are fed to the warpgroups. None of them changes a bit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,13 +1,10 @@
-"""Schedules of the row kernels with statistics in one pass, on a Hopper GPU. None of them moves a bit."""
+"""Schedules of the row kernels with statistics in one pass, on a Hopper GPU. None of them changes a bit."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from pallas_kernels.contract import LANES, online_row_contract
-
-SMS: Final = 132
-SHARED_BYTES: Final = 232_448
-"""Shared memory that one block may have; what a multiprocessor has besides goes to its blocks, 1 KiB each."""
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
 MOST_WARPGROUPS: Final = 8
 MOST_PIECE: Final = 4096

@@ -2,7 +2,7 @@
 
 A step of wgmma takes 32 bytes of K of either operand whatever their dtype, so float32 rows of K elements cost what
 bfloat16 rows of 2 K elements do, and the schedules of `pallas_kernels.schedule.hopper.matmul` are taken over for (N, K)
-weights. (K, N) weights are turned by a kernel of its own, or by a copy. No schedule moves a bit.
+weights. (K, N) weights are turned by a kernel of its own, or by a copy. No schedule changes a bit.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Hopper schedules of matmul: how tiles are cut and fed; `matmul` chooses among them.
 
-A schedule moves no bit: every accumulator is one chain over K, see `pallas_kernels.ops.matmul.hopper.ring`.
+A schedule changes no bit: every accumulator is one chain over K, see `pallas_kernels.ops.matmul.hopper.ring`.
 """
 
 import math
@@ -11,7 +11,7 @@ SMS: Final = 132
 """Streaming multiprocessors of an H100 SXM or H200. On a part with fewer the grids still fit, in more waves."""
 
 SHARED_BYTES: Final = 227 * 1024
-"""Shared memory of one block."""
+"""Shared memory that one block may have; a multiprocessor keeps 1 KiB more for each of its blocks."""
 
 _BARRIER_BYTES: Final = 3 * 1024  # barriers and alignment
 _OUT_ROWS: Final = 64

@@ -1,4 +1,4 @@
-"""Schedules of the Triton attention kernels, by the width of a head. None moves a bit."""
+"""Schedules of the Triton attention kernels, by the width of a head. None changes a bit."""
 
 from dataclasses import dataclass
 from typing import Final

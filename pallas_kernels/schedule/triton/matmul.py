@@ -1,6 +1,6 @@
 """Schedules of the Triton matmul: tiles by the number of rows.
 
-A schedule moves no bit (see `pallas_kernels.ops.matmul.triton`), so it may follow the number of rows.
+A schedule changes no bit (see `pallas_kernels.ops.matmul.triton`), so it may depend on the number of rows.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Schedules of the Triton kernel that turns queries and keys. None moves a bit."""
+"""Schedules of the Triton kernel of rotary embedding. None changes a bit."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Schedule of the Triton kernel that draws tokens. It moves no bit: the first of the largest is the same in any cut."""
+"""Schedule of the Triton kernel that draws tokens. It changes no bit: any cut finds the same first maximum."""
 
 from dataclasses import dataclass
 from typing import Final

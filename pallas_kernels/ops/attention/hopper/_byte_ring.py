@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._ring import Ring, drain
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.parts.hopper.clean import clean_rows
 from pallas_kernels.parts.hopper.widen import read_bytes, read_factors, write_widened
@@ -60,6 +60,10 @@ class ByteRing:
     keys: Bytes
     values: Bytes
 
+    def slot(self, position: Any) -> Any:
+        """Returns the stage of a position."""
+        return lax.rem(position, self.stages)
+
     def fill(
         self, blocks: Blocks, position: Any, caches: tuple[Any, Any], table: Any, sequence: Any, head: Any
     ) -> None:
@@ -68,7 +72,7 @@ class ByteRing:
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
             at = position + (block - blocks.first)
-            slot, pages = lax.rem(at, self.stages), self.source.pages(table, sequence, block)
+            slot, pages = self.slot(at), self.source.pages(table, sequence, block)
             for cache, stages in zip(caches, (self.keys, self.values), strict=True):
                 pl.when(at >= self.stages)(partial(plgpu.barrier_wait, stages.free.at[slot]))
                 target, full = stages.stored.at[slot], stages.full.at[slot]
@@ -77,7 +81,7 @@ class ByteRing:
     def drain(self, filled: Any) -> None:
         """Waits until what was filled last is free."""
         for stages in (self.keys, self.values):
-            drain(stages.free, self.stages, filled)
+            drain((stages.free,), self.stages, filled, self.slot)
 
     def widen_keys(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
         """Makes keys of the blocks of a tile, times factors (H,) in GPU memory."""
@@ -110,7 +114,7 @@ class ByteRing:
 
     def _widen(self, stages: Bytes, at: Any, target: Any, free: Any, factors: Any, ring: Ring) -> None:
         """Takes bytes into registers, gives their stage back, and writes 16 bits when `target` is free."""
-        slot = lax.rem(at, self.stages)
+        slot = self.slot(at)
         plgpu.barrier_wait(stages.full.at[slot])
         numbers = read_bytes(stages.stored.at[slot], ring.interpret)
         plgpu.commit_smem()  # every warp has read
@@ -118,11 +122,3 @@ class ByteRing:
         pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, free))
         write_widened(numbers, target, factors, self.fp8, ring.interpret)
         plgpu.commit_smem()  # every warp has written
-
-
-def drain(free: Any, stages: int, filled: Any) -> None:
-    """Waits until the stages that were filled last are free: every signal is awaited."""
-
-    @pl.loop(0, jnp.minimum(filled, stages))
-    def _(i: Any) -> None:
-        plgpu.barrier_wait(free.at[lax.rem(jnp.maximum(filled - stages, 0) + i, stages)])

@@ -17,6 +17,7 @@ from jax import lax
 from pallas_kernels.ops.attention.hopper._byte_ring import Bytes
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats
+from pallas_kernels.ops.attention.hopper._ring import drain
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._swapped_walk import State, SwappedWalk
 from pallas_kernels.parts.hopper.bytes_left import start_keys, start_values
@@ -115,12 +116,7 @@ class LeftRing:
 
     def drain(self, filled: Any) -> None:
         """Waits until what was filled last is free."""
-
-        @pl.loop(0, jnp.minimum(filled, self.stages))
-        def _(i: Any) -> None:
-            slot = self.slot(jnp.maximum(filled - self.stages, 0) + i)
-            for stages in (self.keys, self.values):
-                plgpu.barrier_wait(stages.free.at[slot])
+        drain((self.keys.free, self.values.free), self.stages, filled, self.slot)
 
 
 @dataclass(frozen=True)

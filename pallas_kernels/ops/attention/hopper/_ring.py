@@ -1,5 +1,6 @@
 """Stages of keys and values in shared memory, between the warpgroup that copies and those that compute."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -131,10 +132,22 @@ class Ring:
         lax.fori_loop(blocks.first, blocks.last, one, pages)
 
     def drain(self, filled: Any) -> None:
-        """Waits until what was filled last is free: every signal is awaited."""
+        """Waits until what was filled last is free."""
+        drain((self.keys_free, self.values_free), self.stages, filled, self.slot)
 
-        @pl.loop(0, jnp.minimum(filled, self.stages))
-        def _(i: Any) -> None:
-            slot = self.slot(jnp.maximum(filled - self.stages, 0) + i)
-            plgpu.barrier_wait(self.keys_free.at[slot])
-            plgpu.barrier_wait(self.values_free.at[slot])
+
+def drain(barriers: Sequence[Any], stages: int, filled: Any, slot: Callable[[Any], Any]) -> None:
+    """Waits until the stages that were filled last are free: every signal is awaited.
+
+    Args:
+        barriers: Those of free stages of each array.
+        stages: Number of stages.
+        filled: How often a stage was filled.
+        slot: Gives the stage of a position.
+    """
+
+    @pl.loop(0, jnp.minimum(filled, stages))
+    def _(i: Any) -> None:
+        at = slot(jnp.maximum(filled - stages, 0) + i)
+        for free in barriers:
+            plgpu.barrier_wait(free.at[at])

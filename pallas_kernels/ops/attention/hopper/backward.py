@@ -69,7 +69,7 @@ def attention_gradients(
         UnsupportedError: If the contract is another one, or `scale` or `soft_cap` is out of range.
 
     Guarantee: row-invariant for `query`; a row is a query with the keys that it sees. The gradients of keys and values
-    depend on their own sequence alone. The schedule moves no bit.
+    depend on their own sequence alone. The schedule changes no bit.
     """
     if not isinstance(contract, AttentionGradientContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")

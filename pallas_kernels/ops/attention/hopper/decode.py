@@ -3,7 +3,7 @@
 A row takes the steps of the kernel for many queries. An item is a tile with all of its keys, as there; or with one
 split of them, so that a few sequences keep all blocks busy, and `merge` does with the splits what that kernel does in
 one block. Items are bound by memory: a warpgroup computes, another copies, blocks walk the items. With `schedule.swap`
-a tile has at most 8 rows, which are wgmma's columns; `decode_bytes` launches that from a cache of 8 bits.
+a tile has at most 8 rows, which are wgmma's columns. `_decode_launch` has the launches.
 """
 
 from collections.abc import Callable
@@ -17,26 +17,24 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing, Bytes, drain
+from pallas_kernels.ops.attention.hopper import _decode_launch
+from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing
 from pallas_kernels.ops.attention.hopper._byte_walk import ByteWalk, LeftRing
 from pallas_kernels.ops.attention.hopper._decode_results import Place, Results, store_columns, store_rows
-from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import of_queries, result
 from pallas_kernels.ops.attention.hopper._pairs import Pairs
-from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._ring import Ring, drain
 from pallas_kernels.ops.attention.hopper._scratch import Scratch
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._swap import check_swap
-from pallas_kernels.ops.attention.hopper._swapped_walk import Shared, SwappedWalk
-from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
-from pallas_kernels.ops.attention.hopper.decode_bytes import run_bytes
+from pallas_kernels.ops.attention.hopper._swapped_walk import SwappedWalk
+from pallas_kernels.ops.attention.hopper._walk import Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded_splits
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.bytes_left import read_key_factors, read_value_factors, turn_queries
 from pallas_kernels.parts.hopper.columns import COLUMN, COLUMNS
-from pallas_kernels.parts.hopper.columns import scratch as column_scratch
 from pallas_kernels.parts.hopper.products import WIDEST
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic, tiled
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 
 _ROWS: Final = 8  # the copy engine reads tiles of so many rows
@@ -242,10 +240,7 @@ class Body:
 
         position, done = lax.fori_loop(0, self.count(walker), fetch, (jnp.int32(0), jnp.int32(0)))
         ring.drain(position)
-
-        @pl.loop(0, jnp.minimum(done, 2))
-        def _(i: Any) -> None:
-            plgpu.barrier_wait(scratch.queries_free.at[first + lax.rem(jnp.maximum(done - 2, 0) + i, 2)])
+        drain((scratch.queries_free,), 2, done, lambda index: first + lax.rem(index, 2))
 
     def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
         """Makes keys, or values, of the bytes of all items of this block of the grid.
@@ -265,7 +260,8 @@ class Body:
             make(item.blocks, position, factors_of(factors, item), ring)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
-        drain(free, ring.stages, lax.fori_loop(0, self.count(walker), one, jnp.int32(0)))
+        filled = lax.fori_loop(0, self.count(walker), one, jnp.int32(0))
+        drain((free,), ring.stages, filled, lambda position: lax.rem(position, ring.stages))
 
     def compute(
         self, walker: Any, lengths: Lengths, further: Further, results: Results, scratch: Scratch, ring: Ring | LeftRing
@@ -451,7 +447,7 @@ def decode(
             jax.ShapeDtypeStruct((sequences, body.splits, padded, call.value_size), jnp.float32),
             jax.ShapeDtypeStruct((sequences, 2, padded, padded_splits(body.splits)), jnp.float32),
         ]
-    run = run_bytes if s.swap and key.dtype == jnp.int8 else _run
+    run = _decode_launch.run_bytes if s.swap and key.dtype == jnp.int8 else _decode_launch.run
     out, lse = run(body.packed(query), key, value, lengths, further, body=body, fp8=fp8, outputs=outputs)
     if not s.whole:
         out, lse = merge(
@@ -474,109 +470,3 @@ def decode(
         return jnp.moveaxis(x, 1, 2).reshape(call.batch, call.queries, call.heads, *x.shape[4:])
 
     return unpacked(out), unpacked(lse)
-
-
-def _run(
-    packed: tuple[jax.Array, ...],
-    key: jax.Array,
-    value: jax.Array,
-    lengths: Lengths,
-    further: Further,
-    *,
-    body: Body,
-    fp8: bool,
-    outputs: list[jax.ShapeDtypeStruct],
-) -> tuple[jax.Array, jax.Array]:
-    """Launches the kernel.
-
-    Args:
-        packed: The queries, as `Body.packed` returns them.
-        key: As in `decode`, or the bytes of float8 numbers.
-        value: The same.
-        lengths: Numbers of each sequence.
-        further: Further arrays, for rows of tiles.
-        body: The kernel's program.
-        fp8: Whether bytes are float8 numbers.
-        outputs: What `Results` refers to.
-    """
-    s, call, dtype, bytewise = body.schedule, body.call, packed[0].dtype, key.dtype.itemsize == 1
-
-    def kernel(*refs: Any) -> None:
-        rows, refs = refs[: len(packed)], refs[len(packed) :]
-        (key_ref, value_ref), lengths, refs = refs[:2], Lengths(refs[2]), refs[3:]
-        more, refs = further.refs(refs), refs[len(further.given) :]
-        values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
-        parked = shared = None
-        if body.parks:
-            *stages, values, numbers = stages
-            parked = Parked(values, numbers)
-        if s.swap:
-            *stages, narrow, wide, numbers = stages
-            shared = Shared(narrow, wide, numbers)
-        own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
-        results, scratch = (
-            Results(values_ref, numbers_ref),
-            Scratch(queries, queries_full, queries_free, parked, shared),
-        )
-        ring = Ring(s.stages, ring_source, bool(call.interpret), *own)
-        stored: Any = ring
-        if bytewise:
-            stored = ByteRing(s.byte_stages, call.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
-        program, warpgroup = body.inside(more), lax.axis_index("warpgroup")
-
-        def fill(stored: Any, table: Any, item: Item, position: Any) -> None:
-            stored.fill(item.blocks, position, (key_ref, value_ref), table, item.sequence, item.head)
-
-        @pl.when(warpgroup == 0)
-        def _() -> None:
-            if bytewise:
-                plgpu.set_max_registers(s.registers[0], action="increase")
-            program.compute(0, lengths, more, results, scratch, ring)
-
-        @pl.when(warpgroup == 1)
-        def _() -> None:
-            if bytewise:
-                plgpu.set_max_registers(s.registers[1], action="decrease")
-            program.produce(0, rows, lengths, scratch, partial(fill, stored, more.table), stored)
-
-        for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
-
-            @pl.when(warpgroup == 2 + values)
-            def _(values: int = values, factors: Any = factors) -> None:
-                plgpu.set_max_registers(s.registers[2], action="decrease")
-                program.widen(bool(values), lengths, factors, stored, ring)
-
-    # Bytes are copied into stages of their own; those of the ring are written by threads.
-    ring_source = KeySource(call.source.block) if bytewise else call.source
-    in_ring = Ring.scratch(s.stages, ring_source, call.size, call.value_size, dtype, 1)
-    byte_stages = [
-        kind
-        for width in ((call.size, call.value_size) if bytewise else ())
-        for kind in Bytes.scratch(s.byte_stages, call.source, width)
-    ]
-    aside = [plgpu.SMEM((ROWS * call.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
-    launch = plgpu.kernel(
-        kernel,
-        out_type=outputs,
-        grid=(body.grid,),
-        grid_names=("block",),
-        kernel_name="attention_decode",
-        num_threads=4 if bytewise else 2,
-        thread_name="warpgroup",
-        scratch_types=[
-            plgpu.SMEM((2, body.tile_rows, call.size), dtype, transforms=tiled(dtype, call.size)),
-            *[plgpu.Barrier(num_barriers=2)] * 2,
-            *in_ring,
-            *byte_stages,
-            *(aside if body.parks else []),
-            *(column_scratch(dtype) if s.swap else []),
-        ],
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            reduction_scratch_bytes=0,  # no reduction crosses warps
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-        ),
-        interpret=call.interpret,
-    )
-    out, lse = launch(*packed, key, value, lengths.numbers, *further.given)
-    return out, lse

@@ -84,7 +84,7 @@ def attention(
     Raises:
         UnsupportedError: If the contract is another one, or `scale` or `soft_cap` is out of range.
 
-    Guarantee: row-invariant; the schedule moves no bit.
+    Guarantee: row-invariant; the schedule changes no bit.
     """
     if not isinstance(contract, SplitAttentionContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected a SplitAttentionContract, got {contract!r}.")

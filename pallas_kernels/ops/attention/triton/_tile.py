@@ -261,7 +261,7 @@ def dot(chain: jax.Array, a: Parts, b: Parts, contracted: tuple[int, int], *, sw
         a: Parts of (m, k).
         b: Parts of (n, k).
         contracted: Which axes of `a` and `b` are contracted.
-        swap: Whether to multiply `b` by `a`. It moves no bit.
+        swap: Whether to multiply `b` by `a`. It changes no bit.
     """
     for i, j in _PRODUCTS[len(a)]:
         left, right, axes = (b[j], a[i], contracted[::-1]) if swap else (a[i], b[j], contracted)

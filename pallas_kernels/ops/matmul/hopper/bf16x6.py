@@ -60,7 +60,7 @@ def matmul(
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) float32, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule moves a bit.
+        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:

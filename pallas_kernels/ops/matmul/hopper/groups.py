@@ -72,7 +72,7 @@ def group_matmul(
         contract: Order of the sum over K.
         transpose_w: Whether the weights of a group are stored as (N, K).
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 sum is rounded once.
-        schedule: Tiles; chosen from M, G, K and N by default. No schedule moves a bit.
+        schedule: Tiles; chosen from M, G, K and N by default. No schedule changes a bit.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -151,7 +151,7 @@ def group_weight_gradient(
         sizes: (G,) int32, the rows of each group; at most 1024 groups.
         contract: Order of the sum over the rows of a group.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
-        schedule: Tiles, without `swap` or tiles in turn; chosen from the shape by default. No schedule moves a bit.
+        schedule: Tiles, without `swap` or tiles in turn; chosen from the shape by default. No schedule changes a bit.
         pick: Copies the rows of an array (M, C) at places (M',) int32, zeros at -1.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 

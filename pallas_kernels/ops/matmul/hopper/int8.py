@@ -71,7 +71,7 @@ def quant_matmul(
         bias: (N,) of any float dtype, or None; none with `sizes`.
         sizes: (G,) int32, the rows of each group; None for one matrix of weights.
         out_dtype: bfloat16, float16 or float32.
-        schedule: Tiles; chosen from the shape by default. No schedule moves a bit.
+        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Matmul on a Hopper GPU: wgmma kernels whose tiles follow the shape and whose bits do not.
+"""Matmul on a Hopper GPU: wgmma kernels whose tiles depend on the shape and whose bits do not.
 
 The tensor core adds 16 products at a time to a float32 accumulator. On Hopper that step gives the same bits at every
 tile size, for either order of the operands, so one chain over K is a contract that every schedule honours
@@ -50,7 +50,6 @@ _ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns ro
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile
 _GRADIENT_OP: Final = "pallas_kernels.ops.matmul.hopper.launch.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-_RESULTS: Final = (*_OPERANDS, jnp.dtype(jnp.float32))
 
 
 def matmul(
@@ -86,7 +85,7 @@ def matmul(
         functions: How the activation is computed.
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule moves a bit. A `ShardSchedule` where K is cut.
+        schedule: Tiles; chosen from the shape by default. No schedule changes a bit. A `ShardSchedule` where K is cut.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -294,7 +293,7 @@ def weight_gradient(
         contract: Order of the sum over the rows.
         accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
-        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule moves a bit.
+        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule changes a bit.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU. The interpreter adds
             `accumulate` behind the sum.
 

@@ -1,4 +1,4 @@
-"""A tile of 4-byte elements is turned in shared memory by the 128 threads of a warpgroup, in place."""
+"""A tile of 4-byte elements is transposed in shared memory by the 128 threads of a warpgroup, in place."""
 
 from typing import Any, Final
 
