@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from bijax.core.derivative import custom_vjp
 from pallas_kernels.errors import UnsupportedError
 
 
@@ -26,6 +25,6 @@ def forward_only(op: str, compute: Callable[..., Any], *arrays: Any) -> Any:
             " differentiate the operations in float32, bfloat16 or float16 that it stands for."
         )
 
-    apply = jax.custom_vjp(compute)
+    apply = custom_vjp()(compute)
     apply.defvjp(no_gradient, no_gradient)
     return apply(*arrays)

@@ -21,6 +21,7 @@ from bijax.core.contracts import without_recording
 from bijax.core.lowered_forms import is_own, lower_once
 from bijax.core.tag import kernel_code, own_promotion
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike, without_mesh
 
 Arrays = tuple[jax.Array, ...]
 Kernel = Callable[..., Arrays]
@@ -49,7 +50,7 @@ def define_kernel(
     primitive.multiple_results = True
 
     def call(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
-        return tuple(primitive.bind(*arrays, **parameters))
+        return tuple(primitive.bind(*vary_alike(arrays), **parameters))
 
     @functools.cache
     def compiled(parameters: tuple[tuple[str, Hashable], ...]) -> Kernel:
@@ -70,7 +71,8 @@ def define_kernel(
 
     def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
         arguments = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-        return [jax.core.ShapedArray(s.shape, s.dtype) for s in results(arguments, tuple(sorted(parameters.items())))]
+        found = results(arguments, tuple(sorted(parameters.items())))
+        return [result_type(s.shape, s.dtype, avals) for s in found]
 
     def batch(arrays: Arrays, axes: Sequence[int | None], **parameters: Hashable) -> tuple[Arrays, tuple[int, ...]]:
         size = next(a.shape[d] for a, d in zip(arrays, axes, strict=True) if d is not None)
@@ -120,9 +122,11 @@ def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
                 prepare()
         # The same state whoever calls: one lowered form serves a model of kernels and one that is made invariant.
         with ExitStack() as stack:
-            for manager in (*LOWERED_IN, kernel_code):
+            for manager in (*LOWERED_IN, kernel_code, without_mesh):
                 stack.enter_context(manager())
-            return lower(ctx, *operands, **parameters)
+            # Shardings and the axes of manual meshes are properties of the kernel's arrays, not of what is inside.
+            plain = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in ctx.avals_in]
+            return lower(ctx.replace(avals_in=plain), *operands, **parameters)
 
     return rule
 

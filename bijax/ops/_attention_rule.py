@@ -12,6 +12,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from bijax.core.checks import describe
+from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.dispatch.attention import (
     ATTENTION,
@@ -61,7 +62,7 @@ _OF_SCORES: Final = ("bias", "mask", "slopes")
 """What the backward pass needs; a sink is in the log-sum-exp."""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+@custom_vjp(nondiff_argnums=(6, 7))
 def attend(
     query: jax.Array,
     key: jax.Array,

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.contracts import run
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
 from bijax.dispatch.matmul import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
@@ -51,7 +52,7 @@ class Fusion:
         return replace(self.product, out_dtype="float32")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@custom_vjp(nondiff_argnums=(5,))
 def fused_matmul(
     x: jax.Array, w: jax.Array, up: Optional, bias: Optional, residual: Optional, fusion: Fusion
 ) -> jax.Array:

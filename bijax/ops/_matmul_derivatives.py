@@ -1,12 +1,12 @@
 """Matmul and the gradient of its weights as functions that JAX differentiates any number of times, without checks."""
 
-import functools
 import math
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
+from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
 from bijax.dispatch.matmul import Product
 from bijax.dispatch.matmul_kernels import (
@@ -18,7 +18,7 @@ from bijax.dispatch.matmul_kernels import (
 from bijax.ops.sum_rows import sum_rows
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@custom_vjp(nondiff_argnums=(3,))
 def differentiable_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
     """(M, K) x (K, N), or a stack of them, without checks."""
     kernel = matmul_kernel if w.ndim == 2 else stacked_matmul_kernel
@@ -49,7 +49,7 @@ def matmul_gradients(
 differentiable_matmul.defvjp(_matmul_forward, matmul_gradients)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@custom_vjp(nondiff_argnums=(3,))
 def differentiable_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
     """Continues the sum of outer products of the rows of x (M, K) and g (M, N), or of stacks, without checks."""
     kernel = weight_gradient_kernel if x.ndim == 2 else stacked_weight_gradient_kernel

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe
+from bijax.core.derivative import custom_vjp
 from bijax.ops._sequences import Names, locate_tokens
 
 
@@ -91,7 +92,7 @@ def find_packed(op: str, name: str, tokens: int, sums: Any, longest: int | None,
     return Packed(np.asarray(lengths) if known else lengths, rows, places, valid)
 
 
-@jax.custom_vjp
+@custom_vjp()
 def _gather(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
     """Returns x[take], zeros where it leads outside; `back` undoes it. Each element goes to one place at most."""
     if not x.shape[0]:

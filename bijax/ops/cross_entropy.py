@@ -1,6 +1,5 @@
 """Cross entropy of logits against integer labels."""
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import as_array, describe, float_array, integer, real
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
 from bijax.dispatch.rows import Orders, define_row_kernel
@@ -98,7 +98,7 @@ def label_codes(op: str, labels: Any, columns: int, ignore_index: int | None) ->
     return jnp.where(ignored, -1, jnp.where(valid, valid_labels, columns))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@custom_vjp(nondiff_argnums=(2,))
 def row_losses(x: jax.Array, codes: jax.Array, z_loss: float) -> jax.Array:
     """(M, V) and (M, 1) of `label_codes` to (M, 1) float32, without checks."""
     return _forward(x, codes, z_loss)[0]

@@ -10,11 +10,13 @@ import numpy as np
 
 from bijax.core.checks import FLOATS, check_callable, describe
 from bijax.core.contracts import run
+from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, Kernel, define_kernel, in_front
 from bijax.ops._broadcast import sum_to_shape
 from bijax.ops._straight_line import StraightLine, straight_line
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
 from pallas_kernels.ops.elementwise import portable
+from pallas_kernels.parts.xla.manual_axes import without_mesh
 
 _OP = "bijax.elementwise"
 
@@ -78,7 +80,10 @@ class _Program:
         result_shape = _common_shape(arguments)
         # Arrays without dimensions are traced as one element, so that a reduction of them is found too.
         shape = result_shape or (1,)
-        traced = self._traced.trace(*(jax.ShapeDtypeStruct(shape, a.dtype, weak_type=_is_weak(a)) for a in arguments))
+        given = (jax.ShapeDtypeStruct(shape, a.dtype, weak_type=_is_weak(a)) for a in arguments)
+        # Under a mesh JAX traces reshapes that change nothing but a sharding.
+        with without_mesh():
+            traced = self._traced.trace(*given)
         if len(traced.jaxpr.jaxpr.invars) != len(arguments):
             raise ValueError(f"{_OP}: the function must not close over traced values; pass them as arguments.")
         line = straight_line(_OP, traced.jaxpr, shape)
@@ -86,7 +91,7 @@ class _Program:
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), [r.reshape(result_shape) for r in results])
 
     def _differentiable(self, line: StraightLine, shape: tuple[int, ...]) -> Callable[..., Arrays]:
-        @jax.custom_vjp
+        @custom_vjp()
         def apply(*arguments: jax.Array) -> Arrays:
             return _kernel(*(jnp.broadcast_to(a, shape) for a in arguments), program=line)
 

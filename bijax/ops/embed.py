@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from bijax.core.checks import describe, float_array, integer_array
 from bijax.core.contracts import run
+from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, define_kernel
 from pallas_kernels.contract import ChunkContract, chunk_contract
 from pallas_kernels.ops.embedding import portable, rounds
@@ -49,7 +50,7 @@ def embed(table: Any, tokens: Any) -> jax.Array:
     return _embed(table, names.reshape(math.prod(tokens.shape))).reshape(*tokens.shape, table.shape[1])
 
 
-@jax.custom_vjp
+@custom_vjp()
 def _embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Rows of (V, D) by tokens (M,) int32, without checks."""
     if table.shape[0] == 0:  # where jnp.take finds nothing to fill from

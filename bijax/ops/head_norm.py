@@ -1,6 +1,5 @@
 """The RMSNorm of some heads of packed queries, keys and values."""
 
-import functools
 import math
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.checks import describe, float_array, integer
+from bijax.core.derivative import custom_vjp
 from bijax.ops._norm_arguments import add_offset, check_eps
 from bijax.ops.norm import norm_weight_gradient, rms_norm_gradient_kernel, rms_norm_kernel
 from bijax.ops.sum_rows import sum_rows
@@ -85,7 +85,7 @@ def _weight(weight: Any, heads: int, x: jax.Array) -> jax.Array | None:
     return array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@custom_vjp(nondiff_argnums=(2, 3, 4))
 def _head_rms_norm(x: jax.Array, weight: jax.Array | None, start: int, heads: int, eps: float) -> jax.Array:
     return _forward(x, weight, start, heads, eps)[0]
 

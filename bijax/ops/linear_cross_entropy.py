@@ -1,6 +1,5 @@
 """The cross entropy of a linear layer, without an array of all logits."""
 
-import functools
 import math
 from dataclasses import replace
 from typing import Any, Final
@@ -11,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from bijax.core.checks import describe, flag, float_array, integer, real, same_dtype
+from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
 from bijax.dispatch.matmul import Product
 from bijax.ops._matmul_arguments import check_operands, precision_of
@@ -89,7 +89,7 @@ def linear_cross_entropy(
     return _losses(x.reshape(rows, x.shape[-1]), w, codes, z_loss, product).reshape(labels.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@custom_vjp(nondiff_argnums=(3, 4))
 def _losses(x: jax.Array, w: jax.Array, codes: jax.Array, z_loss: float, product: Product) -> jax.Array:
     """(M, K), (K, V) and (M, 1) to (M, 1) float32."""
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, float_array, float_dtype, integer_array
+from bijax.core.derivative import custom_vjp
 from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
 from bijax.ops._experts import Shared, combine, rows_of_tokens, rows_or_any, shared_experts
 from bijax.ops.elementwise import elementwise
@@ -109,7 +110,7 @@ def _check_offsets(offset: Any, places: int) -> None:
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@custom_vjp(nondiff_argnums=(3, 4))
 def _gather(rows: jax.Array, weights: jax.Array, row: jax.Array, shared: Shared, dtype: Any) -> jax.Array:
     return combine(rows, row, weights, shared, dtype)
 

@@ -1,6 +1,5 @@
 """Products of experts: rows sorted by expert, each multiplied by the weights of its own."""
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import float_array, float_dtype, same_dtype
+from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
 from bijax.core.primitive import Arrays
 from bijax.dispatch.groups import group_matmul_kernel, group_weight_gradient_kernel
@@ -170,7 +170,7 @@ def group_matmul(
     return _group_matmul(x, w, counts, dtype, precision_of(op, precision))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@custom_vjp(nondiff_argnums=(3, 4))
 def _group_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, dtype: Any, precision: str) -> jax.Array:
     if x.shape[1] == 0:  # sums of one zero
         x, w = jnp.zeros((x.shape[0], 1), x.dtype), jnp.zeros((w.shape[0], 1, w.shape[2]), w.dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.checks import describe, float_array, float_dtype, integer, same_dtype
+from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
 from bijax.core.tag import kernel_code
 from bijax.dispatch.routing import largest_kernel
@@ -100,7 +101,7 @@ def moe_softmax_topk(
     return selected.reshape(shape), weights.reshape(shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@custom_vjp(nondiff_argnums=(1,))
 def _largest(scores: jax.Array, number: int) -> Arrays:
     """Returns the places (T, number) of the largest scores of rows (T, E), and these scores in float32."""
     return largest_kernel(scores, number=number)

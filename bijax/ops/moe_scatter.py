@@ -1,6 +1,5 @@
 """Scattering tokens to the experts of a rank, as they are or quantised."""
 
-import functools
 from typing import Any, Final
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, float_array, integer, integer_array
+from bijax.core.derivative import custom_vjp
 from bijax.core.forward_only import forward_only
 from bijax.ops._engine_arguments import scale_vector
 from bijax.ops._experts import (
@@ -192,7 +192,7 @@ def _allocated(op: str, allocated_tokens: Any, selected: Any) -> int:
     return number
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@custom_vjp(nondiff_argnums=(2, 3))
 def _spread(x: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Array:
     return spread(x, rows, topk, shared)
 

@@ -1,12 +1,12 @@
 """Norms over the last axis."""
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import define_kernel
 from bijax.dispatch.rows import Orders, as_rows, define_row_kernel, row_backends
@@ -147,7 +147,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-
     return back(_layer_norm(rows, weight, bias, check_eps(op, eps)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@custom_vjp(nondiff_argnums=(3,))
 def _rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
     return _rms_norm_forward(x, weight, residual, eps)[0]
 
@@ -173,7 +173,7 @@ def _rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | None
 _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@custom_vjp(nondiff_argnums=(3,))
 def _add_rms_norm(x: jax.Array, weight: jax.Array | None, residual: jax.Array | None, eps: float) -> Any:
     return _rms_norm_forward(x, weight, residual, eps)[0]
 
@@ -188,7 +188,7 @@ def _add_rms_norm_backward(eps: float, saved: Any, g: Any) -> tuple[jax.Array | 
 _add_rms_norm.defvjp(_rms_norm_forward, _add_rms_norm_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@custom_vjp(nondiff_argnums=(3,))
 def _layer_norm(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, eps: float) -> jax.Array:
     return _layer_norm_forward(x, weight, bias, eps)[0]
 

@@ -1,6 +1,5 @@
 """Sums and means over any set of axes, each result in a fixed order of additions."""
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import axis_indices, flag, float_array
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.dispatch.rows import Orders, define_row_kernel
 from pallas_kernels.contract import row_contract
@@ -101,13 +101,13 @@ def arrange(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> tuple[jax.Ar
     return x.reshape(before, length, after), shape
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+@custom_vjp(nondiff_argnums=(1, 2, 3))
 def _reduce(x: jax.Array, length: int, dtype: jnp.dtype, mean: bool) -> jax.Array:
     """(A, R, B) to (A, B) float32; `length` is R and `dtype` that of x."""
     return _kernel({"x": x}, mean=mean)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+@custom_vjp(nondiff_argnums=(1, 2, 3))
 def _spread(g: jax.Array, length: int, dtype: jnp.dtype, mean: bool) -> jax.Array:
     """The transpose of `_reduce`: (A, B) float32 to (A, R, B)."""
     if mean:

@@ -1,6 +1,5 @@
 """Rotary position embedding of the queries and keys in a packed projection."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from jax import lax
 
 from bijax.core.checks import describe, flag, float_array, integer, integer_array
 from bijax.core.contracts import run
+from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, define_kernel, in_front
 from bijax.ops._engine_arguments import check_known, check_shape, narrowed
 from bijax.ops._sequences import locate_tokens
@@ -151,7 +151,7 @@ def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dic
 _kernel = define_kernel("rotate", {"cpu": _on_cpu, "cuda": _on_cuda}, _fold)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@custom_vjp(nondiff_argnums=(4,))
 def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, kept: jax.Array, interleaved: bool) -> jax.Array:
     """Rotates what is not kept as it is."""
     return jnp.where(kept, x, _kernel(x, sin, cos, interleaved=interleaved, inverse=False)[0])

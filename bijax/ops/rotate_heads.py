@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from bijax.core.checks import FLOATS
 from bijax.core.contracts import run
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel, in_front, unfold_rows
 from bijax.ops.elementwise import elementwise
@@ -113,7 +114,7 @@ def rotate_and_store_in_pieces(
     return both[:, :, :query_heads], *stored
 
 
-@jax.custom_vjp
+@custom_vjp()
 def _rotate_and_store(*arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     heads, cos, sin, rows, keys, values, turned = arrays
     flat = [x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (heads, cos, sin)]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import axis_indices, flag, float_array
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
 from bijax.dispatch.rows import Orders, as_rows, define_row_kernel
@@ -102,7 +103,7 @@ def _rows(op: str, x: Any, axis: int | Sequence[int] | None) -> tuple[jax.Array,
     return as_rows(x, axis_indices(op, axis, x.ndim))
 
 
-@jax.custom_vjp
+@custom_vjp()
 def _softmax(x: jax.Array) -> jax.Array:
     return _softmax_kernel({"x": x})[0]
 
@@ -119,7 +120,7 @@ def _softmax_backward(y: jax.Array, g: jax.Array) -> Arrays:
 _softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
-@jax.custom_vjp
+@custom_vjp()
 def _log_softmax(x: jax.Array) -> jax.Array:
     return _log_softmax_kernel({"x": x})[0]
 
@@ -137,7 +138,7 @@ def _log_softmax_backward(saved: Arrays, g: jax.Array) -> Arrays:
 _log_softmax.defvjp(_log_softmax_forward, _log_softmax_backward)
 
 
-@jax.custom_vjp
+@custom_vjp()
 def _logsumexp(x: jax.Array) -> jax.Array:
     """(M, C) to (M, 1) float32."""
     return _logsumexp_forward(x)[0]

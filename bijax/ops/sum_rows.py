@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import define_kernel
 from bijax.dispatch.rows import Orders, row_backends
@@ -17,7 +18,7 @@ else:
     hopper = on_first_use("pallas_kernels.ops.rows.hopper")
 
 
-@jax.custom_vjp
+@custom_vjp()
 def sum_rows(x: jax.Array) -> jax.Array:
     """Adds the rows of x (M, C) in chunks of 128; returns (C,) float32. No checks.
 

@@ -1,6 +1,5 @@
 """Variances and standard deviations over any set of axes, in a fixed order of additions."""
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import axis_indices, flag, float_array, integer
+from bijax.core.derivative import custom_vjp
 from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
 from bijax.dispatch.rows import Orders, define_row_kernel
@@ -93,7 +93,7 @@ def _over_axes(
     return y.reshape(shape).astype(array.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@custom_vjp(nondiff_argnums=(1,))
 def _variance(x: jax.Array, ddof: int) -> jax.Array:
     """(A, R, B) to (A, B) float32."""
     return _forward(x, ddof)[0]
@@ -112,7 +112,7 @@ def _backward(ddof: int, saved: Arrays, g: jax.Array) -> Arrays:
 _variance.defvjp(_forward, _backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@custom_vjp(nondiff_argnums=(1,))
 def _standard_deviation(x: jax.Array, ddof: int) -> jax.Array:
     """(A, R, B) to (A, B) float32."""
     return _root_forward(x, ddof)[0]

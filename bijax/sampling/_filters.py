@@ -13,6 +13,7 @@ from jax import lax
 
 from bijax.sampling._arithmetic import Arithmetic, element
 from bijax.sampling._order import smallest
+from pallas_kernels.parts.xla.manual_axes import vary_alike
 
 _LARGEST = np.int32(2**31 - 1)
 _TOP_K, _TIES, _TOP_P = range(3)
@@ -83,19 +84,19 @@ def _top(
                 enough = arithmetic.sum(jnp.where(numbers <= t, summed, nothing)) >= wanted
                 return (enough & on) | (t == _LARGEST)
 
-            return smallest(reached, keys.shape[0])
+            return smallest(reached, numbers[:, :1])
 
         def skip(numbers: jax.Array, *_: jax.Array) -> jax.Array:
-            return jnp.full((numbers.shape[0], 1), _LARGEST)
+            largest: jax.Array = vary_alike((numbers, jnp.full((numbers.shape[0], 1), _LARGEST)))[1]
+            return largest
 
         found: jax.Array = lax.cond(on.any(), search, skip, numbers, summed, wanted, on)
         below = jnp.where(which == _TIES, (keys < threshold) | (ties & (index <= found)), keys <= found)
         # Ties are known behind the first phase alone.
         return jnp.where(which == _TOP_K, kept, kept & below), found
 
-    last: tuple[jax.Array, jax.Array] = lax.fori_loop(
-        np.int32(0), np.int32(3), phase, (kept, jnp.full((keys.shape[0], 1), _LARGEST))
-    )
+    start = tuple(vary_alike((kept, jnp.full((keys.shape[0], 1), _LARGEST))))
+    last: tuple[jax.Array, jax.Array] = lax.fori_loop(np.int32(0), np.int32(3), phase, start)
     return last[0]
 
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.parts.xla.manual_axes import vary_alike
+
 NO_TOKEN = -1
 _NAN = np.int32(2**31 - 1)
 
@@ -31,17 +33,18 @@ def first_largest(x: jax.Array) -> jax.Array:
     return jnp.where(known[:, 0], first, np.int32(NO_TOKEN))
 
 
-def smallest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
+def smallest(holds: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
     """Returns the smallest t (R, 1) int32 that is not negative and for which `holds`, each row for itself.
 
     Args:
         holds: Monotone function of t (R, 1) int32 to (R, 1) bool that holds for 2**31 - 1.
-        rows: R.
+        rows: (R, 1), of which only the type is read.
     """
 
     def halve(step: jax.Array, low: jax.Array) -> jax.Array:
         half = lax.shift_left(np.int32(1), np.int32(30) - step)
         return jnp.where(holds(low + (half - np.int32(1))), low, low + half)
 
-    found: jax.Array = lax.fori_loop(np.int32(0), np.int32(31), halve, jnp.zeros((rows, 1), jnp.int32))
+    _, zero = vary_alike((rows, jnp.zeros(rows.shape, jnp.int32)))
+    found: jax.Array = lax.fori_loop(np.int32(0), np.int32(31), halve, zero)
     return found

@@ -14,6 +14,7 @@ from bijax.sampling._draw import draw
 from bijax.sampling._measure import Measured, measure
 from bijax.sampling._order import NO_TOKEN
 from bijax.sampling._restrict import what_is_left
+from pallas_kernels.parts.xla.manual_axes import vary_alike
 
 
 class Sampled(NamedTuple):
@@ -129,7 +130,9 @@ def sample(
         allowed=allowed,
         num_top=num_top,
     )
-    return _sample(request, num_top, need_logprobs, Arithmetic(flag(OP, "batch_invariant", batch_invariant)))
+    return _sample(
+        Request(*vary_alike(request)), num_top, need_logprobs, Arithmetic(flag(OP, "batch_invariant", batch_invariant))
+    )
 
 
 def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arithmetic) -> Sampled:
@@ -139,7 +142,8 @@ def _sample(request: Request, num_top: int, need_logprobs: Any, arithmetic: Arit
     def skip(logits: jax.Array, *_: jax.Array) -> Measured:
         rows = logits.shape[0]
         one, top = jnp.full(rows, np.float32(np.nan)), jnp.full((rows, num_top), np.float32(np.nan))
-        return Measured(one, one, top, jnp.full((rows, num_top), np.int32(NO_TOKEN)))
+        nothing = one, one, top, jnp.full((rows, num_top), np.int32(NO_TOKEN))
+        return Measured(*vary_alike((logits, *nothing))[1:])
 
     def found(logits: jax.Array, left: jax.Array, temperature: jax.Array, tokens: jax.Array) -> Measured:
         return measure(logits, left, temperature, tokens, num_top, arithmetic)

@@ -58,6 +58,7 @@ from bijax.transform.errors import NotInvariantError
 from bijax.transform.expansions import Expansion, expansion_of
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
+from pallas_kernels.parts.xla.manual_axes import without_mesh
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _HELD: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
@@ -156,7 +157,7 @@ def _operand_that_is_chosen(eqn: Any) -> Any:
 @functools.cache
 def _concerns(name: str) -> bool:
     """Returns whether an operation under a request is ever lowered otherwise than by its own rule."""
-    if name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER):
+    if name in AS_MATRICES or (name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER)):
         return True
     dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
     kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}
@@ -232,6 +233,8 @@ def _rule_for(
         decided = verdict(name, dtypes, platform, request.allowed)
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
+        if name in AS_MATRICES and platform == "cpu" and would_be_nested(ctx, parameters["dimension"]):
+            return _traced(of_matrices, ctx, operands, parameters)
         if decided.kind is not Kind.REPLACE:
             # Some stock rules trace programs of their own, which the evidence covers.
             with kernel_code():
@@ -245,9 +248,6 @@ def _rule_for(
             with kernel_code():
                 found = stock(ctx, *operands, **parameters)
             return _fences.alone(found) if math.prod(parameters["slice_sizes"]) == 1 else found
-        if name in AS_MATRICES:
-            nested = would_be_nested(ctx, parameters["dimension"])
-            return _traced(of_matrices, ctx, operands, parameters) if nested else stock(ctx, *operands, **parameters)
         _check_shapes(primitive.name, ctx)
         if expansion := expansion_of(name, dtypes):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
@@ -352,7 +352,7 @@ def _traced(
     parameters = {name: value for name, value in parameters.items() if name != "out_sharding"}
     # A program may be lowered after the block that allowed its 64 bits has ended.
     wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in plain) else contextlib.nullcontext()
-    with wide, kernel_code(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    with wide, kernel_code(), without_mesh():
         lowered = lower_once(function, multiple_results=multiple_results)(
             ctx.replace(avals_in=plain), *operands, **parameters
         )

@@ -16,6 +16,7 @@ from bijax.transform._tables import ORDERED, RACING, VECTORS, Kind, table_name, 
 from bijax.transform.expansions import Expansion, expansion_of
 from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, PairContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.xla.manual_axes import without_mesh
 
 _MADE_UP: Final = ("random_gamma", "regularized_incomplete_beta")
 """Operations whose own rules make up a program when they are lowered."""
@@ -93,12 +94,11 @@ def _traced(
     if not all(isinstance(n, int) for a in operands for n in a.shape):
         raise UnsupportedError(f"{equation.name}: expected concrete shapes, got {', '.join(map(str, operands))}.")
     wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in operands) else contextlib.nullcontext()
-    empty = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
     def run(*arrays: jax.Array) -> Any:  # a new function, which JAX has not traced yet
         return function(*arrays, **parameters)
 
-    with wide, kernel_code(), empty, recording() as found:
+    with wide, kernel_code(), without_mesh(), recording() as found:
         traced = jax.make_jaxpr(run)(*operands)
     yield from found
     for inner in equations(traced, platform):

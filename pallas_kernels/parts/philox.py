@@ -1,14 +1,19 @@
 """Random words by counting."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 type Words = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+# Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
+_upper_p: Final = Primitive("bijax_upper_half")
 
 _ROUNDS: Final = 7
 _FACTORS: Final = np.uint32(0xD2511F53), np.uint32(0xCD9E8D57)
@@ -17,7 +22,7 @@ _STEPS: Final = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 
 def multiply(x: jax.Array, factor: np.uint32) -> tuple[jax.Array, jax.Array]:
     """Returns the upper and the lower 32 bits of the products of uint32."""
-    return lax.mulhi(x, jnp.full_like(x, factor)), x * factor
+    return _upper_p.bind(x, factor=int(factor)), x * factor
 
 
 def philox(
@@ -43,3 +48,31 @@ def philox(
         a, b, c, d = high_c ^ b ^ k, low_c, high_a ^ d ^ m, low_a
         k, m = k + _STEPS[0], m + _STEPS[1]
     return a, b, c, d
+
+
+def _upper(x: jax.Array, *, factor: int) -> jax.Array:
+    return lax.mulhi(x, jnp.full_like(x, factor))
+
+
+def _upper_by_halves(x: jax.Array, *, factor: int) -> jax.Array:
+    half, low = np.uint32(16), np.uint32(0xFFFF)
+    x_high, x_low = x >> half, x & low
+    f_high, f_low = np.uint32(factor >> 16), np.uint32(factor & 0xFFFF)
+    middle = x_high * f_low + ((x_low * f_low) >> half)
+    rest = x_low * f_high + (middle & low)
+    upper: jax.Array = x_high * f_high + (middle >> half) + (rest >> half)
+    return upper
+
+
+def _lower(ctx: mlir.LoweringRuleContext, x: Any, *, factor: int) -> Sequence[Any]:
+    # XLA cannot read `mulhi` in a program for several devices: "failed to legalize operation 'mhlo.unknown'".
+    on_one_device = getattr(ctx.module_context.axis_context, "num_devices", 0) in (None, 1)
+    lower = mlir.lower_fun(_upper if on_one_device else _upper_by_halves, multiple_results=False)
+    lowered: Sequence[Any] = lower(ctx, x, factor=factor)
+    return lowered
+
+
+_upper_p.def_impl(jax.jit(_upper, static_argnames="factor"))
+_upper_p.def_abstract_eval(lambda x, factor: x)
+batching.defvectorized(_upper_p)
+mlir.register_lowering(_upper_p, _lower)

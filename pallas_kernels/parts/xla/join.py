@@ -15,6 +15,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike
+
 Value = Any
 
 # Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
@@ -34,7 +36,7 @@ def join(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
         >>> join([jax.numpy.ones((2, 2, 1)), jax.numpy.zeros((2, 2, 2))], 2).shape
         (2, 2, 3)
     """
-    joined: jax.Array = _join_p.bind(*arrays, dimension=axis)
+    joined: jax.Array = _join_p.bind(*vary_alike(arrays), dimension=axis)
     return joined
 
 
@@ -84,7 +86,8 @@ def _as_it_is(*arrays: jax.Array, dimension: int) -> jax.Array:
 def _abstract(*arrays: jax.core.ShapedArray, dimension: int) -> jax.core.ShapedArray:
     first = arrays[0]
     length = sum(a.shape[dimension] for a in arrays)
-    return jax.core.ShapedArray((*first.shape[:dimension], length, *first.shape[dimension + 1 :]), first.dtype)
+    shape = (*first.shape[:dimension], length, *first.shape[dimension + 1 :])
+    return result_type(shape, first.dtype, arrays)
 
 
 def _join_transposed(cotangent: jax.Array, *arrays: Any, dimension: int) -> list[jax.Array]:
@@ -98,7 +101,7 @@ def _cut(x: jax.Array, *, sizes: tuple[int, ...], axis: int) -> list[jax.Array]:
 
 
 def _pieces(x: jax.core.ShapedArray, *, sizes: tuple[int, ...], axis: int) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype) for n in sizes]
+    return [result_type((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype, [x]) for n in sizes]
 
 
 def _cut_transposed(cotangents: Sequence[Any], _: Any, *, sizes: tuple[int, ...], axis: int) -> list[jax.Array]:

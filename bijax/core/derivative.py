@@ -1,0 +1,41 @@
+"""Derivatives of the library's own operations."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import jax
+
+from pallas_kernels.parts.xla.manual_axes import vary_alike
+
+
+class Differentiable[R](Protocol):
+    """A function with a derivative of its own."""
+
+    def __call__(self, *arguments: Any) -> R:
+        """Calls the function."""
+        ...
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:
+        """Sets both passes, as that of `jax.custom_vjp` does."""
+
+
+def custom_vjp[R](*, nondiff_argnums: Sequence[int] = ()) -> Callable[[Callable[..., R]], Differentiable[R]]:
+    """As `jax.custom_vjp`, also inside of `jax.shard_map`: there the arguments are cast to one type before.
+
+    Args:
+        nondiff_argnums: As that of `jax.custom_vjp`.
+    """
+
+    def decorate(function: Callable[..., R]) -> Differentiable[R]:
+        rule = jax.custom_vjp(function, nondiff_argnums=tuple(nondiff_argnums))
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            same = iter(vary_alike([x for i, x in enumerate(arguments) if i not in nondiff_argnums]))
+            return rule(*(x if i in nondiff_argnums else next(same) for i, x in enumerate(arguments)))
+
+        call.defvjp = rule.defvjp  # type: ignore[attr-defined]
+        return cast(Differentiable[R], call)
+
+    return decorate
