@@ -16,6 +16,7 @@ from jax import lax
 from bijax.core.checks import check_callable, flag
 from bijax.core.tag import own_promotion
 from bijax.transform.invariant import invariant
+from pallas_kernels.parts.xla.manual_axes import vary_as
 
 PyTree = Any
 
@@ -105,7 +106,8 @@ class GradientAccumulation:
         value, aux, grads = jax.eval_shape(result)
         _check_aux(aux, self._reduction)
         dtypes = tuple(_result(x.dtype) for x in jax.tree.leaves(((value, aux), grads)))
-        value, aux, grads = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (value, aux, grads))
+        zeros = jax.tree.map(lambda x: vary_as(jnp.zeros(x.shape, _wide(x.dtype)), x), (value, aux, grads))
+        value, aux, grads = zeros
         return GradientSum(value, aux, grads, jnp.zeros((), jnp.int32), dtypes, self._reduction, self._has_aux)
 
     def add(self, total: GradientSum, *args: Any, **kwargs: Any) -> GradientSum:

@@ -101,6 +101,11 @@ for checked in (True, False):
     ours, wanted = (jax.jit(jax.grad(lambda w, x: f(w, x).sum(), 1))(w["scale"], x) for f in (sharded, gates))
     assert_bits_equal(ours, wanted)
 
+accumulated = bijax.accumulate_gradients(lambda w, x: (x @ w).sum(), unit=3, reduction="sum")
+total = jax.shard_map(lambda w, x: accumulated(w, x)[1], mesh=mesh, in_specs=specs, out_specs=P())
+parts = [accumulated(w["down"], part)[1] for part in (x[:3], x[3:])]
+assert_bits_equal(jax.jit(total)(w["down"], x), parts[0] + parts[1])
+
 seeds = jnp.arange(6, dtype=jnp.uint32)
 draw = lambda x, seeds: sample(x, seeds=seeds, positions=seeds, temperature=0.8, top_k=9, top_p=0.9).tokens
 sharded = jax.shard_map(draw, mesh=mesh, in_specs=P("d"), out_specs=P("d"))

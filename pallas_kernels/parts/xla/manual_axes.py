@@ -38,8 +38,15 @@ def vary_alike(arguments: Sequence[Any]) -> Sequence[Any]:
 
 def varying_axes(aval: Any) -> frozenset[Any]:
     """Returns the axes along which an array differs, given its type."""
-    axes: frozenset[Any] = aval.manual_axis_type.varying
-    return axes
+    manual = aval.manual_axis_type
+    return frozenset() if manual is None else frozenset(manual.varying)
+
+
+def vary_as(x: jax.Array, aval: Any) -> jax.Array:
+    """Returns an array that is the same on all devices, cast so that it differs as an array of another type does."""
+    axes = tuple(sorted(varying_axes(aval), key=str))
+    cast: jax.Array = lax.pcast(x, axes, to="varying") if axes else x
+    return cast
 
 
 def result_type(shape: Sequence[int], dtype: Any, arguments: Sequence[Any]) -> jax.core.ShapedArray:
