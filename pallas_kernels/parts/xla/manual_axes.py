@@ -38,7 +38,7 @@ def vary_alike(arguments: Sequence[Any]) -> Sequence[Any]:
 
 def varying_axes(aval: Any) -> frozenset[Any]:
     """Returns the axes along which an array differs, given its type."""
-    manual = aval.manual_axis_type
+    manual = getattr(aval, "manual_axis_type", None)
     return frozenset() if manual is None else frozenset(manual.varying)
 
 
