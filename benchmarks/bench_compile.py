@@ -28,7 +28,7 @@ from flax_layers.checkpoint import load_checkpoint, smollm2_path
 MODELS: Final = ("plain", "transformed", "own")
 CELLS: Final = ("forward", "gradient")
 TOKENS: Final = (2, 64)
-PROCESSES: Final = 3
+PROCESSES: Final = 2
 
 
 def program(model: Llama, cell: str) -> tuple[Callable[..., Any], Any]:
