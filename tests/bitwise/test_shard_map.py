@@ -110,6 +110,14 @@ seeds = jnp.arange(6, dtype=jnp.uint32)
 draw = lambda x, seeds: sample(x, seeds=seeds, positions=seeds, temperature=0.8, top_k=9, top_p=0.9).tokens
 sharded = jax.shard_map(draw, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
 assert_bits_equal(jax.jit(sharded)(x, seeds), jax.jit(draw)(x, seeds))
+
+# On a GPU each device runs the kernels for Hopper.
+product = lambda w, x: bijax.sum(bijax.matmul(x, w).astype(jnp.float32), axis=(0, 1))
+sharded = jax.shard_map(jax.grad(product), mesh=mesh, in_specs=specs, out_specs=P())
+given = [jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)] * 2
+with bijax.lowering_for("sm_90"):
+    text = jax.jit(sharded).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+assert "mosaic_gpu" in text
 """
 
 
