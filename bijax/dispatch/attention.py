@@ -13,7 +13,9 @@ from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, Kernel
 from pallas_kernels.contract import (
     XLA_FUNCTIONS,
+    EightBitContract,
     attention_gradient_contract,
+    eight_bit_contract,
     mma_attention_contract,
     split_attention_contract,
 )
@@ -90,7 +92,7 @@ def _scores_like(query: jax.Array, key: jax.Array, *_: Any, **__: Any) -> jax.Ar
 
 
 def _on_cpu(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
-    note(cpu.attention, XLA_FUNCTIONS, arrays=arrays)
+    note(cpu.attention, XLA_FUNCTIONS, *_of_cache(arrays, given), arrays=arrays)
     arrays, valid = _within(arrays, given)
     own, others = _apart(arrays[:_FORWARD]), given.named(arrays[_FORWARD:])
     others.pop("common_prefix", None)
@@ -116,8 +118,10 @@ def _on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     served = _hopper_takes(spec)
     contract = split_attention_contract(size, dtype, value_size) if served else None
     if contract is not None and cuda_architecture() == HOPPER:
+        note(hopper.attention, *_of_cache(arrays, given), arrays=arrays)
         fixed = {**_of_spec(spec), "common_prefix": common_prefix}
         return run(hopper.attention, *arrays[:_FORWARD], like=attention_like, contract=contract, **fixed, **others)
+    note(triton.attention, *_of_cache(arrays, given), arrays=arrays)
     arrays, valid = _within(arrays, given)
     own, others = _apart(arrays[:_FORWARD]), given.named(arrays[_FORWARD:])
     return poison(valid, *run(triton.attention, *own, like=attention_like, **_for_triton(arrays, spec), **others))
@@ -138,6 +142,11 @@ def _gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) ->
 def _score_gradients_on_cuda(*arrays: jax.Array, spec: AttentionSpec, given: Given) -> Arrays:
     options = {**_for_triton(arrays, spec), **given.named(arrays[_BACKWARD:])}
     return (run(triton.score_gradients, *_apart(arrays[:_BACKWARD]), like=_scores_like, **options),)
+
+
+def _of_cache(arrays: Arrays, given: Given) -> tuple[EightBitContract, ...]:
+    """Returns the contract of keys of 8 bits, if they are."""
+    return (eight_bit_contract(arrays[1].dtype.name),) if given.key_scale else ()
 
 
 def marked(limits: jax.Array | np.ndarray, valid: jax.Array | None) -> jax.Array | np.ndarray:

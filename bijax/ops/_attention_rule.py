@@ -202,8 +202,9 @@ def _check_differentiable(op: str, extras: Any) -> None:
         )
     if extras.key_scale is not None:
         raise UnsupportedError(
-            f"{op} has no gradient with quantised keys and values: expected inference. Differentiate it with"
-            " key * key_scale and value * value_scale of the dtype of the queries, which gives the same bits."
+            f"{op} has no gradient with quantised keys and values: expected inference. Differentiate it with queries"
+            " that are multiplied by the factors of keys, and multiply its result by those of values:"
+            " pallas_kernels.contract.EightBitContract says how, which gives the same bits."
         )
     if extras.slopes is not None and extras.slopes.perturbed:
         raise UnsupportedError(

@@ -165,9 +165,9 @@ def paged_attention(
         alibi_slopes: (N,) floats: slope * (position of the key - position of the query) is added to the scores. It has
             no gradient.
         key_scale: The factors of keys of int8 or float8_e4m3fn, and only for these: (K,), or (K, H) for a factor for
-            each channel. What is attended to is key_pages * key_scale, computed in float32 and rounded to the
-            dtype of `query`; it is made block by block.
-        value_scale: The same for the values, (K,) or (K, V).
+            each channel. They are multiplied into the queries, and the stored numbers into the products as they are;
+            `pallas_kernels.contract.EightBitContract` has the formulas.
+        value_scale: The same for the values, (K,) or (K, V): multiplied into the results, which are rounded before.
         cu_query_seq_lengths: (B + 1,) ints, for packed queries and only for them: the queries before each sequence
             and, last, of all. Queries behind the last sequence are padding. They are laid out in the padded form. No
             bias, mask or `query_seq_lengths` beside it.

@@ -23,6 +23,8 @@ from pallas_kernels.contract.batch_sum import ROW_CHUNK as ROW_CHUNK
 from pallas_kernels.contract.batch_sum import ChunkContract as ChunkContract
 from pallas_kernels.contract.batch_sum import chunk_contract as chunk_contract
 from pallas_kernels.contract.conv import ConvContract as ConvContract
+from pallas_kernels.contract.eight_bits import EightBitContract as EightBitContract
+from pallas_kernels.contract.eight_bits import eight_bit_contract as eight_bit_contract
 from pallas_kernels.contract.elementwise import PTX_FUNCTIONS as PTX_FUNCTIONS
 from pallas_kernels.contract.elementwise import XLA_FUNCTIONS as XLA_FUNCTIONS
 from pallas_kernels.contract.elementwise import ElementwiseContract as ElementwiseContract

@@ -24,8 +24,7 @@ class AttentionContract:
 
     With a soft cap c the score is c * tanh(chain * (scale / c)), the factor rounded to float32 once. Behind it a bias
     is added, and behind that slope * (position of the key - position of the query), each product and sum rounded. A
-    sink joins the maximum and the sum behind the last block, as a block of one key without a value would. Keys and
-    values of 8 bits are multiplied by their factors in float32 and rounded to the dtype of the queries first.
+    sink joins the maximum and the sum behind the last block, as a block of one key without a value would.
 
     Sums over queries (the gradients of keys and values) walk blocks of `query_block` queries at absolute positions.
     The rows of a block (query by query, and in a query the heads that share a key) are fused chains of `chain_rows`
@@ -169,8 +168,7 @@ class MmaAttentionContract:
     With a soft cap g the first product of s is tanh(query @ keys^T * (scale / g)) * (g * log2(e)), both factors rounded
     to float32 once. Slopes add, behind the bias, (slope * log2(e)) * (position of the key - position of the query). A
     sink z takes (m, l, o) behind the last block to m' = max(m, z * log2(e)), l' = l * a + ex2(z * log2(e) - m') and
-    o' = o * a, with a as above. Keys and values of 8 bits are multiplied by their factors in float32 and rounded to the
-    dtype of the queries before anything else.
+    o' = o * a, with a as above.
 
     In the backward pass p = ex2(s - lse * log2(e)) and t = p * (cotangent @ values^T - sum(cotangent * result)). The
     gradient of a query is one chain of t @ keys over the blocks of keys that it sees, upwards, times the scale; that of

@@ -10,6 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from tests.eight_bits import composed
 from tests.goldens import cases
 
 pytestmark = pytest.mark.gpu
@@ -146,16 +147,14 @@ def test_bias_and_mask_in_chunks_decode_and_pages(name: str, monkeypatch: pytest
     assert_bits_equal(found, tuple(x[:, 690:] for x in whole), err_msg="pages")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("stored", ["int8", "float8_e4m3fn"])
-def test_8_bits_have_the_bits_of_what_they_stand_for(stored: str) -> None:
-    (q, k, v), options = given(stored)
-    wide = [
-        (x.astype(jnp.float32) * (f if f.ndim == 2 else f[:, None])).astype(q.dtype)
-        for x, f in zip((k, v), options.values(), strict=True)
-    ]
+def test_8_bits_have_the_bits_of_their_contract(stored: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "here", {"stored": stored, "dtype": dtype})
+    (q, k, v), options = given("here")
     attend = bijax.dot_product_attention
     found = jax.jit(functools.partial(attend, **options))(q, k, v)
-    assert_bits_equal(found, jax.jit(attend)(q, *wide))
+    assert_bits_equal(found, composed(jax.jit(attend), q, (k, v), options.values()))
 
 
 @pytest.mark.parametrize("size", [64, 96, 128, 192, 256])
@@ -166,9 +165,8 @@ def test_8_bits_of_several_splits(stored: str, size: int) -> None:
     q, *caches = (array(i, 1, length, n, size) for i, n in enumerate((HEADS, KEY_HEADS, KEY_HEADS)))
     factors = [jnp.abs(array(i, KEY_HEADS, size, dtype="float32")) / 20 for i in (7, 8)]
     k, v = ((40 * x).astype(stored) for x in caches)
-    wide = [(x.astype(jnp.float32) * f).astype(q.dtype) for x, f in zip((k, v), factors, strict=True)]
     attend = functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True)
-    expected = jax.jit(attend)(q, *wide)
+    expected = composed(jax.jit(attend), q, (k, v), factors)
     bytewise = jax.jit(functools.partial(attend, key_scale=factors[0], value_scale=factors[1]))
     for count in (1, 2):
         queries = jnp.concatenate([q[:, t : t + count] for t in starts])
@@ -195,9 +193,8 @@ def test_8_bits_of_hostile_numbers(stored: str, kind: str) -> None:
         factors[1][1, 5] = np.inf
         if stored != "int8":
             v[0, 1200, 0, 3] = v[0, 40, 1, 7] = np.nan
-    wide = [(jnp.asarray(x).astype(jnp.float32) * f).astype("bfloat16") for x, f in zip((k, v), factors, strict=True)]
     attend = functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True)
-    expected = jax.jit(attend)(jnp.asarray(q), *wide)
+    expected = composed(jax.jit(attend), q, (k, v), factors)
     bytewise = jax.jit(functools.partial(attend, key_scale=factors[0], value_scale=factors[1]))
     starts = np.tile([0, 30, 40, 1023, 1199, 1200, 1300], 5)  # items for more than one walker of some blocks
     many = [np.broadcast_to(x, (len(starts), *x.shape[1:])) for x in (k, v)]

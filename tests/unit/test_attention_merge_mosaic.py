@@ -60,6 +60,7 @@ def test_splits_are_merged_upwards(splits: int, spans: list[tuple[int, int]]) ->
         size=SIZE,
         value_size=SIZE,
         capacity=1024 * splits,
+        unit=1.0,
         interpret=PARAMETERS,
     )
     given: dict[str, Any] = {"call": call, "rows": 4, "dtype": jnp.float32}

@@ -30,6 +30,7 @@ from pallas_kernels.schedule.hopper.attention import (
     attention_schedule,
     decode_schedule,
 )
+from tests.eight_bits import UNITS, composed, times
 from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -144,15 +145,13 @@ CASES: Final = {
 }
 
 
-def widened(case: Case, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
-    """What keys and values of 8 bits stand for."""
-    if not case.stored:
-        return [key, value]
-    return [
-        (x.astype(np.float32) * scale[:, None]).astype(jnp.bfloat16)
-        for x, scale in zip((key, value), case.scales, strict=True)
-        if scale is not None
-    ]
+def what_is_multiplied(case: Case, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+    """Queries, keys and values with the factors of 8 bits in them."""
+    keys, values = case.scales
+    if case.stored is None or keys is None or values is None:
+        return [query, key, value]
+    unit = np.float32(UNITS[case.stored])
+    return [times(query, keys / unit), key.astype(np.float32) * unit, value.astype(np.float32) * values[:, None]]
 
 
 def data(case: Case) -> list[np.ndarray]:
@@ -231,7 +230,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     assert not races()
     assert out.shape == (*query.shape[:3], value.shape[3])
     assert out.dtype == query.dtype
-    key, value = widened(case, key, value)
+    query, key, value = what_is_multiplied(case, query, key, value)
     for sequence in range(2):
         seen = seen_by(case, sequence)
         some = seen.any(2).T
@@ -260,13 +259,13 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored and "decode" in name])
-def test_8_bits_have_the_bits_of_what_they_stand_for(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored])
+def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
-    query, key, value = data(case)
-    schedule = dataclasses.replace(case.schedule, walkers=1)
-    wide = attend(case._replace(stored=None, schedule=schedule), query, *widened(case, key, value))
-    for ours, theirs in zip(plain(name), wide, strict=True):
+    query, *caches = data(case)
+    schedule = dataclasses.replace(case.schedule, walkers=1) if "decode" in name else case.schedule
+    wide = functools.partial(attend, case._replace(stored=None, schedule=schedule))
+    for ours, theirs in zip(plain(name), composed(wide, query, caches, case.scales, heads=False), strict=True):
         assert_bits_equal(ours, theirs)
 
 

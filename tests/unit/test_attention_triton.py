@@ -13,6 +13,7 @@ from pallas_kernels.contract import MmaAttentionContract, attention_contract, mm
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention import triton
 from pallas_kernels.ops.attention.triton._tile import float_of_e4m3
+from tests.eight_bits import composed
 from tests.exhaustive import rarely
 from tests.grad.test_attention import visible_keys
 
@@ -92,15 +93,14 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", rarely("float8_e4m3fn")])
 def test_keys_and_values_of_8_bits(dtype: str) -> None:
-    """The bits are those of the numbers that they stand for."""
     q = Q.astype(jnp.bfloat16)
     k, v = ((20 * x).astype(dtype) for x in (K, V))
     shape = (1, KEY_HEADS, SIZE if dtype == "int8" else 1)
     factors = [jnp.exp(random(seed, *shape)) / 20 for seed in (7, 8)]
-    wide = [(x.astype(jnp.float32) * f[:, None]).astype(jnp.bfloat16) for x, f in zip((k, v), factors, strict=True)]
     attend = jax.jit(functools.partial(triton.attention, causal=True, **OPTIONS))
     found = attend(q, k, v, OFFSETS, USED, LENGTHS, key_scale=factors[0], value_scale=factors[1])
-    assert_bits_equal(found, attend(q, *wide, OFFSETS, USED, LENGTHS))
+    expected = composed(lambda *x: attend(*x, OFFSETS, USED, LENGTHS), q, (k, v), factors, heads=False)
+    assert_bits_equal(found, expected)
 
 
 def test_every_number_of_e4m3() -> None:

@@ -14,8 +14,6 @@ from typing import Any, Final
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
@@ -23,33 +21,46 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm
 from pallas_kernels.parts.hopper.columns import COLUMNS, Tile
 from pallas_kernels.parts.hopper.products import accumulated, accumulator, one_step, ref_type, start, steps, tile_type
 from pallas_kernels.parts.hopper.registers import element
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARPGROUP, i32, thread_of_warpgroup, tiled
-from pallas_kernels.parts.hopper.widen import widening
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, hexadecimal, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.widen import in_units, widening
 
 _STEP: Final = 16  # elements of K in one instruction
 _GROUP: Final = 8  # rows of a tile of swizzled memory
 _CHUNK: Final = 16  # bytes that a swizzle moves together, and of a row of `ldmatrix`
-_OF_KEYS: Final = 4  # factors of a thread for each step
-_OF_VALUES: Final = 2  # factors of a thread for each 64 columns
 _PAIRS: Final = (0, 2, 1, 3)  # bytes of two keys, by column
 
 
-def turn_queries(queries: Any, interpret: bool) -> None:
-    """Moves the columns of queries to where `start_keys` takes them; in the interpreter they stay.
+def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> None:
+    """Multiplies queries by the factors of their keys, and moves their columns to where `start_keys` takes them.
+
+    In the interpreter the columns stay.
 
     Args:
         queries: Shared memory (8, H) of 16-bit numbers, stored as `tile.tiled` says. The products may read it next.
+        factors: (H,) float32 in GPU memory.
+        unit: That of `EightBitContract`.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
+    more = 1 / unit
     if interpret:
+        products = queries[...].astype(jnp.float32) * (factors[...] * jnp.float32(more))[None]
+        queries[...] = products.astype(queries.dtype)
+        plgpu.commit_smem()
         return
-    inline: Any = plgpu.inline_mgpu(arg_types=(ref_type(queries),))
+    inline: Any = plgpu.inline_mgpu(arg_types=(ref_type(queries), plgpu.RefType()))
+    kind = "bf16" if queries.dtype == jnp.bfloat16 else "f16"
+    text = (
+        "{ .reg .b16 a, b; .reg .f32 x, y, f, g; mov.b32 {a, b}, $1;"
+        f" cvt.f32.{kind} x, a; mul.rn.f32 f, $2, {hexadecimal(more)}; mul.rn.f32 x, x, f;"
+        f" cvt.f32.{kind} y, b; mul.rn.f32 g, $3, {hexadecimal(more)}; mul.rn.f32 y, y, g;"
+        f" cvt.rn.{kind}x2.f32 $0, y, x; }}"
+    )
 
     @inline  # type: ignore[untyped-decorator]
-    def turn(_: Any, ref: Any) -> None:
+    def turn(_: Any, ref: Any, factors: Any) -> None:
         # A thread has 16 columns of a row: of their 8 words those with even numbers go to the front.
         _, squares, _, width = ir.MemRefType(ref.type).shape
-        word, byte = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8)
+        word, byte, f32 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8), ir.F32Type.get()
         kind, in_row, row_bytes = ir.VectorType.get((4,), word), width // _STEP, width * 2
         thread = thread_of_warpgroup()
         row, place = arith.remui(thread, i32(_GROUP)), arith.divui(thread, i32(_GROUP))
@@ -66,71 +77,33 @@ def turn_queries(queries: Any, interpret: bool) -> None:
                 for half in range(2)
             ]
             chunks = [llvm.load(kind, pointer) for pointer in pointers]
-            words = [element(chunk, i) for chunk in chunks for i in range(4)]
+            words = []
+            for at, number in enumerate(element(chunk, i) for chunk in chunks for i in range(4)):
+                start = [_sum(_times(place, _STEP), i32(2 * at))]
+                pair = llvm.load(
+                    ir.VectorType.get((2,), f32),
+                    mgpu.utils.getelementptr(mgpu.utils.memref_ptr(factors), start, f32),
+                )
+                operands = number, element(pair, 0), element(pair, 1)
+                words.append(mgpu.utils.inline_ptx(text, *operands, result_types=word))
             for half in range(2):
                 found = llvm.mlir_undef(kind)
                 for i in range(4):
                     found = llvm.insertelement(found, words[2 * i + half], i32(i))
                 llvm.store(found, pointers[half])
 
-    turn(queries)
+    turn(queries, factors)
     plgpu.commit_smem()
 
 
-def read_key_factors(factors: Any, interpret: bool) -> jax.Array:
-    """Returns the factors of keys' columns, (H,) float32 in GPU memory, in registers, for `start_keys`."""
-    if interpret:
-        read: jax.Array = factors[...]
-        return read
-
-    def places(thread: Any) -> list[Any]:
-        own = _times(arith.remui(thread, i32(4)), _OF_KEYS)
-        return [_sum(own, i32(at)) for at in range(0, factors.shape[0], _STEP)]
-
-    return _read(factors, places, _OF_KEYS, factors.shape[0] // _STEP)
-
-
-def read_value_factors(factors: Any, interpret: bool) -> jax.Array:
-    """Returns the factors of values' columns, (V,) float32 in GPU memory, in registers, for `start_values`."""
-    if interpret:
-        read: jax.Array = factors[...]
-        return read
-
-    def places(thread: Any) -> list[Any]:
-        lane, warp = arith.remui(thread, i32(32)), arith.divui(thread, i32(32))
-        own = _sum(_times(warp, 16), _times(arith.divui(lane, i32(4)), _OF_VALUES))
-        return [_sum(own, i32(at)) for at in range(0, factors.shape[0], ROWS)]
-
-    return _read(factors, places, _OF_VALUES, factors.shape[0] // ROWS)
-
-
-def _read(factors: Any, places: Any, count: int, registers: int) -> jax.Array:
-    shape = (WARPGROUP * count * registers,)
-    layout = plgpu.Layout.WG_STRIDED(shape, vec_size=count)
-    result = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
-
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, factors: Any) -> Any:
-        f32, found = ir.F32Type.get(), np.empty((registers,), dtype=object)
-        base = mgpu.utils.memref_ptr(factors)
-        for i, place in enumerate(places(thread_of_warpgroup())):
-            found[i] = llvm.load(ir.VectorType.get((count,), f32), mgpu.utils.getelementptr(base, [place], f32))
-        return mgpu.FragmentedArray(_registers=found, _layout=mgpu.WGStridedFragLayout(shape, count), _is_signed=None)
-
-    loaded: jax.Array = load(factors)
-    return loaded
-
-
-def start_keys(stored: Any, queries: Any, factors: jax.Array, fp8: bool, interpret: bool) -> Tile:
-    """Starts keys @ queries^T: keys are bytes times factors in float32, rounded to the dtype of the queries.
+def start_keys(stored: Any, queries: Any, fp8: bool, interpret: bool) -> Tile:
+    """Starts keys @ queries^T: keys are bytes in units of `EightBitContract`.
 
     All bytes of the keys have been read when `products.finish` is done and the threads have met.
 
     Args:
         stored: Shared memory (128, H) int8, stored as `tile.tiled` says.
         queries: Shared memory (8, H), from `turn_queries`.
-        factors: From `read_key_factors`.
         fp8: Whether bytes are float8_e4m3fn; else they are integers.
         interpret: Whether Mosaic's interpreter runs the kernel.
 
@@ -139,16 +112,15 @@ def start_keys(stored: Any, queries: Any, factors: jax.Array, fp8: bool, interpr
     """
     rows, columns = stored.shape
     if interpret:
-        keys = _widened(stored, factors, queries.dtype, fp8)
+        keys = in_units(stored[...], queries.dtype, fp8)
         low, high = (start(None, (keys[at : at + ROWS],), (queries,), interpret=True) for at in range(0, rows, ROWS))
         return low, high
-    types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(queries), _strided(factors, _OF_KEYS))
+    types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(queries))
     inline: Any = plgpu.inline_mgpu(arg_types=types, return_type=(tile_type(COLUMNS),) * 2)
 
     @inline  # type: ignore[untyped-decorator]
-    def issue(_: Any, stored: Any, queries: Any, factors: Any) -> Any:
+    def issue(_: Any, stored: Any, queries: Any) -> Any:
         kind = ir.MemRefType(queries.type).element_type
-        own = _elements(factors, _OF_KEYS)
         text = widening(fp8, str(kind))
         at = _Place(stored)
         # Matrices 0 and 1 are rows 0 to 7 and 8 to 15 of a warp at one step, 2 and 3 those at the next.
@@ -160,13 +132,13 @@ def start_keys(stored: Any, queries: Any, factors: jax.Array, fp8: bool, interpr
             read = [_load(_sum(place, i32(tile * ROWS * columns)), turned=False) for place in places]
             words = [[pair[0], pair[1]] for four in read for pair in (four[:2], four[2:])]
             operands = []
-            for step, pair in enumerate(words):
-                low, high = (_widen(text, word, own[step]) for word in pair)
+            for pair in words:
+                low, high = (_widen(text, word) for word in pair)
                 operands.append([low[0], high[0], low[1], high[1]])
             found.append(_multiply(None, operands, queries, kind))
         return tuple(found)
 
-    low, high = issue(stored, queries, factors)
+    low, high = issue(stored, queries)
     return low, high
 
 
@@ -174,8 +146,6 @@ def start_values(
     totals: tuple[jax.Array, ...],
     stored: Any,
     weights: Any,
-    factors: jax.Array,
-    cleaned: Any,
     fp8: bool,
     interpret: bool,
 ) -> tuple[jax.Array, ...]:
@@ -185,8 +155,6 @@ def start_values(
         totals: (64, 8) float32 for each 64 columns of the values; rows in the interpreter are columns in their order.
         stored: Shared memory (128, V) int8, stored as `tile.tiled` says.
         weights: Shared memory (8, 128) of 16-bit numbers.
-        factors: From `read_value_factors`.
-        cleaned: Whether factors that are not finite count as zeros, bool.
         fp8: Whether bytes are float8_e4m3fn; else they are integers.
         interpret: Whether Mosaic's interpreter runs the kernel.
 
@@ -195,21 +163,17 @@ def start_values(
     """
     rows, columns = stored.shape
     if interpret:
-        factors = jnp.where(cleaned & ~jnp.isfinite(factors), 0, factors)
-        values = _widened(stored, factors, weights.dtype, fp8)
+        values = in_units(stored[...], weights.dtype, fp8)
         return tuple(
             start(total, (values[:, i * ROWS : (i + 1) * ROWS],), (weights,), left_along=False, interpret=True)
             for i, total in enumerate(totals)
         )
-    layouts = (_strided(factors, _OF_VALUES), plgpu.Layout.WG_SPLAT(()))
-    types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(weights), *layouts, *[TILE] * len(totals))
+    types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(weights), *[TILE] * len(totals))
     inline: Any = plgpu.inline_mgpu(arg_types=types, return_type=(tile_type(COLUMNS),) * len(totals))
 
     @inline  # type: ignore[untyped-decorator]
-    def issue(_: Any, stored: Any, weights: Any, factors: Any, cleaned: Any, *totals: Any) -> Any:
+    def issue(_: Any, stored: Any, weights: Any, *totals: Any) -> Any:
         kind = ir.MemRefType(weights.type).element_type
-        flag = cleaned.registers.item()
-        own = [[_finite(x, flag) for x in pair] for pair in _elements(factors, _OF_VALUES)]
         text = widening(fp8, str(kind), _PAIRS)
         at = _Place(stored)
         # A matrix has 8 keys; a warp has 16 columns of every 64.
@@ -219,16 +183,15 @@ def start_values(
             chunk = arith.xori(turn, i32(tile * ROWS // _CHUNK))
             place = _sum(base, _times(chunk, _CHUNK))
             read = [_load(_sum(place, i32(key * columns)), turned=True) for key in range(0, rows, 2 * _STEP)]
-            first, second = own[tile]
             operands = []
             for four in read:
                 for pair in (four[:2], four[2:]):
-                    low, high = (_widen(text, word, [first, first, second, second]) for word in pair)
+                    low, high = (_widen(text, word) for word in pair)
                     operands.append([*low, *high])
             found.append(_multiply(total, operands, weights, kind))
         return tuple(found)
 
-    started: tuple[jax.Array, ...] = issue(stored, weights, factors, jnp.asarray(cleaned, jnp.int32), *totals)
+    started: tuple[jax.Array, ...] = issue(stored, weights, *totals)
     return started
 
 
@@ -267,18 +230,9 @@ def _multiply(total: Any, operands: list[list[Any]], right: Any, kind: Any) -> A
     return accumulator(sums, COLUMNS)
 
 
-def _widen(text: str, word: Any, factors: list[Any]) -> list[Any]:
+def _widen(text: str, word: Any) -> list[Any]:
     # A side effect keeps it in front of the fence of the products.
-    kinds = [word.type, word.type]
-    return list(mgpu.utils.inline_ptx(text, word, *factors, result_types=kinds, has_side_effects=True))
-
-
-def _finite(factor: Any, cleaned: Any) -> Any:
-    text = (
-        "{ .reg .pred p, q; testp.finite.f32 p, $1; setp.eq.s32 q, $2, 0; or.pred p, p, q;"
-        " selp.f32 $0, $1, 0f00000000, p; }"
-    )
-    return mgpu.utils.inline_ptx(text, factor, cleaned, result_types=ir.F32Type.get())
+    return list(mgpu.utils.inline_ptx(text, word, result_types=[word.type] * 2, has_side_effects=True))
 
 
 def _load(address: Any, turned: bool) -> list[Any]:
@@ -293,20 +247,6 @@ def _load(address: Any, turned: bool) -> list[Any]:
         has_side_effects=True,
     )
     return [llvm.extractvalue(word, found, [i]) for i in range(4)]
-
-
-def _elements(array: Any, count: int) -> list[list[Any]]:
-    return [[element(register, i) for i in range(count)] for register in array.registers.flat]
-
-
-def _strided(array: jax.Array, count: int) -> Any:
-    return plgpu.Layout.WG_STRIDED(array.shape, vec_size=count)
-
-
-def _widened(stored: Any, factors: jax.Array, dtype: Any, fp8: bool) -> jax.Array:
-    read = stored[...]
-    numbers = lax.bitcast_convert_type(read, jnp.float8_e4m3fn) if fp8 else read
-    return (numbers.astype(jnp.float32) * factors[None]).astype(dtype)
 
 
 def _times(number: Any, factor: int) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of 8-bit numbers in shared memory become rows of 16 bits: each number times the factor of its column."""
+"""Rows of 8-bit numbers in shared memory become rows of 16 bits."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,11 +12,12 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_kernels.contract import eight_bit_contract
+from pallas_kernels.parts.eight_bits import numbers
 from pallas_kernels.parts.hopper.registers import element, with_element
 from pallas_kernels.parts.hopper.tile import WARPGROUP, i32, thread_of_warpgroup, tiled
 
 _CHUNK: Final = 8  # numbers that a thread takes at once: 16 bytes of the result
-_HALF: Final = _CHUNK // 2
 _GROUP: Final = 8  # rows of a tile of swizzled memory
 
 
@@ -54,76 +55,40 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
     return loaded
 
 
-def read_factors(factors: Any, interpret: bool) -> jax.Array:
-    """Returns factors of columns (n,) float32 in GPU memory in the registers of a warpgroup, for `write_widened`."""
-    if interpret:
-        read: jax.Array = factors[...]
-        return read
-    (columns,) = factors.shape
-    strip, _ = _strip(columns)
-    places = [at + half for at in range(0, columns, strip) for half in range(0, _CHUNK, _HALF)]
-    shape = (WARPGROUP * _HALF * len(places),)
-    layout = plgpu.Layout.WG_STRIDED(shape, vec_size=_HALF)
-    result = plgpu.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32), layout=layout)
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
-
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, factors: Any) -> Any:
-        f32 = ir.F32Type.get()
-        chunk, _ = _own(strip)
-        first = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(factors), [arith.muli(chunk, i32(_CHUNK))], f32)
-        registers = np.empty((len(places),), dtype=object)
-        for i, at in enumerate(places):
-            registers[i] = llvm.load(ir.VectorType.get((_HALF,), f32), mgpu.utils.getelementptr(first, [at], f32))
-        return mgpu.FragmentedArray(
-            _registers=registers, _layout=mgpu.WGStridedFragLayout(shape, _HALF), _is_signed=None
-        )
-
-    loaded: jax.Array = load(factors)
-    return loaded
-
-
-def write_widened(numbers: jax.Array, target: Any, factors: jax.Array, fp8: bool, interpret: bool) -> None:
-    """Writes 8-bit numbers times the factors of their columns, in float32, rounded to the dtype of the target.
+def write_widened(numbers: jax.Array, target: Any, fp8: bool, interpret: bool) -> None:
+    """Writes 8-bit numbers, in units of `EightBitContract`, with the dtype of the target: exactly.
 
     A warpgroup does so. Who reads the target waits for a barrier behind a fence.
 
     Args:
         numbers: What `read_bytes` returned.
         target: Shared memory (rows, n) bfloat16 or float16, stored as `tile.tiled` says.
-        factors: What `read_factors` returned.
         fp8: Whether the numbers are the bits of float8_e4m3fn.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     rows, columns = target.shape
     if interpret:
-        read = lax.bitcast_convert_type(numbers, jnp.float8_e4m3fn) if fp8 else numbers
-        target[...] = (read.astype(jnp.float32) * factors[None]).astype(target.dtype)
+        target[...] = in_units(numbers, target.dtype, fp8)
         return
-    kind = "bf16" if target.dtype == jnp.bfloat16 else "f16"
-    text = widening(fp8, kind)
+    text = widening(fp8, "bf16" if target.dtype == jnp.bfloat16 else "f16")
     layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=2)
-    of_factors = plgpu.Layout.WG_STRIDED(factors.shape, vec_size=_HALF)
-    inline: Any = plgpu.inline_mgpu(arg_types=(layout, plgpu.RefType(tiled(target.dtype, columns)), of_factors))
+    inline: Any = plgpu.inline_mgpu(arg_types=(layout, plgpu.RefType(tiled(target.dtype, columns))))
 
     @inline  # type: ignore[untyped-decorator]
-    def widen(_: Any, numbers: Any, target: Any, factors: Any) -> None:
+    def widen(_: Any, numbers: Any, target: Any) -> None:
         byte, word = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
         base = mgpu.utils.memref_ptr(target)
-        scales = [element(register, i) for register in factors.registers.flat for i in range(_HALF)]
         places = _places(target, rows, *_strip(columns))
-        for pair, (strip, phase, offset) in zip(numbers.registers.flat, places, strict=True):
+        for pair, (phase, offset) in zip(numbers.registers.flat, places, strict=True):
             found = llvm.mlir_undef(ir.VectorType.get((4,), word))
             for half in range(2):
-                start = _CHUNK * strip + _HALF * half
-                operands = [element(pair, half), *scales[start : start + _HALF]]
-                results = mgpu.utils.inline_ptx(text, *operands, result_types=[word, word])
+                results = mgpu.utils.inline_ptx(text, element(pair, half), result_types=[word, word])
                 for j, result in enumerate(results):
                     found = with_element(found, 2 * half + j, result)
             place = mgpu.utils.getelementptr(base, [phase], byte)
             llvm.store(found, mgpu.utils.getelementptr(place, [offset], byte))
 
-    widen(numbers, target, factors)
+    widen(numbers, target)
 
 
 def _strip(columns: int) -> tuple[int, int]:
@@ -138,8 +103,8 @@ def _own(strip: int) -> tuple[Any, Any]:
     return arith.remui(thread, chunks), arith.divui(thread, chunks)
 
 
-def _places(target: Any, rows: int, strip: int, step: int) -> Iterator[tuple[int, Any, int]]:
-    """Yields this thread's chunks of `target`: the strip, and where, a number of bytes of the thread and a constant."""
+def _places(target: Any, rows: int, strip: int, step: int) -> Iterator[tuple[Any, int]]:
+    """Yields where this thread's chunks of `target` lie: a number of bytes of the thread, and a constant."""
     _, squares, _, width = ir.MemRefType(target.type).shape
     in_row = width // _CHUNK  # chunks of a row of a tile
     atom, in_strip = _GROUP * width * 2, strip // width
@@ -163,13 +128,14 @@ def _places(target: Any, rows: int, strip: int, step: int) -> Iterator[tuple[int
                 for part in parts[1:]:
                     total = arith.addi(total, part)
                 found[phase] = total
-            yield number, found[phase], first // _GROUP * squares * atom + number * in_strip * atom
+            yield found[phase], first // _GROUP * squares * atom + number * in_strip * atom
 
 
 def widening(fp8: bool, kind: str, order: tuple[int, int, int, int] = (0, 1, 2, 3)) -> str:
-    """Returns PTX that makes two words $0, $1 of four bytes $2 times their factors $3 to $6, each product rounded.
+    """Returns PTX that makes two words $0, $1 of four bytes $2, in units of `EightBitContract`: exactly.
 
-    An integer that is 128 more is put below the exponent of 2**23, which is taken away again: exact, and no conversion.
+    An integer that is 128 more is the lower part of a float: in float16 of one below 2**11, in bfloat16 of one that is
+    subnormal, where the step is the same up to 255. One instruction for two of them takes the 128 away and multiplies.
 
     Args:
         fp8: Whether the bytes are float8_e4m3fn; else they are integers.
@@ -177,21 +143,31 @@ def widening(fp8: bool, kind: str, order: tuple[int, int, int, int] = (0, 1, 2, 
         order: The places of the four bytes in $2.
     """
     if fp8:
+        factor = _half(eight_bit_contract("float8_e4m3fn").unit, "f16")
         moved = "" if order == (0, 1, 2, 3) else f" prmt.b32 w, w, 0, {_selector(order):#x};"
-        numbers = f" mov.b32 w, $2;{moved} mov.b32 {{h0, h1}}, w;" + "".join(
-            f" cvt.rn.f16x2.e4m3x2 p, h{i}; mov.b32 {{a, b}}, p; cvt.f32.f16 x{2 * i}, a; cvt.f32.f16 x{2 * i + 1}, b;"
-            for i in range(2)
-        )
+        text = f" mov.b32 w, $2;{moved} mov.b32 {{h0, h1}}, w; mov.b32 c, {factor:#x};"
+        for i in range(2):
+            text += f" cvt.rn.f16x2.e4m3x2 p, h{i}; mul.rn.f16x2 p, p, c;"
+            if kind == "f16":
+                text += f" mov.b32 ${i}, p;"
+            else:
+                text += f" mov.b32 {{a, b}}, p; cvt.f32.f16 x, a; cvt.f32.f16 y, b; cvt.rn.bf16x2.f32 ${i}, y, x;"
     else:
-        numbers = " xor.b32 w, $2, 0x80808080;" + "".join(
-            f" prmt.b32 p, w, 0x4B000000, {0x7540 + place:#x}; mov.b32 x{i}, p; sub.rn.f32 x{i}, x{i}, 0f4B000080;"
-            for i, place in enumerate(order)
-        )
-    products = "".join(f" mul.rn.f32 x{i}, x{i}, ${3 + i};" for i in range(4))
-    return (
-        f"{{ .reg .b16 h0, h1, a, b; .reg .b32 w, p; .reg .f32 x0, x1, x2, x3;{numbers}{products}"
-        f" cvt.rn.{kind}x2.f32 $0, x1, x0; cvt.rn.{kind}x2.f32 $1, x3, x2; }}"
-    )
+        unit = eight_bit_contract("int8").unit
+        above, one = (0x64646464, 2.0**10) if kind == "f16" else (0, 0.0)
+        step = 1.0 if kind == "f16" else 2.0**-133
+        factor, less = _half(unit / step, kind), _half(-(one + 128) * unit, kind)
+        text = f" xor.b32 w, $2, 0x80808080; mov.b32 c, {factor:#x}; mov.b32 d, {less:#x};"
+        for i in range(2):
+            low, high = order[2 * i : 2 * i + 2]
+            text += f" prmt.b32 p, w, {above:#x}, {0x4040 + low + (high << 8):#x}; fma.rn.{kind}x2 ${i}, p, c, d;"
+    return f"{{ .reg .b16 h0, h1, a, b; .reg .b32 w, p, c, d; .reg .f32 x, y;{text} }}"
+
+
+def _half(number: float, kind: str) -> int:
+    """Returns a word of two equal numbers of 16 bits."""
+    bits = int(np.asarray(number, jnp.bfloat16 if kind == "bf16" else np.float16).view(np.uint16))
+    return bits << 16 | bits
 
 
 def _selector(order: tuple[int, ...]) -> int:
@@ -199,12 +175,6 @@ def _selector(order: tuple[int, ...]) -> int:
     return sum(place << 4 * i for i, place in enumerate(order))
 
 
-def widened(x: jax.Array, factors: jax.Array, dtype: Any) -> jax.Array:
-    """Returns what `write_widened` makes of an array, by XLA.
-
-    Args:
-        x: (B, S, K, H) int8 or float8_e4m3fn.
-        factors: (B or 1, K, H or 1) float32.
-        dtype: bfloat16 or float16.
-    """
-    return (x.astype(jnp.float32) * factors[:, None]).astype(dtype)
+def in_units(stored: jax.Array, dtype: Any, fp8: bool) -> jax.Array:
+    """Returns what `write_widened` makes of bytes, int8, in the interpreter."""
+    return numbers(lax.bitcast_convert_type(stored, jnp.float8_e4m3fn) if fp8 else stored, dtype)

@@ -12,7 +12,7 @@ WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
 _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
-_DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
+_DECODE_STAGES: Final = {(64, 64): 4, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
 _WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
@@ -24,7 +24,7 @@ _BYTE_STAGES: Final = {
     (192, 192): (2, 3),
     (256, 256): (1, 3),
 }
-_LEFT_STAGES: Final = {(64, 64): (11, 6), (128, 128): (5, 3)}  # of one walker, and of each of two
+_LEFT_STAGES: Final = {(64, 64): (4, 3), (128, 128): (2, 2)}  # of one walker, and of each of two
 _LEFT_REGISTERS: Final = (216, 40, 0)
 _SWAPPED: Final = ((64, 64), (128, 128))
 _FULL_GROUP: Final = 16

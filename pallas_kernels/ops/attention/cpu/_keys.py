@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from pallas_kernels.parts.eight_bits import numbers
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
 
@@ -17,27 +18,20 @@ FetchBlock = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Cache(NamedTuple):
-    """Keys or values, as they are or quantised.
+    """Keys or values, as they are or in 8 bits.
 
     Attributes:
         stored: (B, S, K, H), or (P, page, K, H).
         dtype: Dtype of the elements that are attended to.
-        scale: (B or 1, K, H or 1), the factors of the stored elements; None where they are attended to as they are.
     """
 
     stored: jax.Array
     dtype: DTypeLike
-    scale: jax.Array | None = None
 
-    def read(self, block: jax.Array, first: jax.Array, tile: Tile) -> jax.Array:
-        """Returns a block (sequences, keys, K, H) of stored elements as what they stand for, in float32."""
-        if self.scale is None:
-            return isolate(block.astype(jnp.float32))[0]
-        scale = self.scale.astype(jnp.float32)
-        if scale.shape[0] > 1:
-            scale = lax.dynamic_slice_in_dim(scale, first, tile.sequences, axis=0, **FROM_ZERO)
-        (product,) = isolate(block.astype(jnp.float32) * scale[:, None])
-        return isolate(product.astype(self.dtype).astype(jnp.float32))[0]
+    def read(self, block: jax.Array) -> jax.Array:
+        """Returns a block (sequences, keys, K, H) of stored elements as they enter the products, in float32."""
+        exact = block.astype(jnp.float32) if block.dtype == self.dtype else numbers(block, jnp.float32)
+        return isolate(exact)[0]
 
 
 def contiguous_blocks(cache: Cache, tile: Tile, key_block: int) -> FetchBlock:
@@ -64,7 +58,7 @@ def contiguous_blocks(cache: Cache, tile: Tile, key_block: int) -> FetchBlock:
         if capacity % tile.keys:
             read = lax.pad(read, jnp.zeros((), read.dtype), [(0, 0, 0), (0, tile.keys, 0), (0, 0, 0), (0, 0, 0)])
             read = lax.dynamic_slice_in_dim(read, start - early, tile.keys, axis=1, **FROM_ZERO)
-        return cache.read(read, first, tile)
+        return cache.read(read)
 
     return fetch
 
@@ -91,6 +85,6 @@ def paged_blocks(cache: Cache, page_table: jax.Array, tile: Tile, key_block: int
         entry = jnp.take(table, start // page, axis=1, mode="clip")
         index = entry * (page // piece) + (start % page) // piece
         read = jnp.take(pieces, index, axis=0, mode="clip")
-        return cache.read(read.reshape(tile.sequences, tile.keys, heads, size), first, tile)
+        return cache.read(read.reshape(tile.sequences, tile.keys, heads, size))
 
     return fetch

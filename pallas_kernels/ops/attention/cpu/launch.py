@@ -18,7 +18,9 @@ from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.ops.attention.sight import Sight
+from pallas_kernels.parts.eight_bits import scaled_queries, scaled_results
 from pallas_kernels.parts.xla.remembered import remembered
+from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, REFERENCE, Tile, attention_tiles, gradient_tiles
 
 _SCALE = 0.125
@@ -57,8 +59,7 @@ def attention(
         mask: bool of such a shape; false where a query does not see a key.
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         slopes: (B or 1, N), times the key's position minus the query's, added to the scaled scores.
-        key_scale: (B or 1, K, H or 1), the factors of quantised keys: what is attended to is their product with the
-            stored elements, in float32, rounded to the dtype of `query`.
+        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits; see `EightBitContract`.
         value_scale: The same for the values.
         spec: Order of the sums, scale, cap and mask.
 
@@ -76,10 +77,16 @@ def attention(
         >>> attention(q, k, k, 0 * n, n, 3 * n, spec=AttentionSpec(attention_contract(), 1.0))[0].tolist()
         [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
-    caches = Cache(key, query.dtype, key_scale), Cache(value, query.dtype, value_scale)
+    if key_scale is not None:
+        (query,) = isolate(scaled_queries(query, key_scale, key.dtype))
+    caches = Cache(key, query.dtype), Cache(value, query.dtype)
     arrays = ScoreArrays.of(query, offsets, bias, mask, slopes)
     limits = (offsets, query_lengths, key_lengths)
-    return _tiling.run(query, *caches, *limits, page_table, arrays, sinks, spec=spec, choose=_verified)
+    out, lse = _tiling.run(query, *caches, *limits, page_table, arrays, sinks, spec=spec, choose=_verified)
+    if value_scale is not None:
+        (out,) = isolate(out)
+        (out,) = isolate(scaled_results(out, value_scale, value.dtype))
+    return out, lse
 
 
 def gradients(

@@ -16,7 +16,7 @@ from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._ring import Ring, drain
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.parts.hopper.clean import clean_rows
-from pallas_kernels.parts.hopper.widen import read_bytes, read_factors, write_widened
+from pallas_kernels.parts.hopper.widen import read_bytes, write_widened
 
 
 class Bytes(NamedTuple):
@@ -83,26 +83,24 @@ class ByteRing:
         for stages in (self.keys, self.values):
             drain((stages.free,), self.stages, filled, self.slot)
 
-    def widen_keys(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
-        """Makes keys of the blocks of a tile, times factors (H,) in GPU memory."""
-        factors = read_factors(factors, ring.interpret)
+    def widen_keys(self, blocks: Blocks, position: Any, ring: Ring) -> None:
+        """Makes keys of the blocks of a tile."""
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
             at = position + (block - blocks.first)
             slot = ring.slot(at)
-            self._widen(self.keys, at, ring.keys.at[slot], ring.keys_free.at[slot], factors, ring)
+            self._widen(self.keys, at, ring.keys.at[slot], ring.keys_free.at[slot], ring)
             plgpu.barrier_arrive(ring.keys_full.at[slot])
 
-    def widen_values(self, blocks: Blocks, position: Any, factors: Any, ring: Ring) -> None:
-        """Makes values of the blocks of a tile, times factors (V,) in GPU memory; cleans them as `Ring.fill` does."""
-        factors = read_factors(factors, ring.interpret)
+    def widen_values(self, blocks: Blocks, position: Any, ring: Ring) -> None:
+        """Makes values of the blocks of a tile; cleans them as `Ring.fill` does."""
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
             at, start = position + (block - blocks.first), block * self.source.block
             slot = ring.slot(at)
-            self._widen(self.values, at, ring.values.at[slot], ring.values_free.at[slot], factors, ring)
+            self._widen(self.values, at, ring.values.at[slot], ring.values_free.at[slot], ring)
 
             @pl.when(blocks.in_part(block))
             def _() -> None:
@@ -112,7 +110,7 @@ class ByteRing:
 
             plgpu.barrier_arrive(ring.values_full.at[slot])
 
-    def _widen(self, stages: Bytes, at: Any, target: Any, free: Any, factors: Any, ring: Ring) -> None:
+    def _widen(self, stages: Bytes, at: Any, target: Any, free: Any, ring: Ring) -> None:
         """Takes bytes into registers, gives their stage back, and writes 16 bits when `target` is free."""
         slot = self.slot(at)
         plgpu.barrier_wait(stages.full.at[slot])
@@ -120,5 +118,5 @@ class ByteRing:
         plgpu.commit_smem()  # every warp has read
         plgpu.barrier_arrive(stages.free.at[slot])
         pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, free))
-        write_widened(numbers, target, factors, self.fp8, ring.interpret)
+        write_widened(numbers, target, self.fp8, ring.interpret)
         plgpu.commit_smem()  # every warp has written

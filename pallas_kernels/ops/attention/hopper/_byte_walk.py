@@ -40,7 +40,6 @@ class LeftRing:
         stages: Number of stages of keys and of values of each.
         source: Where the blocks come from.
         fp8: Whether bytes are float8_e4m3fn; else they are integers.
-        dtype: Of what is made of them.
         interpret: Whether Mosaic's interpreter runs the kernel.
         keys: Stages of keys.
         values: Stages of values; one more barrier of each walker where those arrive that are to be cleaned.
@@ -52,7 +51,6 @@ class LeftRing:
     stages: int
     source: KeySource
     fp8: bool
-    dtype: Any
     interpret: bool
     keys: Bytes
     values: Bytes
@@ -92,24 +90,27 @@ class LeftRing:
         table: Any,
         sequence: Any,
         head: Any,
-        factors: Any,
     ) -> None:
-        """Fills stages with the blocks of a tile; arguments as for `Ring.fill`, and the values' factors (V,)."""
+        """Fills stages with the blocks of a tile; arguments as for `Ring.fill`. Integers need no cleaning."""
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
             at, start, in_part = position + (block - blocks.first), block * self.source.block, blocks.in_part(block)
             slot, pages = self.slot(at), self.source.pages(table, sequence, block)
-            there = self.keys.full.at[slot], self.values.full.at[jnp.where(in_part, self.apart, slot)]
+            values_there = jnp.where(in_part, self.apart, slot) if self.fp8 else slot
+            there = self.keys.full.at[slot], self.values.full.at[values_there]
             for cache, stages, full in zip(caches, (self.keys, self.values), there, strict=True):
                 pl.when(at >= self.stages)(partial(plgpu.barrier_wait, stages.free.at[slot]))
                 self.source.copy(cache, pages, stages.stored.at[slot], full, sequence, block, head)
+
+            if not self.fp8:
+                return
 
             @pl.when(in_part)
             def _() -> None:
                 plgpu.barrier_wait(self.values.full.at[self.apart])
                 ends, found = (blocks.start - start, blocks.end - start), self.found.at[slot]
-                clean_bytes(self.values.stored.at[slot], factors, *ends, found, self.dtype, self.fp8, self.interpret)
+                clean_bytes(self.values.stored.at[slot], *ends, found, self.interpret)
                 plgpu.commit_smem()
                 for _ in range(self.source.copies):
                     plgpu.barrier_arrive(self.values.full.at[slot])
@@ -121,13 +122,7 @@ class LeftRing:
 
 @dataclass(frozen=True)
 class ByteWalk(SwappedWalk):
-    """A `SwappedWalk` of which `ring` is a `LeftRing`.
-
-    Attributes:
-        factors: Of keys and of values, from `bytes_left.read_key_factors` and `read_value_factors`.
-    """
-
-    factors: tuple[jax.Array, jax.Array] = ()  # type: ignore[assignment]
+    """A `SwappedWalk` of which `ring` is a `LeftRing`."""
 
     @property
     def width(self) -> int:
@@ -145,7 +140,7 @@ class ByteWalk(SwappedWalk):
     def _start_scores(self, block: Any) -> Tile:
         slot, keys = self._slot(block), self.ring.keys
         plgpu.barrier_wait(keys.full.at[slot])
-        return start_keys(keys.stored.at[slot], self.queries, self.factors[0], self.ring.fp8, self.interpret)
+        return start_keys(keys.stored.at[slot], self.queries, self.ring.fp8, self.interpret)
 
     def _finish_scores(self, scores: Tile, after: int, block: Any) -> Tile:
         low, high = finish(after, *scores, interpret=self.interpret)
@@ -162,14 +157,12 @@ class ByteWalk(SwappedWalk):
             totals,
             stored.stored.at[slot],
             self._narrow(block),
-            self.factors[1],
-            self.blocks.in_part(block),
             self.ring.fp8,
             self.interpret,
         )
         decay = of_lanes(state.decay, self.interpret)
         total = add_rows_to_lanes(state.stats.total, decay, self.shared.wide, self.interpret)
-        return values, Stats(state.stats.maximum, self._spoiled(total, block))
+        return values, Stats(state.stats.maximum, self._spoiled(total, block) if self.ring.fp8 else total)
 
     def _finish_values(self, block: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         values = finish(0, *values, interpret=self.interpret)

@@ -84,12 +84,12 @@ def run(
                 plgpu.set_max_registers(s.registers[1], action="decrease")
             program.produce(0, rows, lengths, scratch, partial(fill, stored, more.table), stored)
 
-        for values, factors in enumerate((more.key_scale, more.value_scale) if bytewise else ()):
+        for values in (False, True) if bytewise else ():
 
             @pl.when(warpgroup == 2 + values)
-            def _(values: int = values, factors: Any = factors) -> None:
+            def _(values: bool = values) -> None:
                 plgpu.set_max_registers(s.registers[2], action="decrease")
-                program.widen(bool(values), lengths, factors, stored, ring)
+                program.widen(values, lengths, stored, ring)
 
     # Bytes are copied into stages of their own; those of the ring are written by threads.
     ring_source = KeySource(call.source.block) if bytewise else call.source
@@ -137,12 +137,11 @@ def run_bytes(
         def of(walker: Any) -> tuple[Scratch, LeftRing]:
             shared = Shared(*(x.at[walker] for x in (narrow, wide, numbers)))
             bytes_of = Bytes(*stages[:3]), Bytes(*stages[3:6])
-            ring = LeftRing(walker, s.walkers, s.byte_stages, call.source, fp8, dtype, interpret, *bytes_of, stages[6])
+            ring = LeftRing(walker, s.walkers, s.byte_stages, call.source, fp8, interpret, *bytes_of, stages[6])
             return Scratch(queries, full, free, None, shared), ring
 
         def fill(ring: LeftRing, item: Any, position: Any) -> None:
-            factors = body.value_factors(more, item)
-            ring.fill(item.blocks, position, caches, more.table, item.sequence, item.head, factors)
+            ring.fill(item.blocks, position, caches, more.table, item.sequence, item.head)
 
         @pl.when(warpgroup < s.walkers)
         def _() -> None:

@@ -21,6 +21,7 @@ from pallas_kernels.ops.attention.hopper import _decode_launch
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing
 from pallas_kernels.ops.attention.hopper._byte_walk import ByteWalk, LeftRing
 from pallas_kernels.ops.attention.hopper._decode_results import Place, Results, store_columns, store_rows
+from pallas_kernels.ops.attention.hopper._factors import factors_of, scale_rows, scaled_rows
 from pallas_kernels.ops.attention.hopper._online import of_queries, result
 from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring, drain
@@ -31,7 +32,7 @@ from pallas_kernels.ops.attention.hopper._swapped_walk import SwappedWalk
 from pallas_kernels.ops.attention.hopper._walk import Walk
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS, merge, padded_splits
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
-from pallas_kernels.parts.hopper.bytes_left import read_key_factors, read_value_factors, turn_queries
+from pallas_kernels.parts.hopper.bytes_left import turn_queries
 from pallas_kernels.parts.hopper.columns import COLUMN, COLUMNS
 from pallas_kernels.parts.hopper.products import WIDEST
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic
@@ -58,11 +59,6 @@ class Item(NamedTuple):
     tile: Any
     split: Any
     blocks: Blocks
-
-
-def factors_of(factors: Any, item: Item) -> Any:
-    """Returns the factors of an item's columns (H,), in GPU memory, of those of all heads (B or 1, K, H)."""
-    return factors.at[item.sequence if factors.shape[0] > 1 else 0, item.head]
 
 
 @dataclass(frozen=True)
@@ -242,13 +238,12 @@ class Body:
         ring.drain(position)
         drain((scratch.queries_free,), 2, done, lambda index: first + lax.rem(index, 2))
 
-    def widen(self, values: bool, lengths: Lengths, factors: Any, stored: ByteRing, ring: Ring) -> None:
+    def widen(self, values: bool, lengths: Lengths, stored: ByteRing, ring: Ring) -> None:
         """Makes keys, or values, of the bytes of all items of this block of the grid.
 
         Args:
             values: Whether values.
             lengths: Numbers of each sequence.
-            factors: (B or 1, K, width of a head) float32, in GPU memory.
             stored: The bytes.
             ring: Where keys and values go.
         """
@@ -257,7 +252,7 @@ class Body:
 
         def one(index: Any, position: Any) -> Any:
             item = self.item(lengths, walker, index)
-            make(item.blocks, position, factors_of(factors, item), ring)
+            make(item.blocks, position, ring)
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
         filled = lax.fori_loop(0, self.count(walker), one, jnp.int32(0))
@@ -281,15 +276,6 @@ class Body:
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
         lax.fori_loop(0, self.count(walker), one, (jnp.int32(0), jnp.int32(0)))
-
-    def factors(self, further: Further, item: Item, interpret: bool) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors of an item's keys and values of 8 bits, in registers."""
-        keys, values = factors_of(further.key_scale, item), self.value_factors(further, item)
-        return read_key_factors(keys, interpret), read_value_factors(values, interpret)
-
-    def value_factors(self, further: Further, item: Item) -> Any:
-        """Returns the factors of an item's values of 8 bits, (V,) in GPU memory."""
-        return factors_of(further.value_scale, item)
 
     def one_item(
         self,
@@ -330,6 +316,9 @@ class Body:
             found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
             return found
 
+        def of_item(factors: Any) -> Any:
+            return factors_of(factors, item.sequence, item.head)
+
         def after_scores() -> None:
             plgpu.barrier_arrive(scratch.queries_free.at[slot])
 
@@ -339,8 +328,8 @@ class Body:
         if scratch.shared is not None:
             form: Callable[..., SwappedWalk] = SwappedWalk
             if isinstance(ring, LeftRing):
-                turn_queries(scratch.queries.at[slot], interpret)
-                form = partial(ByteWalk, factors=self.factors(further, item, interpret))
+                turn_queries(scratch.queries.at[slot], of_item(further.key_scale), call.unit, interpret)
+                form = ByteWalk
             columns = form(
                 call.scoring.factor,
                 call.sight,
@@ -358,6 +347,8 @@ class Body:
             of_bytes = isinstance(ring, LeftRing)
             store_columns(target.values, target.numbers, place, tiles, stats, self.rows, interpret, of_bytes)
             return
+        if further.key_scale is not None:
+            scale_rows(scratch.queries.at[slot], of_item(further.key_scale), call.unit, interpret)
         walk = Walk(
             call.contract,
             call.scoring,
@@ -382,7 +373,11 @@ class Body:
             wrong = call.leads_outside(further.table, item.sequence, lengths.keys[item.sequence])
             stats = of_queries(stats, queries, lengths.queries[item.sequence], wrong)
             values, lse = result(values, stats, of_rows(further.sinks), Arithmetic(interpret=interpret))
-            values, numbers = values.astype(results.values.dtype), (lse,)
+            dtype, numbers = results.values.dtype, (lse,)
+            if further.value_scale is None:
+                values = values.astype(dtype)
+            else:
+                values = scaled_rows(values, of_item(further.value_scale), call.unit, dtype, interpret)
         store_rows(target.values, target.numbers, place, values, numbers, self.counts, interpret)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.contract import SplitAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._pairs import bits_of_mask, with_whole_blocks
@@ -17,7 +17,7 @@ from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.cascade import Cascade, shared_splits
 from pallas_kernels.ops.attention.hopper.decode import Body, decode
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths, prefill
-from pallas_kernels.parts.hopper.widen import widened
+from pallas_kernels.parts.eight_bits import numbers, scaled_queries
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.xla.pages import pages_inside
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule, PrefillSchedule, Problem, attention_schedule
@@ -63,7 +63,7 @@ def attention(
             all results of the sequence are nan.
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         slopes: (B or 1, N), times the key's position minus the query's, added to the scores.
-        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits.
+        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits; see `EightBitContract`.
         value_scale: The same for the values.
         common_prefix: (1,) int32, so many keys at the start of every sequence, or all of a shorter one, are those of
             the first one in the cache. A few queries without a window, slopes, bias or mask read what they share once.
@@ -123,11 +123,12 @@ def attention(
         )
     block = contract.key_block
     few = isinstance(schedule, DecodeSchedule)
+    unit = 1.0 if key_scale is None else eight_bit_contract(key.dtype.name).unit
     if key_scale is not None and value_scale is not None:
-        key_scale, value_scale = (x.astype(jnp.float32) for x in (key_scale, value_scale))
-        if few:
-            key_scale, value_scale = (_whole(x, y) for x, y in ((key_scale, key), (value_scale, value)))
-        else:
+        key_scale, value_scale = (
+            _whole(x.astype(jnp.float32), stored) for x, stored in ((key_scale, key), (value_scale, value))
+        )
+        if not few:
             # As many queries read the cache, it is cheap to make 16 bits of it once.
             copied = 2 * batch * capacity * key.shape[2] * (size + value_size)
             if batch > 1 and copied > _COPIED_BYTES:
@@ -164,8 +165,8 @@ def attention(
         limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
         key, value, page_table = _gathered(key, page_table), _gathered(value, page_table), None
     if copies and key_scale is not None and value_scale is not None:
-        key, value = widened(key, key_scale, query.dtype), widened(value, value_scale, query.dtype)
-        key_scale = value_scale = None
+        query, key_scale = scaled_queries(query, key_scale, key.dtype), None
+        key, value = numbers(key, query.dtype), numbers(value, query.dtype)
     if page_table is None:
         key, value = (padded(x) for x in (key, value))
     rounded = query if few else padded(query)
@@ -182,6 +183,7 @@ def attention(
         size,
         value_size,
         capacity,
+        unit,
         interpret,
     )
     slopes, sinks = (None if x is None else in_bits(x) for x in (slopes, sinks))

@@ -18,12 +18,12 @@ from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import fragmented_array
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm
+from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_kernels.contract import LEAST
 from pallas_kernels.ops.attention.hopper._online import Factors, Stats, factors_of_split, of_queries, result
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
-from pallas_kernels.parts.hopper.registers import element, number_of, with_element, with_number
+from pallas_kernels.parts.hopper.registers import count, element, number_of, with_element, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, across, i32, store_few, thread_of_warpgroup
 
 MERGED_ROWS: Final = 4
@@ -246,7 +246,8 @@ def merge(
         values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
         stats: (B, 2, R, `padded_splits(splits)`) float32, their maxima and totals.
         lengths: Numbers of each sequence.
-        further: Of which the page table is looked at, and the sinks, (B or 1, R) float32, for rows.
+        further: Of which the page table is looked at, the sinks, (B or 1, R) float32, for rows, and the factors of
+            values of 8 bits.
         splits_of: Maps them to the first and the end of the splits that were computed.
         call: What is fixed about the call.
         rows: Rows of a key head: query by query, and in a query the heads of its group.
@@ -260,7 +261,7 @@ def merge(
     batch, splits, padded, size = values.shape
     batch, padded = room or (batch, padded)
     form = _Form(splits, size, bool(call.interpret))
-    further = Further(further.table, sinks=further.sinks)
+    further = Further(further.table, sinks=further.sinks, value_scale=further.value_scale)
     math = Arithmetic(form.layout, form.interpret)
 
     def kernel(values_ref: Any, stats_ref: Any, lengths_ref: Any, *refs: Any) -> None:
@@ -285,7 +286,13 @@ def merge(
             of_rows = sinks.at[sequence if sinks.shape[0] > 1 else 0, part]
             sink = plgpu.load(of_rows, layout=form.rows, optimized=False)
         out, lse = result(total, stats, sink, math)
-        store_few(out_ref.at[sequence, part], out.astype(dtype), form.interpret)
+        out = out.astype(dtype)
+        if refs_further.value_scale is not None:
+            factors = refs_further.value_scale
+            of_rows = factors.at[sequence if factors.shape[0] > 1 else 0]
+            whole = math.scaled(_of_heads(of_rows, part.start, rows, out.astype(jnp.float32), form), 1 / call.unit)
+            out = math.product(out.astype(jnp.float32), whole).astype(dtype)
+        store_few(out_ref.at[sequence, part], out, form.interpret)
         store_few(lse_ref.at[sequence, part], lse, form.interpret)
 
     launch = plgpu.kernel(
@@ -304,6 +311,44 @@ def merge(
     )
     out, lse = launch(values, stats, lengths.numbers, *further.given)
     return out, lse
+
+
+def _of_heads(factors: Any, first: Any, rows: int, like: jax.Array, form: _Form) -> jax.Array:
+    """Returns the factors of each row's key head (4, H); rows behind those of the last head have its factors.
+
+    Args:
+        factors: (K, H) float32 in GPU memory.
+        first: Number of the first row.
+        rows: Rows of a key head.
+        like: (4, H) float32.
+        form: What is fixed.
+    """
+    heads, size = factors.shape
+    if form.interpret:
+        of_rows = (jnp.minimum(lax.div(first + i, rows), heads - 1) for i in range(MERGED_ROWS))
+        return jnp.stack([factors.at[head][...] for head in of_rows])
+    result = plgpu.ShapeDtypeStruct((MERGED_ROWS, size), jnp.dtype(jnp.float32), layout=form.layout)
+    arguments = plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), form.layout
+    inline: Any = plgpu.inline_mgpu(arg_types=arguments, return_type=result)
+
+    @inline  # type: ignore[untyped-decorator]
+    def load(_: Any, factors: Any, first: Any, like: Any) -> Any:
+        registers, f32 = like.registers.copy(), ir.F32Type.get()
+        thread, (first,) = thread_of_warpgroup(), first.registers.flat
+        warp, lane = arith.divui(thread, i32(_WARP)), arith.remui(thread, i32(_WARP))
+        head = arith.minsi(arith.divui(arith.addi(first, warp), i32(rows)), i32(heads - 1))
+        start, base = arith.muli(head, i32(size)), mgpu.utils.memref_ptr(factors)
+        for at, register in enumerate(registers.flat):
+            width = count(register)
+            column = arith.addi(arith.muli(lane, i32(width)), i32(at * width * _WARP))
+            for i in range(width):
+                place = mgpu.utils.getelementptr(base, [arith.addi(start, arith.addi(column, i32(i)))], f32)
+                register = with_number(register, llvm.load(f32, place), i)
+            registers.flat[at] = register
+        return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=None)
+
+    loaded: jax.Array = load(factors, jnp.int32(first), like)
+    return loaded
 
 
 def _largest_before(maxima: jax.Array, start: jax.Array, width: int, interpret: bool) -> jax.Array:

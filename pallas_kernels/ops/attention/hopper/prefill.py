@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.ops.attention.hopper._factors import factors_of, scaled_rows
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, of_queries, result
 from pallas_kernels.ops.attention.hopper._pairs import Pairs
@@ -44,6 +45,7 @@ class Call:
         size: Width of a head.
         value_size: The same of the values.
         capacity: Most keys of a sequence.
+        unit: Unit of keys and values of 8 bits, as `EightBitContract` says; 1 for others.
         interpret: False, or parameters of Mosaic's interpreter.
     """
 
@@ -58,6 +60,7 @@ class Call:
     size: int
     value_size: int
     capacity: int
+    unit: float
     interpret: Any
 
     def leads_outside(self, table: Any, sequence: Any, keys: Any) -> jax.Array | None:
@@ -116,7 +119,7 @@ class Further(NamedTuple):
         table: (B, n) int32, the pages of each sequence.
         slopes: (B or 1, N) float32, times log2(e).
         sinks: The same.
-        key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits.
+        key_scale: (B or 1, K, H) float32, the factors of keys of 8 bits, unless the queries hold them already.
         value_scale: (B or 1, K, V) float32, those of values.
         shared: (1,) int32, the splits that all sequences share.
         bias: (B or 1, N or 1, T or 1, keys of whole blocks or 1), floats.
@@ -367,7 +370,7 @@ class Body:
             wrong = self.call.leads_outside(further.table, unit.sequence, keys)
             stats = of_queries(stats, queries_of_rows(), lengths.queries[unit.sequence], wrong)
             sink = _of_head(further.sinks, unit)
-            self.store(unit, sink, out, lse, scratch.results.at[warpgroup], values, stats)
+            self.store(unit, sink, further.value_scale, out, lse, scratch.results.at[warpgroup], values, stats)
             if self.wide:
                 fetch_behind_results(index)
             return position + (blocks.last - blocks.first)
@@ -380,6 +383,7 @@ class Body:
         self,
         unit: Unit,
         sink: jax.Array | None,
+        factors: Any,
         out: Any,
         lse: Any,
         staged: Any,
@@ -393,7 +397,12 @@ class Body:
             plgpu.commit_smem()  # every warp has read the queries that lie there
         else:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        staged[...] = values.astype(staged.dtype)
+        if factors is None:
+            staged[...] = values.astype(staged.dtype)
+        else:
+            of_head = factors_of(factors, unit.sequence, lax.div(unit.head, self.call.group))
+            interpret = bool(self.call.interpret)
+            staged[...] = scaled_rows(values, of_head, self.call.unit, staged.dtype, interpret)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(staged, out.at[unit.sequence, pl.ds(unit.first, ROWS), unit.head])
 

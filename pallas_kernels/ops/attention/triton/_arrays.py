@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.contract import MmaAttentionContract
+from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.sight import Sight, sight
 from pallas_kernels.ops.attention.triton._tile import Call, Refs
@@ -64,22 +64,14 @@ def arrays_of(
     return given
 
 
-def quantised(
-    given: dict[str, jax.Array], key_scale: jax.Array | None, value_scale: jax.Array | None
-) -> dict[str, jax.Array]:
-    """Returns the factors of keys and values, and these as kernels read them."""
-    found: dict[str, jax.Array] = {}
-    for name, scale in (("key", key_scale), ("value", value_scale)):
-        if scale is None:
-            continue
-        stored = given[name]
-        factors = scale.astype(jnp.float32)
-        if scale.shape[2] > 1:
-            factors = padded(factors)
-        whole = jnp.broadcast_to(factors, (*scale.shape[:2], stored.shape[3]))
-        eight = stored if stored.dtype == jnp.int8 else lax.bitcast_convert_type(stored, jnp.int8)
-        found |= {name: eight, f"{name}_scale": whole}
-    return found
+def quantised(given: dict[str, jax.Array], value_scale: jax.Array | None) -> dict[str, jax.Array]:
+    """Returns keys and values of 8 bits, and the factors of results, as kernels read them."""
+    if value_scale is None:
+        return {}
+    factors = value_scale.astype(jnp.float32) * jnp.float32(1 / eight_bit_contract(given["value"].dtype.name).unit)
+    whole = padded(factors) if value_scale.shape[2] > 1 else factors
+    found = {"value_scale": jnp.broadcast_to(whole, (*whole.shape[:2], given["value"].shape[3]))}
+    return found | {name: lax.bitcast_convert_type(given[name], jnp.int8) for name in ("key", "value")}
 
 
 def padded(x: jax.Array) -> jax.Array:
@@ -96,7 +88,7 @@ def call_of(
     soft_cap: float | None,
     capacity: int,
     interpret: bool,
-    fp8: bool = False,
+    stored: str | None = None,
 ) -> Call:
     """Returns what is fixed about a launch with the given arrays."""
     query, key = given["query"], given["key"]
@@ -116,14 +108,9 @@ def call_of(
         bias=given["bias"].shape if "bias" in given else None,
         mask=given["mask"].shape if "mask" in given else None,
         soft_cap=soft_cap,
-        fp8=fp8,
+        stored=stored,
         interpret=interpret,
     )
-
-
-def is_fp8(key: jax.Array) -> bool:
-    """Returns whether keys are stored as float8_e4m3fn."""
-    return key.dtype == jnp.float8_e4m3fn
 
 
 def refs_of(given: dict[str, jax.Array], refs: list[Any]) -> Refs:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.parts.triton.arithmetic import product
+from pallas_kernels.contract import eight_bit_contract
 
 LEAST: Final = -3e38
 """The maximum before any key: finite, so that differences of maxima are never nan."""
@@ -42,7 +42,7 @@ class Call:
         bias: Shape of the bias, None without one.
         mask: Shape of the mask, None without one.
         soft_cap: Bound of the scores, None without one.
-        fp8: Whether keys and values are the bits of float8_e4m3fn.
+        stored: Dtype of keys and values of 8 bits, "int8" or "float8_e4m3fn"; None for those of `dtype`.
         interpret: Whether the kernel runs on a CPU.
     """
 
@@ -60,7 +60,7 @@ class Call:
     bias: tuple[int, ...] | None
     mask: tuple[int, ...] | None
     soft_cap: float | None
-    fp8: bool
+    stored: str | None
     interpret: bool
 
     @property
@@ -84,7 +84,7 @@ class Refs:
 
     Attributes:
         query: (B, T, N, H).
-        key: (B, S, K, H), or (P, page, K, H); int8 of float8_e4m3fn if `Call.fp8`.
+        key: (B, S, K, H), or (P, page, K, H); int8 of either dtype of 8 bits.
         value: The same with V.
         first: (B, T) int32, the first key that a query sees.
         last: (B, T) int32, the key behind the last one.
@@ -94,8 +94,7 @@ class Refs:
         sinks: (B or 1, N), or None.
         slopes: (B or 1, N) float32, or None.
         offsets: (B,) int32, where there are slopes.
-        key_scale: (B or 1, K, H) float32, or None.
-        value_scale: (B or 1, K, V) float32, or None.
+        value_scale: (B or 1, K, V) float32, the factors of results, or None.
         cotangent: (B, T, N, V), in the backward pass, as what follows.
         lse: (B, T, N) float32.
         delta: (B, T, N) float32, the sum of cotangent * result.
@@ -114,7 +113,6 @@ class Refs:
     sinks: Any = None
     slopes: Any = None
     offsets: Any = None
-    key_scale: Any = None
     value_scale: Any = None
     cotangent: Any = None
     lse: Any = None
@@ -198,7 +196,7 @@ def keys_at(refs: Refs, call: Call, sequence: Any, start: Any, count: int) -> Ke
     return Keys(sequence, position, (refs.table[sequence, held // call.page], held % call.page))
 
 
-def read_keys(ref: Any, keys: Keys, head: Any, call: Call, scale: Any = None) -> list[jax.Array]:
+def read_keys(ref: Any, keys: Keys, head: Any, call: Call) -> list[jax.Array]:
     """Reads the pieces of keys or values: (n, width) float32 each.
 
     Args:
@@ -206,17 +204,12 @@ def read_keys(ref: Any, keys: Keys, head: Any, call: Call, scale: Any = None) ->
         keys: Which ones.
         head: Their head.
         call: What is fixed.
-        scale: Their factors (B or 1, K, width of a head), if they are quantised.
     """
     found = []
     for start, width in call.pieces(ref.shape[3]):
         stored = ref[*keys.entry, head, start : start + width]
-        if scale is None:
-            found.append(stored.astype(jnp.float32))
-            continue
-        number = float_of_e4m3(stored) if call.fp8 else stored.astype(jnp.float32)
-        row = scale[keys.sequence if scale.shape[0] > 1 else 0, head, start : start + width]
-        found.append(product(number, row[None], call.interpret).astype(call.dtype).astype(jnp.float32))
+        number = float_of_e4m3(stored) if call.stored == "float8_e4m3fn" else stored.astype(jnp.float32)
+        found.append(number if call.stored is None else number * eight_bit_contract(call.stored).unit)
     return found
 
 

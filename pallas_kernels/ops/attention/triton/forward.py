@@ -51,12 +51,12 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count:
     def block(i: Any, state: Any) -> Any:
         maximum, total, *values = state
         keys = keys_at(refs, call, sequence, i * call.key_block, call.key_block)
-        key = split_all(read_keys(refs.key, keys, head, call, refs.key_scale), call)
+        key = split_all(read_keys(refs.key, keys, head, call), call)
         found = scores(refs, call, rows, keys, query, key)
         highest = jnp.maximum(maximum, jnp.max(found.masked, axis=1))
         weights = power_of_two(found.masked - highest[:, None], call.interpret)
         decay = power_of_two(maximum - highest, call.interpret)[:, None]
-        pieces = read_keys(refs.value, keys, head, call, refs.value_scale)
+        pieces = read_keys(refs.value, keys, head, call)
         # A value that is not finite makes the rows nan that see it, and no others.
         bad = jnp.zeros((call.key_block,), jnp.int32)
         for piece in pieces:
@@ -87,6 +87,14 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, call: Call, count:
         total = product(total, decay, call.interpret) + power_of_two(sink - highest, call.interpret)
         values = [product(value, decay[:, None], call.interpret) for value in values]
         maximum = highest
-    write_rows(out_ref, rows, [quotient(value, total[:, None], call.interpret) for value in values], call)
+    results = [quotient(value, total[:, None], call.interpret) for value in values]
+    if refs.value_scale is not None:
+        at = sequence if refs.value_scale.shape[0] > 1 else 0, head
+        factors = [refs.value_scale[*at, start : start + width] for start, width in call.pieces(call.value_size)]
+        results = [
+            product(result.astype(call.dtype).astype(jnp.float32), factor[None], call.interpret)
+            for result, factor in zip(results, factors, strict=True)
+        ]
+    write_rows(out_ref, rows, results, call)
     lse = product(maximum + jnp.log2(total), LN2, call.interpret)
     lse_ref[sequence, rows.query, rows.query_head] = jnp.where(nothing, -jnp.inf, lse)

@@ -10,12 +10,12 @@ from pallas_kernels.ops.attention.triton._arrays import (
     arrays_of,
     call_of,
     check,
-    is_fp8,
     quantised,
     refs_of,
     what_is_seen,
 )
 from pallas_kernels.ops.attention.triton.forward import forward_kernel
+from pallas_kernels.parts.eight_bits import scaled_queries
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.triton.launch import launch
 from pallas_kernels.schedule.triton.attention import AttentionTile, attention_tile
@@ -60,8 +60,7 @@ def attention(
         mask: bool of such a shape; false where a query does not see a key.
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         slopes: (B or 1, N), times the key's position minus the query's, added to the scaled scores.
-        key_scale: (B or 1, K, H or 1), the factors of quantised keys: what is attended to is their product with the
-            stored elements, in float32, rounded to the dtype of `query`.
+        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits; see `EightBitContract`.
         value_scale: The same for the values.
         contract: Order of all sums.
         scale: Factor of the scores.
@@ -93,13 +92,16 @@ def attention(
     if 0 in query.shape or 0 in key.shape or not value_size or not capacity:
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
     seen = what_is_seen(length, capacity, offsets, query_lengths, key_lengths, causal, window)
+    if key_scale is not None:
+        query = scaled_queries(query, key_scale, key.dtype)
     given = arrays_of(query, key, value, seen, bias, mask, slopes, offsets)
-    given |= quantised(given, key_scale, value_scale)
+    given |= quantised(given, value_scale)
     if sinks is not None:
         given["sinks"] = sinks
     if page_table is not None:
         given["table"] = jnp.clip(page_table, 0, key.shape[0] - 1)
-    call = call_of(given, contract.key_block, contract.row_block, scale, soft_cap, capacity, interpret, is_fp8(key))
+    stored = None if value_scale is None else value.dtype.name
+    call = call_of(given, contract.key_block, contract.row_block, scale, soft_cap, capacity, interpret, stored)
     tile = attention_tile(max(size, value_size), query.dtype.itemsize) if tile is None else tile
     tiles = -(-call.rows // tile.rows)
 

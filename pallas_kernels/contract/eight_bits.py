@@ -1,0 +1,49 @@
+"""The contract of keys and values of 8 bits: see `pallas_kernels.contract`."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class EightBitContract:
+    """How a query attends to keys and values of 8 bits, each with a factor of its head, or of its head and channel.
+
+    The stored numbers enter the products exactly, as multiples of `unit`; factors are taken into what stands before
+    and behind all sums. With f and g the factors of keys and of values
+
+        q' = round(q * (f / unit))
+        o  = attention(q', keys * unit, values * unit), as the contract of the platform says, rounded
+        out = round(o * (g / unit))
+
+    Everything is in the dtype of the queries but the products, which are float32. The log-sum-exp is that of the second
+    line. The unit keeps the products with a query of float16 where they would be with keys of that dtype.
+
+    Attributes:
+        unit: What 1 stands for, a power of two.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    unit: float
+    version: int = 2
+
+    def __post_init__(self) -> None:
+        if self.unit not in _UNITS.values():
+            raise ValueError(f"unit must be one of {sorted(_UNITS.values())}, got {self.unit}.")
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"8-bit-cache/v{self.version}/factors-outside-unit{self.unit}"
+
+
+_UNITS: Final = {"int8": 2.0**-6, "float8_e4m3fn": 2.0**-8}
+
+
+def eight_bit_contract(dtype: str) -> EightBitContract:
+    """Returns the contract of a cache of the dtype with this name, int8 or float8_e4m3fn.
+
+    Example:
+        >>> eight_bit_contract("int8").unit
+        0.015625
+    """
+    return EightBitContract(_UNITS[dtype])
