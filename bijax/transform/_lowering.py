@@ -26,6 +26,7 @@ from bijax.lax.dot_general import Arrangement
 from bijax.lax.flat import on_vectors
 from bijax.lax.product_of_parts import product_of_parts
 from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
+from bijax.transform._in_place import IN_PLACE, with_update_before
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
 from bijax.transform._regions import with_plain_region, without_region
@@ -157,7 +158,7 @@ def _operand_that_is_chosen(eqn: Any) -> Any:
 @functools.cache
 def _concerns(name: str) -> bool:
     """Returns whether an operation under a request is ever lowered otherwise than by its own rule."""
-    if name in AS_MATRICES or (name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER)):
+    if name in AS_MATRICES or name in IN_PLACE or (name in KEEP and KEEP[name] in (ORDER_FREE, COUNTER)):
         return True
     dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
     kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}
@@ -171,8 +172,9 @@ def _counterpart(primitive: Primitive, inline: bool) -> Primitive:
     counterpart.multiple_results = primitive.multiple_results
     rule = _with_program if primitive.name in RECURSE else _by_request
     # A rule that JAX caches is given the parameters of a function in place of the operands; it would not see that one
-    # is a transpose.
-    cacheable = _jax_private.is_cached(primitive) and primitive is not jax.lax.dot_general_p
+    # is a transpose, or what an update is made of.
+    sees_operands = primitive is jax.lax.dot_general_p or primitive.name in IN_PLACE
+    cacheable = _jax_private.is_cached(primitive) and not sees_operands
     mlir.register_lowering(counterpart, functools.partial(rule, primitive), inline=inline, cacheable=cacheable)
     return counterpart
 
@@ -233,6 +235,8 @@ def _rule_for(
         decided = verdict(name, dtypes, platform, request.allowed)
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
+        if name in IN_PLACE and platform == "cpu":
+            operands = with_update_before(name, operands)
         if name in AS_MATRICES and platform == "cpu" and would_be_nested(ctx, parameters["dimension"]):
             return _traced(of_matrices, ctx, operands, parameters)
         if decided.kind is not Kind.REPLACE:
