@@ -6,7 +6,7 @@ on each element and no pass over memory, since the fused loop stays one loop.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from jax.extend.mlir.dialects import stablehlo as hlo
@@ -16,6 +16,11 @@ from jax.interpreters.mlir import ir
 from pallas_kernels.parts.xla.opaque import emit_opaque_number, emit_opaque_zero
 
 Value = Any
+
+
+_ARITHMETIC: Final = frozenset(f"stablehlo.{name}" for name in ("add", "divide", "dot_general", "multiply", "subtract"))
+_MOVES: Final = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "slice", "transpose"))
+_OF_ZERO: Final = ("broadcast_in_dim", "convert", "shift_right_logical", "optimization_barrier")
 
 
 def fence_product(product: Value) -> Value:
@@ -31,7 +36,8 @@ def fence_product(product: Value) -> Value:
     scalar = ir.RankedTensorType.get([], integers.element_type)
     zero = emit_opaque_zero()
     zero = _repeated(zero if zero.type == scalar else hlo.convert(scalar, zero), integers)
-    return hlo.bitcast_convert(shaped, hlo.xor(hlo.bitcast_convert(integers, product), zero))
+    # Not an exclusive or: two of them, one behind the other, would leave nothing hidden.
+    return hlo.bitcast_convert(shaped, hlo.or_(hlo.bitcast_convert(integers, product), zero))
 
 
 def alone(values: Sequence[Value]) -> list[Value]:
@@ -43,12 +49,44 @@ def without_subnormal_numbers(value: Value) -> Value:
     """Returns the floating-point values as arithmetic gets to see them: subnormal numbers as zeros.
 
     XLA:CPU runs with subnormal numbers taken for zeros, but LLVM, which is not told so, may compare their bits. A
-    product with a one that no compiler knows is left to the processor.
+    product with a one that no compiler knows is left to the processor. What was computed just before has none.
     """
+    if _is_computed(value):
+        return value
     shaped = ir.RankedTensorType(value.type)
     scalar = ir.RankedTensorType.get([], shaped.element_type)
     one = hlo.constant(ir.DenseElementsAttr.get_splat(scalar, ir.FloatAttr.get(shaped.element_type, 1.0)))
     return hlo.multiply(value, _repeated(fence_product(one), shaped))
+
+
+def _is_computed(value: Value) -> bool:
+    """Returns whether a floating-point value comes out of arithmetic, which makes zeros of subnormal numbers."""
+    while True:
+        if (inside := _inside_of_fence(value)) is not None:
+            value = inside
+        elif _name(value) in _MOVES:
+            value = value.owner.operands[0]
+        else:
+            return _name(value) in _ARITHMETIC
+
+
+def _inside_of_fence(value: Value) -> Value | None:
+    """Returns what was given to `fence_product`, if that returned the value."""
+    if _name(value) != "stablehlo.bitcast_convert":
+        return None
+    bits = value.owner.operands[0]
+    if _name(bits) != "stablehlo.or" or _name(bits.owner.operands[0]) != "stablehlo.bitcast_convert":
+        return None
+    zero = bits.owner.operands[1]
+    while _name(zero).removeprefix("stablehlo.") in _OF_ZERO:
+        zero = zero.owner.operands[0]
+    return bits.owner.operands[0].owner.operands[0] if _name(zero) == "stablehlo.replica_id" else None
+
+
+def _name(value: Value) -> str:
+    """Returns the name of the operation that makes a value, "" for parameters."""
+    name: str = getattr(value.owner, "name", "")
+    return name
 
 
 def hide(value: Value, other: Value) -> Value:

@@ -19,7 +19,8 @@ IN_PLACE: Final = {
 """Primitives that write into the memory of their first operand, and which operand they write."""
 
 _VIEWS: Final = frozenset(
-    f"stablehlo.{name}" for name in "bitcast_convert broadcast_in_dim optimization_barrier reshape transpose".split()
+    f"stablehlo.{name}"
+    for name in ("bitcast_convert", "broadcast_in_dim", "optimization_barrier", "reshape", "transpose")
 ) | {"func.call"}
 """Operations whose results may lie in the memory of their operands. Bodies of calls are written in their places."""
 

@@ -26,6 +26,7 @@ from bijax.lax.dot_general import Arrangement
 from bijax.lax.flat import on_vectors
 from bijax.lax.product_of_parts import product_of_parts
 from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
+from bijax.transform._constants import with_hidden_constants
 from bijax.transform._in_place import IN_PLACE, with_update_before
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._operands import look_through_transposes
@@ -52,6 +53,7 @@ from bijax.transform._tables import (
     TAKEN_OUT,
     VECTORS,
     Kind,
+    narrows_to_bfloat16,
     table_name,
     verdict,
 )
@@ -81,6 +83,9 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         _compiled.note(ctx.module)
     if tuple(ctx.platforms) == ("cuda",) and getattr(ctx.axis_context, "num_devices", 0) in (None, 1):
         jaxpr = with_row_programs(jaxpr, functools.partial(_may_join, request.enabled))
+    is_meant = functools.partial(_is_invariant, request.enabled)
+    if "cpu" in ctx.platforms and any(is_meant(eqn) for eqn in jaxpr.eqns):
+        jaxpr = with_hidden_constants(jaxpr, is_meant)
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
     equations = with_arrangements(jaxpr, equations)
     if any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True)):
@@ -93,11 +98,16 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         raise
 
 
-def _may_join(enabled: bool, eqn: Any) -> bool:
-    """Returns whether an equation may become part of a row program."""
+def _is_invariant(enabled: bool, eqn: Any) -> bool:
+    """Returns whether an equation is to be made invariant; `enabled` says whether it is if it carries no tag."""
     metadata = eqn.ctx.xla_metadata
     tag = metadata.get(TAG) if metadata else None
-    if not (tag == INVARIANT or (tag is None and enabled)) or eqn.effects or eqn.ctx.compute_type is not None:
+    return bool(tag == INVARIANT or (tag is None and enabled))
+
+
+def _may_join(enabled: bool, eqn: Any) -> bool:
+    """Returns whether an equation may become part of a row program."""
+    if not _is_invariant(enabled, eqn) or eqn.effects or eqn.ctx.compute_type is not None:
         return False
     return not any(_is_explicit(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
@@ -172,8 +182,8 @@ def _counterpart(primitive: Primitive, inline: bool) -> Primitive:
     counterpart.multiple_results = primitive.multiple_results
     rule = _with_program if primitive.name in RECURSE else _by_request
     # A rule that JAX caches is given the parameters of a function in place of the operands; it would not see that one
-    # is a transpose, or what an update is made of.
-    sees_operands = primitive is jax.lax.dot_general_p or primitive.name in IN_PLACE
+    # is a transpose, what an update is made of, or that a number was computed.
+    sees_operands = primitive.name in ("dot_general", "convert_element_type") or primitive.name in IN_PLACE
     cacheable = _jax_private.is_cached(primitive) and not sees_operands
     mlir.register_lowering(counterpart, functools.partial(rule, primitive), inline=inline, cacheable=cacheable)
     return counterpart
@@ -236,7 +246,7 @@ def _rule_for(
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
         if name in IN_PLACE and platform == "cpu":
-            operands = with_update_before(name, operands)
+            operands = tuple(with_update_before(name, operands))
         if name in AS_MATRICES and platform == "cpu" and would_be_nested(ctx, parameters["dimension"]):
             return _traced(of_matrices, ctx, operands, parameters)
         if decided.kind is not Kind.REPLACE:
@@ -312,6 +322,8 @@ def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], param
         return [_fences.hide(quotient, numerator)]
     if name == "one_minus_square":
         return _traced(_one_minus_square, ctx, operands, parameters)
+    if name == "convert_element_type" and narrows_to_bfloat16((ctx.avals_in[0].dtype, ctx.avals_out[0].dtype)):
+        return stock(ctx, _fences.without_subnormal_numbers(operands[0]), **parameters)
     (product,) = stock(ctx, *operands, **parameters)
     return [_fences.fence_product(product)]
 

@@ -119,6 +119,10 @@ COMPARED: Final = _each(
 
 WIDENED: Final = "hidden from the conversion back: without the two a subnormal number would not become zero"
 
+NARROWED: Final = (
+    "subnormal numbers are made zeros before: one instruction for it takes them for zeros, other code does not"
+)
+
 ALONE: Final = {
     "gather": "exact; one of single elements gets a loop of its own, since XLA:CPU of jaxlib 0.12 makes wrong code of"
     " one that shares a loop with its indices moved by one"
@@ -277,6 +281,8 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
             return Verdict(Kind.REPLACE, HELD)
         if platform == "cpu" and name == "convert_element_type" and _widens_to_float64(dtypes):
             return Verdict(Kind.REPLACE, WIDENED)
+        if platform == "cpu" and name == "convert_element_type" and narrows_to_bfloat16(dtypes):
+            return Verdict(Kind.REPLACE, NARROWED)
         return Verdict(Kind.KEEP, EXACT)
     if name in COMPARED and platform == "cpu" and _has_subnormal_zeros(dtypes):
         return Verdict(Kind.REPLACE, COMPARED[name])
@@ -325,6 +331,11 @@ def _widens_to_float64(dtypes: tuple[Any, ...]) -> bool:
     # The others lose no bit that an instruction would make zero, or cannot be taken back.
     operand, result = dtypes[0], dtypes[-1]
     return bool(result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64)
+
+
+def narrows_to_bfloat16(dtypes: tuple[Any, ...]) -> bool:
+    """Returns whether a conversion makes bfloat16 of numbers that may be subnormal."""
+    return str(dtypes[-1]) == "bfloat16" and str(dtypes[0]) in ("float32", "float64")
 
 
 def _has_subnormal_zeros(dtypes: tuple[Any, ...]) -> bool:

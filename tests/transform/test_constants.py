@@ -1,0 +1,101 @@
+"""Programs that compute with constants alone, some of them with subnormal numbers, on a CPU."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import bijax
+from bijax.testing import assert_bits_equal
+from tests.exhaustive import sampled
+
+Program = Callable[[jax.Array], jax.Array]
+
+WIDTH: Final = 13
+SMALL: Final = np.float32([2.3e-39] * 3 + [1e-38] + [-7e-40] * 9)
+OTHER: Final = (np.linspace(1, 3, WIDTH) * 0.9e-38).astype(np.float32)
+PRODUCT_IS_SMALL: Final = np.full(WIDTH, 1e-20, np.float32)
+
+
+def rows(constant: Any, x: jax.Array) -> jax.Array:
+    """The constant for each row: for one row XLA repeats nothing."""
+    return jnp.broadcast_to(jnp.asarray(constant), x.shape)
+
+
+@jax.jit
+def twice(x: jax.Array) -> jax.Array:
+    return 2 * x
+
+
+@jax.custom_jvp
+def tripled(x: jax.Array) -> jax.Array:
+    return 3 * x
+
+
+tripled.defjvp(lambda x, t: (tripled(x[0]), 3 * t[0]))
+
+PROGRAMS: Final[dict[str, Program]] = {
+    "sum": lambda x: rows(SMALL, x) + jnp.float32(1e-39),
+    "sum in bfloat16": lambda x: jnp.full_like(x, 1e-39, jnp.bfloat16) + jnp.bfloat16(1e-39),
+    "sum in float64": lambda x: rows(np.full(WIDTH, 1e-310), x) + np.float64(1e-310),
+    "difference of usual numbers": lambda x: rows(OTHER, x) - np.float32(1.5e-38),
+    "product of usual numbers": lambda x: rows(PRODUCT_IS_SMALL, x) * rows(PRODUCT_IS_SMALL, x),
+    "product of scalars": lambda x: x + jnp.float32(1e-20) * jnp.full((), 1e-20, jnp.float32) * 1e38,
+    "quotient": lambda x: rows(OTHER, x) / 7,
+    "square root": lambda x: jnp.sqrt(rows(SMALL, x)),
+    "comparison": lambda x: jnp.where(rows(SMALL, x) > 0, 1.0, 2.0),
+    "maximum": lambda x: jnp.maximum(rows(SMALL, x), 0.0),
+    "order": lambda x: jnp.sort(rows(SMALL, x), axis=-1),
+    "exponential": lambda x: jnp.exp(rows(SMALL, x) * 1e38),
+    "logarithm": lambda x: jnp.log(jnp.abs(rows(SMALL, x))),
+    "sum over columns": lambda x: jnp.sum(rows(SMALL, x), axis=-1),
+    "product of matrices": lambda x: rows(SMALL, x) @ jnp.ones((WIDTH, 3)),
+    "chosen": lambda x: jnp.where(x > 0, rows(SMALL, x), rows(OTHER, x)) + jnp.float32(1e-39),
+    "bfloat16 of float32": lambda x: rows(SMALL, x).astype(jnp.bfloat16),
+    "float32 of float64": lambda x: rows(np.full(WIDTH, 2.3e-39), x).astype(jnp.float32) * 3,
+    "complex": lambda x: jnp.abs(lax.complex(rows(SMALL, x), rows(SMALL, x))),
+    "in a function": lambda x: twice(rows(SMALL, x)),
+    "of a function": lambda x: rows(twice(jnp.float32(0.4e-38)), x) * 0.5,
+    "in a rule": lambda x: tripled(rows(SMALL, x)),
+    "in a loop": lambda x: lax.scan(lambda c, _: (c * 0.5, None), rows(OTHER, x), None, length=2)[0],
+    "in a branch": lambda x: lax.cond(x[0, 0] > 9, lambda c: c, lambda c: c * 0.5, rows(OTHER, x)),
+    "in a loop that ends when it likes": lambda x: lax.while_loop(
+        lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 0.5), (0, rows(OTHER, x))
+    )[1],
+}
+FEW: Final = ("sum in bfloat16", "product of usual numbers", "in a function", "bfloat16 of float32", "in a loop")
+
+
+@pytest.mark.parametrize("name", sampled(PROGRAMS, FEW))
+def test_a_constant_row_is_the_same_for_one_and_for_several(name: str) -> None:
+    with jax.enable_x64(name.endswith("float64")):
+        program = bijax.invariant(PROGRAMS[name])
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((8, WIDTH)).astype(np.float32))
+        alone = np.asarray(jax.jit(program)(x[:1]))
+        for count in (3, 8):
+            assert_bits_equal(np.asarray(jax.jit(program)(x[:count]))[:1], alone, err_msg=str(count))
+        assert_bits_equal(np.asarray(program(x[:3]))[:1], alone, err_msg="operation by operation")
+        assert_bits_equal(np.asarray(jax.jit(jax.vmap(lambda x: program(x[None])[0]))(x))[:1], alone, err_msg="mapped")
+
+
+def test_plain_jax_keeps_subnormal_numbers_of_one_row() -> None:
+    """The control."""
+    program = jax.jit(PROGRAMS["sum in bfloat16"])
+    one, several = (np.asarray(program(jnp.zeros((n, WIDTH), jnp.float32))) for n in (1, 3))
+    assert (one[0] != several[0]).any()
+
+
+def test_usual_constants_are_left_to_xla() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return x + rows(np.float32(np.arange(WIDTH)), x) * 0.125
+
+    def small(x: jax.Array) -> jax.Array:
+        return x + rows(PRODUCT_IS_SMALL, x) * 0.125
+
+    x = jax.ShapeDtypeStruct((3, WIDTH), jnp.float32)
+    fences = [jax.jit(bijax.invariant(f)).lower(x).as_text().count("stablehlo.or ") for f in (program, small)]
+    assert fences == [1, 2]  # one is that of the product
