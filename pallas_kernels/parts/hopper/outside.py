@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import arith, memref
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
 _WARP: Final = 32
+_STEP: Final = 8 * _WARP  # entries that are loaded at once: a loop would wait for each load
 
 
 def any_outside(table: Any, row: Any, entries: Any, size: int, interpret: bool) -> jax.Array:
@@ -40,13 +41,15 @@ def any_outside(table: Any, row: Any, entries: Any, size: int, interpret: bool) 
         row, end = arith.index_cast(index, row.registers.item()), entries.registers.item()
         lane = arith.remui(thread_of_warpgroup(), i32(_WARP))
 
-        @mgpu.fori(arith.divui(arith.addi(end, i32(_WARP - 1)), i32(_WARP)), i32(0))  # type: ignore[untyped-decorator]
+        @mgpu.fori(arith.divui(arith.addi(end, i32(_STEP - 1)), i32(_STEP)), i32(0))  # type: ignore[untyped-decorator]
         def wrong(i: Any, found: Any) -> Any:
-            entry = arith.minsi(arith.addi(arith.muli(i, i32(_WARP)), lane), arith.subi(end, i32(1)))
-            number = memref.load(table, [row, arith.index_cast(index, entry)])
-            # Negative ones are large without a sign.
-            outside = arith.cmpi(arith.CmpIPredicate.uge, number, i32(size))
-            return arith.ori(found, arith.extui(word, outside))
+            first, last = arith.addi(arith.muli(i, i32(_STEP)), lane), arith.subi(end, i32(1))
+            entries = (arith.minsi(arith.addi(first, i32(at)), last) for at in range(0, _STEP, _WARP))
+            for number in [memref.load(table, [row, arith.index_cast(index, entry)]) for entry in entries]:
+                # Negative ones are large without a sign.
+                outside = arith.cmpi(arith.CmpIPredicate.uge, number, i32(size))
+                found = arith.ori(found, arith.extui(word, outside))
+            return found
 
         votes = mgpu.utils.inline_ptx(
             "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",

@@ -147,10 +147,13 @@ class _Walk:
         groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
         return cls(form, values, stats, *rows, begin, stop, origin, groups, *memory)
 
+    def begin_copies(self) -> None:
+        """Starts the first copies, which `run` waits for."""
+        pl.loop(0, self.form.stages)(self._copy)
+
     def run(self) -> tuple[Stats, jax.Array]:
         """Returns the stats of all splits, and their values (4, H)."""
         form, width = self.form, self.form.width
-        pl.loop(0, form.stages)(self._copy)
         start = form.full((MERGED_ROWS,), LEAST), form.full((MERGED_ROWS,), 0), form.full((MERGED_ROWS, form.size), 0)
         rounds = jnp.where(self.stop > self.begin, lax.div(self.stop - self.origin + (width - 1), width), 0)
         maximum, sums, total = lax.fori_loop(0, rounds, self._side_by_side, start)
@@ -275,23 +278,29 @@ def merge(
         span = splits_of(numbers.offsets[sequence], queries, keys)
         place, first = place_of(sequence, part.start)
         walk = _Walk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
+        walk.begin_copies()
+        # What else is loaded comes while they are under way.
+        wrong = call.leads_outside(table, sequence, keys)
+        factors = None
+        if refs_further.value_scale is not None:
+            of_all = refs_further.value_scale
+            of_sequence = of_all.at[sequence if of_all.shape[0] > 1 else 0]
+            like = form.full((MERGED_ROWS, size), 0)
+            factors = math.scaled(_of_heads(of_sequence, part.start, rows, like, form), 1 / call.unit)
         stats, total = walk.run()
         query: Any = jnp.int32(0)
         if call.queries > 1:
             row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS,), 0, layout=form.rows)
             query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, call.group))
-        stats = of_queries(stats, query, queries, call.leads_outside(table, sequence, keys))
+        stats = of_queries(stats, query, queries, wrong)
         sink = None
         if sinks is not None:
             of_rows = sinks.at[sequence if sinks.shape[0] > 1 else 0, part]
             sink = plgpu.load(of_rows, layout=form.rows, optimized=False)
         out, lse = result(total, stats, sink, math)
         out = out.astype(dtype)
-        if refs_further.value_scale is not None:
-            factors = refs_further.value_scale
-            of_rows = factors.at[sequence if factors.shape[0] > 1 else 0]
-            whole = math.scaled(_of_heads(of_rows, part.start, rows, out.astype(jnp.float32), form), 1 / call.unit)
-            out = math.product(out.astype(jnp.float32), whole).astype(dtype)
+        if factors is not None:
+            out = math.product(out.astype(jnp.float32), factors).astype(dtype)
         store_few(out_ref.at[sequence, part], out, form.interpret)
         store_few(lse_ref.at[sequence, part], lse, form.interpret)
 
