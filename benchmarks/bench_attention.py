@@ -101,15 +101,18 @@ DECODE: Final = tuple(
     )
 )
 
+KINDS: Final = {"prefill": PREFILL, "gradients": GRADIENTS, "decode": DECODE}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    parser.add_argument("--only", choices=[*KINDS], help="one part of the table")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(f"bench_attention needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
-    cases = (*PREFILL, *GRADIENTS, *DECODE)
+    cases = [case for kind, part in KINDS.items() if arguments.only in (None, kind) for case in part]
     with ThreadPoolExecutor(THREADS) as pool:
         pending = [{name: pool.submit(compiled, case, name) for name in programs(case)} for case in cases]
         ready = [{name: program.result() for name, program in row.items()} for row in pending]
