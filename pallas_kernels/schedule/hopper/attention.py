@@ -12,7 +12,7 @@ WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
 _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
-_DECODE_STAGES: Final = {(64, 64): 4, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
+_DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
 _WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
 _BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
@@ -26,7 +26,7 @@ _BYTE_STAGES: Final = {
 }
 _LEFT_STAGES: Final = {(64, 64): (4, 3), (128, 128): (2, 2)}  # of one walker, and of each of two
 _LEFT_REGISTERS: Final = (216, 40, 0)
-_SWAPPED: Final = ((64, 64), (128, 128))
+_SWAPPED_STAGES: Final = {(64, 64): (3, 6), (128, 128): (2, 2)}  # of contiguous keys, and of pages
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
 _IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
@@ -107,6 +107,7 @@ class Problem:
         plain: Whether no soft cap bends the scores, nothing is added to them and no mask hides any.
         pairs: Whether a bias or a mask is read for each pair of a query and a key.
         shares: Whether sequences may share splits, of more than one.
+        paged: Whether keys lie in pages.
     """
 
     batch: int
@@ -123,6 +124,7 @@ class Problem:
     plain: bool = True
     pairs: bool = False
     shares: bool = False
+    paged: bool = False
 
     @property
     def splits(self) -> int:
@@ -158,6 +160,7 @@ def attention_schedule(problem: Problem) -> PrefillSchedule | DecodeSchedule:
         eight_bits=p.eight_bits,
         rows=rows,
         shares=p.shares,
+        paged=p.paged,
     )
     if p.queries <= _DECODE_QUERIES:
         return packed
@@ -226,6 +229,7 @@ def decode_schedule(
     eight_bits: bool = False,
     rows: int = SWAPPED_ROWS + 1,
     shares: bool = False,
+    paged: bool = False,
 ) -> DecodeSchedule:
     """Returns the schedule of packed tiles.
 
@@ -237,9 +241,10 @@ def decode_schedule(
         eight_bits: Whether keys and values have 8 bits.
         rows: Rows of a key head, of plain scores: more than `SWAPPED_ROWS` with a soft cap or slopes.
         shares: Whether sequences may share splits, of more than one: items have one split then, and 64 rows.
+        paged: Whether keys lie in pages, whose copies begin later.
     """
     widths = head_size, value_size or head_size
-    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED and not shares
+    swap = splits > 1 and rows <= SWAPPED_ROWS and widths in _SWAPPED_STAGES and not shares
     if eight_bits and swap:
         walkers = 2 if tiles * splits > SMS else 1
         stages = _LEFT_STAGES[widths][walkers - 1]
@@ -252,7 +257,9 @@ def decode_schedule(
     rounds = -(-tiles // SMS)
     if not shares and widths in _WHOLE_STAGES and splits <= _WHOLE_SPLITS and tiles >= _BUSY * rounds * SMS > 0:
         return DecodeSchedule(_WHOLE_STAGES[widths], whole=True)
-    return DecodeSchedule(_DECODE_STAGES[widths], swap=swap)
+    if swap:
+        return DecodeSchedule(_SWAPPED_STAGES[widths][paged], swap=True)
+    return DecodeSchedule(_DECODE_STAGES[widths])
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def attention(
                 plain=soft_cap is None and nothing_added,
                 pairs=bias is not None or mask is not None,
                 shares=shares,
+                paged=paged,
             )
         )
     block = contract.key_block
