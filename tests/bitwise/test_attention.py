@@ -260,7 +260,7 @@ def test_pages_under_vmap() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("shape", "tiles"),
-    [((3, 3, 64, 64), [Tile(1, 64), Tile(1, 16, 64)]), ((1, 1, 80, 48), [Tile(3, 4)])],
+    [((3, 3, 64, 64), [Tile(1, 64), Tile(1, 16, 64), Tile(1, 64, 64, one_block=True)]), ((1, 1, 80, 48), [Tile(3, 4)])],
 )
 def test_tiles_agree(shape: tuple[int, int, int, int], tiles: list[Tile]) -> None:
     """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
@@ -290,6 +290,7 @@ def test_every_call_has_a_tile() -> None:
                 assert tiles[-1] == REFERENCE
                 assert all(t.sequences <= batch for t in tiles)
                 assert all(t.keys == REFERENCE.keys or capacity <= t.keys for t in tiles)
+                assert tiles[0].one_block == (capacity <= REFERENCE.keys and tiles[0] != REFERENCE)
 
 
 def fused(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -65,7 +65,7 @@ def seen_product(weights: jax.Array, seen: jax.Array, values: jax.Array, dimensi
 
     Args:
         weights: Zero where `seen` is false.
-        seen: bool, of the shape of `weights`.
+        seen: bool, of a shape that is broadcast to that of `weights`.
         values: The other operand; its last axis is a free one.
         dimensions: As in `lax.dot_general`. The result's last two axes must be a free axis of the weights and the
             last axis of the values.
@@ -93,13 +93,26 @@ def _product_with_specials(
     left = (signs, jnp.abs(signs), seen.astype(jnp.float32))
     right = (infinite, size, size + jnp.isnan(values))
     contracted, batched = ((_shifted(a), _shifted(b)) for a, b in dimensions)
-    sums = dot(jnp.stack(left), jnp.stack(right), (contracted, ((0, *batched[0]), (0, *batched[1]))))
+    sums = dot(stacked(*left), stacked(*right), (contracted, ((0, *batched[0]), (0, *batched[1]))))
     difference, count, all_seen = sums[0], sums[1], sums[2]
     product = dot(weights, jnp.where(jnp.isfinite(values), values, jnp.float32(0)), dimensions)
     product = jnp.where(count + difference > 0, product + jnp.inf, product)
     product = jnp.where(count - difference > 0, product - jnp.inf, product)
     # What is seen but counts neither as +inf nor as -inf is a nan, or an infinity with the weight zero.
     return jnp.where(all_seen > count, jnp.nan, product)
+
+
+def stacked(*arrays: jax.Array) -> jax.Array:
+    """Returns arrays of one dtype and of the shape of the first one along a new first axis, as a choice by the index.
+
+    A concatenation on a CPU is a kernel of its own, which XLA compiles anew wherever it stands.
+    """
+    shape = (len(arrays), *arrays[0].shape)
+    index = lax.broadcasted_iota(jnp.int32, shape, 0)
+    result = jnp.broadcast_to(arrays[-1], shape)
+    for i, array in enumerate(arrays[:-1]):
+        result = lax.select(index == i, jnp.broadcast_to(array, shape), result)
+    return result
 
 
 def _shifted(axes: tuple[int, ...]) -> tuple[int, ...]:

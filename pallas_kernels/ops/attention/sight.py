@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 POSITION_LIMIT = 1 << 30
 """Positions stay below it, so that sums of positions and windows fit in int32."""
@@ -24,7 +25,9 @@ class Sight(NamedTuple):
         some = self.last > self.first
         lowest = jnp.min(jnp.where(some, self.first, POSITION_LIMIT))
         highest = jnp.max(jnp.where(some, self.last, 0))
-        return lowest // key_block, (highest + (key_block - 1)) // key_block
+        # Not `//`, which minds signs: none is negative.
+        size = jnp.int32(key_block)
+        return lax.div(lowest, size), lax.div(highest + (size - 1), size)
 
 
 def sight(

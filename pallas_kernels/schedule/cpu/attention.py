@@ -16,11 +16,14 @@ class Tile(NamedTuple):
         sequences: Sequences that it takes at once.
         queries: Queries of each sequence.
         keys: Keys that it reads of each block; fewer than a whole block where the sequences hold no more.
+        one_block: Whether the sequences hold no more than one block, so that there is no loop over blocks: XLA compiles
+            a loop for longer than what is in it.
     """
 
     sequences: int
     queries: int
     keys: int = KEY_BLOCK
+    one_block: bool = False
 
 
 REFERENCE: Final = Tile(1, 1)
@@ -48,13 +51,21 @@ def attention_tiles(batch: int, queries: int, capacity: int) -> tuple[Tile, ...]
     fitting = [Tile(min(batch, _SEQUENCES[q]), q) for q in reversed(ladder[: first + 1])]
     narrow = [t._replace(keys=_NARROW_KEYS) for t in fitting] if capacity <= _NARROW_KEYS else []
     single = [t._replace(sequences=1) for t in fitting]
-    return tuple(dict.fromkeys([*narrow, *fitting, *single, REFERENCE]))
+    tiles = [*_without_loop([*narrow, *fitting], capacity), *narrow, *fitting, *single, REFERENCE]
+    return tuple(dict.fromkeys(tiles))
 
 
-def gradient_tiles(queries: int) -> tuple[Tile, ...]:
+def gradient_tiles(queries: int, capacity: int) -> tuple[Tile, ...]:
     """Returns the tiles of the backward pass in the order in which to try them.
 
     Args:
         queries: Queries of each sequence.
+        capacity: Keys of each sequence.
     """
-    return (_GRADIENT_WIDE, GRADIENT_REFERENCE) if queries > QUERY_BLOCK else (GRADIENT_REFERENCE,)
+    wide = [_GRADIENT_WIDE] if queries > QUERY_BLOCK else []
+    return (*_without_loop(wide, capacity), *wide, GRADIENT_REFERENCE)
+
+
+def _without_loop(tiles: list[Tile], capacity: int) -> list[Tile]:
+    """Returns the tiles for one block of keys; the reference, which is compared with nothing, keeps its loop."""
+    return [t._replace(one_block=True) for t in tiles if capacity <= KEY_BLOCK and t != REFERENCE]

@@ -15,7 +15,7 @@ from pallas_kernels.ops.attention.cpu._forward import block_scores, from_rows, o
 from pallas_kernels.ops.attention.cpu._gradient_rows import Call, Rows
 from pallas_kernels.ops.attention.cpu._score_arrays import NOTHING, ScoreArrays
 from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
-from pallas_kernels.ops.attention.programs import dot, seen_product
+from pallas_kernels.ops.attention.programs import dot, seen_product, stacked
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
 
@@ -171,7 +171,10 @@ def _walk_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, call: Call) ->
         new = _block_gradients(here, rows, k, v, start, chain, call)
         return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3, **FROM_ZERO))
 
-    sums: _Sums = lax.fori_loop(*rows.queries.blocks(key_block), body, _Sums(jnp.zeros_like(rows.query), cache))
+    start = _Sums(jnp.zeros_like(rows.query), cache)
+    if call.tile.one_block:
+        return body(jnp.int32(0), start)
+    sums: _Sums = lax.fori_loop(*rows.queries.blocks(key_block), body, start)
     return sums
 
 
@@ -179,7 +182,7 @@ class _Pair(NamedTuple):
     """What a tile of queries and a block of keys have to do with each other, (1, K, R, n).
 
     Attributes:
-        seen: Which keys the rows see.
+        seen: Which keys the rows see, (1, K or 1, R, n).
         weights: Those of the forward pass, divided by their sum.
         slopes: Gradients of what is added to the scores.
         bent: Of the soft cap, or None.
@@ -201,7 +204,7 @@ def _block(rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, cal
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - lse[..., None]), jnp.float32(0)))
     slopes = dot(rows.cotangent, values, (((3,), (3,)), ((0, 1), (0, 2))))
     (slopes,) = isolate(jnp.where(seen, weights * (slopes - rows.delta[..., None]), jnp.float32(0)))
-    return _Pair(jnp.broadcast_to(seen, weights.shape), weights, slopes, bent)
+    return _Pair(seen, weights, slopes, bent)
 
 
 def _block_gradients(
@@ -216,14 +219,14 @@ def _block_gradients(
     query = sums.query + seen_product(slopes, seen, keys, (((3,), (1,)), ((0, 1), (0, 2))))
 
     def chains(*pair: jax.Array) -> jax.Array:
-        # Keys and values take the same path, side by side: (2, 1, K, chains, rows of a chain, ...).
+        # Keys and values take the same path, side by side: (2 or 1, 1, K, chains, rows of a chain, ...).
         widest = max(x.shape[3] for x in pair)
-        x = jnp.stack([jnp.pad(x, [(0, 0)] * 3 + [(0, widest - x.shape[3])]) for x in pair])
+        x = stacked(*(jnp.pad(x, [(0, 0)] * 3 + [(0, widest - x.shape[3])]) for x in pair))
         return x.reshape(*x.shape[:3], x.shape[3] // chain, chain, x.shape[4])
 
     partial = seen_product(
         chains(slopes, weights),
-        chains(seen, seen),
+        chains(seen),
         chains(rows.query, rows.cotangent),
         (((4,), (4,)), ((0, 1, 2, 3), (0, 1, 2, 3))),
     )

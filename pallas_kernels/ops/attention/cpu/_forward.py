@@ -161,7 +161,6 @@ def block_step(
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - shift[..., None]), jnp.float32(0)))
     (decay,) = run_flat(lambda x: (jnp.exp(x),), state.maximum - shift)
     block_total = lane_tree(weights, lax.add)
-    seen = jnp.broadcast_to(seen, weights.shape)
     block_values = seen_product(weights, seen, values, (((3,), (1,)), ((0, 1), (0, 2))))
     # Behind a barrier the product is rounded before the sum, wherever the element stands in a vector.
     total, kept = isolate(state.total * decay, state.values * decay[..., None])
@@ -247,6 +246,7 @@ def attend(
     # The last tile of a kind overlaps the one before it; it computes the same bits again.
     steps = (-(-batch // tile.sequences), -(-length // tile.queries))
     (factor,) = isolate(jnp.float32(spec.factor))
+    zero = jnp.int32(0)
 
     def sinks_of_rows(first: jax.Array) -> jax.Array | None:
         if sinks is None:
@@ -275,12 +275,12 @@ def attend(
             return block_step(state, q, k, v, rows, start, factor, given, spec.soft_cap)
 
         state = initial_state(tile.sequences, heads, q.shape[2], value_size)
-        state = lax.fori_loop(*queries.blocks(key_block), body, state)
+        # A block that a row does not see leaves its state as it is, so one block needs no loop.
+        state = body(zero, state) if tile.one_block else lax.fori_loop(*queries.blocks(key_block), body, state)
         out, lse = finish(state, rows, sinks_of_rows(first), masked=arrays.given)
         out, lse = isolate(out.astype(query.dtype), lse)
         return from_rows(out, tile.queries, group), from_rows(lse, tile.queries, group)
 
-    zero = jnp.int32(0)
     if steps == (1, 1):
         return run(zero, zero)
 

@@ -127,14 +127,13 @@ class Sequence:
     @property
     def _before(self) -> jax.Array:
         # The first tile begins at the edge of a query block, so up to a block less one rows before the first query.
-        return self.limits[0][0] % self.call.spec.contract.query_block
+        return lax.rem(self.limits[0][0], jnp.int32(self.call.spec.contract.query_block))
 
     @property
     def tiles(self) -> jax.Array:
         """Number of tiles of queries."""
         queries = self.call.tile.queries
-        tiles: jax.Array = (self._before + self.limits[1][0] + (queries - 1)) // queries
-        return tiles
+        return lax.div(self._before + self.limits[1][0] + jnp.int32(queries - 1), jnp.int32(queries))
 
     def tile_of_queries(self, i: jax.Array) -> Rows:
         """Returns the rows of a tile."""

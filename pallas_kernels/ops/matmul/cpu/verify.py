@@ -77,15 +77,19 @@ def _scatter(xp: Any, rows: int, columns: int, trial: int) -> Any:
 @functools.lru_cache(maxsize=1024)
 def expected(k: int, n: int, contract: MatmulContract, transpose_w: bool, trial: int = 0) -> np.ndarray:
     """Returns the reference's products (3, n) of `probe_rows` and `probe_weights`, some columns at a time."""
-    weights = np.asarray(probe_weights(k, n, transpose_w, trial)).astype(contract.dtype)
+    weights = np.asarray(probe_weights(k, n, transpose_w, trial)).astype(contract.dtype, copy=False)
     weights = weights.T if transpose_w else weights
     rows = probe_rows(k, contract.dtype, trial)
     parts = []
+    cpu = jax.local_devices(backend="cpu")[0]
     for start in range(0, n, _COLUMNS_AT_A_TIME):
         part = weights[:, start : start + _COLUMNS_AT_A_TIME]
         # One compiled reference serves many numbers of columns.
         columns = max(_FEWEST_COLUMNS, next_power_of_two(part.shape[1]))
-        part = np.pad(part, ((0, 0), (0, columns - part.shape[1])))
+        if part.shape[1] < columns:
+            part = np.pad(part, ((0, 0), (0, columns - part.shape[1])))
+        with jax.ensure_compile_time_eval():  # a program may be being traced
+            part = jax.device_put(part, cpu)
         compiled = _compile_reference(k, columns, contract)
         parts.append(np.concatenate([np.asarray(compiled(row[None], part)) for row in rows]))
     return np.concatenate(parts, axis=1)[:, :n]
