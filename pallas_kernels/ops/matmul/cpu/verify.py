@@ -2,7 +2,8 @@
 
 The reference multiplies one row at a time by weights (K, N), block by block. XLA's own code for that is a loop over K
 around fused multiply-adds on whole vectors of columns; columns that fill no vector would take another road, so they
-are padded.
+are padded. Its products of float32 are computed without XLA (`exact`), which takes 30 to 100 ms to compile it for each
+shape; those of float64, and of a compiler that does not fuse, are compiled.
 """
 
 import functools
@@ -14,16 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.contract import MatmulContract
+from pallas_kernels.ops.matmul.cpu.exact import fused_chains
 from pallas_kernels.ops.matmul.cpu.forms import in_blocks, stack_rows
 from pallas_kernels.parts.xla.row_major import row_major
-from pallas_kernels.parts.xla.tiles import isolate, next_power_of_two
+from pallas_kernels.parts.xla.tiles import isolate
 
 _VECTOR = 8
-_LARGE = 1 << 20
-_COLUMNS_AT_A_TIME = 2048
-_FEWEST_COLUMNS = 256
 _MOST_TRIALS = 32
 _TRIED_PRODUCTS = 1 << 20
+_COMPILED_COLUMNS = 128
+_COMPARED_AT_ONCE = 1 << 18
+_ALIGNMENT = 64
+_PROBED_K = 33
+
+KINDS_OF_COLUMNS = 67
 
 
 def reference(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool = False) -> jax.Array:
@@ -59,40 +64,95 @@ def probe_rows(k: int, dtype: str = "float32", trial: int = 0) -> np.ndarray:
     return rows.astype(dtype)
 
 
-def probe_weights(k: int, n: int, transpose_w: bool, trial: int = 0) -> Any:
-    """Returns an array of weights spread over [-1, 1); large ones, as those of a vocabulary, are made by XLA."""
-    shape = (n, k) if transpose_w else (k, n)
-    if k * n > _LARGE:
-        return ahead_of_time(functools.partial(_scatter, jnp, *shape, trial))()
-    return _scatter(np, *shape, trial)
+def probe_weights(k: int, n: int, transpose_w: bool, trial: int = 0) -> np.ndarray:
+    """Returns float32 weights spread over [-1, 1), (K, N) or (N, K); columns come again after `KINDS_OF_COLUMNS`.
+
+    The kinds of columns are a prime number, so that each place in a vector or tile sees all of them.
+    """
+    kinds = _kinds_of_columns(k, n, trial)
+    if transpose_w:
+        weights = _aligned((n, k))
+        for start in range(0, n, KINDS_OF_COLUMNS):
+            weights[start : start + KINDS_OF_COLUMNS] = kinds[:, : n - start].T
+        return weights
+    weights = _aligned((k, n))
+    for start in range(0, n, KINDS_OF_COLUMNS):
+        weights[:, start : start + KINDS_OF_COLUMNS] = kinds[:, : n - start]
+    return weights
 
 
-def _scatter(xp: Any, rows: int, columns: int, trial: int) -> Any:
-    i, j = xp.arange(rows, dtype=xp.uint32)[:, None], xp.arange(columns, dtype=xp.uint32)
-    mixed = (i * xp.uint32(0x9E3779B1) + j + xp.uint32(trial << 20)) * xp.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> xp.uint32(15))) * xp.uint32(0xC2B2AE35)
-    return (mixed >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-23) - xp.float32(1)
+def _aligned(shape: tuple[int, int]) -> np.ndarray:
+    """Returns memory for float32 numbers that XLA takes as it is; other memory it copies."""
+    size = 4 * shape[0] * shape[1]
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(np.float32).reshape(shape)
+
+
+def _kinds_of_columns(k: int, n: int, trial: int) -> np.ndarray:
+    i, j = np.arange(k, dtype=np.uint32)[:, None], np.arange(min(n, KINDS_OF_COLUMNS), dtype=np.uint32)
+    mixed = i * np.uint32(0x9E3779B1) + (j + np.uint32(trial << 20))
+    mixed *= np.uint32(0x85EBCA6B)
+    mixed ^= mixed >> np.uint32(15)
+    mixed *= np.uint32(0xC2B2AE35)
+    mixed >>= np.uint32(8)
+    weights = mixed.astype(np.float32)
+    weights *= np.float32(2.0**-23)
+    weights -= np.float32(1)
+    return weights
 
 
 @functools.lru_cache(maxsize=1024)
-def expected(k: int, n: int, contract: MatmulContract, transpose_w: bool, trial: int = 0) -> np.ndarray:
-    """Returns the reference's products (3, n) of `probe_rows` and `probe_weights`, some columns at a time."""
-    weights = np.asarray(probe_weights(k, n, transpose_w, trial)).astype(contract.dtype, copy=False)
-    weights = weights.T if transpose_w else weights
-    rows = probe_rows(k, contract.dtype, trial)
-    parts = []
-    cpu = jax.local_devices(backend="cpu")[0]
-    for start in range(0, n, _COLUMNS_AT_A_TIME):
-        part = weights[:, start : start + _COLUMNS_AT_A_TIME]
-        # One compiled reference serves many numbers of columns.
-        columns = max(_FEWEST_COLUMNS, next_power_of_two(part.shape[1]))
-        if part.shape[1] < columns:
-            part = np.pad(part, ((0, 0), (0, columns - part.shape[1])))
-        with jax.ensure_compile_time_eval():  # a program may be being traced
-            part = jax.device_put(part, cpu)
-        compiled = _compile_reference(k, columns, contract)
-        parts.append(np.concatenate([np.asarray(compiled(row[None], part)) for row in rows]))
-    return np.concatenate(parts, axis=1)[:, :n]
+def _expected(k: int, n: int, contract: MatmulContract, trial: int) -> np.ndarray:
+    """Returns the contract's products (3, kinds) of `probe_rows` and the kinds of columns of `probe_weights`."""
+    rows, weights = probe_rows(k, contract.dtype, trial), _kinds_of_columns(k, n, trial).astype(contract.dtype)
+    if contract.dtype == "float32" and _compiler_fuses():
+        return fused_chains(rows, weights, contract.k_block)
+    return _compiled_products(rows, weights, contract)
+
+
+def gives_expected(actual: np.ndarray, k: int, contract: MatmulContract, *, first: int = 0, trial: int = 0) -> bool:
+    """Returns whether products have the bits of the contract.
+
+    Args:
+        actual: (..., N), the products of rows of `probe_rows`, one kind after the other, and of `probe_weights`.
+        k: Length of the contracted dimension.
+        contract: Order of the sums.
+        first: Kind of the first row.
+        trial: Which set of operands.
+    """
+    n = actual.shape[-1]
+    kinds = np.take(_expected(k, n, contract, trial), np.arange(n) % KINDS_OF_COLUMNS, axis=1)
+    kinds = np.roll(kinds, -first, axis=0)
+    unsigned = f"u{actual.itemsize}"
+    found, wanted = actual.reshape(-1, n).view(unsigned), kinds.view(unsigned)
+    whole = len(found) - len(found) % len(wanted)
+    groups = found[:whole].reshape(-1, *wanted.shape)
+    some = max(1, _COMPARED_AT_ONCE // wanted.size)  # they stay in the cache
+    same = all((groups[i : i + some] == wanted).all() for i in range(0, len(groups), some))
+    return same and bool((found[whole:] == wanted[: len(found) - whole]).all())
+
+
+@functools.cache
+def _compiler_fuses() -> bool:
+    """Returns whether what XLA makes of the reference is chains of fused multiply-adds.
+
+    It is not where optimizations are off, or the processor has no such instruction. Then the compiled reference is the
+    only order that all shapes can have.
+    """
+    contract, k = MatmulContract(_PROBED_K), _PROBED_K
+    rows, weights = probe_rows(k), _kinds_of_columns(k, KINDS_OF_COLUMNS, 0)
+    found, wanted = _compiled_products(rows, weights, contract), fused_chains(rows, weights, contract.k_block)
+    return bool((found.view(np.uint32) == wanted.view(np.uint32)).all())
+
+
+def _compiled_products(rows: np.ndarray, weights: np.ndarray, contract: MatmulContract) -> np.ndarray:
+    """Returns the reference's products, one row at a time."""
+    (k, n), columns = weights.shape, _COMPILED_COLUMNS
+    with jax.ensure_compile_time_eval():  # a program may be being traced
+        part = jax.device_put(np.pad(weights, ((0, 0), (0, columns - n))), jax.local_devices(backend="cpu")[0])
+    compiled = _compile_reference(k, columns, contract)
+    return np.concatenate([np.asarray(compiled(row[None], part)) for row in rows])[:, :n]
 
 
 @functools.lru_cache(maxsize=256)
