@@ -1,16 +1,18 @@
 """Attention on the CPU: tiles of several shapes that give the bits of one reference tile.
 
 The number of sequences and queries of a tile changes XLA's dot and its vector loops, which mostly keep the order of
-the sums and sometimes do not. So a tile is used only after its program gave the reference's bits on this machine.
+the sums and sometimes do not. So a tile is used only after its program gave the reference's bits on this machine. The
+reference runs one operation at a time, for which only its products and functions are compiled.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from pallas_kernels.contract import attention_contract
+from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.cpu import _backward, _tiling
 from pallas_kernels.ops.attention.cpu._forward import attend
 from pallas_kernels.ops.attention.cpu._keys import Cache, contiguous_blocks
@@ -19,11 +21,14 @@ from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.ops.attention.sight import Sight
 from pallas_kernels.parts.eight_bits import scaled_queries, scaled_results
+from pallas_kernels.parts.xla.one_by_one import one_by_one
 from pallas_kernels.parts.xla.remembered import remembered
 from pallas_kernels.parts.xla.tiles import isolate
 from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, REFERENCE, Tile, attention_tiles, gradient_tiles
 
 _SCALE = 0.125
+
+Program = Callable[..., tuple[jax.Array, ...]]
 
 
 def attention(
@@ -188,9 +193,13 @@ def honours_contract(tile: Tile, shape: ProgramShape) -> bool:
     at = np.ix_(sequences, queries)
     keys = tile.keys if tile.one_block or tile.keys < REFERENCE.keys else 2 * REFERENCE.keys
     query, key, value, first, last = _probe(shape, keys)
-    actual = _run_probe(tile, shape.capped, query[at], key[sequences], value[sequences], first[at], last[at])
+    given = query[at], key[sequences], value[sequences], first[at], last[at]
+    actual = _compile_and_run(_probe_program(tile, shape.capped), *given)
     expected = _reference_of_probe(shape, keys)
-    return all((a.view(np.uint32) == e[at].view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))
+    if _same_bits(actual, [e[at] for e in expected]):
+        return True
+    compiled = _compile_and_run(_probe_program(REFERENCE, shape.capped), *_probe(shape, keys))
+    return _refused(tile, shape, compiled, expected)
 
 
 # Different sequences and queries of the probe; a tile repeats them.
@@ -213,10 +222,10 @@ def _probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
 
 @functools.cache
 def _reference_of_probe(shape: ProgramShape, keys: int) -> tuple[np.ndarray, ...]:
-    return _run_probe(REFERENCE, shape.capped, *_probe(shape, keys))
+    return one_by_one(_probe_program(REFERENCE, shape.capped), *_probe(shape, keys))
 
 
-def _run_probe(tile: Tile, capped: bool, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+def _probe_program(tile: Tile, capped: bool) -> Program:
     def program(
         query: jax.Array, key: jax.Array, value: jax.Array, first: jax.Array, last: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
@@ -225,7 +234,7 @@ def _run_probe(tile: Tile, capped: bool, *arrays: np.ndarray) -> tuple[np.ndarra
         spec = _probe_spec(capped)
         return attend(query, keys, values, what, heads=heads, value_size=size, tile=tile, spec=spec)
 
-    return _compile_and_run(program, *arrays)
+    return program
 
 
 @functools.cache
@@ -249,18 +258,32 @@ def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
     floats = [x.astype(np.float32) for x in (query, key, value, out, lse, cotangent)]
     lengths = [np.array([n], np.int32) for n in (keys - length + 5, length - 7, keys)]
     spec = _probe_spec(shape.capped)
-    actual, expected = (
-        _compile_and_run(functools.partial(_backward.gradients, spec=spec, tile=t), *floats, *lengths)
-        for t in (tile, GRADIENT_REFERENCE)
-    )
+    program, reference = (functools.partial(_backward.gradients, spec=spec, tile=t) for t in (tile, GRADIENT_REFERENCE))
+    expected = one_by_one(reference, *floats, *lengths)
+    if _same_bits(_compile_and_run(program, *floats, *lengths), expected):
+        return True
+    return _refused(tile, shape, _compile_and_run(reference, *floats, *lengths), expected)
+
+
+def _same_bits(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
     return all((a.view(np.uint32) == e.view(np.uint32)).all() for a, e in zip(actual, expected, strict=True))
+
+
+def _refused(tile: Tile, shape: ProgramShape, compiled: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+    """Returns False, if it is the tile that differs and not the reference, which would take the tile's place."""
+    if not _same_bits(compiled, expected):
+        raise UnsupportedError(
+            f"attention on a CPU: expected from the compiled reference of {shape} the bits of its operations one after"
+            f" the other, got others, and others again from {tile}: this XLA joins operations across barriers."
+        )
+    return False
 
 
 def _probe_spec(capped: bool) -> AttentionSpec:
     return AttentionSpec(attention_contract(), _SCALE, causal=True, soft_cap=2.0 if capped else None)
 
 
-def _compile_and_run(program: Callable[..., tuple[jax.Array, ...]], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+def _compile_and_run(program: Program, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     # Compiled ahead of its call: a jitted call in here would become a part of the program that is being traced.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         compiled = jax.jit(program).lower(*arrays).compile()
