@@ -5,9 +5,10 @@
 Prefill is a whole batch of equal lengths, also "with gradients" (the forward and the backward pass), decode one query
 of each sequence against its cache, also from pages of 64 keys in any order and from a cache of int8. The ratio of a row
 with gradients is to cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
-`xla_gpu_deterministic_ops`. Times are device times of all kernels of a call (CUPTI), medians of calls that take turns;
-calls walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of the products that
-the mask leaves, or TB/s of keys and values.
+`xla_gpu_deterministic_ops`. `one_split_us` is the time of our own prefill where all keys are one split, as decode could
+not have them: what its splits cost prefill. Times are device times of all kernels of a call (CUPTI), medians of calls
+that take turns; calls walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of
+the products that the mask leaves, or TB/s of keys and values.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from device_time import device_time_us
 from harness import RESULTS, cell, device_name, record, write
 
 import bijax
+from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.ops.attention.hopper.launch import attention
 
 ROTATED_BYTES: Final = 150_000_000  # several times the L2 cache
 THREADS: Final = 12
@@ -34,6 +37,7 @@ PAGE: Final = 64
 DETERMINISTIC: Final = "deterministic"
 PAGED: Final = "paged"
 INT8: Final = "int8"
+ONE_SPLIT: Final = "one_split"
 
 
 class Case(NamedTuple):
@@ -123,14 +127,18 @@ def main() -> None:
 
 
 def programs(case: Case) -> dict[str, Any]:
-    """Returns cuDNN's program and ours; for decode also from pages and int8, for gradients the deterministic one."""
+    """Returns cuDNN's program and ours.
+
+    For decode also from pages and int8, for gradients the deterministic one, for prefill that with one split.
+    """
     stock = functools.partial(
         jax.nn.dot_product_attention, is_causal=case.causal and not case.decodes, implementation="cudnn"
     )
     if not case.decodes:
         ours = functools.partial(bijax.dot_product_attention, is_causal=case.causal)
         if not case.gradients:
-            return {"cudnn": stock, "ours": ours}
+            found: dict[str, Any] = {"cudnn": stock, "ours": ours}
+            return found | ({ONE_SPLIT: one_split(case)} if case.keys > SplitAttentionContract().split else {})
         return {name: with_gradients(f) for name, f in (("cudnn", stock), ("ours", ours), (DETERMINISTIC, stock))}
     last = functools.partial(bijax.dot_product_attention, is_causal=True, query_offset=case.keys - 1)
 
@@ -144,11 +152,23 @@ def programs(case: Case) -> dict[str, Any]:
     return {"cudnn": stock, "ours": last, PAGED: paged, INT8: int8}
 
 
-def with_gradients(attention: Callable[..., jax.Array]) -> Callable[..., Any]:
+def one_split(case: Case) -> Callable[..., jax.Array]:
+    """Returns our prefill under a contract whose splits are longer than the case's keys."""
+    contract = SplitAttentionContract(split=1 << 20)
+    limits = np.tile(np.array([[0, case.queries, case.keys]], np.int32), (case.batch, 1))
+
+    def program(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        given = q, k, v, jnp.asarray(limits)
+        return attention(*given, contract=contract, scale=case.size**-0.5, causal=case.causal)[0]
+
+    return program
+
+
+def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Returns a function of queries, keys, values and cotangents that gives the result and the three gradients."""
 
     def both(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Any:
-        out, pull = jax.vjp(attention, q, k, v)
+        out, pull = jax.vjp(function, q, k, v)
         return out, pull(g)
 
     return both
@@ -191,7 +211,7 @@ def measure(case: Case, ready: dict[str, Any]) -> dict[str, Any]:
     rate = case.work / us["ours"] / 1e6
     what = "decode" if case.decodes else "causal" if case.causal else "full"
     what += " with gradients" if case.gradients else ""
-    extra = {f"{name}_us": round(us[name], 2) for name in (PAGED, INT8, DETERMINISTIC) if name in us}
+    extra = {f"{name}_us": round(us[name], 2) for name in (PAGED, INT8, DETERMINISTIC, ONE_SPLIT) if name in us}
     shape = {
         "batch": case.batch,
         "keys": case.keys,
