@@ -36,6 +36,7 @@ from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._row_layout import run_row_program
 from bijax.transform._row_products import PRODUCT
 from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
+from bijax.transform._settled import SETTLED, settled, with_settled_reshapes
 from bijax.transform._state import INVARIANT, OFF, Request, current, of_equation, requested, tagged
 from bijax.transform._tables import (
     ALONE,
@@ -88,6 +89,8 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         jaxpr = with_hidden_constants(jaxpr, is_meant)
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
     equations = with_arrangements(jaxpr, equations)
+    if tuple(ctx.platforms) == ("cpu",):
+        equations = with_settled_reshapes(equations, jaxpr.eqns, lambda aval: not _is_explicit(aval))
     if any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True)):
         jaxpr = jaxpr.replace(eqns=equations)
     try:
@@ -124,6 +127,13 @@ def _product_of_parts(ctx: Context, *operands: Any, **parameters: Any) -> Sequen
 
 
 mlir.register_lowering(PRODUCT, _product_of_parts)
+
+
+def _settled(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    return _traced(settled, ctx, operands, parameters)
+
+
+mlir.register_lowering(SETTLED, _settled)
 
 
 def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:

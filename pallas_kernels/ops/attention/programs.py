@@ -87,17 +87,19 @@ def _product_with_specials(
     weights: jax.Array, seen: jax.Array, values: jax.Array, dimensions: DotDimensions
 ) -> jax.Array:
     """Adds what IEEE arithmetic makes of nan and infinities to the product of the finite values."""
-    finite = jnp.isfinite(values)
-    product = dot(weights, jnp.where(finite, values, jnp.float32(0)), dimensions)
-    # One element after the other, as few operations as can be: this is compiled for each product and hardly ever runs.
-    # Sums of zeros, infinities and nan are the same in any order.
-    (contracted, along), (batch, batch_of_values) = dimensions
-    free = (i for i in range(weights.ndim) if i not in (*contracted, *batch))
-    rows, columns = (*batch, *free, *contracted), (*batch_of_values, *along, values.ndim - 1)
-    left, sees = (jnp.broadcast_to(x, weights.shape).transpose(rows)[..., None] for x in (weights, seen))
-    right, ordinary = (jnp.expand_dims(x.transpose(columns), len(batch)) for x in (values, finite))
-    terms = jnp.where(sees & ~ordinary, left * right, jnp.float32(0))
-    return product + jnp.sum(terms, axis=-2)
+    infinite = jnp.where(jnp.isinf(values), jnp.sign(values), jnp.float32(0))
+    signs, size = jnp.sign(weights), jnp.abs(infinite)
+    # Sums of small integers are exact in any order, and one dot with a further batch dimension takes three of them.
+    left = (signs, jnp.abs(signs), seen.astype(jnp.float32))
+    right = (infinite, size, size + jnp.isnan(values))
+    contracted, batched = ((_shifted(a), _shifted(b)) for a, b in dimensions)
+    sums = dot(stacked(*left), stacked(*right), (contracted, ((0, *batched[0]), (0, *batched[1]))))
+    difference, count, all_seen = sums[0], sums[1], sums[2]
+    product = dot(weights, jnp.where(jnp.isfinite(values), values, jnp.float32(0)), dimensions)
+    product = jnp.where(count + difference > 0, product + jnp.inf, product)
+    product = jnp.where(count - difference > 0, product - jnp.inf, product)
+    # What is seen but counts neither as +inf nor as -inf is a nan, or an infinity with the weight zero.
+    return jnp.where(all_seen > count, jnp.nan, product)
 
 
 def stacked(*arrays: jax.Array) -> jax.Array:
@@ -111,3 +113,7 @@ def stacked(*arrays: jax.Array) -> jax.Array:
     for i, array in enumerate(arrays[:-1]):
         result = lax.select(index == i, jnp.broadcast_to(array, shape), result)
     return result
+
+
+def _shifted(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(axis + 1 for axis in axes)
