@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.extend.core import Literal, Primitive
 
+from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
+
 _TINY: Final = np.finfo(np.float32).tiny
 
 Values = list[np.ndarray]
@@ -69,7 +71,6 @@ def _alone(equation: Any, *operands: np.ndarray) -> Values:
 def _compiled(
     primitive: Primitive, shapes: tuple[tuple[tuple[int, ...], str], ...], parameters: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
-    # Ahead of its call: a jitted call in here would become a part of the program that is being traced.
     operands = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
     options = dict(parameters)
 
@@ -77,8 +78,7 @@ def _compiled(
         bind: Callable[..., Any] = primitive.bind
         return bind(*arrays, **options)
 
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return jax.jit(run).lower(*operands).compile()
+    return ahead_of_time(run, *operands)
 
 
 def _rounded(function: Callable[..., Any]) -> Callable[..., Values]:

@@ -21,6 +21,7 @@ from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.ops.attention.sight import Sight
 from pallas_kernels.parts.eight_bits import scaled_queries, scaled_results
+from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
 from pallas_kernels.parts.xla.one_by_one import one_by_one
 from pallas_kernels.parts.xla.remembered import remembered
 from pallas_kernels.parts.xla.tiles import isolate
@@ -284,7 +285,4 @@ def _probe_spec(capped: bool) -> AttentionSpec:
 
 
 def _compile_and_run(program: Program, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    # Compiled ahead of its call: a jitted call in here would become a part of the program that is being traced.
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        compiled = jax.jit(program).lower(*arrays).compile()
-        return tuple(np.asarray(x) for x in compiled(*arrays))
+    return tuple(np.asarray(x) for x in ahead_of_time(program, *arrays)(*arrays))

@@ -16,13 +16,13 @@ import numpy as np
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.ops.matmul.cpu.forms import in_blocks, panels, stack_columns, stack_rows, transposed
 from pallas_kernels.ops.matmul.cpu.verify import (
-    ahead_of_time,
     gives_expected,
     probe_rows,
     probe_weights,
     reference,
     trials,
 )
+from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
 from pallas_kernels.parts.xla.remembered import remembered
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
 from pallas_kernels.schedule.cpu.matmul import Step, matmul_ladder, steps_by_preference

@@ -19,13 +19,13 @@ from pallas_kernels.ops.matmul.cpu.chain import chain
 from pallas_kernels.ops.matmul.cpu.forms import fold, in_blocks, stack_columns, stack_rows
 from pallas_kernels.ops.matmul.cpu.launch import matmul as matmul_one
 from pallas_kernels.ops.matmul.cpu.verify import (
-    ahead_of_time,
     gives_expected,
     probe_rows,
     probe_weights,
     reference,
     trials,
 )
+from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
 from pallas_kernels.parts.xla.remembered import remembered
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import Program, isolate, isolated_dot, map_row_tiles, run_isolated

@@ -17,6 +17,7 @@ import numpy as np
 from pallas_kernels.contract import MatmulContract
 from pallas_kernels.ops.matmul.cpu.exact import fused_chains
 from pallas_kernels.ops.matmul.cpu.forms import in_blocks, stack_rows
+from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
 
@@ -164,10 +165,3 @@ def _compile_reference(k: int, n: int, contract: MatmulContract) -> Callable[...
         return isolate(reference(x, w, contract.k_block))[0]
 
     return ahead_of_time(one_row, *shapes)
-
-
-def ahead_of_time(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-    """Returns the compiled function, for use while another program is being traced."""
-    # A jitted call in here would become a part of the program that is being traced.
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return jax.jit(function).lower(*arguments).compile()
