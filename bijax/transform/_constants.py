@@ -257,10 +257,7 @@ def _spread_of(numbers: np.ndarray) -> float:
 
 
 def _hide(_: Any, constant: Any) -> Sequence[Any]:
-    kind = ir.RankedTensorType(constant.type)
-    if not isinstance(kind.element_type, ir.ComplexType):
-        return [_fences.fence_product(constant)]
-    return [hlo.complex(*(_fences.fence_product(part) for part in (hlo.real(constant), hlo.imag(constant))))]
+    return [_fences.hide_constant(constant)]
 
 
 def _hold(ctx: Any, constant: Any) -> Sequence[Any]:

@@ -5,6 +5,7 @@ XLA and LLVM see through everything but a value that they cannot know, so a zero
 on each element and no pass over memory, since the fused loop stays one loop.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -31,13 +32,25 @@ def fence_product(product: Value) -> Value:
     """
     shaped = ir.RankedTensorType(product.type)
     element: Any = shaped.element_type
-    width = element.width
-    integers = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(width))
-    scalar = ir.RankedTensorType.get([], integers.element_type)
-    zero = emit_opaque_zero()
-    zero = _repeated(zero if zero.type == scalar else hlo.convert(scalar, zero), integers)
-    # Not an exclusive or: two of them, one behind the other, would leave nothing hidden.
-    return hlo.bitcast_convert(shaped, hlo.or_(hlo.bitcast_convert(integers, product), zero))
+    integers = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(element.width))
+    bits = hlo.bitcast_convert(integers, product)
+    zero = _repeated(_as_wide_as(bits, emit_opaque_zero()), integers)
+    # Not an exclusive or: two of them, one after the other, would leave nothing hidden.
+    return hlo.bitcast_convert(shaped, hlo.or_(bits, zero))
+
+
+def hide_constant(constant: Value) -> Value:
+    """Returns a value of any element type of which no compiler can tell that it is constant.
+
+    It is to be hidden only once: where a program hides it again, an exclusive or of the same zero, nothing is hidden.
+    """
+    shaped = ir.RankedTensorType(constant.type)
+    if isinstance(shaped.element_type, ir.ComplexType):
+        return hlo.complex(*(fence_product(part) for part in (hlo.real(constant), hlo.imag(constant))))
+    if isinstance(shaped.element_type, ir.IntegerType):
+        # Not a union, which of bits that are all ones would be constant still: a bool that is true.
+        return hlo.xor(constant, _repeated(_as_wide_as(constant, emit_opaque_zero()), shaped))
+    return fence_product(constant)
 
 
 def alone(values: Sequence[Value]) -> list[Value]:
@@ -89,22 +102,37 @@ def _name(value: Value) -> str:
     return name
 
 
-def hide(value: Value, other: Value) -> Value:
-    """Returns a value of which XLA cannot tell how it is made: as far as it knows, it may be the other one.
+def hide(value: Value) -> Value:
+    """Returns a floating-point value of which XLA cannot tell how it is made.
 
     XLA turns the division by what is broadcast or constant into a product with its reciprocal, but not where the
     broadcast repeats nothing, as in a batch of one. Of x / y / z it makes x / (y * z), but not where something stands
     between the two, which may depend on the batch too.
 
-    Args:
-        value: The value.
-        other: Another one of its shape and dtype.
+    The value is chosen by a condition that always holds, and the alternative differs from element to element: XLA
+    computes a choice between two broadcasts once and broadcasts the result, and drops a choice between equal values.
     """
-    mask = ir.RankedTensorType.get(value.type.shape, ir.IntegerType.get_signless(1))
+    shaped = ir.RankedTensorType(value.type)
+    mask = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_signless(1))
     # Not from the opaque zero: LLVM would take it for 0 where the comparison holds, and see through `fence_product`.
-    none = mlir.ir_constant(np.uint32(2**31 - 1))
-    true = hlo.compare(emit_opaque_number(), none, hlo.ComparisonDirectionAttr.get("NE"))
-    return hlo.select(_repeated(true, mask), value, other)
+    number, none = emit_opaque_number(), mlir.ir_constant(np.uint32(2**31 - 1))
+    true = hlo.compare(number, none, hlo.ComparisonDirectionAttr.get("NE"))
+    places = positions(shaped)
+    other = hlo.or_(places, _repeated(_as_wide_as(places, number), places.type))
+    return hlo.select(_repeated(true, mask), value, hlo.bitcast_convert(shaped, other))
+
+
+def positions(shaped: Any) -> Value:
+    """Returns the position of each element in an array, counted over all dimensions, as unsigned integers.
+
+    Args:
+        shaped: Type of an array of floating-point numbers; the integers are as wide as these.
+    """
+    element: Any = shaped.element_type
+    integers = ir.IntegerType.get_unsigned(element.width)
+    first = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
+    flat = hlo.iota(ir.RankedTensorType.get([math.prod(shaped.shape)], integers), first)
+    return hlo.reshape(ir.RankedTensorType.get(shaped.shape, integers), flat)
 
 
 def repeated(value: Value, shape: Sequence[int]) -> Value:
@@ -113,6 +141,12 @@ def repeated(value: Value, shape: Sequence[int]) -> Value:
     if tuple(held.shape) == tuple(shape):
         return value
     return _repeated(value, ir.RankedTensorType.get(shape, held.element_type))
+
+
+def _as_wide_as(integers: Value, number: Value) -> Value:
+    """Returns a number as a scalar of the element type of an array of integers."""
+    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(integers.type).element_type)
+    return number if number.type == scalar else hlo.convert(scalar, number)
 
 
 def _repeated(value: Value, shape: Any) -> Value:

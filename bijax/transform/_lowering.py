@@ -327,9 +327,9 @@ def _fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Any], param
     if name == "div":
         (out,) = ctx.avals_out
         numerator, denominator = (_fences.repeated(x, out.shape) for x in operands)
-        hidden = _fences.hide(denominator, numerator)
+        hidden = _fences.hide(denominator)
         (quotient,) = stock(ctx.replace(avals_in=[out, out]), numerator, hidden, **parameters)
-        return [_fences.hide(quotient, numerator)]
+        return [_fences.hide(quotient)]
     if name == "one_minus_square":
         return _traced(_one_minus_square, ctx, operands, parameters)
     if name == "convert_element_type" and narrows_to_bfloat16((ctx.avals_in[0].dtype, ctx.avals_out[0].dtype)):
