@@ -43,12 +43,15 @@ async def admitted(request: Request, prompts: Sequence[Prompt]) -> tuple[Generat
     generation = here.generation()
     outputs = sum(prompt.params.n for prompt in prompts)
     if outputs > here.options.max_prompts:
+        most = max(prompts, key=lambda prompt: prompt.params.n)
+        field = most.names("n") if most.params.n > 1 else most.field.partition(".")[0]
         raise ApiError(400, f"the request asks for {outputs} outputs (prompts times n), at most"
-                       f" {here.options.max_prompts} are taken", field=prompts[0].field)  # fmt: skip
-    longest = max(prompt.params.max_new_tokens for prompt in prompts)
+                       f" {here.options.max_prompts} are taken", field=field)  # fmt: skip
+    longest = max(prompts, key=lambda prompt: prompt.params.max_new_tokens)
     limit = here.options.max_output_tokens
-    if limit is not None and longest > limit:
-        raise ApiError(400, f"the request asks for outputs of {longest} tokens, at most {limit} are taken")
+    if limit is not None and longest.params.max_new_tokens > limit:
+        raise ApiError(400, f"the request asks for outputs of {longest.params.max_new_tokens} tokens, at most {limit}"
+                       " are taken", field=longest.names("max_new_tokens"))  # fmt: skip
     return generation, await tokenize(
         prompts,
         here.model,

@@ -75,4 +75,4 @@ def _finish_reason(completion: Completion) -> dict[str, Any] | None:
         case "stop":
             return {"type": "stop", "matched": completion.stop_reason}
         case "abort":
-            return {"type": "abort", "message": "the request was aborted"}
+            return {"type": "abort", "message": str(completion.stop_reason or "the request was aborted")}

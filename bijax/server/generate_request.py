@@ -1,12 +1,13 @@
 """The body of SGLang's `/generate`."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
 
-from bijax.serving import SamplingParams
 from bijax.serving.params import MAX_TOP_LOGPROBS
 
 from .errors import ApiError
+from .field_names import FieldNames
+from .neutral import GENERATE, GENERATE_SAMPLING, Neutral
 from .prompts import Prompt
 from .sampling_fields import SamplingFields
 from .schema import OneOrMany, OneOrManyTokenIds, RequestBody
@@ -14,6 +15,8 @@ from .schema import OneOrMany, OneOrManyTokenIds, RequestBody
 
 class GenerateSampling(SamplingFields):
     """`sampling_params`."""
+
+    neutral: ClassVar[Neutral] = GENERATE_SAMPLING
 
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
@@ -26,6 +29,9 @@ class GenerateSampling(SamplingFields):
 
 class GenerateBody(RequestBody):
     """One prompt, or a list of them. What is a list has one entry for each prompt."""
+
+    neutral: ClassVar[Neutral] = GENERATE
+    nested: ClassVar[Mapping[str, type[RequestBody]]] = {"sampling_params": GenerateSampling}
 
     text: OneOrMany[str] | None = None
     input_ids: OneOrManyTokenIds | None = None
@@ -69,11 +75,14 @@ class GenerateBody(RequestBody):
         start = _spread("logprob_start_len", self.logprob_start_len, count, -1)
         top = _spread("top_logprobs_num", self.top_logprobs_num, count, 0)
         field = "text" if self.text is not None else "input_ids"
+        inside = "sampling_params.{}." if isinstance(self.sampling_params, list) else "sampling_params."
         return [
-            Prompt(
+            _prompt(
                 source,
-                _params(sampling[i], logprob[i], start[i], top[i]),
                 f"{field}.{i}" if is_list else field,
+                sampling[i],
+                sampling[i].names(inside.format(i)),
+                (logprob[i], start[i], top[i]),
                 rid=rids[i] or None,
                 priority=self.priority,
             )
@@ -81,14 +90,24 @@ class GenerateBody(RequestBody):
         ]
 
 
-def _params(sampling: GenerateSampling, logprob: bool, start: int, top: int) -> SamplingParams:
+def _prompt(
+    source: str | list[int],
+    field: str,
+    sampling: GenerateSampling,
+    names: FieldNames,
+    logprobs: tuple[bool, int, int],
+    *,
+    rid: str | None,
+    priority: int,
+) -> Prompt:
+    logprob, start, top = logprobs
     if start < -1:
         raise ApiError(400, f"must be at least 0, or -1 for no log-probabilities of the prompt, got {start}",
                        field="logprob_start_len")  # fmt: skip
     if not 0 <= top <= MAX_TOP_LOGPROBS:
         raise ApiError(400, f"must be from 0 to {MAX_TOP_LOGPROBS}, got {top}", field="top_logprobs_num")
-    return sampling.params(
-        inside="sampling_params.",
+    params = sampling.params(
+        names,
         max_new_tokens=sampling.max_new_tokens,
         min_new_tokens=sampling.min_new_tokens,
         seed=sampling.sampling_seed,
@@ -97,6 +116,7 @@ def _params(sampling: GenerateSampling, logprob: bool, start: int, top: int) -> 
         prompt_logprobs=logprob and start >= 0,
         logprob_start_len=max(start, 0),
     )
+    return Prompt(source, params, field, names, rid=rid, priority=priority)
 
 
 def _spread[T](field: str, value: T | list[T] | None, count: int, default: T) -> list[T]:

@@ -113,7 +113,7 @@ class Generation:
         except (TypeError, ValueError) as error:
             if started:
                 raise  # not what the client sent
-            raise ApiError(400, str(error), field=prompt.field) from error
+            raise prompt.names.explained(error, prompt.field) from error
         except EngineError as error:
             raise ApiError(503, str(error)) from error
         finally:

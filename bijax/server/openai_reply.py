@@ -54,9 +54,9 @@ class ReplyHead:
 
         def item(token: int, logprob: float) -> dict[str, Any]:
             return {
-                "token": self.tokens.text(token),
+                "token": self.tokens.name(token),
                 "logprob": json_logprob(logprob),
-                "bytes": self.tokens.bytes(token),
+                "bytes": self.tokens.byte_list(token),
             }
 
         return {
@@ -68,23 +68,37 @@ class ReplyHead:
             "refusal": None,
         }
 
-    def completion_logprobs(self, entries: Iterable[tuple[int, TokenLogprob | None]], offset: int) -> dict[str, Any]:
+    def completion_logprobs(self, entries: Iterable[tuple[int, TokenLogprob | None, int]]) -> dict[str, Any]:
         """`logprobs` of `/v1/completions`.
 
         Args:
-            entries: Tokens with their log-probabilities; None for the first token of a prompt.
-            offset: Where in the text the first of them begins.
+            entries: Tokens with their log-probabilities, None for the first token of a prompt, and their places in the
+                text.
         """
         tokens: list[str] = []
         logprobs: list[float | None] = []
         top: list[dict[str, float | None] | None] = []
         offsets: list[int] = []
-        for token, entry in entries:
-            tokens.append(self.tokens.text(token))
+        for token, entry, offset in entries:
+            tokens.append(self.tokens.name(token))
             offsets.append(offset)
-            offset += len(tokens[-1])
             logprobs.append(None if entry is None else json_logprob(entry.logprob))
-            # Different tokens may have one text; the more probable one keeps it.
-            best = {} if entry is None else {self.tokens.text(t): json_logprob(p) for p, t in reversed(entry.top)}
-            top.append(best or None)
+            top.append(None if entry is None else self._best(entry))
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+    def _best(self, entry: TokenLogprob) -> dict[str, float | None]:
+        """The most probable tokens and the one at hand, by their texts.
+
+        Different tokens may have one text. It is that of the token at hand, or else of the most probable one; the
+        others get the name that vLLM has for tokens without a text of their own.
+        """
+        own = self.tokens.name(entry.token)
+        best: dict[str, float | None] = {}
+        for logprob, token in entry.top:
+            if token == entry.token:
+                best[own] = json_logprob(entry.logprob)
+                continue
+            name = self.tokens.name(token)
+            best[f"token_id:{token}" if name == own or name in best else name] = json_logprob(logprob)
+        best.setdefault(own, json_logprob(entry.logprob))
+        return best

@@ -1,10 +1,11 @@
 """The bodies of OpenAI's `/v1/completions` and `/v1/chat/completions`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
 
 from .errors import ApiError
+from .neutral import CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS, Neutral
 from .prompts import Prompt
 from .sampling_fields import SamplingFields
 from .schema import RequestBody, TextOr
@@ -15,7 +16,15 @@ COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
 class StreamOptions(RequestBody):
     """`stream_options`."""
 
+    neutral: ClassVar[Neutral] = STREAM_OPTIONS
+
     include_usage: bool = False
+
+
+class ResponseFormat(RequestBody):
+    """`response_format`; there is no constrained decoding."""
+
+    type: Literal["text"]
 
 
 class OpenAIBody(SamplingFields):
@@ -28,7 +37,7 @@ class OpenAIBody(SamplingFields):
     max_tokens: int | None = None
     min_tokens: int | None = None
     priority: int = 0
-    user: str | None = None  # taken, and not used
+    response_format: ResponseFormat | None = None
 
     def renamed(self) -> dict[str, str]:
         """OpenAI's and vLLM's names."""
@@ -67,6 +76,8 @@ def _are_tokens(value: object) -> bool:
 class CompletionBody(OpenAIBody):
     """`/v1/completions`."""
 
+    neutral: ClassVar[Neutral] = COMPLETIONS
+
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
     logprobs: int | None = None
     echo: bool | None = None
@@ -82,7 +93,9 @@ class CompletionBody(OpenAIBody):
             ApiError: With status 400, if a value is out of range.
         """
         asked = self.logprobs is not None
+        names = self.names()
         params = self.params(
+            names,
             max_new_tokens=COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens,
             min_new_tokens=self.min_tokens,
             seed=self.seed,
@@ -90,7 +103,7 @@ class CompletionBody(OpenAIBody):
             top_logprobs=self.logprobs,
             prompt_logprobs=asked and bool(self.echo),
         )
-        return [Prompt(source, params, "prompt", priority=self.priority) for source in self.prompt]
+        return [Prompt(source, params, "prompt", names, priority=self.priority) for source in self.prompt]
 
 
 class ContentPart(RequestBody):
@@ -103,6 +116,8 @@ class ContentPart(RequestBody):
 class Message(RequestBody):
     """A message of a conversation."""
 
+    neutral: ClassVar[Neutral] = MESSAGE
+
     role: Literal["system", "developer", "user", "assistant"]
     content: TextOr[list[ContentPart]]
     name: str | None = None
@@ -113,20 +128,15 @@ class Message(RequestBody):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class ResponseFormat(RequestBody):
-    """`response_format`; there is no constrained decoding."""
-
-    type: Literal["text"]
-
-
 class ChatBody(OpenAIBody):
     """`/v1/chat/completions`."""
+
+    neutral: ClassVar[Neutral] = CHAT
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
 
     def renamed(self) -> dict[str, str]:
         """The limit has two names here."""
@@ -147,7 +157,9 @@ class ChatBody(OpenAIBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "only allowed together with logprobs=true", field="top_logprobs")
         limits = (self.max_tokens, self.max_completion_tokens, max_new_tokens)
+        names = self.names()
         params = self.params(
+            names,
             max_new_tokens=next(limit for limit in limits if limit is not None),
             min_new_tokens=self.min_tokens,
             seed=self.seed,
@@ -155,4 +167,4 @@ class ChatBody(OpenAIBody):
             top_logprobs=self.top_logprobs,
         )
         messages = tuple(message.plain() for message in self.messages)
-        return [Prompt(messages, params, "messages", priority=self.priority)]
+        return [Prompt(messages, params, "messages", names, priority=self.priority)]

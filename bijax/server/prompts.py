@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from bijax.serving import SamplingParams
 
 from .errors import ApiError
+from .field_names import FieldNames
 from .model import ServedModel
 
 type Messages = tuple[dict[str, str], ...]
@@ -20,6 +21,7 @@ class Prompt:
         source: A text, token ids, or messages for the chat template.
         params: How to sample.
         field: The field of the request that the source stands in, for errors.
+        names: The names of the parameters in the request, for errors.
         rid: The name that the client gave it, to abort it.
         priority: Smaller ones come first.
     """
@@ -27,6 +29,7 @@ class Prompt:
     source: str | list[int] | Messages
     params: SamplingParams
     field: str
+    names: FieldNames = dataclasses.field(default_factory=FieldNames)
     rid: str | None = None
     priority: int = 0
 

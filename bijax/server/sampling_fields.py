@@ -1,16 +1,13 @@
 """The sampling parameters that all endpoints share, and how they become the engine's."""
 
-import re
 from typing import Any
 
 from pydantic import Field
 
 from bijax.serving import SamplingParams
 
-from .errors import ApiError
+from .field_names import FieldNames
 from .schema import LogitBias, RequestBody, Strings, TokenIds
-
-_FIELD = re.compile(r"SamplingParams: (\w+)")  # each error of SamplingParams begins with the field
 
 
 class SamplingFields(RequestBody):
@@ -29,16 +26,25 @@ class SamplingFields(RequestBody):
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    skip_special_tokens: bool | None = None
 
     def renamed(self) -> dict[str, str]:
         """The engine's name -> the name in this request, where they differ."""
         return {}
 
-    def params(self, *, inside: str = "", **other: Any) -> SamplingParams:
+    def names(self, inside: str = "") -> FieldNames:
+        """The names of the engine's parameters here.
+
+        Args:
+            inside: Where in the request these fields stand: "sampling_params.", or nothing.
+        """
+        return FieldNames(inside, self.renamed())
+
+    def params(self, names: FieldNames, **other: Any) -> SamplingParams:
         """The engine's parameters.
 
         Args:
-            inside: Where in the request these fields stand, for errors: "sampling_params.", or nothing.
+            names: Their names in the request, for errors.
             other: Parameters that do not come from a field of the same name; None leaves the default.
 
         Raises:
@@ -50,15 +56,4 @@ class SamplingFields(RequestBody):
         try:
             return SamplingParams(**{name: value for name, value in given.items() if value is not None})
         except (TypeError, ValueError) as error:
-            raise self._explained(error, inside) from None
-
-    def _explained(self, error: Exception, inside: str) -> ApiError:
-        message = str(error)
-        match = _FIELD.match(message)
-        if match is None:
-            return ApiError(400, message)
-        renamed = self.renamed()
-        for ours, theirs in renamed.items():
-            message = re.sub(rf"\b{ours}\b", theirs, message)
-        field = renamed.get(match[1], match[1])
-        return ApiError(400, message.removeprefix(f"SamplingParams: {field} ").removesuffix("."), field=inside + field)
+            raise names.explained(error) from None

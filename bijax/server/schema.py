@@ -1,23 +1,66 @@
 """What all request bodies have in common: strict types, no unknown fields, errors that name the field."""
 
+import difflib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import pydantic
-from pydantic import BeforeValidator, ConfigDict, Discriminator, PlainValidator, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, PlainValidator, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from .errors import ApiError
+from .neutral import Neutral, is_neutral, wanted
 
 LONGEST_VALUE = 80  # characters of a wrong value in an error
+NEAREST = 0.45  # least likeness of a name that an error proposes: that of "seed" and "sampling_seed"
+_REFUSED = "refused_field"
 _ONE, _MANY = "<one>", "<many>"  # tags, which pydantic puts among the names of fields
 
 
 class RequestBody(pydantic.BaseModel):
-    """A JSON body. Types are not converted (`"1"` is no number), and numbers are finite."""
+    """A JSON object of a request. Types are not converted (`"1"` is no number), and numbers are finite.
+
+    Null stands for a field that is absent, whatever its name. So do neutral values of fields that are not served.
+
+    Attributes:
+        neutral: Fields that are not served, with their neutral values.
+        nested: Objects inside, whose fields an error names where one stands in the wrong place.
+    """
+
+    neutral: ClassVar[Neutral] = {}
+    nested: ClassVar[Mapping[str, "type[RequestBody]"]] = {}
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if cls._asks(name, value)}
+
+    @classmethod
+    def _asks(cls, name: str, value: object) -> bool:
+        field = cls.model_fields.get(name)
+        if field is not None:
+            return value is not None or field.is_required()
+        if is_neutral(value, cls.neutral.get(name, ())) if name in cls.neutral else value is None:
+            return False
+        if name in cls.neutral:
+            reason = f"not served here; {wanted(cls.neutral[name], shown)}, got {shown(value)}"
+        else:
+            reason = f"unknown field; known here: {', '.join(sorted(cls.model_fields))}{cls._nearest(name)}"
+        raise PydanticCustomError(_REFUSED, "{reason}", {"reason": reason, "field": name})
+
+    @classmethod
+    def _nearest(cls, name: str) -> str:
+        places = {inner: f"{outer}.{inner}" for outer, kind in cls.nested.items() for inner in kind.model_fields}
+        places |= {own: own for own in cls.model_fields}
+        found = difflib.get_close_matches(name[:LONGEST_VALUE], places, n=1, cutoff=NEAREST)
+        return f"; did you mean {places[found[0]]}?" if found else ""
 
 
 def parse[Body: RequestBody](kind: type[Body], body: bytes) -> Body:
@@ -38,15 +81,16 @@ def parse[Body: RequestBody](kind: type[Body], body: bytes) -> Body:
         bijax.server.errors.ApiError: timeout: must be a valid number, got "1"
         >>> parse(Flush, b'{"timeuot": 1}')
         Traceback (most recent call last):
-        bijax.server.errors.ApiError: timeuot: unknown field; known here: timeout
+        bijax.server.errors.ApiError: timeuot: unknown field; known here: timeout; did you mean timeout?
     """
     try:
         return kind.model_validate_json(body or b"{}")
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False)[0]
         path = [str(name) for name in first["loc"] if name not in (_ONE, _MANY)]
-        known = sorted(kind.model_fields) if len(path) == 1 else []
-        raise ApiError(400, _reason(first, known), field=shown_path(path)) from None
+        if first["type"] == _REFUSED:
+            path.append(first["ctx"]["field"])
+        raise ApiError(400, _reason(first), field=shown_path(path)) from None
 
 
 def shown_path(path: list[str]) -> str | None:
@@ -61,23 +105,21 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-def _reason(error: Any, known: list[str]) -> str:
+def _reason(error: Any) -> str:
     match error["type"]:
-        case "extra_forbidden":
-            return "unknown field" + (f"; known here: {', '.join(known)}" if known else "")
         case "missing":
             return "required, but missing"
         case "json_invalid":
             return f"the body must be a JSON object in UTF-8: {error['msg']}"
         case "model_type" | "model_attributes_type":
             return f"must be a JSON object, got {shown(error['input'])}"
+    if error["type"] == _REFUSED:
+        return str(error["msg"])
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return f"{message}, got {shown(error['input'])}"
 
 
 def _strings(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -87,7 +129,7 @@ def _strings(value: object) -> tuple[str, ...]:
 
 def _logit_bias(value: object) -> object:
     if not isinstance(value, dict):
-        return {} if value is None else value
+        return value
     for key in value:
         if not (isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 20):
             raise ValueError("must have token ids for its keys")

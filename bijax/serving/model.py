@@ -83,7 +83,10 @@ class Model(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What the engine asks of a tokenizer, for texts and stop strings."""
+    """What the engine asks of a tokenizer, for texts and stop strings.
+
+    `skip_special_tokens` needs another attribute, `special_token_ids`, a collection of tokens.
+    """
 
     def decode(self, tokens: list[int]) -> str:
         """Returns the text of tokens; incomplete characters as U+FFFD."""

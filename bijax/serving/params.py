@@ -2,13 +2,14 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_TOP_LOGPROBS = 20
+_SHOWN = 8  # tokens of a list in an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class SamplingParams:
         top_logprobs: Number of most probable tokens to return with each log-probability; 0 to 20.
         prompt_logprobs: Whether log-probabilities of the prompt's tokens are returned.
         logprob_start_len: First token of the prompt whose log-probability is returned.
+        skip_special_tokens: Whether the text of the output leaves out the tokenizer's special tokens.
 
     Raises:
         TypeError: If a field has the wrong type; the message names the field.
@@ -74,9 +76,10 @@ class SamplingParams:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     logprob_start_len: int = 0
+    skip_special_tokens: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
+        for name in ("ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"SamplingParams: {name} must be True or False, got {getattr(self, name)!r}.")
         self._number("temperature", 0.0, math.inf, "at least 0")
@@ -127,11 +130,22 @@ class SamplingParams:
         """Whether seed and temperature are all that tokens are sampled with, and tokens all that is returned."""
         return not (self.has_filters or self.has_extras or self.min_new_tokens or self.logprobs)
 
-    def check_tokens(self, vocab_size: int) -> None:
-        """Checks that the tokens named are in a vocabulary of this size.
+    def check_tokens(self, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
+        """Checks that the tokens named are in a vocabulary, and that there is a token to sample at every step.
+
+        Args:
+            vocab_size: Number of tokens.
+            eos_token_ids: Those that end the text.
 
         Raises:
-            ValueError: If one is not; the message names the field.
+            ValueError: If a token is not in the vocabulary, or none may be sampled before `min_new_tokens`; the message
+                names the field.
+
+        Example:
+            >>> SamplingParams(allowed_token_ids=(2,), min_new_tokens=3).check_tokens(8, eos_token_ids=[2])
+            Traceback (most recent call last):
+                ...
+            ValueError: SamplingParams: allowed_token_ids must name a token that may come before min_new_tokens, got ...
         """
         named = {
             "logit_bias": self.logit_bias,
@@ -144,6 +158,27 @@ class SamplingParams:
                 raise ValueError(
                     f"SamplingParams: {name} must name tokens from 0 to {vocab_size - 1}, got {outside[0]}."
                 )
+
+        if self.min_new_tokens:
+            self._check_start(
+                vocab_size, frozenset(self.stop_token_ids).union(() if self.ignore_eos else eos_token_ids)
+            )
+
+    def _check_start(self, vocab_size: int, ends: frozenset[int]) -> None:
+        if self.allowed_token_ids is None:
+            if len([token for token in ends if 0 <= token < vocab_size]) == vocab_size:
+                raise ValueError(
+                    "SamplingParams: stop_token_ids must leave a token that may come before min_new_tokens, got all"
+                    f" {vocab_size} tokens. Leave one out, or set min_new_tokens to 0."
+                )
+        elif ends.issuperset(self.allowed_token_ids):
+            shown = ", ".join(map(str, self.allowed_token_ids[:_SHOWN])) + ", ..." * (
+                len(self.allowed_token_ids) > _SHOWN
+            )
+            raise ValueError(
+                "SamplingParams: allowed_token_ids must name a token that may come before min_new_tokens, got only"
+                f" tokens that end the output: {shown}. Allow others too, or set min_new_tokens to 0."
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

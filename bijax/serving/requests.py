@@ -66,9 +66,10 @@ def make_request(
     if not isinstance(params, SamplingParams):
         raise TypeError(f"Engine: params must be SamplingParams, got {type(params).__name__}.")
     given, tokens = read_prompt(prompt, vocab_size)
-    params.check_tokens(vocab_size)
+    params.check_tokens(vocab_size, eos_token_ids)
     if params.stop and tokenizer is None:
-        raise ValueError("Engine: stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
+        raise ValueError("SamplingParams: stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
+    left_out = special_token_ids(tokenizer) if params.skip_special_tokens else frozenset()
     room = longest - (1 if params.max_new_tokens else 0)
     if len(tokens) > room:
         raise ValueError(
@@ -86,10 +87,27 @@ def make_request(
             (seed + index) % 2**64,
             tokens[:],
             stop_tokens,
-            None if tokenizer is None else TextStream(tokenizer, params.stop),
+            None if tokenizer is None else TextStream(tokenizer, params.stop, left_out),
             least=len(tokens) + params.min_new_tokens,
             most=min(len(tokens) + params.max_new_tokens, longest),
         )
         for index in range(params.n)
     ]
     return request
+
+
+def special_token_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Returns the tokens that a text without special tokens leaves out.
+
+    Raises:
+        ValueError: If the tokenizer does not say which they are.
+    """
+    if tokenizer is None:
+        return frozenset()
+    found = getattr(tokenizer, "special_token_ids", None)
+    if found is None:
+        raise ValueError(
+            "SamplingParams: skip_special_tokens must be False with a tokenizer that has no special_token_ids, got"
+            " True."
+        )
+    return frozenset(found)

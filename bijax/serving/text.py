@@ -1,6 +1,6 @@
 """The text of tokens that come one after another, and where it stops."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from bijax.serving.model import Tokenizer
 
@@ -16,25 +16,31 @@ class TextStream:
     Args:
         tokenizer: Decodes tokens.
         stop: Strings at which the text ends.
+        left_out: Tokens that are not in the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], left_out: Container[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._left_out = left_out
         self._tokens: list[int] = []
         self._window = 0
         self._done = 0
         self._text = ""
+        self._held = ""
         self._end: int | None = None
 
     def start_over(self, tokens: Sequence[int]) -> None:
         """Forgets all, and appends the text of these tokens."""
         self._tokens, self._window, self._done, self._text, self._end = [], 0, 0, "", None
+        self._held = ""
         for token in tokens:
             self.add(token)
 
     def add(self, token: int) -> None:
         """Appends the text of a token, if it has any: models have more tokens than their tokenizers, for padding."""
+        if token in self._left_out:
+            return
         try:
             self._tokenizer.decode([token])
         except ValueError:
@@ -42,9 +48,9 @@ class TextStream:
         self._tokens.append(token)
         before = self._tokenizer.decode(self._tokens[self._window : self._done])
         after = self._tokenizer.decode(self._tokens[self._window :])
-        if len(after) > len(before) and not after.endswith(_INCOMPLETE):
-            self._text += after[len(before) :]
-            self._window, self._done = self._done, len(self._tokens)
+        self._held = after[len(before) :]
+        if self._held and not self._held.endswith(_INCOMPLETE):
+            self._append_held()
 
     def find_stop(self, longest_new: int) -> str | None:
         """Looks for stop strings among the last characters; returns the first one that ends the text.
@@ -65,10 +71,16 @@ class TextStream:
     def finish(self) -> None:
         """Appends what was held back as an incomplete character."""
         if self._end is None:
-            before = self._tokenizer.decode(self._tokens[self._window : self._done])
-            after = self._tokenizer.decode(self._tokens[self._window :])
-            self._text += after[len(before) :]
-            self._window, self._done = self._done, len(self._tokens)
+            self._append_held()
+
+    def tail(self, start: int) -> str:
+        """The text from a place on, stop strings or not, with what is held back as an incomplete character."""
+        return self._text[start:] + self._held
+
+    def _append_held(self) -> None:
+        self._text += self._held
+        self._held = ""
+        self._window, self._done = self._done, len(self._tokens)
 
     def __len__(self) -> int:
         return len(self._text)

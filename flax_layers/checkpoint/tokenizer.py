@@ -24,6 +24,7 @@ class Tokenizer:
 
     Attributes:
         eos_token_ids: Tokens that end generation.
+        special_token_ids: Tokens that `decode` leaves out with `skip_special_tokens`.
         vocab_size: One more than the largest token id. The model's vocabulary may be larger (padded rows).
 
     Raises:
@@ -60,7 +61,9 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
         self._unknown_bytes = _unknown_bytes(backend)
-        self._added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        added = backend.get_added_tokens_decoder()
+        self._added = {token.content for token in added.values()}
+        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.eos_token_ids = eos_token_ids
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
@@ -111,7 +114,7 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        r"""Returns the bytes that a token stands for. A token may begin or end inside a character.
+        r"""Returns the bytes that a token stands for inside a text. A token may begin or end inside a character.
 
         Args:
             token_id: A token id.
@@ -133,7 +136,10 @@ class Tokenizer:
         if isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
             return bytes(map(_BYTES.__getitem__, symbols))
         # Other vocabularies spell bytes that are no character of theirs as <0x0A>.
-        return bytes([int(symbols[3:5], 16)]) if _SPELT_BYTE.fullmatch(symbols) else text.encode()
+        if _SPELT_BYTE.fullmatch(symbols):
+            return bytes([int(symbols[3:5], 16)])
+        # Their decoders drop the space before the first word of a text, so the token is read as the second.
+        return self.decode([token_id, token_id])[len(text) :].encode()
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
         """Renders messages to text with the chat template of the checkpoint.

@@ -16,7 +16,7 @@ END, VOCABULARY, LONGEST = 256, 257, 4096
 class ByteTokenizer:
     """Tokens are bytes, and one that ends the text."""
 
-    eos_token_ids = (END,)
+    eos_token_ids = special_token_ids = (END,)
 
     def encode(self, text):
         if "\0" in text:
@@ -63,7 +63,7 @@ class FakeEngine:
 
     async def stream(self, prompt_tokens, params, *, request_id, priority=0):
         self.requests.append(SimpleNamespace(prompt=prompt_tokens, params=params, id=request_id, priority=priority))
-        params.check_tokens(VOCABULARY)
+        params.check_tokens(VOCABULARY, (END,))
         if len(prompt_tokens) > LONGEST:
             raise ValueError("the prompt is too long")
         if self.waiting >= self.max_waiting:

@@ -76,6 +76,21 @@ def test_stop_strings_need_a_tokenizer() -> None:
     assert Letters().decode([0]) == "an"
 
 
+def test_a_request_for_which_no_token_may_be_sampled() -> None:
+    served = Engine(model(), eos_token_ids=[2, 3], options=EngineOptions(num_pages=4))
+    only_ends = {"allowed_token_ids": [2, 3], "min_new_tokens": 1}
+    with pytest.raises(ValueError, match="allowed_token_ids must name a token that may come before min_new_tokens"):
+        served.add([1], SamplingParams(**only_ends))
+    assert served.add([1], SamplingParams(**only_ends | {"min_new_tokens": 0}))
+    assert served.add([1], SamplingParams(**only_ends, ignore_eos=True))
+
+
+def test_special_tokens_need_a_tokenizer_that_knows_them() -> None:
+    served = Engine(model(), tokenizer=Letters(), options=EngineOptions(num_pages=4))
+    with pytest.raises(ValueError, match="skip_special_tokens must be False with a tokenizer that has no special_"):
+        served.add([1], SamplingParams(skip_special_tokens=True))
+
+
 def test_a_request_ends_where_the_cache_has_no_room() -> None:
     """Not the model's longest sequence, which is longer here."""
     served = engine(num_pages=4)

@@ -188,7 +188,7 @@ BAD = [
     ({"text": "a", "logprob_start_len": -2}, "logprob_start_len: "),
     ({"text": "a", "top_logprobs_num": -1}, "top_logprobs_num: "),
     ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num: must be from 0 to 20"),
-    ({"text": "a", "sampling_params": {"n": 1000}}, "text: the request asks for 1000 outputs"),
+    ({"text": "a", "sampling_params": {"n": 1000}}, "sampling_params.n: the request asks for 1000 outputs"),
 ]  # fmt: skip
 
 

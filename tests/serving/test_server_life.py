@@ -158,12 +158,12 @@ def test_limits_on_what_is_sent():
         assert server.get("/health", headers={"x": "a" * 5000}).status == 431
         assert server.get("/health?" + "a" * 5000).status == 431
         for body, message in [
-            ({"text": ["a"] * 4}, "text.0: the request asks for 4 outputs (prompts times n), at most 3 are taken"),
+            ({"text": ["a"] * 4}, "text: the request asks for 4 outputs (prompts times n), at most 3 are taken"),
             (
                 {"text": "a" * 21, "sampling_params": {"max_new_tokens": 5}},
                 "text: the prompt has 21 tokens, at most 20 are taken",
             ),
-            (LONG, "the request asks for outputs of 4000 tokens, at most 5 are taken"),
+            (LONG, "sampling_params.max_new_tokens: the request asks for outputs of 4000 tokens, at most 5 are taken"),
         ]:
             assert server.post("/generate", body).error == message
         chat = {"messages": [{"role": "user", "content": "a"}]}

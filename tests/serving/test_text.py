@@ -59,3 +59,19 @@ def test_tokens_without_text() -> None:
     for token in (104, 999, 105):
         found.add(token)
     assert found.whole == "hi"
+
+
+def test_tokens_that_are_left_out() -> None:
+    found = TextStream(Bytes(), ("hi",), left_out={35})
+    for token in b"#h#i#":
+        found.add(token)
+        if found.find_stop(1) is not None:
+            break
+    assert (found.whole, found.tail(0)) == ("", "hi")
+
+
+def test_the_tail_holds_what_is_not_whole() -> None:
+    found = TextStream(Bytes(), ())
+    for byte in "a€".encode()[:-1]:
+        found.add(byte)
+    assert (found.whole, found.tail(0), found.tail(1)) == ("a", "a\ufffd", "\ufffd")
