@@ -25,7 +25,7 @@ from bijax.hlo._frames import user_line
 from bijax.lax.dot_general import Arrangement
 from bijax.lax.flat import on_vectors
 from bijax.lax.product_of_parts import product_of_parts
-from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
+from bijax.transform import _callbacks, _compiled, _entered, _fences, _fences_gpu, _jax_private
 from bijax.transform._constants import with_hidden_constants
 from bijax.transform._in_place import IN_PLACE, with_update_before
 from bijax.transform._jax_private import Context, Rule
@@ -74,7 +74,7 @@ def install() -> None:
     Raises:
         UnsupportedError: If this version of JAX is not supported.
     """
-    _jax_private.install(_lower)
+    _jax_private.install(_entered.noting(_lower))
 
 
 def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
@@ -148,7 +148,7 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
     tag = metadata.get(TAG) if metadata else None
     name = eqn.primitive.name
     if tag == INVARIANT or (tag is None and enabled):
-        wanted = name in RECURSE if tag and name in RECURSE else _concerns(name)
+        wanted = name == "cond" or (name in RECURSE if tag and name in RECURSE else _concerns(name))
     else:
         # The order of a kernel's operations is fixed by its contract; what XLA:GPU makes of each one is not.
         wanted = tag == KERNEL and name in _HELD and "cuda" in ctx.platforms
@@ -182,7 +182,7 @@ def _concerns(name: str) -> bool:
         return True
     dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
     kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}
-    return bool(kinds & {Kind.REPLACE, Kind.REFUSE})
+    return bool(kinds & {Kind.REPLACE, Kind.ENTER, Kind.REFUSE})
 
 
 @functools.cache
@@ -204,12 +204,10 @@ def _with_program(primitive: Primitive, ctx: Context, *operands: Any, **paramete
     request, module = of_equation(ctx.jaxpr_eqn_ctx.xla_metadata), ctx.module_context
     specific, default, _ = _jax_private.rules_of(module, primitive, ctx.jaxpr_eqn_ctx)
     if request != current():
-        # JAX lowers a function once in a module, and may hold a plain form of this one.
-        caches = module.cached_primitive_lowerings.setdefault((__name__, request), ({}, {}))
-        module = module.replace(lowering_cache=caches[0], cached_primitive_lowerings=caches[1])
+        module = _jax_private.with_caches_of(request, module)
     inner = ctx.replace(module_context=module)
     # A program that was traced elsewhere has equations without the tag.
-    with _compiled.inside_of(request):
+    with _compiled.inside_of(request), _callbacks.branches(primitive.name, parameters):
         if specific or default is None:
             return _jax_private.lower_per_platform(inner, primitive.name, specific, default, *operands, **parameters)
         lowered = default(inner, *operands, **parameters)
@@ -253,12 +251,21 @@ def _rule_for(
         dtypes = tuple(a.dtype for a in (*ctx.avals_in, *ctx.avals_out) if hasattr(a, "dtype"))
         name = table_name(primitive.name, parameters, ctx.avals_in)
         decided = verdict(name, dtypes, platform, request.allowed)
+        if name == _callbacks.RAISING and _callbacks.in_branch() and not decided.allowed:
+            guarded = _callbacks.only_raising(parameters, _describe(name, ctx), _line())
+            return stock(ctx, *operands, **guarded)
         if decided.kind is Kind.REFUSE:
             raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
         if name in IN_PLACE and platform == "cpu":
             operands = tuple(with_update_before(name, operands))
         if name in AS_MATRICES and platform == "cpu" and would_be_nested(ctx, parameters["dimension"]):
             return _traced(of_matrices, ctx, operands, parameters)
+        if decided.kind is Kind.ENTER:
+            lowered, by_itself = _entered.enter(stock, request, ctx, operands, with_plain_region(name, parameters))
+            if by_itself and not decided.allowed:
+                reason = f"{decided.evidence}, but its lowering has {', '.join(by_itself)} outside of that"
+                raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), reason, _line())
+            return lowered
         if decided.kind is not Kind.REPLACE:
             # Some stock rules trace programs of their own, which the evidence covers.
             with kernel_code():

@@ -1,8 +1,8 @@
 """What becomes of every primitive of JAX in a program that is made invariant.
 
 Three tables: primitives that are kept as they are (with the evidence), primitives that are replaced, and primitives
-that only hold other programs, into which the transform goes. A primitive in none of them is refused; `_refused.py` has
-the reason, where there is a better one than that nothing is known.
+that only hold other programs, into which the transform goes. A primitive in none of them is entered if its lowering is
+JAX code (`_entered.py`), and refused otherwise; `_refused.py` has those of JAX that are refused, with the reasons.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     KEEP = "keep"
     REPLACE = "replace"
     RECURSE = "recurse"
+    ENTER = "enter"
     REFUSE = "refuse"
 
 
@@ -32,10 +33,13 @@ class Verdict:
     Attributes:
         kind: What is done.
         evidence: Why the result does not depend on the batch, or why it would.
+        allowed: Whether it would be refused, for what its lowering holds beside JAX code, had the caller not let it
+            pass.
     """
 
     kind: Kind
     evidence: str
+    allowed: bool = False
 
 
 MOVES: Final = "it moves or makes up values without computing"
@@ -48,6 +52,8 @@ HELD: Final = (
     "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
     " (tests/gpu/test_programs_gpu.py)"
 )
+UNKNOWN: Final = "no invariant form is known"
+ENTERED: Final = f"{UNKNOWN}; where its lowering is JAX code, that is made invariant"
 OWN_CONTRACT: Final = "a kernel whose blocks and order its author fixed; it is lowered as it is written"
 
 
@@ -87,6 +93,7 @@ KEEP: Final[dict[str, str]] = {
         EFFECT,
         "after_all check create_token dce_sink debug_callback debug_print inspect_sharding shape_assertion unreachable",
     ),
+    "io_callback without results": EFFECT,
     "pallas_call": OWN_CONTRACT,
 }
 
@@ -243,7 +250,8 @@ def named() -> frozenset[str]:
 def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
     """Returns under which name the tables have an operation.
 
-    It is that of its primitive, but for `scatter_apply`, and for calls of cuDNN's attention that are not replaced.
+    It is that of its primitive, but for `scatter_apply`, for callbacks without results, and for calls of cuDNN's
+    attention that are not replaced.
 
     Args:
         name: Name of the primitive.
@@ -252,6 +260,8 @@ def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any]
     """
     if name == "scatter" and parameters.get("update_jaxpr") is not None:
         return "scatter_apply"
+    if name == "io_callback" and not parameters.get("result_avals", (name,)):
+        return "io_callback without results"
     variant = cudnn_variant(parameters, operands) if name in CUDNN_ATTENTION else ""
     return f"{name} {variant}" if variant else name
 
@@ -315,7 +325,11 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         if missing := _without_kernel(name, dtypes):
             return _refused_or_allowed(name, missing, allowed)
         return Verdict(Kind.REPLACE, ORDERED[name])
-    return _refused_or_allowed(name, REFUSED.get(name, "no invariant form is known"), allowed)
+    if name.partition(" ")[0] in allowed:
+        return Verdict(Kind.ENTER, f"allowed by the caller; {REFUSED.get(name, UNKNOWN)}", allowed=True)
+    if name in REFUSED:
+        return Verdict(Kind.REFUSE, REFUSED[name])
+    return Verdict(Kind.ENTER, ENTERED)
 
 
 def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
@@ -360,5 +374,5 @@ def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:
 
 def _refused_or_allowed(name: str, why: str, allowed: tuple[str, ...]) -> Verdict:
     if name.partition(" ")[0] in allowed:
-        return Verdict(Kind.KEEP, f"allowed by the caller; {why}")
+        return Verdict(Kind.KEEP, f"allowed by the caller; {why}", allowed=True)
     return Verdict(Kind.REFUSE, why)
