@@ -20,6 +20,8 @@ RETURNED: Final = (
     " value"
 )
 
+GUARDED: Final = "in a branch it may raise an error, and nothing else: if it returns, NotInvariantError is raised"
+
 
 class _Branch(threading.local):
     inside: bool = False

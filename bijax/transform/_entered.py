@@ -15,9 +15,10 @@ from typing import Any, Final
 import jax
 from jax.interpreters.mlir import ir
 
+from bijax.core.primitive import BEFORE_LOWERING
 from bijax.transform._compiled import inside_of
 from bijax.transform._jax_private import Context, Hook, Rule, with_caches_of
-from bijax.transform._state import Request, current, requested
+from bijax.transform._state import Request, current, requested, untagged
 
 _HARMLESS: Final = frozenset(
     "stablehlo." + name
@@ -117,12 +118,15 @@ def enter(
     module = ctx.module_context
     inner = ctx.replace(module_context=module if request == current() else with_caches_of(request, module))
     block = ir.InsertionPoint.current.block
-    running = _Rule(module.module, block, len(block.operations))
-    if _running.listed is not None:
-        running.programs = []
+    is_listed = _running.listed is not None
+    running = _Rule(module.module, block, len(block.operations), programs=[] if is_listed else None)
     # A program may be lowered after the block that allowed its 64 bits has ended.
     wide = any(str(getattr(a, "dtype", "")) in _WIDE for a in (*ctx.avals_in, *ctx.avals_out))
-    with jax.enable_x64(True) if wide else contextlib.nullcontext(), inside_of(request), _set(rule=running):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(True) if wide else contextlib.nullcontext())
+        stack.enter_context(inside_of(request))
+        stack.enter_context(untagged() if is_listed else contextlib.nullcontext())
+        stack.enter_context(_set(rule=running))
         lowered = rule(inner, *operands, **parameters)
     if inner.tokens_out is not None:
         ctx.set_tokens_out(inner.tokens_out)
@@ -146,12 +150,25 @@ def programs_of(eqn: Any, platform: str) -> Programs | None:
     def alone(*arrays: Any) -> Any:
         return eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
 
+    for prepare in BEFORE_LOWERING:
+        prepare()
     operands = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
     listed: list[Programs] = []
     # Refused for what it emits by itself, or without a rule for the platform.
     with contextlib.suppress(NotImplementedError), requested(Request(True)), _set(listed=listed):
         jax.jit(alone).trace(*operands).lower(lowering_platforms=(platform,))
     return listed[0] if listed else None
+
+
+def why_not(by_itself: Sequence[str]) -> str:
+    """Returns why a primitive is refused of which no table has anything.
+
+    Args:
+        by_itself: Names of the instructions that its rule emits by itself.
+    """
+    if not by_itself:
+        return "no invariant form is known"
+    return f"no invariant form is known, and its lowering is not JAX code alone: it emits {', '.join(by_itself)} itself"
 
 
 @contextlib.contextmanager

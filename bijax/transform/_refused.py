@@ -57,6 +57,9 @@ def cudnn_variant(parameters: Mapping[str, Any], operands: Sequence[Any]) -> str
 _OFFSETS: Final = 6
 """Index of the offsets of packed sequences among the operands."""
 
+HOLDING: Final = frozenset({"call_exported", "custom_partitioning", "select_and_scatter"})
+"""Those that hold programs, which would be plain JAX if they were let pass."""
+
 REFUSED: Final = {
     "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
     " function itself",

@@ -7,13 +7,14 @@ JAX code (`_entered.py`), and refused otherwise; `_refused.py` has those of JAX 
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from bijax.transform._refused import CUDNN_ATTENTION, REFUSED, cudnn_variant
+from bijax.transform._refused import CUDNN_ATTENTION, HOLDING, REFUSED, cudnn_variant
 
 
 class Kind(enum.Enum):
@@ -52,8 +53,7 @@ HELD: Final = (
     "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
     " (tests/gpu/test_programs_gpu.py)"
 )
-UNKNOWN: Final = "no invariant form is known"
-ENTERED: Final = f"{UNKNOWN}; where its lowering is JAX code, that is made invariant"
+ENTERED: Final = "its lowering is JAX code, which is made invariant"
 OWN_CONTRACT: Final = "a kernel whose blocks and order its author fixed; it is lowered as it is written"
 
 
@@ -206,7 +206,7 @@ COMPLEX: Final = _each(
     BY_PARTS,
     "abs add add_any conv_general_dilated convert_element_type cos cosh cumprod cumsum div dot_general eq exp exp2"
     " expm1 integer_pow log log1p log2 logistic mul ne one_minus_square pow reduce_prod reduce_sum reduce_window_sum"
-    " rsqrt scatter-add scatter-sub sign sin sinh sqrt square sub tan tanh",
+    " rsqrt scatter-add scatter-mul scatter-sub sign sin sinh sqrt square sub tan tanh",
 )
 """Operations on complex numbers that are written out."""
 
@@ -240,11 +240,25 @@ PLATFORMS: Final = ("cpu", "cuda")
 """Platforms for which there are replacements."""
 
 
+@functools.cache
 def named() -> frozenset[str]:
     """Returns the names of all operations that the tables have."""
     replaced = (FENCED, VECTORS, ROUNDED, COMPARED, ALONE, STABLE, CHOOSING, RACING, ORDERED)
     tables = (KEEP, *replaced, TAKEN_OUT, EXPANDED, RECURSE, REFUSED)
     return frozenset(name for table in tables for name in table)
+
+
+def is_known(name: str) -> bool:
+    """Returns whether a table has a primitive, or it is a kernel of bijax."""
+    return name in named() or name.startswith("bijax_")
+
+
+def may_be_allowed(name: str) -> bool:
+    """Returns whether it can be right to let a primitive pass that was refused.
+
+    What is made invariant for other operands would then follow the batch, and so would all of a program that is held.
+    """
+    return name not in HOLDING and (name in REFUSED or not is_known(name))
 
 
 def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
@@ -326,7 +340,9 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
             return _refused_or_allowed(name, missing, allowed)
         return Verdict(Kind.REPLACE, ORDERED[name])
     if name.partition(" ")[0] in allowed:
-        return Verdict(Kind.ENTER, f"allowed by the caller; {REFUSED.get(name, UNKNOWN)}", allowed=True)
+        return Verdict(
+            Kind.ENTER, f"allowed by the caller; {REFUSED.get(name, 'nothing is known of it')}", allowed=True
+        )
     if name in REFUSED:
         return Verdict(Kind.REFUSE, REFUSED[name])
     return Verdict(Kind.ENTER, ENTERED)
