@@ -83,10 +83,6 @@ REFUSED: Final = {
         f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",
         "cholesky_update eig geqp3 hessenberg ormqr schur tridiagonal",
     ),
-    **_each(
-        f"{_LIBRARY}; where the matrix is shared, multiply by its inverse, computed outside",
-        "tridiagonal_solve",
-    ),
     **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
 }
 """Reasons by the name of the primitive. Of any other that is in no table, nothing is known."""

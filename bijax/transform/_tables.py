@@ -94,6 +94,8 @@ KEEP: Final[dict[str, str]] = {
         "after_all check create_token dce_sink debug_callback debug_print inspect_sharding shape_assertion unreachable",
     ),
     "io_callback without results": EFFECT,
+    "random_bits of one number": COUNTER,
+    "random_split in two": COUNTER,
     "pallas_call": OWN_CONTRACT,
 }
 
@@ -196,6 +198,8 @@ EXPANDED: Final = {
         "written out with operations of one matrix, column by column and block by block, each of them invariant",
         "cholesky geqrf householder_product lu qr triangular_solve",
     ),
+    "symmetric_product": "written out as a product and a sum",
+    "tridiagonal_solve": "written out row by row, each of them from the one before",
     **_each("written out as rotations of pairs of columns, in an order that the length fixes", "eigh svd"),
     "fft": "written out as products with the matrices of short transforms, which the length fixes",
 }
@@ -264,8 +268,8 @@ def may_be_allowed(name: str) -> bool:
 def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
     """Returns under which name the tables have an operation.
 
-    It is that of its primitive, but for `scatter_apply`, for callbacks without results, and for calls of cuDNN's
-    attention that are not replaced.
+    It is that of its primitive, but for `scatter_apply`, for callbacks without results, for numbers and keys whose
+    count no batch changes, and for calls of cuDNN's attention that are not replaced.
 
     Args:
         name: Name of the primitive.
@@ -276,6 +280,10 @@ def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any]
         return "scatter_apply"
     if name == "io_callback" and not parameters.get("result_avals", (name,)):
         return "io_callback without results"
+    if name == "random_bits" and parameters.get("shape") == ():
+        return "random_bits of one number"
+    if name == "random_split" and parameters.get("shape") == (2,):
+        return "random_split in two"
     variant = cudnn_variant(parameters, operands) if name in CUDNN_ATTENTION else ""
     return f"{name} {variant}" if variant else name
 
@@ -293,7 +301,7 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.RECURSE, "its programs are made invariant")
     if name.startswith("bijax_"):
         return Verdict(Kind.KEEP, "a kernel of bijax")
-    if KEEP.get(name) == COUNTER and (why := _follows_the_shape(dtypes)):
+    if KEEP.get(name) == COUNTER and (why := _follows_the_shape(name, dtypes)):
         return _refused_or_allowed(name, why, allowed)
     if name in EXPANDED:
         return Verdict(Kind.REPLACE, EXPANDED[name])
@@ -378,13 +386,16 @@ def _has_an_order(dtypes: tuple[Any, ...]) -> bool:
     return any(jnp.issubdtype(d, jnp.floating) and jnp.dtype(d).name in _FLOATS for d in dtypes)
 
 
-def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:
+def _follows_the_shape(name: str, dtypes: tuple[Any, ...]) -> str:
     """Returns why a generator's numbers depend on more than key and position; nothing if they do not."""
     kinds = {str(d) for d in dtypes if jnp.issubdtype(d, jax.dtypes.prng_key)}
     if kinds - {"key<fry>"}:
         return f"only keys of threefry2x32 give numbers that do not depend on the batch, got {', '.join(sorted(kinds))}"
-    if not jax.config.jax_threefry_partitionable:
-        return "with jax_threefry_partitionable off, the numbers depend on the shape of the whole array"
+    if name in ("random_bits", "random_split") and not jax.config.jax_threefry_partitionable:
+        return (
+            "with jax_threefry_partitionable off, the numbers depend on the shape of the whole array; turn it on, or"
+            " draw every number with a key of its own (jax.random.fold_in)"
+        )
     return ""
 
 

@@ -34,7 +34,7 @@ ENTERED = frozenset(
 )
 TAKEN = frozenset({"reduce", "reduce_window", "scatter_apply"})
 OWN_PROGRAM = frozenset({"scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"})
-OF_PALLAS = frozenset({"mpmd_map", "run_scoped"})
+BY_RULE = frozenset({"mpmd_map", "program_order", "run_scoped"})
 KEPT = frozenset({"debug_callback", "inspect_sharding", "pallas_call"})
 # Replaced as a whole; with a program that changes scores they are refused: test_cudnn_attention.py.
 OF_CUDNN = frozenset({"dot_product_attention_fwd", "dot_product_attention_bwd"})
@@ -162,7 +162,7 @@ def test_every_primitive_that_carries_a_program(platform: str) -> None:
         **dict.fromkeys(OWN_PROGRAM, "its program is a part of JAX"),
         **dict.fromkeys(ENTERED | TAKEN | {"scatter"}, "its program is made invariant"),
         **dict.fromkeys(KEPT | OF_CUDNN, "kept"),
-        **dict.fromkeys(OF_PALLAS, "its rule shows"),
+        **dict.fromkeys(BY_RULE, "its rule shows"),
     }
     assert {name: outcome(name, platform) for name in found} == {name: expected[name] for name in found}
     assert set(TAKEN_OUT) == TAKEN

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import bijax
+from bijax.testing import assert_bits_equal
 from bijax.transform._tables import (
     CHOOSING,
     COMPLEX,
@@ -148,6 +149,20 @@ def test_threefry_whose_counter_follows_the_shape_is_refused() -> None:
     program = jax.jit(bijax.invariant(lambda key: jax.random.normal(key, (3, 7))))
     with jax.threefry_partitionable(False), pytest.raises(bijax.NotInvariantError, match="partitionable"):
         program(jax.random.key(0))
+
+
+def test_threefry_that_is_not_partitionable_is_kept_where_no_shape_shows() -> None:
+    def number(place: jax.Array) -> jax.Array:
+        key, other = jax.random.split(jax.random.fold_in(jax.random.key(0), place))
+        return jax.random.normal(key) * jax.random.uniform(other)
+
+    with jax.threefry_partitionable(False):
+        program = jax.jit(bijax.invariant(jax.vmap(number)))
+        whole = program(jnp.arange(17))
+        for size in (1, 2, 5):
+            assert_bits_equal(program(jnp.arange(size)), whole[:size])
+        with pytest.raises(bijax.NotInvariantError, match="partitionable"):
+            jax.jit(bijax.invariant(lambda key: jax.random.split(key, 3))).lower(jax.random.key(0))
 
 
 def test_the_caller_may_let_a_primitive_pass() -> None:

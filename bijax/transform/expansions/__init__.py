@@ -24,7 +24,9 @@ _MODULES: Final = {
     "lu": "_lu",
     "qr": "_qr",
     "svd": "_jacobi",
+    "symmetric_product": "_symmetric",
     "triangular_solve": "_triangular",
+    "tridiagonal_solve": "_tridiagonal",
 }
 """The module that holds the expansion of an operation, under its name; imported when it is needed."""
 
