@@ -81,7 +81,7 @@ REFUSED: Final = {
     **_each(_SCALED, "scaled_dot scaled_matmul scaled_matmul_wrapper"),
     **_each(
         f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",
-        "cholesky_update eig geqp3 hessenberg ormqr schur tridiagonal",
+        "eig geqp3 hessenberg schur tridiagonal",
     ),
     **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
 }

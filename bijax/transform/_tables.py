@@ -198,7 +198,6 @@ EXPANDED: Final = {
         "written out with operations of one matrix, column by column and block by block, each of them invariant",
         "cholesky geqrf householder_product lu qr triangular_solve",
     ),
-    "symmetric_product": "written out as a product and a sum",
     "tridiagonal_solve": "written out row by row, each of them from the one before",
     **_each("written out as rotations of pairs of columns, in an order that the length fixes", "eigh svd"),
     "fft": "written out as products with the matrices of short transforms, which the length fixes",

@@ -101,7 +101,7 @@ def multiplied(x: jax.Array) -> Any:
 
 
 def tridiagonal(x: jax.Array) -> Any:
-    """A tridiagonal system, whose pivots are exchanged or not, and a symmetric product, with gradients."""
+    """Tridiagonal systems, whose pivots are exchanged or not, with gradients, and operations that JAX writes out."""
 
     def solved(x: jax.Array) -> jax.Array:
         below, above = x[..., 0].at[..., 0].set(0), x[..., 2].at[..., -1].set(0)
@@ -110,7 +110,11 @@ def tridiagonal(x: jax.Array) -> Any:
     def product(x: jax.Array) -> jax.Array:
         return lax.linalg.symmetric_product(x, x[..., :1] + x[..., :1].mT, alpha=0.3, beta=1.7)
 
-    return solved(x), product(x), jax.grad(lambda x: jnp.sin(solved(x)).sum())(x)
+    def turned(x: jax.Array) -> jax.Array:
+        packed, factors = jnp.linalg.qr(x, mode="raw")
+        return lax.linalg.ormqr(packed.mT, factors, x, transpose=True)
+
+    return solved(x), product(x), turned(x), jax.grad(lambda x: jnp.sin(solved(x)).sum())(x)
 
 
 CASES: dict[str, tuple[Program, np.ndarray]] = {

@@ -83,6 +83,28 @@ def test_tridiagonal_systems(dtype: str, n: int, perturb: bool) -> None:
         assert np.abs(a @ got - b).max() <= 4 * np.finfo(dtype).eps * scale
 
 
+@pytest.mark.parametrize("dtype", ["float32", rarely("float64")])
+def test_what_jax_writes_out_by_itself(dtype: str) -> None:
+    x = matrices(dtype, 7, 5)
+    wide = x.astype(np.float64)
+    gram = wide.swapaxes(1, 2) @ wide + 3 * np.eye(5)
+
+    def program(x: jax.Array, triangle: jax.Array) -> Any:
+        packed, factors = jnp.linalg.qr(x, mode="raw")
+        turned = lax.linalg.ormqr(packed.mT, factors, x, transpose=True)
+        product = lax.linalg.symmetric_product(x, x[:, :, :1] + x[:, :, :1].mT, alpha=0.3, beta=1.7)
+        return turned, product, lax.map(lambda each: lax.linalg.cholesky_update(*each), (triangle, x[:, 0]))
+
+    turned, product, updated = run(program, x, np.linalg.cholesky(gram).swapaxes(1, 2).astype(dtype))
+    upper = turned[:, :5]
+    assert np.abs(np.tril(turned, -1)).max() <= 60 * np.finfo(dtype).eps * np.abs(x).max()
+    assert_close(upper.swapaxes(1, 2) @ upper, wide.swapaxes(1, 2) @ wide, dtype, 60)
+    column = wide[:, :, :1]
+    expected = 0.3 * wide @ wide.swapaxes(1, 2) + 1.7 * (column + column.swapaxes(1, 2))
+    assert_close(product, expected, dtype, 30)
+    assert_close(updated.swapaxes(1, 2) @ updated, gram + wide[:, 0, :, None] * wide[:, 0, None], dtype, 60)
+
+
 def test_singular_tridiagonal_systems_are_nan_and_the_others_are_not() -> None:
     diagonal = np.ones((2, 4), np.float32)
     diagonal[0, 2] = 0

@@ -24,7 +24,6 @@ _MODULES: Final = {
     "lu": "_lu",
     "qr": "_qr",
     "svd": "_jacobi",
-    "symmetric_product": "_symmetric",
     "triangular_solve": "_triangular",
     "tridiagonal_solve": "_tridiagonal",
 }
