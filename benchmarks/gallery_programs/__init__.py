@@ -17,6 +17,7 @@ MODULES = (
     "solvers",
     "games",
     "densities",
+    "simulations",
 )
 
 
