@@ -6,7 +6,19 @@ from gallery_programs.program import EXAMPLES as EXAMPLES
 from gallery_programs.program import Program as Program
 from gallery_programs.program import take as take
 
-MODULES = ("dense", "convolutional", "sequences", "training", "probabilistic", "graphs", "equivariant")
+MODULES = (
+    "dense",
+    "convolutional",
+    "sequences",
+    "training",
+    "probabilistic",
+    "graphs",
+    "equivariant",
+    "solvers",
+    "games",
+    "densities",
+    "simulations",
+)
 
 
 def programs(*modules: str) -> dict[str, Program]:

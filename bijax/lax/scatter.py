@@ -7,7 +7,7 @@ from jax import lax
 
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, define_kernel
-from bijax.lax.scatter_windows import as_windows, window_starts
+from bijax.lax.scatter_windows import apart, as_windows, window_starts
 from pallas_kernels.contract import FoldContract
 from pallas_kernels.ops.scatter.portable import scatter_windows
 from pallas_kernels.ops.scatter.rounds import scatter_rounds
@@ -129,7 +129,7 @@ def _scatter(
 ) -> jax.Array:
     dtype = accumulator(op, operand.dtype)
     mode = lax.GatherScatterMode.from_any(mode)
-    if _apart(indices, numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):  # clipped windows may meet
+    if apart(indices, numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):  # clipped windows may meet
         x, updates = isolate(operand.astype(dtype), updates.astype(dtype))
         stock = getattr(lax, op)
         result = isolate(stock(x, indices, updates, numbers, unique_indices=True, mode=mode))[0]
@@ -137,12 +137,6 @@ def _scatter(
     updates = as_windows(updates, operand.ndim, numbers)
     starts, inside = window_starts(indices, operand.shape, updates.shape[1:], numbers, mode)
     return _kernel(operand, starts, inside, updates, combine=combine, contract=FoldContract("scatter"))[0]
-
-
-def _apart(indices: jax.Array, numbers: _Numbers) -> bool:
-    """Returns whether every entry of the batch has one window, as in the gradient of `jnp.take_along_axis`."""
-    lead = indices.shape[:-1]
-    return all(n == 1 for a, n in enumerate(lead) if a not in numbers.scatter_indices_batching_dims)
 
 
 def _one_after_the_other(*arrays: jax.Array, combine: Combine, contract: FoldContract) -> Arrays:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.scalar_program import ScalarProgram, on_arrays
+from bijax.lax.scatter_windows import gather_windows
 from pallas_kernels.parts.xla.tiles import isolate
 
 _Numbers = lax.ScatterDimensionNumbers
@@ -56,7 +57,7 @@ def scatter_apply(
     operand, indices = isolate(operand, indices)
 
     def gather(x: jax.Array) -> jax.Array:
-        return _gather(x, indices, updates.shape, dimension_numbers)
+        return gather_windows(x, indices, updates.shape, dimension_numbers)
 
     def write(windows: jax.Array) -> jax.Array:
         # Windows that meet hold the same elements by now, so no order shows.
@@ -80,25 +81,6 @@ def scatter_apply(
     if operand.size <= updates.size:
         return _repeat(once, operand, times)
     return write(_repeat(once, gather(operand), gather(times)))
-
-
-def _gather(x: jax.Array, indices: jax.Array, shape: tuple[int, ...], numbers: _Numbers) -> jax.Array:
-    """Returns the windows that a scatter writes; those that it leaves out hold some elements of the array."""
-    left_out = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    window = iter(shape[a] for a in numbers.update_window_dims)
-    return lax.gather(
-        x,
-        indices,
-        lax.GatherDimensionNumbers(
-            offset_dims=tuple(numbers.update_window_dims),
-            collapsed_slice_dims=tuple(numbers.inserted_window_dims),
-            start_index_map=tuple(numbers.scatter_dims_to_operand_dims),
-            operand_batching_dims=tuple(numbers.operand_batching_dims),
-            start_indices_batching_dims=tuple(numbers.scatter_indices_batching_dims),
-        ),
-        slice_sizes=[1 if a in left_out else next(window) for a in range(x.ndim)],
-        mode=lax.GatherScatterMode.CLIP,
-    )
 
 
 def _repeat(once: Any, x: jax.Array, times: jax.Array) -> jax.Array:

@@ -41,3 +41,30 @@ def window_starts(
     for axis, along in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
         columns[axis] = lax.broadcasted_iota(jnp.int32, lead, along)
     return jnp.stack(columns, -1).reshape(count, len(shape)), inside.reshape(count)
+
+
+def gather_windows(
+    x: jax.Array, indices: jax.Array, shape: tuple[int, ...], numbers: lax.ScatterDimensionNumbers
+) -> jax.Array:
+    """Returns the windows that a scatter writes; those that it leaves out hold some elements of the array."""
+    left_out = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    window = iter(shape[a] for a in numbers.update_window_dims)
+    return lax.gather(
+        x,
+        indices,
+        lax.GatherDimensionNumbers(
+            offset_dims=tuple(numbers.update_window_dims),
+            collapsed_slice_dims=tuple(numbers.inserted_window_dims),
+            start_index_map=tuple(numbers.scatter_dims_to_operand_dims),
+            operand_batching_dims=tuple(numbers.operand_batching_dims),
+            start_indices_batching_dims=tuple(numbers.scatter_indices_batching_dims),
+        ),
+        slice_sizes=[1 if a in left_out else next(window) for a in range(x.ndim)],
+        mode=lax.GatherScatterMode.CLIP,
+    )
+
+
+def apart(indices: jax.Array, numbers: lax.ScatterDimensionNumbers) -> bool:
+    """Returns whether every entry of the batch has one window, as in the gradient of `jnp.take_along_axis`."""
+    lead = indices.shape[:-1]
+    return all(n == 1 for a, n in enumerate(lead) if a not in numbers.scatter_indices_batching_dims)

@@ -33,6 +33,7 @@ class Operation:
         share: Those as a part of the program's, 0 to 1.
         contracts: Ids of the contracts that fix its bits; empty where no order shows, or the operation is XLA's own.
         unknown: Whether nothing here fixes its bits, though it passes: a kernel of the user's, or what `allow` names.
+        allowed: Whether it passes only because `allow` names it.
     """
 
     verdict: Decision
@@ -45,6 +46,7 @@ class Operation:
     share: float
     contracts: tuple[str, ...] = ()
     unknown: bool = False
+    allowed: bool = False
 
     @property
     def why(self) -> str:

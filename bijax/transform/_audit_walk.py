@@ -9,7 +9,9 @@ from typing import Any
 
 from bijax.core.tag import TAG
 from bijax.hlo._frames import user_line
-from bijax.transform._tables import IN_REGIONS, RECURSE, TAKEN_OUT, table_name
+from bijax.transform._callbacks import is_conditional
+from bijax.transform._entered import programs_of
+from bijax.transform._tables import IN_REGIONS, RECURSE, TAKEN_OUT, is_known, table_name
 
 _MACHINERY = re.compile(r"/jax/|/bijax/")
 
@@ -28,6 +30,8 @@ class Equation:
         runs: How often it runs in one run of the program. The body of a `while` counts once, and each branch of a
             `cond` as if it were taken, except those of other platforms. The function of a scatter or a reduction runs
             once for each element.
+        conditional: Whether it runs under a condition that is computed.
+        by_itself: Of a primitive that no table has, names of the instructions that its lowering emits beside JAX code.
     """
 
     name: str
@@ -37,10 +41,17 @@ class Equation:
     metadata: dict[str, str]
     line: str
     runs: int
+    conditional: bool = False
+    by_itself: tuple[str, ...] = ()
 
 
 def equations(
-    jaxpr: Any, platform: str, runs: int = 1, outer_line: str = "", outer_tags: Mapping[str, str] = MappingProxyType({})
+    jaxpr: Any,
+    platform: str,
+    runs: int = 1,
+    outer_line: str = "",
+    outer_tags: Mapping[str, str] = MappingProxyType({}),
+    conditional: bool = False,
 ) -> Iterator[Equation]:
     """Yields the operations that compute, in the order of the program, without those whose results nothing uses.
 
@@ -50,28 +61,37 @@ def equations(
         runs: How often it runs.
         outer_line: Line of the operation that holds it, for operations without a line of their own.
         outer_tags: Its tags, for operations that were traced without one.
+        conditional: Whether it runs under a condition that is computed.
     """
     for eqn in _live(jaxpr):
-        inner = list(_programs(eqn, platform)) if eqn.primitive.name in RECURSE else []
-        line = _line(eqn) or outer_line
+        name = eqn.primitive.name
+        inner = list(_programs(eqn, platform)) if name in RECURSE else []
+        entered = None if is_known(name) else programs_of(eqn, platform)
+        stack = _stack(eqn)
+        line = user_line(stack) or outer_line or _library_line(stack)
         tags = dict(getattr(eqn.ctx, "xla_metadata", None) or {})
         tags = tags if TAG in tags else {**tags, **outer_tags}
-        if not inner:
+        if entered:
+            inner = list(entered.jaxprs)
+        if entered.by_itself if entered else not inner:
             yield Equation(
-                name=eqn.primitive.name,
+                name=name,
                 operands=tuple(v.aval for v in eqn.invars),
                 results=tuple(v.aval for v in eqn.outvars),
                 parameters=eqn.params,
                 metadata=tags,
                 line=line,
                 runs=runs,
+                conditional=conditional,
+                by_itself=entered.by_itself if entered else (),
             )
-        trips = int(eqn.params["length"]) if eqn.primitive.name == "scan" else 1
-        if (name := table_name(eqn.primitive.name, eqn.params)) in TAKEN_OUT:
-            inner = [eqn.params[key] for key in IN_REGIONS[name]]
-            trips = _elements(eqn, name)
+        trips = int(eqn.params["length"]) if name == "scan" else 1
+        if (operation := table_name(name, eqn.params)) in TAKEN_OUT:
+            inner = [eqn.params[key] for key in IN_REGIONS[operation]]
+            trips = _elements(eqn, operation)
         for program in inner:
-            yield from equations(program, platform, runs * trips, line, tags)
+            under = conditional or is_conditional(name, eqn.params)
+            yield from equations(program, platform, runs * trips, line, tags, under)
 
 
 def _live(jaxpr: Any) -> list[Any]:
@@ -117,8 +137,12 @@ def _of_platform(branches: tuple[Any, ...], platforms: tuple[tuple[str, ...] | N
     return branches
 
 
-def _line(eqn: Any) -> str:
-    """Returns the user's line; where a library's module is audited by itself, the library's."""
+def _stack(eqn: Any) -> list[tuple[str, int]]:
+    """Returns the files and lines that an equation comes from, the innermost first."""
     traceback = eqn.source_info.traceback
-    stack = [(f.file_name, f.line_num) for f in traceback.frames] if traceback else []
-    return user_line(stack) or next((f"{file}:{line}" for file, line in stack if not _MACHINERY.search(file)), "")
+    return [(f.file_name, f.line_num) for f in traceback.frames] if traceback else []
+
+
+def _library_line(stack: list[tuple[str, int]]) -> str:
+    """Returns the line of a library that is audited by itself."""
+    return next((f"{file}:{line}" for file, line in stack if not _MACHINERY.search(file)), "")

@@ -77,7 +77,7 @@ def _check(program: Compiled) -> None:
         "it was compiled before and runs as it was compiled, and nothing shows that it was made invariant; call the"
         " function itself, or compile it under the mode or from bijax.invariant(jax.jit(f)).lower(...)"
     )
-    raise NotInvariantError(NAME, f"{NAME}({name})", reason, user_line(stack))
+    raise NotInvariantError(NAME, f"{NAME}({name})", reason, user_line(stack), may_be_allowed=False)
 
 
 BEFORE_CALLS.append(_check)

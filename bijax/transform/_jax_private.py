@@ -142,6 +142,19 @@ def is_cached(primitive: Primitive) -> bool:
     return primitive not in _mlir._uncacheable_primitives
 
 
+def with_caches_of(request: Any, module: Any) -> Any:
+    """Returns the context of a module with caches of its own for one request.
+
+    JAX lowers a function once in a module, and may hold another form of it.
+
+    Args:
+        request: The request, hashable.
+        module: Context of the module.
+    """
+    caches = module.cached_primitive_lowerings.setdefault((__name__, request), ({}, {}))
+    return module.replace(lowering_cache=caches[0], cached_primitive_lowerings=caches[1])
+
+
 def lower_per_platform(
     ctx: Context, name: str, rules: Mapping[str, Rule], default: Rule | None, *operands: Any, **parameters: Any
 ) -> Sequence[Any]:

@@ -25,7 +25,7 @@ from bijax.hlo._frames import user_line
 from bijax.lax.dot_general import Arrangement
 from bijax.lax.flat import on_vectors
 from bijax.lax.product_of_parts import product_of_parts
-from bijax.transform import _compiled, _fences, _fences_gpu, _jax_private
+from bijax.transform import _callbacks, _compiled, _entered, _fences, _fences_gpu, _jax_private
 from bijax.transform._constants import with_hidden_constants
 from bijax.transform._in_place import IN_PLACE, with_update_before
 from bijax.transform._jax_private import Context, Rule
@@ -54,6 +54,7 @@ from bijax.transform._tables import (
     TAKEN_OUT,
     VECTORS,
     Kind,
+    may_be_allowed,
     narrows_to_bfloat16,
     table_name,
     verdict,
@@ -74,7 +75,7 @@ def install() -> None:
     Raises:
         UnsupportedError: If this version of JAX is not supported.
     """
-    _jax_private.install(_lower)
+    _jax_private.install(_entered.noting(_lower))
 
 
 def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
@@ -148,7 +149,7 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
     tag = metadata.get(TAG) if metadata else None
     name = eqn.primitive.name
     if tag == INVARIANT or (tag is None and enabled):
-        wanted = name in RECURSE if tag and name in RECURSE else _concerns(name)
+        wanted = name == "cond" or (name in RECURSE if tag and name in RECURSE else _concerns(name))
     else:
         # The order of a kernel's operations is fixed by its contract; what XLA:GPU makes of each one is not.
         wanted = tag == KERNEL and name in _HELD and "cuda" in ctx.platforms
@@ -182,7 +183,7 @@ def _concerns(name: str) -> bool:
         return True
     dtypes = (np.dtype(np.float32), np.dtype(np.complex64))
     kinds = {verdict(name, (d,), p).kind for d in dtypes for p in PLATFORMS}
-    return bool(kinds & {Kind.REPLACE, Kind.REFUSE})
+    return bool(kinds & {Kind.REPLACE, Kind.ENTER, Kind.REFUSE})
 
 
 @functools.cache
@@ -204,12 +205,10 @@ def _with_program(primitive: Primitive, ctx: Context, *operands: Any, **paramete
     request, module = of_equation(ctx.jaxpr_eqn_ctx.xla_metadata), ctx.module_context
     specific, default, _ = _jax_private.rules_of(module, primitive, ctx.jaxpr_eqn_ctx)
     if request != current():
-        # JAX lowers a function once in a module, and may hold a plain form of this one.
-        caches = module.cached_primitive_lowerings.setdefault((__name__, request), ({}, {}))
-        module = module.replace(lowering_cache=caches[0], cached_primitive_lowerings=caches[1])
+        module = _jax_private.with_caches_of(request, module)
     inner = ctx.replace(module_context=module)
     # A program that was traced elsewhere has equations without the tag.
-    with _compiled.inside_of(request):
+    with _compiled.inside_of(request), _callbacks.branches(primitive.name, parameters):
         if specific or default is None:
             return _jax_private.lower_per_platform(inner, primitive.name, specific, default, *operands, **parameters)
         lowered = default(inner, *operands, **parameters)
@@ -230,7 +229,7 @@ def _by_request(primitive: Primitive, ctx: Context, *operands: Any, **parameters
     for platform in platforms:
         stock = specific.get(platform, default) or functools.partial(_without_rule, primitive, platform)
         if request.enabled:
-            rules[platform] = _rule_for(primitive, stock, platform, request, arrangement)
+            rules[platform] = _rule_for(primitive, stock, default or stock, platform, request, arrangement)
         else:  # the code of a kernel
             rules[platform] = functools.partial(_held, primitive.name, stock) if platform == "cuda" else stock
     if len(rules) == 1:
@@ -245,20 +244,44 @@ def _without_rule(primitive: Primitive, platform: str, *_: Any, **__: Any) -> Se
 
 
 def _rule_for(
-    primitive: Primitive, stock: Rule, platform: str, request: Request, arrangement: Arrangement | None
+    primitive: Primitive,
+    stock: Rule,
+    general: Rule,
+    platform: str,
+    request: Request,
+    arrangement: Arrangement | None,
 ) -> Rule:
-    """Returns the rule that lowers a primitive for one platform as requested."""
+    """Returns the rule that lowers a primitive for one platform as requested.
+
+    Args:
+        primitive: The primitive.
+        stock: The rule that JAX has for the platform.
+        general: The rule that JAX has for all platforms, or else `stock`.
+        platform: The platform.
+        request: The request.
+        arrangement: How the factors of a product are stored.
+    """
 
     def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
         dtypes = tuple(a.dtype for a in (*ctx.avals_in, *ctx.avals_out) if hasattr(a, "dtype"))
         name = table_name(primitive.name, parameters, ctx.avals_in)
         decided = verdict(name, dtypes, platform, request.allowed)
+        if name == _callbacks.RAISING and _callbacks.in_branch() and not decided.allowed:
+            guarded = _callbacks.only_raising(parameters, _describe(name, ctx), _line() or _library_line())
+            return stock(ctx, *operands, **guarded)
         if decided.kind is Kind.REFUSE:
-            raise NotInvariantError(primitive.name, _describe(primitive.name, ctx), decided.evidence, _line())
+            raise _refusal(primitive.name, ctx, decided.evidence)
         if name in IN_PLACE and platform == "cpu":
             operands = tuple(with_update_before(name, operands))
         if name in AS_MATRICES and platform == "cpu" and would_be_nested(ctx, parameters["dimension"]):
             return _traced(of_matrices, ctx, operands, parameters)
+        if decided.kind is Kind.ENTER:
+            # A platform's own rule is there to call a library; that for all platforms is JAX code more often.
+            found = stock if decided.allowed else general
+            lowered, by_itself = _entered.enter(found, request, ctx, operands, with_plain_region(name, parameters))
+            if by_itself and not decided.allowed:
+                raise _refusal(primitive.name, ctx, _entered.why_not(by_itself))
+            return lowered
         if decided.kind is not Kind.REPLACE:
             # Some stock rules trace programs of their own, which the evidence covers.
             with kernel_code():
@@ -270,8 +293,8 @@ def _rule_for(
             )
         if name in ALONE:
             with kernel_code():
-                found = stock(ctx, *operands, **parameters)
-            return _fences.alone(found) if math.prod(parameters["slice_sizes"]) == 1 else found
+                moved = stock(ctx, *operands, **parameters)
+            return _fences.alone(moved) if math.prod(parameters["slice_sizes"]) == 1 else moved
         _check_shapes(primitive.name, ctx)
         if expansion := expansion_of(name, dtypes):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
@@ -412,17 +435,26 @@ def _check_shapes(name: str, ctx: Context) -> None:
     for aval in ctx.avals_in:
         if not all(isinstance(n, int) for n in aval.shape):
             reason = "tiles are laid out at lowering and need concrete shapes; export one program for each shape"
-            raise NotInvariantError(name, _describe(name, ctx), reason, _line())
+            raise _refusal(name, ctx, reason)
 
 
 def _describe(name: str, ctx: Context) -> str:
     return f"{name}({', '.join(str(a) for a in ctx.avals_in)})"
 
 
+def _refusal(name: str, ctx: Context, reason: str) -> NotInvariantError:
+    return NotInvariantError(name, _describe(name, ctx), reason, _line(), _library_line(), may_be_allowed(name))
+
+
 def _line() -> str:
-    """Returns the line of the user's program that an equation comes from."""
-    stack = _jax_private.user_stack()
-    return user_line(stack) or next((f"{file}:{line}" for file, line in stack if not file.startswith(_PACKAGE)), "")
+    """Returns the line of the user's program that an equation comes from; nothing if it is not known."""
+    return user_line(_jax_private.user_stack())
+
+
+def _library_line() -> str:
+    """Returns the line of another library that an equation comes from; nothing if it comes from the user's program."""
+    stack = [(file, line) for file, line in _jax_private.user_stack() if not file.startswith(_PACKAGE)]
+    return f"{stack[0][0]}:{stack[0][1]}" if stack and not user_line(stack[:1]) else ""
 
 
 BEFORE_LOWERING.append(install)

@@ -57,6 +57,9 @@ def cudnn_variant(parameters: Mapping[str, Any], operands: Sequence[Any]) -> str
 _OFFSETS: Final = 6
 """Index of the offsets of packed sequences among the operands."""
 
+HOLDING: Final = frozenset({"call_exported", "custom_partitioning", "select_and_scatter"})
+"""Those that hold programs, which would be plain JAX if they were let pass."""
+
 REFUSED: Final = {
     "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
     " function itself",
@@ -78,11 +81,7 @@ REFUSED: Final = {
     **_each(_SCALED, "scaled_dot scaled_matmul scaled_matmul_wrapper"),
     **_each(
         f"{_LIBRARY}; factorise outside of the invariant function, where all calls have one shape",
-        "cholesky_update eig geqp3 hessenberg ormqr schur tridiagonal",
-    ),
-    **_each(
-        f"{_LIBRARY}; where the matrix is shared, multiply by its inverse, computed outside",
-        "tridiagonal_solve",
+        "eig geqp3 hessenberg schur tridiagonal",
     ),
     **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
 }

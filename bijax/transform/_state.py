@@ -65,6 +65,12 @@ def tagged(request: Request) -> contextlib.AbstractContextManager[None]:
     return manager
 
 
+def untagged() -> contextlib.AbstractContextManager[None]:
+    """Leaves the equations that are traced inside, in this thread, without a tag."""
+    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(**{TAG: None, ALLOWED: None})
+    return manager
+
+
 def _before_calls(program: Compiled) -> None:
     for check in BEFORE_CALLS:
         check(program)

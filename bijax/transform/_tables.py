@@ -1,19 +1,20 @@
 """What becomes of every primitive of JAX in a program that is made invariant.
 
 Three tables: primitives that are kept as they are (with the evidence), primitives that are replaced, and primitives
-that only hold other programs, into which the transform goes. A primitive in none of them is refused; `_refused.py` has
-the reason, where there is a better one than that nothing is known.
+that only hold other programs, into which the transform goes. A primitive in none of them is entered if its lowering is
+JAX code (`_entered.py`), and refused otherwise; `_refused.py` has those of JAX that are refused, with the reasons.
 """
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from bijax.transform._refused import CUDNN_ATTENTION, REFUSED, cudnn_variant
+from bijax.transform._refused import CUDNN_ATTENTION, HOLDING, REFUSED, cudnn_variant
 
 
 class Kind(enum.Enum):
@@ -22,6 +23,7 @@ class Kind(enum.Enum):
     KEEP = "keep"
     REPLACE = "replace"
     RECURSE = "recurse"
+    ENTER = "enter"
     REFUSE = "refuse"
 
 
@@ -32,10 +34,13 @@ class Verdict:
     Attributes:
         kind: What is done.
         evidence: Why the result does not depend on the batch, or why it would.
+        allowed: Whether it would be refused, for what its lowering holds beside JAX code, had the caller not let it
+            pass.
     """
 
     kind: Kind
     evidence: str
+    allowed: bool = False
 
 
 MOVES: Final = "it moves or makes up values without computing"
@@ -48,6 +53,7 @@ HELD: Final = (
     "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
     " (tests/gpu/test_programs_gpu.py)"
 )
+ENTERED: Final = "its lowering is JAX code, which is made invariant"
 OWN_CONTRACT: Final = "a kernel whose blocks and order its author fixed; it is lowered as it is written"
 
 
@@ -87,6 +93,9 @@ KEEP: Final[dict[str, str]] = {
         EFFECT,
         "after_all check create_token dce_sink debug_callback debug_print inspect_sharding shape_assertion unreachable",
     ),
+    "io_callback without results": EFFECT,
+    "random_bits of one number": COUNTER,
+    "random_split in two": COUNTER,
     "pallas_call": OWN_CONTRACT,
 }
 
@@ -189,6 +198,7 @@ EXPANDED: Final = {
         "written out with operations of one matrix, column by column and block by block, each of them invariant",
         "cholesky geqrf householder_product lu qr triangular_solve",
     ),
+    "tridiagonal_solve": "written out row by row, each of them from the one before",
     **_each("written out as rotations of pairs of columns, in an order that the length fixes", "eigh svd"),
     "fft": "written out as products with the matrices of short transforms, which the length fixes",
 }
@@ -199,7 +209,7 @@ COMPLEX: Final = _each(
     BY_PARTS,
     "abs add add_any conv_general_dilated convert_element_type cos cosh cumprod cumsum div dot_general eq exp exp2"
     " expm1 integer_pow log log1p log2 logistic mul ne one_minus_square pow reduce_prod reduce_sum reduce_window_sum"
-    " rsqrt scatter-add scatter-sub sign sin sinh sqrt square sub tan tanh",
+    " rsqrt scatter-add scatter-mul scatter-sub sign sin sinh sqrt square sub tan tanh",
 )
 """Operations on complex numbers that are written out."""
 
@@ -233,6 +243,7 @@ PLATFORMS: Final = ("cpu", "cuda")
 """Platforms for which there are replacements."""
 
 
+@functools.cache
 def named() -> frozenset[str]:
     """Returns the names of all operations that the tables have."""
     replaced = (FENCED, VECTORS, ROUNDED, COMPARED, ALONE, STABLE, CHOOSING, RACING, ORDERED)
@@ -240,10 +251,24 @@ def named() -> frozenset[str]:
     return frozenset(name for table in tables for name in table)
 
 
+def is_known(name: str) -> bool:
+    """Returns whether a table has a primitive, or it is a kernel of bijax."""
+    return name in named() or name.startswith("bijax_")
+
+
+def may_be_allowed(name: str) -> bool:
+    """Returns whether it can be right to let a primitive pass that was refused.
+
+    What is made invariant for other operands would then follow the batch, and so would all of a program that is held.
+    """
+    return name not in HOLDING and (name in REFUSED or not is_known(name))
+
+
 def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
     """Returns under which name the tables have an operation.
 
-    It is that of its primitive, but for `scatter_apply`, and for calls of cuDNN's attention that are not replaced.
+    It is that of its primitive, but for `scatter_apply`, for callbacks without results, for numbers and keys whose
+    count no batch changes, and for calls of cuDNN's attention that are not replaced.
 
     Args:
         name: Name of the primitive.
@@ -252,6 +277,12 @@ def table_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any]
     """
     if name == "scatter" and parameters.get("update_jaxpr") is not None:
         return "scatter_apply"
+    if name == "io_callback" and not parameters.get("result_avals", (name,)):
+        return "io_callback without results"
+    if name == "random_bits" and parameters.get("shape") == ():
+        return "random_bits of one number"
+    if name == "random_split" and parameters.get("shape") == (2,):
+        return "random_split in two"
     variant = cudnn_variant(parameters, operands) if name in CUDNN_ATTENTION else ""
     return f"{name} {variant}" if variant else name
 
@@ -269,7 +300,7 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         return Verdict(Kind.RECURSE, "its programs are made invariant")
     if name.startswith("bijax_"):
         return Verdict(Kind.KEEP, "a kernel of bijax")
-    if KEEP.get(name) == COUNTER and (why := _follows_the_shape(dtypes)):
+    if KEEP.get(name) == COUNTER and (why := _follows_the_shape(name, dtypes)):
         return _refused_or_allowed(name, why, allowed)
     if name in EXPANDED:
         return Verdict(Kind.REPLACE, EXPANDED[name])
@@ -315,7 +346,13 @@ def verdict(name: str, dtypes: tuple[Any, ...], platform: str, allowed: tuple[st
         if missing := _without_kernel(name, dtypes):
             return _refused_or_allowed(name, missing, allowed)
         return Verdict(Kind.REPLACE, ORDERED[name])
-    return _refused_or_allowed(name, REFUSED.get(name, "no invariant form is known"), allowed)
+    if name.partition(" ")[0] in allowed:
+        return Verdict(
+            Kind.ENTER, f"allowed by the caller; {REFUSED.get(name, 'nothing is known of it')}", allowed=True
+        )
+    if name in REFUSED:
+        return Verdict(Kind.REFUSE, REFUSED[name])
+    return Verdict(Kind.ENTER, ENTERED)
 
 
 def _without_kernel(name: str, dtypes: tuple[Any, ...]) -> str:
@@ -348,17 +385,20 @@ def _has_an_order(dtypes: tuple[Any, ...]) -> bool:
     return any(jnp.issubdtype(d, jnp.floating) and jnp.dtype(d).name in _FLOATS for d in dtypes)
 
 
-def _follows_the_shape(dtypes: tuple[Any, ...]) -> str:
+def _follows_the_shape(name: str, dtypes: tuple[Any, ...]) -> str:
     """Returns why a generator's numbers depend on more than key and position; nothing if they do not."""
     kinds = {str(d) for d in dtypes if jnp.issubdtype(d, jax.dtypes.prng_key)}
     if kinds - {"key<fry>"}:
         return f"only keys of threefry2x32 give numbers that do not depend on the batch, got {', '.join(sorted(kinds))}"
-    if not jax.config.jax_threefry_partitionable:
-        return "with jax_threefry_partitionable off, the numbers depend on the shape of the whole array"
+    if name in ("random_bits", "random_split") and not jax.config.jax_threefry_partitionable:
+        return (
+            "with jax_threefry_partitionable off, the numbers depend on the shape of the whole array; turn it on, or"
+            " draw every number with a key of its own (jax.random.fold_in)"
+        )
     return ""
 
 
 def _refused_or_allowed(name: str, why: str, allowed: tuple[str, ...]) -> Verdict:
     if name.partition(" ")[0] in allowed:
-        return Verdict(Kind.KEEP, f"allowed by the caller; {why}")
+        return Verdict(Kind.KEEP, f"allowed by the caller; {why}", allowed=True)
     return Verdict(Kind.REFUSE, why)

@@ -16,8 +16,10 @@ from bijax.hlo._trace import traced
 from bijax.transform._audit_flops import flops
 from bijax.transform._audit_report import Audit, Decision, Operation
 from bijax.transform._audit_walk import Equation, equations
+from bijax.transform._callbacks import GUARDED, RAISING
+from bijax.transform._entered import why_not
 from bijax.transform._state import of_equation
-from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, Kind, table_name, verdict
+from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, Kind, Verdict, table_name, verdict
 from bijax.transform._uses import uses
 from pallas_kernels.errors import UnsupportedError
 
@@ -142,7 +144,7 @@ def _present() -> str:
 
 
 def _operation(equation: Equation, platform: str) -> Operation:
-    decision, evidence = _decide(equation, platform)
+    decision, evidence, allowed = _decide(equation, platform)
     operands, results = (", ".join(_short(a) for a in group) for group in (equation.operands, equation.results))
     return Operation(
         verdict=decision,
@@ -154,32 +156,42 @@ def _operation(equation: Equation, platform: str) -> Operation:
         flops=flops(equation),
         share=0.0,
         unknown=decision == "believed" and evidence != ORDER_FREE,
+        allowed=allowed,
     )
 
 
-def _decide(equation: Equation, platform: str) -> tuple[Decision, str]:
+def _decide(equation: Equation, platform: str) -> tuple[Decision, str, bool]:
+    """Returns the verdict, the evidence, and whether the operation passes only because the caller allows it."""
     if equation.metadata.get(TAG) == KERNEL:
-        return "invariant", "code of a kernel of bijax"
+        return "invariant", "code of a kernel of bijax", False
     request = of_equation(equation.metadata)
     dtypes = tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
+    name = table_name(equation.name, equation.parameters, equation.operands)
+    found = verdict(name, dtypes, platform, request.allowed)
+    if found.allowed:
+        return "believed", found.evidence, True
+    return *_judged(equation, found, request.enabled), False
+
+
+def _judged(equation: Equation, found: Verdict, enabled: bool) -> tuple[Decision, str]:
     if equation.name == "pallas_call" and equation.parameters.get("interpret"):
         why = "interpreted: its body is lowered as operations of XLA"
-        return ("replaced", f"{why}, each made invariant") if request.enabled else ("variant", why)
-    found = verdict(
-        table_name(equation.name, equation.parameters, equation.operands), dtypes, platform, request.allowed
-    )
+        return ("replaced", f"{why}, each made invariant") if enabled else ("variant", why)
+    if equation.name == RAISING and equation.conditional and enabled:
+        return "invariant", GUARDED
     match found.kind:
-        case Kind.KEEP if equation.name in request.allowed or found.evidence in _BELIEVED:
+        case Kind.KEEP if found.evidence in _BELIEVED:
             return "believed", found.evidence
         case Kind.KEEP:
             return "invariant", found.evidence
         case Kind.RECURSE:  # without a program that can be seen: its rule makes it up at lowering
-            return ("replaced", found.evidence) if request.enabled else ("variant", "it is expanded at lowering")
-        case Kind.REPLACE if request.enabled:
+            return ("replaced", found.evidence) if enabled else ("variant", "it is expanded at lowering")
+        case Kind.REPLACE if enabled:
             return "replaced", found.evidence
         case Kind.REPLACE:
             return "variant", f"left to XLA; under bijax.invariant: {found.evidence}"
-    return ("refused" if request.enabled else "variant"), found.evidence
+    evidence = why_not(equation.by_itself) if found.kind is Kind.ENTER else found.evidence
+    return ("refused" if enabled else "variant"), evidence
 
 
 def _operations(single: list[Operation]) -> tuple[Operation, ...]:
@@ -201,6 +213,7 @@ def _operations(single: list[Operation]) -> tuple[Operation, ...]:
             share=work / total,
             contracts=group[0].contracts,
             unknown=group[0].unknown,
+            allowed=group[0].allowed,
         )
         for group in groups.values()
     )

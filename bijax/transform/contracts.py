@@ -24,6 +24,7 @@ class Manifest:
             made of, beside the architecture.
         believed: Names of primitives whose bits nothing here fixes: Pallas kernels of the user's, and what `allow`
             let pass.
+        allowed: Those of them that `allow` let pass; names that it was given without effect are not among them.
         platform: "cpu" or "cuda".
         architecture: That of the GPU, such as "sm_90", or of the processor.
         fingerprint: 32 hexadecimal digits.
@@ -32,6 +33,7 @@ class Manifest:
     ids: tuple[str, ...]
     terms: tuple[str, ...]
     believed: tuple[str, ...]
+    allowed: tuple[str, ...]
     platform: str
     architecture: str
     fingerprint: str
@@ -41,8 +43,9 @@ class Manifest:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        believed = [f"believed: {', '.join(self.believed)}"] if self.believed else []
-        return "\n".join([f"{self.fingerprint} on {self.platform} {self.architecture}", *self.ids, *believed])
+        named = {"believed": self.believed, "allowed by the caller": self.allowed}
+        outside = [f"{title}: {', '.join(names)}" for title, names in named.items() if names]
+        return "\n".join([f"{self.fingerprint} on {self.platform} {self.architecture}", *self.ids, *outside])
 
 
 def contracts(
@@ -77,7 +80,8 @@ def contracts(
 
     Guarantee: equal fingerprints of two programs that compute a row by the same operations promise equal bits of it on
     one architecture; where functions of XLA take part ("...-xla"), with one version of jaxlib, which is in the
-    fingerprint then, and on one make of processor. What `believed` names is outside of the promise.
+    fingerprint then, and on one make of processor. What `believed` names is outside of the promise; it is a part of the
+    fingerprint, and so is that `allow` let it pass.
 
     Example:
         >>> import bijax, jax, jax.numpy as jnp
@@ -105,7 +109,8 @@ def contracts(
     terms = sorted({term for _, some in found for term in some})
     ids = sorted({term.partition(" ")[0] for term in terms})
     believed = sorted({operation.primitive for operation, _ in found if operation.unknown})
+    allowed = sorted({operation.primitive for operation, _ in found if operation.allowed})
     libraries = [f"jaxlib {importlib.metadata.version('jaxlib')}"] if XLA_FUNCTIONS.id in ids else []
-    text = "\n".join([platform, here, *libraries, *terms, *believed])
+    text = "\n".join([platform, here, *libraries, *terms, *believed, *(f"allowed {name}" for name in allowed)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return Manifest(tuple(ids), tuple(terms), tuple(believed), platform, here, digest)
+    return Manifest(tuple(ids), tuple(terms), tuple(believed), tuple(allowed), platform, here, digest)

@@ -6,18 +6,36 @@ class NotInvariantError(NotImplementedError):
 
     Attributes:
         primitive: Name of the operation, as `allow` takes it.
+        operation: The operation with the types of its operands.
         reason: Why it cannot be made invariant.
         line: Where the user's program asks for it, "FILE:LINE"; empty if unknown.
+        library: The line of the library that asks for it, if it is in one.
+        may_be_allowed: Whether it is for `allow`: it is neither one that is made invariant for other operands, nor one
+            that holds a whole program.
     """
 
-    def __init__(self, primitive: str, operation: str, reason: str, line: str = "") -> None:
+    def __init__(
+        self,
+        primitive: str,
+        operation: str,
+        reason: str,
+        line: str = "",
+        library: str = "",
+        may_be_allowed: bool = True,
+    ) -> None:
         self.primitive, self.operation, self.reason, self.line = primitive, operation, reason, line
-        super().__init__(primitive, operation, reason, line)
+        self.library, self.may_be_allowed = library, may_be_allowed
+        super().__init__(primitive, operation, reason, line, library, may_be_allowed)
 
     def __str__(self) -> str:
+        inside = f" (by {self.library})" if self.line and self.library else ""
+        allow = (
+            f"compute it outside, or let it pass with allow=({self.primitive!r},) if you know that its bits do not"
+            " depend on the batch"
+        )
         return (
-            f"bijax.invariant: the operation {self.operation}, asked for at {self.line or 'an unknown line'}, cannot be"
-            f" made batch-invariant: {self.reason}. Rewrite it with other operations, compute it outside, or let it"
-            f" pass with allow=({self.primitive!r},) if you know that its bits do not depend on the batch. bijax.audit"
-            " lists all such operations of a program before it runs."
+            f"bijax.invariant: the operation {self.operation}, asked for at"
+            f" {self.line or self.library or 'an unknown line'}{inside}, cannot be made batch-invariant: {self.reason}."
+            f" Rewrite it with other operations, {allow if self.may_be_allowed else 'or compute it outside'}."
+            " bijax.audit lists all such operations of a program before it runs."
         )

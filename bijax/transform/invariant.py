@@ -35,8 +35,10 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
 
     Args:
         fn: A function of arrays, jitted or not, or a callable module.
-        allow: Names of primitives that may stay although they are not known to be invariant. It has no effect on those
-            that are.
+        allow: Names of primitives that would be refused and are to be left to XLA: their results, and all that is
+            computed from them, may then depend on the batch, and the promise is the caller's. It has no effect on what
+            is made invariant: JAX code inside such a primitive is, and what is allowed is the rest. `bijax.audit` lists
+            what it lets pass as "believed", `bijax.contracts` as `allowed`.
 
     Returns:
         A function with the signature of `fn`; with `lower`, `trace` and `eval_shape` if `fn` has them.
@@ -46,11 +48,14 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
             effect), or a program that has been lowered or compiled already, or `allow` does not hold names.
         ValueError: If `allow` holds a name that no primitive has.
 
+    A primitive of another library is made invariant if its lowering is JAX code (`mlir.lower_fun`). A callback may
+    stand in a branch of `jax.lax.cond` to raise an error, as in `equinox.error_if`.
+
     The result raises `NotInvariantError`, when it is lowered, if the program holds an operation that is neither known
     to be invariant nor can be made so, with the operation's name and line; `bijax.audit` lists them before running. It
-    raises the same, when it runs, if it calls a program that was compiled before, runs as it was compiled and was not
-    made invariant then: "call_compiled" is its name for `allow`. A compiled program that is run through its
-    `runtime_executable()`, and what NumPy computes, are not seen.
+    raises the same, when it runs, if a callback in a branch returns, or if it calls a program that was compiled
+    before, runs as it was compiled and was not made invariant then: "call_compiled" is its name for `allow`. A compiled
+    program that is run through its `runtime_executable()`, and what NumPy computes, are not seen.
 
     Guarantee: row-invariant, for every operation by itself: each element of a result depends on the inputs that it
     mathematically depends on and on the length of its own reductions, never on how many other results there are,

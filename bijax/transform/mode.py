@@ -25,7 +25,7 @@ def enable_batch_invariant_mode(*, allow: Iterable[str] = (), all_threads: bool 
     each, or wrap what they run with `bijax.invariant`.
 
     Args:
-        allow: Names of primitives that may stay although they are not known to be invariant.
+        allow: Names of primitives that would be refused and are to be left to XLA, as for `bijax.invariant`.
         all_threads: Whether it holds in every thread, those that run already and those that start later. A thread
             inside a block of `set_batch_invariant_mode`, or in which the mode was enabled or disabled on its own, keeps
             that. It ends with `disable_batch_invariant_mode(all_threads=True)`, in any thread.
@@ -78,7 +78,7 @@ def set_batch_invariant_mode(
     Args:
         enabled: Whether what is traced inside is made invariant. With False, a part of an invariant program stays as
             it is.
-        allow: Names of primitives that may stay although they are not known to be invariant.
+        allow: Names of primitives that would be refused and are to be left to XLA, as for `bijax.invariant`.
 
     Raises:
         TypeError: If `enabled` is not a bool, or `allow` does not hold names.

@@ -13,7 +13,10 @@ from tests.docs.pages import ROOT
 from tests.exhaustive import rarely
 
 FIGURES = json.loads((ROOT / "benchmarks" / "results" / "gallery_cpu.json").read_text(encoding="utf-8"))["cells"]
-LIBRARIES = ("blackjax", "distrax", "e3nn_jax", "equinox", "haiku", "jraph", "numpyro", "optax")
+LIBRARIES = (
+    *("blackjax", "diffrax", "distrax", "e3nn_jax", "equinox", "flowjax", "haiku", "jax_md", "jraph", "lineax", "mctx"),
+    *("numpyro", "optax", "optimistix", "pgx", "tinygp"),
+)
 
 
 def test_no_figure_shows_a_change() -> None:

@@ -34,6 +34,7 @@ ENTERED = frozenset(
 )
 TAKEN = frozenset({"reduce", "reduce_window", "scatter_apply"})
 OWN_PROGRAM = frozenset({"scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"})
+BY_RULE = frozenset({"mpmd_map", "program_order", "run_scoped"})
 KEPT = frozenset({"debug_callback", "inspect_sharding", "pallas_call"})
 # Replaced as a whole; with a program that changes scores they are refused: test_cudnn_attention.py.
 OF_CUDNN = frozenset({"dot_product_attention_fwd", "dot_product_attention_bwd"})
@@ -148,7 +149,7 @@ def outcome(name: str, platform: str) -> str:
         return "its program is made invariant"
     if name in OWN_PROGRAM:
         return "its program is a part of JAX"
-    return "refused" if kinds == {Kind.REFUSE} else "kept"
+    return {Kind.REFUSE: "refused", Kind.ENTER: "its rule shows"}.get(*kinds, "kept")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -161,6 +162,7 @@ def test_every_primitive_that_carries_a_program(platform: str) -> None:
         **dict.fromkeys(OWN_PROGRAM, "its program is a part of JAX"),
         **dict.fromkeys(ENTERED | TAKEN | {"scatter"}, "its program is made invariant"),
         **dict.fromkeys(KEPT | OF_CUDNN, "kept"),
+        **dict.fromkeys(BY_RULE, "its rule shows"),
     }
     assert {name: outcome(name, platform) for name in found} == {name: expected[name] for name in found}
     assert set(TAKEN_OUT) == TAKEN

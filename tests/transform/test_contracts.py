@@ -87,7 +87,11 @@ def test_what_nothing_fixes_is_refused_or_named() -> None:
     with pytest.raises(ValueError, match="schur"):
         bijax.contracts(bijax.invariant(jax.lax.linalg.schur), jnp.eye(3))
     allowed = bijax.invariant(jax.lax.linalg.schur, allow=["schur"])
-    assert bijax.contracts(allowed, jnp.eye(3)).believed == ("schur",)
+    manifest = bijax.contracts(allowed, jnp.eye(3))
+    assert (manifest.believed, manifest.allowed) == (("schur",), ("schur",))
+    assert "allowed by the caller: schur" in str(manifest)
+    without_effect = bijax.contracts(bijax.invariant(model, allow=["schur", "dot_general"]), jnp.ones((8, 512)))
+    assert without_effect == bijax.contracts(bijax.invariant(model), jnp.ones((8, 512)))
     with pytest.raises(TypeError, match="expected a function"):
         bijax.contracts(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="platform"):

@@ -50,6 +50,59 @@ def test_the_line_in_the_mode() -> None:
     assert caught.value.line == f"{__file__}:{inspect.getsourcelines(in_the_mode)[1] + 2}"
 
 
+LIBRARY = "/opt/site-packages/library/search.py"
+
+
+def of_a_library() -> dict[str, Any]:
+    """A module that is installed: jitted functions, of which JAX keeps the trace, and its own callers."""
+    names: dict[str, Any] = {"jax": jax}
+    source = """
+    @jax.jit
+    def nearest(x):
+        return jax.lax.approx_max_k(x, 2)[0]
+
+    def search(x):
+        return jax.lax.map(nearest, x)
+    """
+    exec(compile(inspect.cleandoc(source), LIBRARY, "exec"), names)
+    return names
+
+
+def test_inside_of_a_library_the_line_is_the_users_and_the_librarys_is_named() -> None:
+    library = of_a_library()
+    jax.eval_shape(library["nearest"], X)  # somewhere else before
+
+    def first(x: jax.Array) -> jax.Array:
+        return library["search"](x[None])
+
+    def second(x: jax.Array) -> jax.Array:
+        return jax.vmap(library["nearest"])(x[None])
+
+    for function in (first, second):
+        line = f"{__file__}:{inspect.getsourcelines(function)[1] + 1}"
+        with pytest.raises(bijax.NotInvariantError) as caught:
+            jax.jit(bijax.invariant(function)).lower(X)
+        assert (caught.value.line, caught.value.library) == (line, f"{LIBRARY}:3")
+        assert f"asked for at {line} (by {LIBRARY}:3)" in str(caught.value)
+        (found,) = bijax.audit(bijax.invariant(function), X).variant
+        assert found.line == line
+
+
+def test_allow_is_advised_for_what_it_can_be_right_for() -> None:
+    def lowered(function: Callable[..., Any], x: Any = X) -> str:
+        with pytest.raises(bijax.NotInvariantError) as caught:
+            jax.jit(bijax.invariant(function)).lower(x)
+        assert "outside" in str(caught.value)
+        return str(caught.value)
+
+    assert "allow=('schur',)" in lowered(lambda x: jax.lax.linalg.schur(x)[0])
+    # Both would be left to XLA for all operands, the generator's numbers follow the batch, a program is held.
+    exported = jax.export.export(jax.jit(lambda x: x @ x))(X)
+    assert "allow" not in lowered(exported.call)
+    assert "allow" not in lowered(lambda x: jax.lax.acos(x + 1j))
+    assert "allow" not in lowered(lambda key: jax.random.normal(key, (3,)), jax.random.key(0, impl="rbg"))
+
+
 def test_keys_of_another_kind_name_the_line() -> None:
     key = jax.random.key(0, impl="rbg")
     with pytest.raises(bijax.NotInvariantError, match="threefry") as caught:

@@ -93,6 +93,30 @@ def incomplete(x: jax.Array) -> jax.Array:
     return jax.scipy.special.betainc(jnp.abs(x) + 0.1, 3 * jnp.abs(x[:, ::-1]) + 0.2, jax.nn.sigmoid(x))
 
 
+def multiplied(x: jax.Array) -> Any:
+    """Complex numbers multiplied where places meet, where they do not, and where some are outside."""
+    places, y = jnp.array([3, 3, 0, -1, 20, 5, 3]), x[:, 5:]
+    rows = jax.vmap(lambda x, y: (x.at[places].multiply(y), x.at[places].multiply(y, mode="clip")))(x, y)
+    return rows, x.at[:, 1:-1].multiply(2), x.at[:, jnp.array([2, 0])].multiply(y[:, :2], unique_indices=True)
+
+
+def tridiagonal(x: jax.Array) -> Any:
+    """Tridiagonal systems, whose pivots are exchanged or not, with gradients, and operations that JAX writes out."""
+
+    def solved(x: jax.Array) -> jax.Array:
+        below, above = x[..., 0].at[..., 0].set(0), x[..., 2].at[..., -1].set(0)
+        return lax.linalg.tridiagonal_solve(below, x[..., 1], above, x[..., 3:])
+
+    def product(x: jax.Array) -> jax.Array:
+        return lax.linalg.symmetric_product(x, x[..., :1] + x[..., :1].mT, alpha=0.3, beta=1.7)
+
+    def turned(x: jax.Array) -> jax.Array:
+        packed, factors = jnp.linalg.qr(x, mode="raw")
+        return lax.linalg.ormqr(packed.mT, factors, x, transpose=True)
+
+    return solved(x), product(x), turned(x), jax.grad(lambda x: jnp.sin(solved(x)).sum())(x)
+
+
 CASES: dict[str, tuple[Program, np.ndarray]] = {
     "factorisations": (factorise, real(6, 6)),
     "QR": (jnp.linalg.qr, real(6, 4)),
@@ -113,6 +137,8 @@ CASES: dict[str, tuple[Program, np.ndarray]] = {
     "complex functions": (functions, paired(12)),
     "rotary embedding": (lambda x: (turned(x), jax.grad(lambda x: jnp.sin(turned(x)).sum())(x)), real(9, 12)),
     "mixed products": (mixed, real(12)),
+    "tridiagonal systems": (tridiagonal, real(7, 5)),
+    "scatters that multiply": (multiplied, paired(12)),
     "betainc": (incomplete, real(12)),
 }
 QUICK = [
@@ -125,6 +151,8 @@ QUICK = [
     "complex numbers",
     "rotary embedding",
     "mixed products",
+    "tridiagonal systems",
+    "scatters that multiply",
     "betainc",
 ]
 QUICK_ALONE = ["factorisations", "complex numbers", "rotary embedding"]

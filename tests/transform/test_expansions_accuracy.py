@@ -1,5 +1,6 @@
 """Factorisations, transforms and functions of complex numbers against float64: errors with stated bounds."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,58 @@ def test_triangles(dtype: str, n: int) -> None:
     largest = np.abs(np.stack([unit.real, unit.imag])).max() if dtype.startswith("c") else np.abs(unit).max()
     assert largest <= 1.0001 * (2**0.5 if dtype.startswith("c") else 1)
     assert pivots.shape == (3, n)
+
+
+@pytest.mark.parametrize("perturb", [False, rarely(True)])
+@pytest.mark.parametrize("n", [67, rarely(1), rarely(2), rarely(3)])
+@pytest.mark.parametrize("dtype", ["float32", rarely("float64")])
+def test_tridiagonal_systems(dtype: str, n: int, perturb: bool) -> None:
+    x = matrices(dtype, 6, n)
+    x[:, 0, 0] = x[:, 2, -1] = 0
+    wide = x.astype(np.float64)
+    dense = np.zeros((3, n, n))
+    for offset, diagonal in ((-1, wide[:, 0, 1:]), (0, wide[:, 1]), (1, wide[:, 2, :-1])):
+        rows = np.arange(max(0, -offset), n - max(0, offset))
+        dense[:, rows, rows + offset] = diagonal
+    right = x[:, 3:].swapaxes(1, 2)
+    solve = functools.partial(lax.linalg.tridiagonal_solve, perturb_singular=perturb)
+    found = run(lambda x, right: solve(x[:, 0], x[:, 1], x[:, 2], right), x, right)
+    for a, got, b in zip(dense, found, right, strict=True):  # pivots are not on the diagonal: as by a dense solver
+        scale = np.abs(a).sum(1).max() * np.abs(got).max()
+        assert np.abs(a @ got - b).max() <= 4 * np.finfo(dtype).eps * scale
+
+
+@pytest.mark.parametrize("dtype", ["float32", rarely("float64")])
+def test_what_jax_writes_out_by_itself(dtype: str) -> None:
+    x = matrices(dtype, 7, 5)
+    wide = x.astype(np.float64)
+    gram = wide.swapaxes(1, 2) @ wide + 3 * np.eye(5)
+
+    def program(x: jax.Array, triangle: jax.Array) -> Any:
+        packed, factors = jnp.linalg.qr(x, mode="raw")
+        turned = lax.linalg.ormqr(packed.mT, factors, x, transpose=True)
+        product = lax.linalg.symmetric_product(x, x[:, :, :1] + x[:, :, :1].mT, alpha=0.3, beta=1.7)
+        return turned, product, lax.map(lambda each: lax.linalg.cholesky_update(*each), (triangle, x[:, 0]))
+
+    turned, product, updated = run(program, x, np.linalg.cholesky(gram).swapaxes(1, 2).astype(dtype))
+    upper = turned[:, :5]
+    assert np.abs(np.tril(turned, -1)).max() <= 60 * np.finfo(dtype).eps * np.abs(x).max()
+    assert_close(upper.swapaxes(1, 2) @ upper, wide.swapaxes(1, 2) @ wide, dtype, 60)
+    column = wide[:, :, :1]
+    expected = 0.3 * wide @ wide.swapaxes(1, 2) + 1.7 * (column + column.swapaxes(1, 2))
+    assert_close(product, expected, dtype, 30)
+    assert_close(updated.swapaxes(1, 2) @ updated, gram + wide[:, 0, :, None] * wide[:, 0, None], dtype, 60)
+
+
+def test_singular_tridiagonal_systems_are_nan_and_the_others_are_not() -> None:
+    diagonal = np.ones((2, 4), np.float32)
+    diagonal[0, 2] = 0
+    nothing, right = np.zeros((2, 4), np.float32), np.ones((2, 4, 1), np.float32)
+    found = run(lax.linalg.tridiagonal_solve, nothing, diagonal, nothing, right)
+    assert np.isnan(found[0]).all()
+    np.testing.assert_array_equal(found[1], right[1])
+    solve = functools.partial(lax.linalg.tridiagonal_solve, perturb_singular=True)
+    assert np.isfinite(run(solve, nothing, diagonal, nothing, right)).all()
 
 
 @pytest.mark.parametrize("shape", [(6, 4), rarely((4, 6)), rarely((1, 1)), rarely((33, 20))])

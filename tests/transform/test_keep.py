@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import bijax
+from bijax.testing import assert_bits_equal
 from bijax.transform._tables import (
     CHOOSING,
     COMPLEX,
@@ -129,7 +130,7 @@ def test_what_is_written_out_has_an_expansion() -> None:
         ("fft", jnp.float32, "cuda", Kind.REPLACE),
         ("cholesky", jnp.float32, "cuda", Kind.REPLACE),
         ("eig", jnp.float32, "cpu", Kind.REFUSE),
-        ("a_new_primitive", jnp.float32, "cpu", Kind.REFUSE),
+        ("a_new_primitive", jnp.float32, "cpu", Kind.ENTER),
     ],
 )
 def test_verdicts(name: str, dtype: Any, platform: str, kind: Kind) -> None:
@@ -150,5 +151,20 @@ def test_threefry_whose_counter_follows_the_shape_is_refused() -> None:
         program(jax.random.key(0))
 
 
+def test_threefry_that_is_not_partitionable_is_kept_where_no_shape_shows() -> None:
+    def number(place: jax.Array) -> jax.Array:
+        key, other = jax.random.split(jax.random.fold_in(jax.random.key(0), place))
+        return jax.random.normal(key) * jax.random.uniform(other)
+
+    with jax.threefry_partitionable(False):
+        program = jax.jit(bijax.invariant(jax.vmap(number)))
+        whole = program(jnp.arange(17))
+        for size in (1, 2, 5):
+            assert_bits_equal(program(jnp.arange(size)), whole[:size])
+        with pytest.raises(bijax.NotInvariantError, match="partitionable"):
+            jax.jit(bijax.invariant(lambda key: jax.random.split(key, 3))).lower(jax.random.key(0))
+
+
 def test_the_caller_may_let_a_primitive_pass() -> None:
-    assert verdict("eig", (jnp.dtype(jnp.complex64),), "cpu", ("eig",)).kind is Kind.KEEP
+    found = verdict("eig", (jnp.dtype(jnp.complex64),), "cpu", ("eig",))
+    assert (found.kind, found.allowed) == (Kind.ENTER, True)

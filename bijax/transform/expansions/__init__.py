@@ -25,6 +25,7 @@ _MODULES: Final = {
     "qr": "_qr",
     "svd": "_jacobi",
     "triangular_solve": "_triangular",
+    "tridiagonal_solve": "_tridiagonal",
 }
 """The module that holds the expansion of an operation, under its name; imported when it is needed."""
 

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bijax.transform.expansions._complex_scatter import scatter_mul
+
 Parts = tuple[jax.Array, jax.Array]
 
 
@@ -322,6 +324,7 @@ COMPLEX: Final[dict[str, Callable[..., jax.Array]]] = {
     "reduce_window_sum": _linear(lax.reduce_window_sum_p),
     "rsqrt": reciprocal_square_root,
     "scatter-add": _linear(lax.scatter_add_p),
+    "scatter-mul": scatter_mul,
     "scatter-sub": _linear(lax.scatter_sub_p),
     "sign": sign,
     "sin": sine,

@@ -1,0 +1,73 @@
+"""Python callbacks: those that compute nothing pass, and those that are there to raise an error may do just that.
+
+What a callback returns is not known to be invariant. One that always raises returns nothing, and so is the check of a
+value that goes into a program of `jax.lax.cond` (`equinox.error_if`). No program shows that a callback always raises;
+so one that stands in a branch is lowered with a guard, which raises if it returns.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from bijax.transform.errors import NotInvariantError
+
+RAISING: Final = "pure_callback"
+"""The callback that may stand in a branch to raise an error."""
+
+RETURNED: Final = (
+    "what Python computes is not known. In a branch of jax.lax.cond a callback may raise an error; this one returned a"
+    " value"
+)
+
+GUARDED: Final = "in a branch it may raise an error, and nothing else: if it returns, NotInvariantError is raised"
+
+
+class _Branch(threading.local):
+    inside: bool = False
+
+
+_branch = _Branch()
+
+
+@contextlib.contextmanager
+def branches(name: str, parameters: dict[str, Any]) -> Iterator[None]:
+    """Notes that the programs of a primitive run under a condition, if it is such a primitive.
+
+    Args:
+        name: Name of the primitive.
+        parameters: Its parameters.
+    """
+    outer = _branch.inside
+    _branch.inside = outer or is_conditional(name, parameters)
+    try:
+        yield
+    finally:
+        _branch.inside = outer
+
+
+def is_conditional(name: str, parameters: dict[str, Any]) -> bool:
+    """Returns whether the programs of a primitive run under a condition, which the platform alone is not."""
+    return name == "cond" and not parameters.get("branches_platforms")
+
+
+def in_branch() -> bool:
+    """Returns whether this thread lowers a program that runs under a condition."""
+    return _branch.inside
+
+
+def only_raising(parameters: dict[str, Any], operation: str, line: str) -> dict[str, Any]:
+    """Returns the parameters of a callback with a guard that raises `NotInvariantError` if it returns.
+
+    Args:
+        parameters: Those of the primitive.
+        operation: The operation, for the error.
+        line: Where the user's program asks for it.
+    """
+    callback: Callable[..., Any] = parameters["callback"]
+
+    def guarded(*arrays: Any) -> Any:
+        callback(*arrays)
+        raise NotInvariantError(RAISING, operation, RETURNED, line)
+
+    return {**parameters, "callback": guarded}

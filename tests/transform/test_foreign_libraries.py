@@ -1,0 +1,159 @@
+"""Checks that raise errors, sparse matrices and spectra: code of other libraries, and of JAX's experimental parts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify, io_callback, sparse
+
+import bijax
+from bijax.testing import assert_bits_equal
+from tests.exhaustive import rarely
+
+Function = Callable[[jax.Array], Any]
+
+X = jax.random.normal(jax.random.key(0), (17, 40))
+W = jax.random.normal(jax.random.key(1), (40, 40)) / 6
+SPARSE = W * (jnp.abs(W) > 0.2)
+BCOO, BCSR = sparse.BCOO.fromdense(SPARSE), sparse.BCSR.fromdense(SPARSE)
+COO, CSR = sparse.COO.fromdense(SPARSE), sparse.CSR.fromdense(SPARSE)
+
+FROM_CALLBACKS = (jax.errors.JaxRuntimeError, ValueError)
+"""What JAX raises for an error in a callback."""
+
+
+def checked(x: jax.Array) -> jax.Array:
+    x = eqx.error_if(x, jnp.isnan(x), "a nan")
+    return jax.nn.softmax(jnp.tanh(x @ W) @ W)
+
+
+def checkified(x: jax.Array) -> jax.Array:
+    def f(x: jax.Array) -> jax.Array:
+        checkify.check((x < 1e9).all(), "large")
+        return jax.nn.softmax(x @ W)
+
+    return checkify.checkify(f, errors=checkify.user_checks | checkify.float_checks)(x)[1]
+
+
+def logged(x: jax.Array) -> jax.Array:
+    io_callback(lambda _: None, None, x.sum(), ordered=True)
+    io_callback(lambda _: None, None, x.sum())
+    return jax.nn.softmax(x @ W)
+
+
+def welch(x: jax.Array) -> jax.Array:
+    return jax.scipy.signal.welch(x, nperseg=16)[1]
+
+
+def by_data(x: jax.Array) -> jax.Array:
+    """The gradient by the entries of a sparse matrix, of each row."""
+
+    def loss(data: jax.Array, row: jax.Array) -> jax.Array:
+        return ((sparse.BCOO((data, BCOO.indices), shape=BCOO.shape) @ row) ** 2).sum()
+
+    return jax.vmap(jax.grad(loss), (None, 0))(BCOO.data, x)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "error_if": checked,
+    "error_if mapped": jax.vmap(checked),
+    "error_if, gradient": jax.grad(lambda x: checked(x)[..., 0].sum()),
+    "checkify": checkified,
+    "callbacks without results": logged,
+    "BCOO from the left": jax.vmap(lambda row: BCOO @ row),
+    "BCOO from the right": lambda x: x @ BCOO,
+    "BCOO, gradient": jax.grad(lambda x: ((x @ BCOO) ** 2).sum()),
+    "BCOO, gradient by its data": by_data,
+    "BCOO of each row": jax.vmap(lambda row: sparse.BCOO.fromdense(jnp.outer(row, row)[:6, :6], nse=36) @ row[:6]),
+    "BCSR": lambda x: (BCSR @ x.T).T,
+    "COO": lambda x: (COO @ x.T).T,
+    "CSR": lambda x: (CSR @ x.T).T,
+    "welch": welch,
+    "welch, gradient": jax.grad(lambda x: (welch(x) ** 2).sum()),
+}
+QUICK = ("error_if mapped", "BCOO from the left", "welch")
+WITHOUT_CALLBACKS = [name for name in FUNCTIONS if not name.startswith(("error_if", "callbacks"))]
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else rarely(name) for name in FUNCTIONS])
+def test_rows_do_not_depend_on_the_batch(name: str) -> None:
+    function = jax.jit(bijax.invariant(FUNCTIONS[name]))
+    whole = function(X)
+    for size in (1, 5, 16):
+        assert_bits_equal(function(X[:size]), whole[:size])
+    with bijax.set_batch_invariant_mode():
+        assert_bits_equal(jax.jit(lambda x: FUNCTIONS[name](x))(X), whole)
+        if name not in QUICK:  # one program for each operation
+            assert_bits_equal(FUNCTIONS[name](X), whole)
+    np.testing.assert_allclose(whole, FUNCTIONS[name](X), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_control_plain_jax_changes_rows() -> None:
+    function = jax.jit(FUNCTIONS["error_if, gradient"])
+    whole = np.asarray(function(X))
+    assert any((np.asarray(function(X[:n])) != whole[:n]).any() for n in (1, 5, 16))
+
+
+def test_lowered_for_cuda() -> None:
+    # JAX lowers callbacks for a platform that is there.
+    def program(x: jax.Array) -> list[Any]:
+        return [FUNCTIONS[name](x) for name in WITHOUT_CALLBACKS]
+
+    with bijax.lowering_for("sm_90"):
+        jax.jit(bijax.invariant(program)).trace(X).lower(lowering_platforms=("cuda",))
+
+
+def test_the_check_raises() -> None:
+    function = jax.jit(bijax.invariant(checked))
+    function(X)
+    with pytest.raises(FROM_CALLBACKS, match="a nan"):
+        jax.block_until_ready(function(X.at[3, 3].set(jnp.nan)))
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    return jax.pure_callback(lambda x: 2 * np.asarray(x), x, x)
+
+
+def test_a_callback_in_a_branch_must_not_return() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0, 0] > 0, doubled, jnp.negative, x)
+
+    program = jax.jit(bijax.invariant(function))
+    assert_bits_equal(program(X.at[0, 0].set(-1.0)), -X.at[0, 0].set(-1.0))
+    with pytest.raises(FROM_CALLBACKS, match=r"pure_callback\(float32\[17,40\]\), asked for at .*test_for"):
+        jax.block_until_ready(program(X.at[0, 0].set(1.0)))
+    (found,) = [o for o in bijax.audit(bijax.invariant(function), X).operations if o.primitive == "pure_callback"]
+    assert (found.verdict, "NotInvariantError" in found.evidence) == ("invariant", True)
+    allowed = jax.jit(bijax.invariant(function, allow=("pure_callback",)))
+    assert_bits_equal(allowed(X.at[0, 0].set(1.0)), 2 * X.at[0, 0].set(1.0))
+    (found,) = [o for o in bijax.audit(allowed, X).operations if o.primitive == "pure_callback"]
+    assert found.verdict == "believed"
+
+
+def selected(row: jax.Array) -> jax.Array:
+    """Under vmap both branches run, and the results are selected."""
+
+    def sine(row: jax.Array) -> jax.Array:
+        return jax.pure_callback(np.sin, row, row, vmap_method="expand_dims")
+
+    return jax.lax.cond(row[0] > 0, sine, jnp.negative, row)
+
+
+@pytest.mark.parametrize("function", [doubled, jax.vmap(selected)])
+def test_a_callback_that_runs_in_any_case_is_refused(function: Function) -> None:
+    with pytest.raises(bijax.NotInvariantError, match="pure_callback"):
+        jax.jit(bijax.invariant(function)).lower(X)
+    assert [o.primitive for o in bijax.audit(bijax.invariant(function), X).variant] == ["pure_callback"]
+
+
+def test_a_callback_with_results_that_has_effects_is_refused() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0, 0] > 0, lambda x: io_callback(np.sin, x, x), jnp.negative, x)
+
+    with pytest.raises(bijax.NotInvariantError, match="io_callback"):
+        jax.jit(bijax.invariant(function)).lower(X)
