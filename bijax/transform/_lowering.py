@@ -60,6 +60,8 @@ from bijax.transform._tables import (
 )
 from bijax.transform.errors import NotInvariantError
 from bijax.transform.expansions import Expansion, expansion_of
+from bijax.transform.expansions._lapack import contract_of as lapack_contract_of
+from bijax.transform.expansions._lapack import of_each_matrix
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
 from pallas_kernels.parts.xla.manual_axes import without_mesh
@@ -273,7 +275,9 @@ def _rule_for(
                 found = stock(ctx, *operands, **parameters)
             return _fences.alone(found) if math.prod(parameters["slice_sizes"]) == 1 else found
         _check_shapes(primitive.name, ctx)
-        if expansion := expansion_of(name, dtypes):
+        if platform == "cpu" and lapack_contract_of(name, ctx.avals_in, parameters):
+            return _traced(of_each_matrix(primitive), ctx, operands, parameters, primitive.multiple_results)
+        if expansion := expansion_of(name, dtypes, platform):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
         if name in STABLE:
             with kernel_code():
