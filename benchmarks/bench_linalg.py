@@ -20,6 +20,8 @@ import bijax
 BATCHES: Final = (8, 64, 512)
 SIZES: Final = {"float32": (2, 6, 16), "float64": (3, 6, 16)}
 FIRST_CALLS: Final = 2
+SHORTEST_S: Final = 0.01
+"""How long a timed call takes at least."""
 
 Function = Callable[[jax.Array], Any]
 
@@ -71,6 +73,17 @@ def matrices(batch: int, n: int, dtype: str) -> jax.Array:
     return x @ x.mT / n + jnp.eye(n, dtype=dtype)
 
 
+def repeated(function: Callable[..., Any], x: jax.Array, times: int) -> Callable[[], Any]:
+    """Returns a call that runs a program some times: the clock of all threads is too coarse for a single run."""
+
+    def call() -> Any:
+        for _ in range(times):
+            found = jax.block_until_ready(function(x))
+        return found
+
+    return call
+
+
 def first_s(function: Callable[..., Any], x: jax.Array) -> float:
     """Returns the least processor time of some first calls, in seconds."""
     taken = []
@@ -82,16 +95,24 @@ def first_s(function: Callable[..., Any], x: jax.Array) -> float:
     return min(taken)
 
 
+def wall_s(program: Callable[..., Any], x: jax.Array) -> float:
+    """Returns about how long a run of a compiled program takes, in seconds."""
+    jax.block_until_ready(program(x))
+    start = time.perf_counter()
+    jax.block_until_ready(program(x))
+    return time.perf_counter() - start
+
+
 def measure(case: tuple[str, str, int, int]) -> dict[str, Any]:
     name, dtype, n, batch = case
     with jax.enable_x64(dtype == "float64"):
         x = matrices(batch, n, dtype)
         plain, ours = FUNCTIONS[name], bijax.invariant(FUNCTIONS[name])
         plain_s, ours_s = (first_s(function, x) for function in (plain, ours))
-        run_plain, run_ours = jax.jit(plain), jax.jit(ours)
-        ours_us, plain_us = interleaved_us(
-            [lambda: run_ours(x), lambda: run_plain(x)], seconds=0.3, clock=time.process_time
-        )
+        programs = [jax.jit(function) for function in (ours, plain)]
+        times = max(1, round(SHORTEST_S / max(wall_s(program, x) for program in programs)))
+        calls = [repeated(program, x, times) for program in programs]
+        ours_us, plain_us = (us / times for us in interleaved_us(calls, seconds=0.4, clock=time.process_time))
     found = cell(ours_us, plain_us, function=name, dtype=dtype, n=n, batch=batch)
     return {
         **found,
@@ -103,7 +124,11 @@ def measure(case: tuple[str, str, int, int]) -> dict[str, Any]:
 
 def main() -> None:
     cases = [
-        (name, dtype, n, batch) for name in FUNCTIONS for dtype, sizes in SIZES.items() for n in sizes for batch in BATCHES
+        (name, dtype, n, batch)
+        for name in FUNCTIONS
+        for dtype, sizes in SIZES.items()
+        for n in sizes
+        for batch in BATCHES
     ]
     run("linalg", cases, measure)
 

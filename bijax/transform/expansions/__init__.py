@@ -33,7 +33,7 @@ _MODULES: Final = {
 """The module that holds the expansion of an operation, under its name; imported when it is needed."""
 
 _OF_MATRICES: Final = frozenset(_MODULES) - {"fft"}
-"""Operations on stacks of matrices. A CPU takes one matrix after the other, which stays in its cache until it is done."""
+"""Operations on stacks of matrices. A CPU takes one matrix after the other: it stays in the cache."""
 
 _FLOATS: Final = frozenset(("float32", "bfloat16", "float16", "float64"))
 
