@@ -36,6 +36,7 @@ from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._row_layout import run_row_program
 from bijax.transform._row_products import PRODUCT
 from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
+from bijax.transform._scaled import SCALED, with_product
 from bijax.transform._settled import SETTLED, settled, with_settled_reshapes
 from bijax.transform._state import INVARIANT, OFF, Request, current, of_equation, requested, tagged
 from bijax.transform._tables import (
@@ -61,6 +62,8 @@ from bijax.transform._tables import (
 )
 from bijax.transform.errors import NotInvariantError
 from bijax.transform.expansions import Expansion, expansion_of
+from bijax.transform.expansions._lapack import contract_of as lapack_contract_of
+from bijax.transform.expansions._lapack import of_each_matrix
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
 from pallas_kernels.parts.xla.manual_axes import without_mesh
@@ -157,6 +160,10 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
         return eqn
     if kept := _operand_that_is_chosen(eqn):
         return eqn.replace(primitive=jax.lax.copy_p, invars=[kept], params={})
+    if tuple(ctx.platforms) == ("cpu",) and not _is_explicit(eqn.outvars[0].aval):
+        eqn = with_product(eqn)
+        if eqn.primitive is SCALED:
+            return eqn
     inline = _jax_private.rules_of(ctx, eqn.primitive, eqn.ctx)[2]
     return eqn.replace(primitive=_counterpart(eqn.primitive, inline))
 
@@ -296,7 +303,9 @@ def _rule_for(
                 moved = stock(ctx, *operands, **parameters)
             return _fences.alone(moved) if math.prod(parameters["slice_sizes"]) == 1 else moved
         _check_shapes(primitive.name, ctx)
-        if expansion := expansion_of(name, dtypes):
+        if platform == "cpu" and lapack_contract_of(name, ctx.avals_in, parameters):
+            return _traced(of_each_matrix(primitive), ctx, operands, parameters, primitive.multiple_results)
+        if expansion := expansion_of(name, dtypes, platform):
             return _expanded(expansion, request, ctx, operands, parameters, primitive.multiple_results)
         if name in STABLE:
             with kernel_code():

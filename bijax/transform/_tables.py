@@ -193,13 +193,16 @@ TAKEN_OUT: Final = {
 }
 """Operations that carry a program of the user's, which becomes a part of the program around."""
 
+_LAPACK: Final = "LAPACK for small matrices on a CPU, one in each call; otherwise written out"
 EXPANDED: Final = {
     **_each(
-        "written out with operations of one matrix, column by column and block by block, each of them invariant",
-        "cholesky geqrf householder_product lu qr triangular_solve",
+        f"{_LAPACK} with operations of one matrix, column by column and block by block, each of them invariant",
+        "cholesky geqrf householder_product lu qr",
     ),
     "tridiagonal_solve": "written out row by row, each of them from the one before",
-    **_each("written out as rotations of pairs of columns, in an order that the length fixes", "eigh svd"),
+    **_each(f"{_LAPACK} as rotations of pairs of columns, in an order that the length fixes", "eigh svd"),
+    "triangular_solve": "written out with operations of one matrix, column by column and block by block, each of them"
+    " invariant",
     "fft": "written out as products with the matrices of short transforms, which the length fixes",
 }
 """Operations that are written out as others of JAX, which are made invariant in their turn (`expansions`)."""

@@ -14,6 +14,7 @@ from bijax.transform._replacements import replacement
 from bijax.transform._state import Request, of_equation, tagged
 from bijax.transform._tables import ORDERED, RACING, VECTORS, Kind, table_name, verdict
 from bijax.transform.expansions import Expansion, expansion_of
+from bijax.transform.expansions._lapack import contract_of as lapack_contract_of
 from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, PairContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.manual_axes import without_mesh
@@ -62,7 +63,9 @@ def kernels_of(equation: Equation, platform: str) -> Iterator[Use]:
     dtypes = tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
     if name not in _MADE_UP and verdict(name, dtypes, platform, request.allowed).kind is not Kind.REPLACE:
         return
-    if (expansion := expansion_of(name, dtypes)) is not None:
+    if platform == "cpu" and (lapack := lapack_contract_of(name, equation.operands, equation.parameters)):
+        yield Use(lapack.id, tuple(map(str, dtypes)), "")
+    elif (expansion := expansion_of(name, dtypes)) is not None:
         yield from _in_expansion(expansion, equation, request, platform)
     elif name in _STATIC:
         yield Use(_STATIC[name].id, tuple(map(str, dtypes)), "")

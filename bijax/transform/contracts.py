@@ -11,7 +11,7 @@ from typing import Any
 from bijax.core.architecture import cuda_architecture, lowering_for
 from bijax.core.checks import check_callable
 from bijax.transform.audit import looked_at, platform_of
-from pallas_kernels.contract import XLA_FUNCTIONS
+from pallas_kernels.contract import XLA_FUNCTIONS, LapackContract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +79,9 @@ def contracts(
         UnsupportedError: If the architecture is not known, or there is no kernel for some operands.
 
     Guarantee: equal fingerprints of two programs that compute a row by the same operations promise equal bits of it on
-    one architecture; where functions of XLA take part ("...-xla"), with one version of jaxlib, which is in the
-    fingerprint then, and on one make of processor. What `believed` names is outside of the promise; it is a part of the
-    fingerprint, and so is that `allow` let it pass.
+    one architecture; where functions of XLA ("...-xla") or LAPACK take part, with one version of jaxlib or of SciPy,
+    which is in the fingerprint then, and on one make of processor. What `believed` names is outside of the promise; it
+    is a part of the fingerprint, and so is that `allow` let it pass.
 
     Example:
         >>> import bijax, jax, jax.numpy as jnp
@@ -110,7 +110,11 @@ def contracts(
     ids = sorted({term.partition(" ")[0] for term in terms})
     believed = sorted({operation.primitive for operation, _ in found if operation.unknown})
     allowed = sorted({operation.primitive for operation, _ in found if operation.allowed})
-    libraries = [f"jaxlib {importlib.metadata.version('jaxlib')}"] if XLA_FUNCTIONS.id in ids else []
+    libraries = [
+        f"{name} {importlib.metadata.version(name)}"
+        for contract, name in ((XLA_FUNCTIONS, "jaxlib"), (LapackContract(), "scipy"))
+        if contract.id in ids
+    ]
     text = "\n".join([platform, here, *libraries, *terms, *believed, *(f"allowed {name}" for name in allowed)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     return Manifest(tuple(ids), tuple(terms), tuple(believed), tuple(allowed), platform, here, digest)

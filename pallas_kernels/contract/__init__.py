@@ -32,6 +32,8 @@ from pallas_kernels.contract.fold import FoldContract as FoldContract
 from pallas_kernels.contract.gumbel import GUMBEL as GUMBEL
 from pallas_kernels.contract.gumbel import GumbelContract as GumbelContract
 from pallas_kernels.contract.honour import honour as honour
+from pallas_kernels.contract.lapack import LapackContract as LapackContract
+from pallas_kernels.contract.lapack import lapack_contract as lapack_contract
 from pallas_kernels.contract.matmul import MatmulContract as MatmulContract
 from pallas_kernels.contract.matmul import Tf32Contract as Tf32Contract
 from pallas_kernels.contract.matmul import WgmmaChunkContract as WgmmaChunkContract

@@ -11,8 +11,11 @@ import pytest
 from jax import lax
 
 import bijax
+from bijax.transform import _lowering
 from tests.exhaustive import rarely
 
+WRITTEN_OUT = pytest.mark.parametrize("written_out", [False, True])
+"""Whether small matrices are not given to LAPACK: as on a GPU."""
 DTYPES = ["float32", rarely("float64"), rarely("complex64"), rarely("complex128")]
 
 
@@ -44,7 +47,10 @@ def assert_close(found: np.ndarray, wanted: np.ndarray, dtype: str, units: float
 
 @pytest.mark.parametrize("n", [6, rarely(64), rarely(65), rarely(130)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_triangles(dtype: str, n: int) -> None:
+@WRITTEN_OUT
+def test_triangles(dtype: str, n: int, written_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if written_out:
+        monkeypatch.setattr(_lowering, "lapack_contract_of", lambda *_: None)
     x = matrices(dtype, n, n)
     gram = x @ adjoint(x) + n * np.eye(n, dtype=dtype)
 
@@ -118,7 +124,12 @@ def test_singular_tridiagonal_systems_are_nan_and_the_others_are_not() -> None:
 
 @pytest.mark.parametrize("shape", [(6, 4), rarely((4, 6)), rarely((1, 1)), rarely((33, 20))])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_orthogonal_factors(dtype: str, shape: tuple[int, int]) -> None:
+@WRITTEN_OUT
+def test_orthogonal_factors(
+    dtype: str, shape: tuple[int, int], written_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if written_out:
+        monkeypatch.setattr(_lowering, "lapack_contract_of", lambda *_: None)
     x = matrices(dtype, *shape)
     x[2] = np.outer(x[2, :, 0], x[2, 0])  # of rank 1: the other vectors are orthonormal all the same
     square = x @ adjoint(x)

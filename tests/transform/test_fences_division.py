@@ -17,6 +17,9 @@ CHAINS: Final[dict[str, Callable[..., Any]]] = {
     "x / (y / z)": lambda np, x, y, z: x / (y / z),
     "(x / y) / (z / x)": lambda np, x, y, z: (x / y) / (z / x),
     "x / 3 / 5": lambda np, x, y, z: x / np.float32(3) / np.float32(5),
+    "x / 4 - y / 2": lambda np, x, y, z: x / np.float32(4) - y / np.float32(2),
+    "x / 2 / 3 / 8": lambda np, x, y, z: x / np.float32(2) / np.float32(3) / np.float32(8),
+    "x * y / 2 + z": lambda np, x, y, z: x * y / np.float32(2) + z,
     "3 / x / 7": lambda np, x, y, z: np.float32(3) / x / np.float32(7),
     "x * y / y": lambda np, x, y, z: x * y / y,
     "x / y * y": lambda np, x, y, z: x / y * y,
@@ -59,3 +62,14 @@ def test_gradients_of_small_factorisations_in_a_batch() -> None:
     expected = np.asarray(gradients(rows))
     alone = np.concatenate([np.asarray(gradients(rows[i : i + 1])) for i in range(len(rows))])
     assert_bits_equal(alone, expected)
+
+
+def test_a_division_by_a_power_of_two_is_a_product_with_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(500) * 10.0 ** rng.integers(-38, 38, 500)).astype(np.float32)
+    x[:8] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 2e-38, 3.4e38]
+    for divisor in (2.0, -8.0, 2.0**-20, 2.0**63, 2.0**70, 3.0):
+        constant = jax.jit(bijax.invariant(lambda x, divisor=divisor: x / divisor))
+        given = jax.jit(bijax.invariant(jnp.divide))
+        assert_bits_equal(constant(x), given(x, np.full_like(x, divisor)), err_msg=str(divisor))
+        assert ("divide" in constant.lower(x).as_text()) == (divisor in (2.0**70, 3.0))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.transform.expansions._stacks import adjoint, blocks, matmul, over_stack
+from bijax.transform.expansions._stacks import adjoint, at, blocks, matmul, over_stack
 
 
 def triangular_solve(
@@ -32,22 +32,29 @@ def triangular_solve(
         turned = transpose_a != (not left_side)  # from the right, x a = b is aᵀ xᵀ = bᵀ
         a = a.conj() if conjugate_a else a
         a, b = a.T if turned else a, b if left_side else b.T
-        down = lower != turned
-        # Backwards, an upper triangle is a lower one.
-        x = solve_lower(a, b, unit_diagonal) if down else solve_lower(a[::-1, ::-1], b[::-1], unit_diagonal)[::-1]
+        x = _solve(a, b, unit_diagonal, down=lower != turned)
         return x if left_side else x.T
 
     return over_stack(solve, a, b)  # type: ignore[no-any-return]
 
 
-def solve_lower(a: jax.Array, b: jax.Array, unit_diagonal: bool) -> jax.Array:
-    """Solves a x = b for a lower triangle a (n, n), of which nothing else is read, and b (n, k)."""
+def _solve(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool) -> jax.Array:
+    """Solves a x = b for a triangle a (n, n), of which nothing else is read, and b (n, k).
+
+    Args:
+        a: The matrix.
+        b: The right-hand sides.
+        unit_diagonal: Whether the diagonal is taken to be ones.
+        down: Whether the lower triangle is meant, and the first unknown is found first.
+    """
     n = a.shape[0]
     if b.size == 0:
         return b
     count, width = blocks(n)
     if count == 1:
-        return substitute(a, b, unit_diagonal)
+        return substitute(a, b, unit_diagonal, down)
+    if not down:  # backwards, an upper triangle is a lower one
+        return _solve(a[::-1, ::-1], b[::-1], unit_diagonal, down=True)[::-1]
     a, b = padded(a, count * width), jnp.pad(b, ((0, count * width - n), (0, 0)))
     rows = jnp.arange(count * width)
 
@@ -72,16 +79,20 @@ def padded(a: jax.Array, n: int) -> jax.Array:
     return jnp.where((index >= size) & (index[:, None] == index), jnp.ones_like(a), a)
 
 
-def substitute(a: jax.Array, b: jax.Array, unit_diagonal: bool) -> jax.Array:
-    """Solves a x = b as `solve_lower`, unknown by unknown."""
-    rows = jnp.arange(a.shape[0])
+def substitute(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool = True) -> jax.Array:
+    """Solves a x = b for a triangle of at most one block, unknown by unknown; arguments as for `_solve`."""
+    n = a.shape[0]
+    rows = lax.broadcasted_iota(jnp.int32, (n, 1), 0)
 
-    def step(j: jax.Array, b: jax.Array) -> jax.Array:
-        x = b[j] if unit_diagonal else b[j] / a[j, j]
-        b = jnp.where(rows[:, None] > j, b - a[:, j, None] * x, b)
-        return b.at[j].set(x)
+    def step(i: jax.Array, b: jax.Array) -> jax.Array:
+        j = i if down else n - 1 - i
+        x, column = at(b, j, 0), at(a, j, 1)
+        if not unit_diagonal:
+            x = x / at(column, j, 0)
+        rest = b - column * x
+        return jnp.where(rows == j, x, jnp.where(rows > j if down else rows < j, rest, b))
 
-    solved: jax.Array = lax.fori_loop(0, a.shape[0], step, b)
+    solved: jax.Array = lax.fori_loop(0, n, step, b)
     return solved
 
 

@@ -1,0 +1,48 @@
+"""Divisions by constant powers of two, which are products with the reciprocal and as exact.
+
+XLA counts the operations of the fences of a division, and hands a program of more than 1000 to another thread; the
+mean of a matrix and its transpose, which `jax.numpy.linalg.eigh` and `cholesky` take, is such a division.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.extend.core import Literal, Primitive
+from jax.extend.mlir.dialects import stablehlo as hlo
+from jax.interpreters import mlir
+
+from bijax.transform import _fences
+from bijax.transform._jax_private import Context
+
+SCALED: Final = Primitive("mul")
+"""Stands in a program that is lowered for a division by a power of two."""
+
+_LARGEST_EXPONENT: Final = 64
+"""Up to it neither the divisor nor its reciprocal is near a subnormal number."""
+
+
+def with_product(eqn: Any) -> Any:
+    """Returns a division by a constant power of two as a product; another equation as it is."""
+    if eqn.primitive is not jax.lax.div_p or not isinstance(eqn.invars[1], Literal):
+        return eqn
+    aval: Any = eqn.invars[1].aval
+    divisor = eqn.invars[1].val
+    if aval.dtype not in (np.float32, np.float64) or np.ndim(divisor):
+        return eqn
+    fraction, exponent = math.frexp(divisor)
+    if abs(fraction) != 0.5 or abs(exponent) > _LARGEST_EXPONENT:
+        return eqn
+    factor = Literal(aval.dtype.type(1 / divisor), aval)
+    return eqn.replace(primitive=SCALED, invars=[eqn.invars[0], factor], params={})
+
+
+def _scaled(ctx: Context, x: Any, factor: Any) -> Sequence[Any]:
+    (out,) = ctx.avals_out
+    x, factor = (_fences.repeated(value, out.shape) for value in (x, factor))
+    return [_fences.hide(hlo.multiply(x, factor), x)]
+
+
+mlir.register_lowering(SCALED, _scaled)
