@@ -5,7 +5,6 @@ primitives of our own, whose rules are here. All others are left to JAX, and so 
 requested.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -62,7 +61,7 @@ from bijax.transform.errors import NotInvariantError
 from bijax.transform.expansions import Expansion, expansion_of
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
-from pallas_kernels.parts.xla.manual_axes import without_mesh
+from pallas_kernels.parts.xla.own_settings import of_width, without_mesh
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _HELD: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
@@ -377,8 +376,7 @@ def _traced(
     explicit = any(_is_explicit(a) for a in (*ctx.avals_in, *ctx.avals_out))
     parameters = {name: value for name, value in parameters.items() if name != "out_sharding"}
     # A program may be lowered after the block that allowed its 64 bits has ended.
-    wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in plain) else contextlib.nullcontext()
-    with wide, kernel_code(), without_mesh():
+    with of_width((*plain, *ctx.avals_out)), kernel_code(), without_mesh():
         lowered = lower_once(function, multiple_results=multiple_results)(
             ctx.replace(avals_in=plain), *operands, **parameters
         )
