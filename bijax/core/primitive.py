@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from bijax.core.contracts import without_recording
 from bijax.core.lowered_forms import is_own, lower_once
+from bijax.core.partitioning import is_partitioned, mark
 from bijax.core.tag import kernel_code
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike
@@ -150,7 +151,11 @@ def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
             stack.enter_context(of_width((*ctx.avals_in, *ctx.avals_out)))
             # Shardings and the axes of manual meshes are properties of the kernel's arrays, not of what is inside.
             plain = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in ctx.avals_in]
-            return lower(ctx.replace(avals_in=plain), *operands, **parameters)
+            if not is_partitioned(ctx.module_context):
+                return lower(ctx.replace(avals_in=plain), *operands, **parameters)
+            operands = tuple(mark(ctx, x, aval) for x, aval in zip(operands, plain, strict=True))
+            results = lower(ctx.replace(avals_in=plain), *operands, **parameters)
+            return [mark(ctx, x, aval) for x, aval in zip(results, ctx.avals_out, strict=True)]
 
     return rule
 
