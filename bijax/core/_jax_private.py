@@ -2,9 +2,9 @@
 
 - `config.trace_context` has all that JAX's own caches of traced programs depend on: settings, contexts, metadata.
 - `_jax_mlir_ext.inlined_func_call` copies a function's body to where it is called, as JAX does with its own rules.
-- `mlir.wrap_with_sharding_op` marks a value of a program with a sharding, and `mlir.add_manual_axes` says which axes of a
-  mesh the program cuts by hand. `jax.lax.with_sharding_constraint` wants a mesh of devices, which a program that is being
-  lowered need not have.
+- `mlir.wrap_with_sharding_op` marks a value of a program with a sharding, and `mlir.add_manual_axes` says which axes
+  of a mesh the program cuts by hand. `jax.lax.with_sharding_constraint` wants a mesh of devices, which a program that
+  is being lowered need not have.
 - `util.cache` makes a cache that `jax.clear_caches` empties.
 - `config.persistent_cache_min_compile_time_secs`, which is public for the process, can be set for a thread.
 """

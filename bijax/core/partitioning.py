@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bijax.core import _jax_private
+from pallas_kernels.errors import UnsupportedError
 
 WHOLE: Final = Primitive("bijax_whole")
 """The identity. Where XLA may cut the program, its result is whole on every device; elsewhere it is nothing."""
@@ -42,6 +43,20 @@ def is_partitioned(module: Any) -> bool:
     return any(size > 1 for axis, size in mesh.shape.items() if axis not in context.manual_axes)
 
 
+def refused(module: Any) -> str:
+    """Returns why no value can be marked in what is being lowered, nothing if they can.
+
+    Args:
+        module: Context of the module.
+    """
+    if getattr(module.axis_context, "manual_axes", None) and not jax.config.jax_use_shardy_partitioner:
+        return (
+            "it stands in a jax.shard_map over some axes of a mesh, of which the others are left to XLA's former"
+            " partitioner; name all axes in `axis_names`, or set jax_use_shardy_partitioner"
+        )
+    return ""
+
+
 def mark(ctx: Any, value: Any, aval: Any) -> Any:
     """Marks a value as whole on every device.
 
@@ -49,7 +64,12 @@ def mark(ctx: Any, value: Any, aval: Any) -> Any:
         ctx: Context of the rule.
         value: The value.
         aval: Its type; what is no array stays as it is.
+
+    Raises:
+        UnsupportedError: If no value can be marked.
     """
+    if why := refused(ctx.module_context):
+        raise UnsupportedError(f"bijax: an operation cannot keep its bits where it is: {why}.")
     if not isinstance(aval, jax.core.ShapedArray) or aval.dtype == np.dtype(jax.dtypes.float0):
         return value
     return _jax_private.replicated(ctx, value, aval)

@@ -18,7 +18,7 @@ from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
 from bijax.core.lowered_forms import lower_once
-from bijax.core.partitioning import is_partitioned
+from bijax.core.partitioning import is_partitioned, refused
 from bijax.core.primitive import BEFORE_LOWERING, LOWERED_IN
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
@@ -87,7 +87,7 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         jaxpr = with_row_programs(jaxpr, functools.partial(_may_join, request.enabled))
     is_meant = functools.partial(_is_invariant, request.enabled)
     if is_partitioned(ctx):
-        jaxpr = with_whole_values(jaxpr, is_meant)
+        jaxpr = with_whole_values(jaxpr, is_meant, refused(ctx))
     if "cpu" in ctx.platforms and any(is_meant(eqn) for eqn in jaxpr.eqns):
         jaxpr = with_hidden_constants(jaxpr, is_meant)
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]

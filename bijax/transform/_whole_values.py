@@ -12,23 +12,42 @@ from jax.extend.core import Literal, Var
 
 from bijax.core.explicit_axes import is_cut
 from bijax.core.partitioning import WHOLE
+from bijax.transform.errors import NotInvariantError
 
-CUTTING: Final = frozenset(
-    ["custom_partitioning", "device_put", "jit", "mesh_cast", "pmap", "reshard", "shard_map", "sharding_constraint"]
+UNMARKED: Final = frozenset(
+    [
+        "custom_partitioning",
+        "device_put",
+        "jit",
+        "mesh_cast",
+        "optimization_barrier",
+        "pmap",
+        "reshard",
+        "shard_map",
+        "sharding_constraint",
+    ]
 )
-"""Operations that say how values are cut, or hold programs with arguments and results of which that is said."""
+"""Operations that say how values are cut, that hold programs with arguments and results of which that is said, or that
+compute nothing: the barriers around a function would gather the arguments of a `jax.shard_map` inside."""
 
 
-def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool]) -> Any:
+def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str = "") -> Any:
     """Returns a program as it is to be lowered for devices among which XLA divides it.
 
     Args:
         jaxpr: The program.
         is_meant: Whether an equation is to be made invariant.
+        refused: Why no value can be marked, if none can.
+
+    Raises:
+        NotInvariantError: If an equation is to be made invariant and no value can be marked.
     """
-    meant = [is_meant(eqn) and eqn.primitive.name not in CUTTING for eqn in jaxpr.eqns]
+    meant = [is_meant(eqn) and eqn.primitive.name not in UNMARKED for eqn in jaxpr.eqns]
     if not any(meant):
         return jaxpr
+    if refused:
+        eqn = jaxpr.eqns[meant.index(True)]
+        raise NotInvariantError(eqn.primitive.name, eqn.primitive.name, refused)
     others = [eqn for eqn, chosen in zip(jaxpr.eqns, meant, strict=True) if not chosen]
     elsewhere = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
     elsewhere |= {v for v in jaxpr.outvars if isinstance(v, Var)}
