@@ -71,7 +71,7 @@ def replicated(ctx: Any, value: Any, aval: Any) -> Any:
         value: The array.
         aval: Its type.
     """
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
         aval = core.physical_aval(aval)
     context = ctx.module_context.axis_context
     everywhere = jax.sharding.PartitionSpec()

@@ -82,7 +82,8 @@ def _evaluate(x: jax.Array) -> jax.Array:
     if x.sharding.is_fully_replicated:
         return x
     with jax.disable_jit(False):
-        return _compiled(x)
+        gathered: jax.Array = _compiled(x)
+    return gathered
 
 
 def _lower(ctx: Any, value: Any) -> Sequence[Any]:

@@ -15,17 +15,10 @@ from bijax.core.partitioning import WHOLE
 from bijax.transform.errors import NotInvariantError
 
 UNMARKED: Final = frozenset(
-    [
-        "custom_partitioning",
-        "device_put",
-        "jit",
-        "mesh_cast",
-        "optimization_barrier",
-        "pmap",
-        "reshard",
-        "shard_map",
-        "sharding_constraint",
-    ]
+    {
+        *("custom_partitioning", "device_put", "jit", "mesh_cast", "optimization_barrier", "pmap", "reshard"),
+        *("shard_map", "sharding_constraint"),
+    }
 )
 """Operations that say how values are cut, that hold programs with arguments and results of which that is said, or that
 compute nothing: the barriers around a function would gather the arguments of a `jax.shard_map` inside."""
