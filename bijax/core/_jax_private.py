@@ -2,6 +2,9 @@
 
 - `config.trace_context` has all that JAX's own caches of traced programs depend on: settings, contexts, metadata.
 - `_jax_mlir_ext.inlined_func_call` copies a function's body to where it is called, as JAX does with its own rules.
+- `mlir.wrap_with_sharding_op` marks a value of a program with a sharding, and `mlir.add_manual_axes` says which axes
+  of a mesh the program cuts by hand. `jax.lax.with_sharding_constraint` wants a mesh of devices, which a program that
+  is being lowered need not have.
 - `util.cache` makes a cache that `jax.clear_caches` empties.
 - `config.persistent_cache_min_compile_time_secs`, which is public for the process, can be set for a thread.
 """
@@ -13,7 +16,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src import config, util
+import jax
+from jax._src import config, core, util
+from jax._src.interpreters import mlir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
 
@@ -23,6 +28,9 @@ def missing() -> list[str]:
         (config, "trace_context"),
         (config, "trace_context_names"),
         (_jax_mlir_ext, "inlined_func_call"),
+        (mlir, "wrap_with_sharding_op"),
+        (mlir, "add_manual_axes"),
+        (core, "physical_aval"),
         (util, "cache"),
         (config, "persistent_cache_min_compile_time_secs"),
     )
@@ -53,6 +61,28 @@ def inlined(function: Any, operands: Sequence[Any]) -> list[Any]:
     """Copies the body of a function of one block to the insertion point, and returns its results."""
     results: list[Any] = _jax_mlir_ext.inlined_func_call(function.operation, list(operands))
     return results
+
+
+def replicated(ctx: Any, value: Any, aval: Any) -> Any:
+    """Marks an array in a program that is being lowered as whole on every device.
+
+    Args:
+        ctx: Context of the rule.
+        value: The array.
+        aval: Its type.
+    """
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
+        aval = core.physical_aval(aval)
+    context = ctx.module_context.axis_context
+    everywhere = jax.sharding.PartitionSpec()
+    if getattr(context, "manual_axes", None):
+        mesh = jax.sharding.NamedSharding(context.mesh.abstract_mesh, everywhere)
+        sharding: Any = mlir.add_manual_axes(context, mesh, aval.ndim)
+    else:
+        sharding = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((), ()), everywhere)
+    shardy = config.use_shardy_partitioner.value
+    form = sharding._to_sdy_sharding(aval.ndim) if shardy else sharding._to_xla_hlo_sharding(aval.ndim).to_proto()
+    return mlir.wrap_with_sharding_op(ctx, value, aval, form)
 
 
 def every_compilation_cached() -> contextlib.AbstractContextManager[Any]:

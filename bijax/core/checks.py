@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bijax.core.explicit_axes import gathered
+
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -34,7 +36,7 @@ def as_array(op: str, name: str, x: Any, holds: str) -> jax.Array | np.ndarray:
         TypeError: If it is no array of numbers, nor nested sequences of them.
     """
     if isinstance(x, jax.Array):
-        return x
+        return gathered(x)
     try:
         array = np.asarray(x)
     except (TypeError, ValueError) as error:  # NumPy raises a ValueError for lists of unequal lengths
@@ -71,7 +73,7 @@ def float_array(op: str, name: str, x: Any) -> jax.Array:
         TypeError: If `x` is not an array of a supported floating type.
     """
     try:
-        array = jnp.asarray(x)
+        array = gathered(jnp.asarray(x))
     except (TypeError, ValueError, OverflowError) as error:  # a ValueError for None and for lists of unequal lengths
         raise TypeError(f"{op}: {name} must be an array of {' or '.join(FLOATS)}, got {type(x).__name__}.") from error
     if array.dtype.name not in FLOATS:

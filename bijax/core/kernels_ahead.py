@@ -24,6 +24,7 @@ from jax.interpreters.mlir import ir
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_device
 from bijax.core.tag import kernel_code
+from pallas_kernels.parts.xla.own_settings import own_settings
 
 _TARGET: Final = "mosaic_gpu"  # and a version
 _RUNTIME: Final = "jax.experimental.mosaic.gpu"  # says where the library is that launches the kernels
@@ -118,7 +119,7 @@ def _attributes(config: Any) -> Attributes:
 
 
 def _compile(target: str, attributes: Attributes, device: jax.Device) -> None:
-    with _jax_private.every_compilation_cached():
+    with own_settings(()), _jax_private.every_compilation_cached():
         _alone(target, attributes, device).lower().compile()
 
 

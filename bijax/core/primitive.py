@@ -13,15 +13,18 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bijax.core.contracts import without_recording
 from bijax.core.lowered_forms import is_own, lower_once
-from bijax.core.tag import kernel_code, own_promotion
+from bijax.core.partitioning import is_partitioned, mark
+from bijax.core.tag import kernel_code
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike, without_mesh
+from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike
+from pallas_kernels.parts.xla.own_settings import of_width, own_tracing, without_mesh
 
 Arrays = tuple[jax.Array, ...]
 Kernel = Callable[..., Arrays]
@@ -57,16 +60,19 @@ def define_kernel(
         return jax.jit(functools.partial(call, **dict(parameters)))
 
     def evaluate(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
-        # A kernel is compiled under jax.disable_jit too: its bits are those of the compiled program.
-        with jax.disable_jit(False):
-            return compiled(tuple(sorted(parameters.items())))(*arrays)
+        # A kernel is compiled under jax.disable_jit too: its bits are those of the compiled program. Nor can it be
+        # taken to pieces, as jax.debug_nans and jax.debug_infs do with a program that has such a result.
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            results = compiled(tuple(sorted(parameters.items())))(*arrays)
+        _check_values(primitive.name, results)
+        return results
 
     # Not the first, which is the CPU's: tracing it would compile and compare schedules for a mere shape.
     cheapest = shapes or list(backends.values())[-1]
 
     @functools.cache
     def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
-        with own_promotion(), without_recording():
+        with own_tracing(), of_width(avals), without_recording():
             return tuple(jax.eval_shape(functools.partial(cheapest, **dict(parameters)), *avals))
 
     def abstract(*avals: Any, **parameters: Hashable) -> list[Any]:
@@ -101,6 +107,24 @@ def define_kernel(
     return call
 
 
+def _check_values(name: str, results: Arrays) -> None:
+    """Raises as JAX does under `jax.debug_nans` and `jax.debug_infs`, for what was computed without tracing.
+
+    Infinities are looked for in the first result alone: others, such as the log-sum-exp of no score, may be infinite.
+    """
+    nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+    if not (nans or infs):
+        return
+    for place, result in enumerate(results):
+        if not jnp.issubdtype(result.dtype, jnp.floating):
+            continue
+        for values in (np.asarray(shard.data) for shard in result.addressable_shards):
+            if nans and np.isnan(values).any():
+                raise FloatingPointError(f"invalid value (nan) encountered in {name}")
+            if infs and place == 0 and np.isinf(values).any():
+                raise FloatingPointError(f"invalid value (inf) encountered in {name}")
+
+
 KERNELS: Final[dict[str, dict[str, Kernel]]] = {}
 """The backends of every kernel, by the name of its primitive and the platform."""
 
@@ -124,9 +148,14 @@ def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
         with ExitStack() as stack:
             for manager in (*LOWERED_IN, kernel_code, without_mesh):
                 stack.enter_context(manager())
+            stack.enter_context(of_width((*ctx.avals_in, *ctx.avals_out)))
             # Shardings and the axes of manual meshes are properties of the kernel's arrays, not of what is inside.
             plain = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in ctx.avals_in]
-            return lower(ctx.replace(avals_in=plain), *operands, **parameters)
+            if not is_partitioned(ctx.module_context):
+                return lower(ctx.replace(avals_in=plain), *operands, **parameters)
+            operands = tuple(mark(ctx, x, aval) for x, aval in zip(operands, plain, strict=True))
+            results = lower(ctx.replace(avals_in=plain), *operands, **parameters)
+            return [mark(ctx, x, aval) for x, aval in zip(results, ctx.avals_out, strict=True)]
 
     return rule
 

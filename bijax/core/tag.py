@@ -10,8 +10,9 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-import jax
 from jax.experimental.xla_metadata import set_xla_metadata
+
+from pallas_kernels.parts.xla.own_settings import own_tracing
 
 TAG: Final = "bijax"
 """Name of the attribute."""
@@ -31,11 +32,12 @@ _inside = _Inside()
 def kernel_code() -> Iterator[None]:
     """Tags the equations that are traced inside as the code of a kernel.
 
-    The caller's settings for promotion hold for the caller's code: what a kernel promotes is no mistake of theirs.
+    The caller's settings for promotion and precision hold for the caller's code: what a kernel promotes is no mistake
+    of theirs, and the order of its sums is that of its contract.
     """
     outer, _inside.value = _inside.value, True
     try:
-        with set_xla_metadata(**{TAG: KERNEL}), own_promotion():
+        with set_xla_metadata(**{TAG: KERNEL}), own_tracing():
             yield
     finally:
         _inside.value = outer
@@ -44,10 +46,3 @@ def kernel_code() -> Iterator[None]:
 def in_kernel_code() -> bool:
     """Returns whether this thread is inside `kernel_code`."""
     return _inside.value
-
-
-@contextlib.contextmanager
-def own_promotion() -> Iterator[None]:
-    """Puts JAX's own promotion of dtypes and ranks into force for the library's code that is traced inside."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import describe, float_array
+from bijax.core.explicit_axes import gathered
 
 QUANTISED: Final = ("int8", "float8_e4m3fn")
 """Dtypes of caches that need factors."""
@@ -66,7 +67,7 @@ def keys_and_values(
     arrays, factors = [], []
     for name, array, scale, scale_name in zip(names, given, scales, ("key_scale", "value_scale"), strict=True):
         quantised = str(getattr(array, "dtype", "")) in QUANTISED
-        found = jnp.asarray(array) if quantised else float_array(op, name, array)
+        found = gathered(jnp.asarray(array)) if quantised else float_array(op, name, array)
         if not quantised and found.dtype != query.dtype:
             raise TypeError(
                 f"{op}: the arguments must share one dtype, got query {describe(query)} and {name} {describe(found)};"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, float_array
+from bijax.core.explicit_axes import gathered
 
 
 def is_known(*arrays: Any) -> bool:
@@ -119,6 +120,6 @@ def check_known(op: str, name: str, numbers: Any, low: int, high: int, meaning: 
 
 def _array(op: str, name: str, x: Any, expected: str) -> jax.Array:
     try:
-        return jnp.asarray(x)
+        return gathered(jnp.asarray(x))
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{op}: {name} must be an array of {expected}, got {type(x).__name__}.") from error

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, integer, integer_array
+from bijax.core.partitioning import whole_array
 from bijax.core.tag import kernel_code
 from bijax.dispatch.routing import rows_by_count_kernel, rows_of_tokens_kernel, sort_kernel
 from bijax.ops._engine_arguments import check_known, check_shape, is_known, narrowed
@@ -220,7 +221,7 @@ def rows_or_any(rows: jax.Array, row: jax.Array) -> jax.Array:
     if rows.shape[0] == 0:
         return jnp.zeros((*row.shape, rows.shape[1]), rows.dtype)
     with kernel_code():  # whole rows, copied
-        return jnp.take(rows, row, axis=0, mode="clip")
+        return jnp.take(whole_array(rows), row, axis=0, mode="clip")
 
 
 def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared, dtype: Any) -> jax.Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from bijax.core.checks import describe
 from bijax.core.derivative import custom_vjp
+from bijax.core.partitioning import whole_array
 from bijax.ops._sequences import Names, locate_tokens
 
 
@@ -97,7 +98,7 @@ def _gather(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
     """Returns x[take], zeros where it leads outside; `back` undoes it. Each element goes to one place at most."""
     if not x.shape[0]:
         return jnp.zeros((*take.shape, *x.shape[1:]), x.dtype)
-    return x.at[take].get(mode="fill", fill_value=0)
+    return whole_array(x).at[take].get(mode="fill", fill_value=0)
 
 
 def _gather_forward(x: jax.Array, take: jax.Array, back: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

@@ -11,12 +11,13 @@ import numpy as np
 from bijax.core.checks import FLOATS, check_callable, describe
 from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
+from bijax.core.explicit_axes import gathered
 from bijax.core.primitive import Arrays, Kernel, define_kernel, in_front
 from bijax.ops._broadcast import sum_to_shape
 from bijax.ops._straight_line import StraightLine, straight_line
 from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
 from pallas_kernels.ops.elementwise import portable
-from pallas_kernels.parts.xla.manual_axes import without_mesh
+from pallas_kernels.parts.xla.own_settings import without_mesh
 
 _OP = "bijax.elementwise"
 
@@ -132,7 +133,7 @@ class _Program:
 
 def _argument(x: Any) -> jax.Array:
     try:
-        array = jnp.asarray(x)
+        array = gathered(jnp.asarray(x))
     except TypeError as error:
         raise TypeError(f"{_OP}: arguments must be arrays or numbers, got {type(x).__name__}.") from error
     if array.dtype.name in FLOATS or array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer):

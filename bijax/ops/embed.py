@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from bijax.core.checks import describe, float_array, integer_array
 from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
+from bijax.core.partitioning import whole_array
 from bijax.core.primitive import Arrays, define_kernel
 from pallas_kernels.contract import ChunkContract, chunk_contract
 from pallas_kernels.ops.embedding import portable, rounds
@@ -55,7 +56,7 @@ def _embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Rows of (V, D) by tokens (M,) int32, without checks."""
     if table.shape[0] == 0:  # where jnp.take finds nothing to fill from
         return jnp.full((tokens.size, table.shape[1]), jnp.nan, table.dtype)
-    return jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
+    return jnp.take(whole_array(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
 
 
 def _forward(table: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Arrays]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import describe, float_array, integer_array
+from bijax.core.partitioning import whole_array
 from bijax.ops._attention_options import QUANTISED
 from bijax.ops._engine_arguments import cache_scale, check_known, check_shape, is_known, narrowed
 from bijax.ops._sequences import Tokens, locate_tokens
@@ -170,7 +171,7 @@ def _attend(
     if q.ndim == 3:
         if 0 in y.shape[:2]:
             return jnp.zeros_like(q)
-        y = y.at[tokens.sequence, tokens.index].get(mode="clip")
+        y = whole_array(y).at[tokens.sequence, tokens.index].get(mode="clip")
     return jnp.where(tokens.padding[..., None, None], jnp.zeros((), y.dtype), y)
 
 

@@ -10,6 +10,7 @@ from jax import lax
 from bijax.core.checks import describe, flag, float_array, integer, integer_array
 from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
+from bijax.core.partitioning import whole_array
 from bijax.core.primitive import Arrays, define_kernel, in_front
 from bijax.ops._engine_arguments import check_known, check_shape, narrowed
 from bijax.ops._sequences import locate_tokens
@@ -131,7 +132,7 @@ def _rows_of(table: jax.Array, position: jax.Array, right: jax.Array) -> jax.Arr
     """Returns the rows of a table by position, nan where there is none, with one dimension for the heads."""
     if table.shape[0] == 0:
         return jnp.full((*position.shape, 1, table.shape[1]), jnp.nan, table.dtype)
-    rows = jnp.take(table, jnp.where(right, position, 0), axis=0, mode="clip")
+    rows = jnp.take(whole_array(table), jnp.where(right, position, 0), axis=0, mode="clip")
     return jnp.where(right[..., None], rows, jnp.asarray(jnp.nan, table.dtype))[..., None, :]
 
 

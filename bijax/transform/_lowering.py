@@ -5,7 +5,6 @@ primitives of our own, whose rules are here. All others are left to JAX, and so 
 requested.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import mlir
 
 from bijax.core.lowered_forms import lower_once
+from bijax.core.partitioning import is_partitioned, refused
 from bijax.core.primitive import BEFORE_LOWERING, LOWERED_IN
 from bijax.core.tag import KERNEL, TAG, kernel_code
 from bijax.hlo._frames import user_line
@@ -60,13 +60,14 @@ from bijax.transform._tables import (
     table_name,
     verdict,
 )
+from bijax.transform._whole_values import with_whole_values
 from bijax.transform.errors import NotInvariantError
 from bijax.transform.expansions import Expansion, expansion_of
 from bijax.transform.expansions._lapack import contract_of as lapack_contract_of
 from bijax.transform.expansions._lapack import of_each_matrix
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
-from pallas_kernels.parts.xla.manual_axes import without_mesh
+from pallas_kernels.parts.xla.own_settings import of_width, without_mesh
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
 _HELD: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
@@ -89,6 +90,8 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     if tuple(ctx.platforms) == ("cuda",) and getattr(ctx.axis_context, "num_devices", 0) in (None, 1):
         jaxpr = with_row_programs(jaxpr, functools.partial(_may_join, request.enabled))
     is_meant = functools.partial(_is_invariant, request.enabled)
+    if is_partitioned(ctx):
+        jaxpr = with_whole_values(jaxpr, is_meant, refused(ctx))
     if "cpu" in ctx.platforms and any(is_meant(eqn) for eqn in jaxpr.eqns):
         jaxpr = with_hidden_constants(jaxpr, is_meant)
     equations = [_requested(ctx, eqn, request.enabled) for eqn in jaxpr.eqns]
@@ -409,8 +412,7 @@ def _traced(
     explicit = any(_is_explicit(a) for a in (*ctx.avals_in, *ctx.avals_out))
     parameters = {name: value for name, value in parameters.items() if name != "out_sharding"}
     # A program may be lowered after the block that allowed its 64 bits has ended.
-    wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in plain) else contextlib.nullcontext()
-    with wide, kernel_code(), without_mesh():
+    with of_width((*plain, *ctx.avals_out)), kernel_code(), without_mesh():
         lowered = lower_once(function, multiple_results=multiple_results)(
             ctx.replace(avals_in=plain), *operands, **parameters
         )

@@ -1,6 +1,5 @@
 """Under which contracts an operation is computed, found by tracing what it will be lowered to."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from bijax.transform.expansions import Expansion, expansion_of
 from bijax.transform.expansions._lapack import contract_of as lapack_contract_of
 from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, PairContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.parts.xla.manual_axes import without_mesh
+from pallas_kernels.parts.xla.own_settings import of_width, without_mesh
 
 _MADE_UP: Final = ("random_gamma", "regularized_incomplete_beta")
 """Operations whose own rules make up a program when they are lowered."""
@@ -82,8 +81,7 @@ def _in_expansion(expansion: Expansion, equation: Equation, request: Request, pl
             return expansion(*arrays, **equation.parameters)
 
     operands = [jax.core.ShapedArray(a.shape, a.dtype) for a in equation.operands]
-    wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in operands) else contextlib.nullcontext()
-    with wide, kernel_code():
+    with of_width((*operands, *equation.results)), kernel_code():
         traced = jax.make_jaxpr(run)(*operands)
     for inner in equations(traced, platform):
         yield from kernels_of(inner, platform)
@@ -96,12 +94,11 @@ def _traced(
     operands = [jax.core.ShapedArray(a.shape, a.dtype) for a in equation.operands]
     if not all(isinstance(n, int) for a in operands for n in a.shape):
         raise UnsupportedError(f"{equation.name}: expected concrete shapes, got {', '.join(map(str, operands))}.")
-    wide = jax.enable_x64(True) if any(a.dtype.itemsize == 8 for a in operands) else contextlib.nullcontext()
 
     def run(*arrays: jax.Array) -> Any:  # a new function, which JAX has not traced yet
         return function(*arrays, **parameters)
 
-    with wide, kernel_code(), without_mesh(), recording() as found:
+    with of_width((*operands, *equation.results)), kernel_code(), without_mesh(), recording() as found:
         traced = jax.make_jaxpr(run)(*operands)
     yield from found
     for inner in equations(traced, platform):

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.checks import check_callable, flag
-from bijax.core.tag import own_promotion
 from bijax.transform.invariant import invariant
 from pallas_kernels.parts.xla.manual_axes import vary_as
+from pallas_kernels.parts.xla.own_settings import own_tracing
 
 PyTree = Any
 
@@ -279,7 +279,7 @@ def _check_aux(aux: PyTree, reduction: str) -> None:
             )
 
 
-@own_promotion()
+@own_tracing()
 def _wide(dtype: jnp.dtype) -> jnp.dtype:
     """Returns the dtype of sums."""
     if jnp.issubdtype(dtype, jnp.floating):

@@ -72,14 +72,18 @@ def test_equal_calls_share_a_form_and_others_do_not(made: list[bytes]) -> None:
         "another shape": lambda: lowered(X[:2]),
         "another dtype": lambda: lowered(X.astype(jnp.bfloat16)),
         "metadata": lambda: inside(set_xla_metadata(name="value")),
-        "precision": lambda: inside(jax.default_matmul_precision("highest")),
-        "64 bits": lambda: inside(jax.enable_x64(True)),
+        "a setting": lambda: inside(jax.threefry_partitionable(False)),
         "forgotten": lambda: (jax.clear_caches(), lowered()),
     }
     for change, run in changes.items():
         forms = len(made)
         run()
         assert len(made) > forms, change
+    # These are the library's own, whatever the caller's are.
+    forms = len(made)
+    for setting in (jax.default_matmul_precision("highest"), jax.enable_x64(True), jax.numpy_rank_promotion("raise")):
+        assert inside(setting)
+        assert len(made) == forms
 
 
 def test_a_kernel_has_one_form_in_all_programs(made: list[bytes]) -> None:

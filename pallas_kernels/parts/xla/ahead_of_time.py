@@ -5,9 +5,21 @@ from typing import Any
 
 import jax
 
+from pallas_kernels.parts.xla.own_settings import own_settings
+
 
 def ahead_of_time(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-    """Returns the compiled function, for use while another program is being traced."""
-    # A jitted call in here would become a part of the program that is being traced.
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return jax.jit(function).lower(*arguments).compile()
+    """Returns the compiled function, for use while another program is being traced.
+
+    It is compiled, and it runs, under the library's own settings (`own_settings`), not the caller's.
+    """
+    device = jax.local_devices(backend="cpu")[0]
+    with own_settings(arguments), jax.default_device(device):
+        # A jitted call in here would become a part of the program that is being traced.
+        compiled = jax.jit(function).lower(*arguments).compile()
+
+    def run(*arrays: Any) -> Any:
+        with own_settings(arguments), jax.default_device(device):
+            return compiled(*arrays)
+
+    return run

@@ -6,7 +6,6 @@ weights would be that of one device's rows.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -56,9 +55,3 @@ def result_type(shape: Sequence[int], dtype: Any, arguments: Sequence[Any]) -> j
         return jax.core.ShapedArray(tuple(shape), dtype)
     nowhere = jax.sharding.NamedSharding(like.sharding.mesh, jax.sharding.PartitionSpec(*[None] * len(shape)))
     return jax.core.ShapedArray(tuple(shape), dtype, sharding=nowhere, manual_axis_type=like.manual_axis_type)
-
-
-def without_mesh() -> AbstractContextManager[Any]:
-    """Returns a context in which what is traced knows of no mesh."""
-    context: AbstractContextManager[Any] = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
-    return context

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 
 from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
+from pallas_kernels.parts.xla.own_settings import own_settings
 
 _TINY: Final = np.finfo(np.float32).tiny
 
@@ -33,7 +34,8 @@ def one_by_one(program: Callable[..., Any], *arrays: np.ndarray) -> tuple[np.nda
         >>> one_by_one(lambda x: (jnp.exp(x) * 2,), np.zeros(3, np.float32))[0].tolist()
         [2.0, 2.0, 2.0]
     """
-    closed = jax.make_jaxpr(program)(*arrays)
+    with own_settings(arrays):
+        closed = jax.make_jaxpr(program)(*arrays)
     with np.errstate(all="ignore"):
         return tuple(_run(closed, arrays))
 

@@ -150,8 +150,7 @@ def _compiler_fuses() -> bool:
 def _compiled_products(rows: np.ndarray, weights: np.ndarray, contract: MatmulContract) -> np.ndarray:
     """Returns the reference's products, one row at a time."""
     (k, n), columns = weights.shape, _COMPILED_COLUMNS
-    with jax.ensure_compile_time_eval():  # a program may be being traced
-        part = jax.device_put(np.pad(weights, ((0, 0), (0, columns - n))), jax.local_devices(backend="cpu")[0])
+    part = np.pad(weights, ((0, 0), (0, columns - n)))
     compiled = _compile_reference(k, columns, contract)
     return np.concatenate([np.asarray(compiled(row[None], part)) for row in rows])[:, :n]
 

@@ -1,0 +1,33 @@
+"""Arrays of explicit meshes, whose types say along which axes they are cut (`jax.sharding.AxisType.Explicit`).
+
+The library's operations compute whole arrays: they merge axes into rows and cut rows into tiles, and JAX has no type
+for what comes of that where an axis is cut. So what is cut is gathered before; the derivative of that cuts the gradient
+as the argument was. `jax.shard_map` divides the work.
+"""
+
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+
+def gathered(x: jax.Array) -> jax.Array:
+    """Returns an array that is whole on every device, if its type says that it is cut, and as it is if not."""
+    sharding: Any = jax.typeof(x).sharding
+    if not is_cut(sharding):
+        return x
+    whole: jax.Array = jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+    return whole
+
+
+def is_cut(sharding: Any) -> bool:
+    """Returns whether the sharding of a type cuts an array along an explicit axis of a mesh.
+
+    Args:
+        sharding: The sharding of a `jax.core.ShapedArray`, None if it has none.
+    """
+    if sharding is None or sharding.mesh.empty or all(axes is None for axes in sharding.spec):
+        return False
+    types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+    named = (axis for axes in sharding.spec for axis in (axes if isinstance(axes, tuple) else (axes,)))
+    return any(types.get(axis) == AxisType.Explicit for axis in named)

@@ -1,0 +1,81 @@
+"""Invariant operations in a program that XLA divides among devices: their values are whole on every device.
+
+Marks stand where values enter the operations and where they leave them (`bijax.core.partitioning`). Types that say how
+a value is cut (explicit meshes) end there too: JAX's rules would cut their results by them.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+from jax.extend.core import Literal, Var
+
+from bijax.core.explicit_axes import is_cut
+from bijax.core.partitioning import WHOLE
+from bijax.transform.errors import NotInvariantError
+
+UNMARKED: Final = frozenset(
+    {
+        *("custom_partitioning", "device_put", "jit", "mesh_cast", "optimization_barrier", "pmap", "reshard"),
+        *("shard_map", "sharding_constraint"),
+    }
+)
+"""Operations that say how values are cut, that hold programs with arguments and results of which that is said, or that
+compute nothing: the barriers around a function would gather the arguments of a `jax.shard_map` inside."""
+
+
+def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str = "") -> Any:
+    """Returns a program as it is to be lowered for devices among which XLA divides it.
+
+    Args:
+        jaxpr: The program.
+        is_meant: Whether an equation is to be made invariant.
+        refused: Why no value can be marked, if none can.
+
+    Raises:
+        NotInvariantError: If an equation is to be made invariant and no value can be marked.
+    """
+    meant = [is_meant(eqn) and eqn.primitive.name not in UNMARKED for eqn in jaxpr.eqns]
+    if not any(meant):
+        return jaxpr
+    if refused:
+        eqn = jaxpr.eqns[meant.index(True)]
+        raise NotInvariantError(eqn.primitive.name, eqn.primitive.name, refused)
+    others = [eqn for eqn, chosen in zip(jaxpr.eqns, meant, strict=True) if not chosen]
+    elsewhere = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
+    elsewhere |= {v for v in jaxpr.outvars if isinstance(v, Var)}
+    marked: dict[Var, Var] = {}  # what an invariant operation reads instead of a variable
+    equations = []
+    for eqn, chosen in zip(jaxpr.eqns, meant, strict=True):
+        if not chosen:
+            equations.append(eqn)
+            continue
+        for v in eqn.invars:
+            if not isinstance(v, Literal) and v not in marked and _is_array(v):
+                marked[v] = Var(_untyped(v.aval))
+                equations.append(_marking(eqn, v, marked[v]))
+        invars = [v if isinstance(v, Literal) else marked.get(v, v) for v in eqn.invars]
+        outvars, leaving = [], []
+        for v in eqn.outvars:
+            if _is_array(v) and (v in elsewhere or is_cut(v.aval.sharding)):
+                marked[v] = Var(_untyped(v.aval))
+                outvars.append(marked[v])
+                if v in elsewhere:
+                    leaving.append(_marking(eqn, marked[v], v))
+            else:
+                marked[v] = v
+                outvars.append(v)
+        equations += [eqn.replace(invars=invars, outvars=outvars), *leaving]
+    return jaxpr.replace(eqns=equations)
+
+
+def _is_array(v: Any) -> bool:
+    return isinstance(v.aval, jax.core.ShapedArray)
+
+
+def _untyped(aval: Any) -> Any:
+    return aval.update(sharding=None) if is_cut(aval.sharding) else aval
+
+
+def _marking(eqn: Any, value: Var, marked: Var) -> Any:
+    return eqn.replace(primitive=WHOLE, invars=[value], outvars=[marked], params={}, effects=frozenset())

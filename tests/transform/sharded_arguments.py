@@ -1,0 +1,190 @@
+"""Programs that XLA divides among eight devices, run as a program of its own: `test_sharded_arguments` starts it.
+
+Each must have the bits of one device. Numbers hold zeros of both signs: XLA gathers what it has cut by adding zeros.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import bijax
+from bijax.testing import assert_bits_equal, bits
+
+Function = Callable[..., Any]
+P = PartitionSpec
+
+LINE = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+GRID = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
+CUTS: dict[str, tuple[jax.sharding.Mesh, tuple[PartitionSpec, ...]]] = {
+    "rows": (LINE, (P("data"), P(), P())),
+    "sums": (LINE, (P(None, "data"), P("data"), P("data"))),
+    "weights": (GRID, (P("data"), P(None, "model"), P("model"))),
+    "everything": (GRID, (P(("data", "model")), P("data", "model"), P("model", "data"))),
+}
+RNG = np.random.default_rng(0)
+
+
+def numbers(*shape: int) -> jax.Array:
+    values = RNG.standard_normal(shape).astype(np.float32)
+    values[RNG.random(shape) < 0.1] = -0.0
+    return jnp.asarray(values)
+
+
+X, W, V = numbers(64, 512), numbers(512, 128) / 32, numbers(128, 512) / 8
+HEADS = numbers(8, 16, 8, 8)
+PLACES = jnp.asarray(RNG.integers(0, 64, 64), jnp.int32)
+
+
+def network(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jax.nn.gelu(x @ w) @ v, axis=-1).sum(-1)
+
+
+def loss(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.logsumexp(jnp.tanh(x @ w) @ v, axis=-1).mean()
+
+
+def sums(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
+    return x.sum(0), jnp.std(x, -1), x.prod(1), jnp.cumsum(x, 0), x.max(0), (x - x.mean(-1, keepdims=True)) @ w
+
+
+def moves(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
+    y = jnp.concatenate([x, -x * 3])[::-1]
+    part = lax.dynamic_slice(y, (PLACES[0], 3), (5, 7))
+    return jnp.take(y, 2 * PLACES, axis=0), part, jnp.sort(x, 0), jnp.roll(x, 3, 0), x.at[PLACES].add(x * 0.1)
+
+
+def attention(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.dot_product_attention(x, x, x, is_causal=True)
+
+
+def loops(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
+    def body(c: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        c = jnp.tanh((c @ w) @ v)
+        return lax.with_sharding_constraint(c, NamedSharding(LINE, P("data"))), c.sum()
+
+    return lax.scan(body, x, None, length=2)
+
+
+def kernels(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
+    y = bijax.matmul(x, w)
+    return bijax.softmax(y), bijax.sum(x, axis=0), bijax.rms_norm(y), bijax.embed(x, PLACES)
+
+
+def kernel_gradients(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
+    return jax.grad(lambda x, w: jnp.max(bijax.logsumexp(bijax.matmul(x, w))), (0, 1))(x, w)
+
+
+def kernel_of_attention(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return bijax.dot_product_attention(x, x, x, is_causal=True)
+
+
+# A program, its first argument, and whether it is made invariant or holds the library's own operations.
+PROGRAMS: dict[str, tuple[Function, jax.Array, bool]] = {
+    "network": (network, X, True),
+    "gradients": (jax.grad(loss, (0, 1, 2)), X, True),
+    "sums": (sums, X, True),
+    "moves": (moves, X, True),
+    "attention": (attention, HEADS, True),
+    "loops": (loops, X, True),
+    "kernels": (kernels, X, False),
+    "kernels' gradients": (kernel_gradients, X, False),
+    "kernel of attention": (kernel_of_attention, HEADS, False),
+}
+
+
+def put(mesh: jax.sharding.Mesh, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def check(cut: str, names: Sequence[str]) -> int:
+    """Compares programs with one device; returns in how many plain JAX differs."""
+    mesh, specs = CUTS[cut]
+    differ = 0
+    for name in names:
+        function, first, transformed = PROGRAMS[name]
+        arguments = (first, W, V)
+        given = [put(mesh, x, spec) for x, spec in zip(arguments, specs, strict=True)]
+        made = bijax.invariant(function) if transformed else function
+        assert_bits_equal(jax.jit(made)(*given), jax.jit(made)(*arguments))
+        if transformed:
+            plain = zip(*(jax.tree.leaves(jax.jit(function)(*a)) for a in (given, arguments)), strict=True)
+            differ += any((bits(a) != bits(b)).any() for a, b in plain)
+    return differ
+
+
+def check_places() -> None:
+    """Where the cut comes from, and where in a program its invariant part stands."""
+    invariant = bijax.invariant(network)
+    rows = put(LINE, X, P("data"))
+    expected = jax.jit(invariant)(X, W, V)
+    whole, cut = NamedSharding(LINE, P()), NamedSharding(LINE, P("data"))
+    result = jax.jit(invariant, in_shardings=(cut, whole, whole), out_shardings=cut)(X, W, V)
+    assert result.sharding.spec == P("data")
+    assert_bits_equal(result, expected)
+    assert_bits_equal(invariant(rows, W, V), expected)
+    with bijax.set_batch_invariant_mode():
+        assert_bits_equal(jax.jit(network)(rows, W, V), expected)
+    assert_bits_equal(jax.jit(bijax.invariant(lambda w: network(rows, w, V)))(W), expected)
+
+    def partly(x: jax.Array) -> jax.Array:
+        return lax.scan(lambda c, _: (bijax.invariant(lambda c: jnp.tanh((c @ W) @ V))(c), None), x, None, length=2)[0]
+
+    assert_bits_equal(jax.jit(partly)(rows), jax.jit(partly)(X))
+
+    # Some axes by hand and the others by XLA; all of them by hand, which leaves the rows where they are.
+    for mesh, axes in ((GRID, {"data"}), (LINE, {"data"})):
+        specs = (P("data"), P(), P())
+        by_hand = jax.shard_map(network, mesh=mesh, in_specs=specs, out_specs=P("data"), axis_names=axes)
+        given = put(mesh, X, P("data")), put(mesh, W, P(None, "model") if mesh is GRID else P()), V
+        result = jax.jit(bijax.invariant(by_hand))(*given)
+        assert result.sharding.spec == P("data")
+        assert_bits_equal(result, expected)
+    text = jax.jit(bijax.invariant(by_hand)).lower(rows, W, V).as_text()
+    assert "sharding_constraint" not in text
+
+    mapped = jax.pmap(bijax.invariant(network), in_axes=(0, None, None))(X.reshape(8, 8, -1), W, V)
+    assert_bits_equal(mapped.reshape(-1), expected)
+
+    # Nothing is added over devices.
+    gradient = jax.jit(bijax.invariant(jax.grad(loss, (1, 2)))).lower(rows, W, V).compile().as_text()
+    assert set(re.findall(r" (all-\w+|reduce-scatter|collective-\w+)\(", gradient)) == {"all-gather"}
+
+    explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        result = jax.jit(invariant)(put(explicit, X, P("data")), W, V)
+    assert result.sharding.spec == P("data")
+    assert_bits_equal(result, expected)
+
+
+def check_former_partitioner() -> None:
+    jax.config.update("jax_use_shardy_partitioner", False)
+    assert check("rows", ["network", "moves"])
+    specs = (P("data"), P(), P())
+    partly = jax.shard_map(network, mesh=GRID, in_specs=specs, out_specs=P("data"), axis_names={"data"})
+    with pytest.raises(bijax.NotInvariantError, match="shard_map"):  # XLA would end the process
+        jax.jit(bijax.invariant(partly))(X, put(GRID, W, P(None, "model")), V)
+
+
+def main() -> None:
+    if sys.argv[1:] == ["everything"]:
+        for cut in CUTS:
+            assert check(cut, list(PROGRAMS)), cut
+    else:
+        assert check("rows", ["network", "moves", "attention", "kernels"]) == 3
+        assert check("weights", ["gradients", "sums", "kernels' gradients"])
+        assert check("sums", ["network", "loops"])
+        check_places()
+        check_former_partitioner()
+    print("held")
+
+
+if __name__ == "__main__":
+    main()
