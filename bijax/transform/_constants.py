@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, Primitive, Var
-from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 

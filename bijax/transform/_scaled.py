@@ -42,7 +42,7 @@ def with_product(eqn: Any) -> Any:
 def _scaled(ctx: Context, x: Any, factor: Any) -> Sequence[Any]:
     (out,) = ctx.avals_out
     x, factor = (_fences.repeated(value, out.shape) for value in (x, factor))
-    return [_fences.hide(hlo.multiply(x, factor), x)]
+    return [_fences.hide(hlo.multiply(x, factor))]
 
 
 mlir.register_lowering(SCALED, _scaled)
