@@ -35,6 +35,8 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
+from bijax.transform._fences import positions
+
 Context = Any
 Value = Any
 Rule = Callable[..., Sequence[Value]]
@@ -226,12 +228,8 @@ def _computed(denominator: Value) -> Value:
     shaped = ir.RankedTensorType(denominator.type)
     if all(n == 1 for n in shaped.shape):
         return _through_zero(denominator)  # nothing counts here, and a constant would be seen
-    # What is chosen, or numbers that count along a dimension, is no broadcast of less; a numerator could be one too.
-    dimension = max(range(shaped.rank), key=shaped.shape.__getitem__)
-    bits = ir.IntegerType.get_unsigned(ir.FloatType(shaped.element_type).width)
-    numbers = hlo.iota(
-        ir.RankedTensorType.get(shaped.shape, bits), ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dimension)
-    )
+    # What is chosen is no broadcast where the alternative is none: the choice between two would be made once.
+    numbers = positions(shaped)
     return hlo.select(_is_absorbed(numbers), denominator, hlo.bitcast_convert(shaped, numbers))
 
 

@@ -17,6 +17,7 @@ from jax import lax
 
 import bijax
 from bijax.testing._bits import unequal_bits
+from tests.fuzz.guests import GUESTS
 
 Array = jax.Array
 Draw = np.random.Generator
@@ -94,10 +95,12 @@ class Fuzz:
     Attributes:
         seed: From which everything is drawn.
         kernels: Whether it holds products and row reductions, which become kernels.
+        guests: Whether it holds the steps of `tests.fuzz.guests`.
     """
 
     seed: int
     kernels: bool = True
+    guests: bool = False
 
     @property
     def dtype(self) -> str:
@@ -143,6 +146,8 @@ class Fuzz:
         steps = (_unary, _binary, _move, _cast, _matrix, _cell, _branch)
         if self.kernels:
             steps = (*steps, _product, _norm, _loop, _matrix_product, _product)
+        if self.guests:
+            steps = (*steps, *[functools.partial(_guest, guest) for guest in GUESTS], _guest_of_two)
         for _ in range(int(draw.integers(6, 11))):
             step = steps[int(draw.integers(len(steps)))]
             step(self, draw, vectors, matrices)
@@ -180,7 +185,7 @@ class Fuzz:
         return jnp.asarray(draw.standard_normal(shape) / np.sqrt(shape[-1]), self.dtype)
 
     def _draw(self, what: int) -> Draw:
-        return np.random.default_rng((self.seed, what, self.kernels))
+        return np.random.default_rng((self.seed, what, self.kernels, *((1,) if self.guests else ())))
 
 
 def _pick(draw: Draw, choices: Sequence[Any]) -> Any:
@@ -250,6 +255,16 @@ def _cell(fuzz: Fuzz, draw: Draw, vectors: list[Array], matrices: list[Array]) -
 def _branch(fuzz: Fuzz, draw: Draw, vectors: list[Array], matrices: list[Array]) -> None:
     f, g, v = _pick(draw, UNARY), _pick(draw, UNARY), vectors[-1]
     vectors.append(lax.cond(v[0] > 0, lambda v: f(v) * v + 1, lambda v: g(v * 1.5) - v, v).astype(v.dtype))
+
+
+def _guest(guest: Any, fuzz: Fuzz, draw: Draw, vectors: list[Array], matrices: list[Array]) -> None:
+    v = vectors[-1]
+    vectors.append(guest(draw, v, fuzz.constant(draw, v.size).astype(v.dtype) + 2).astype(v.dtype))
+
+
+def _guest_of_two(fuzz: Fuzz, draw: Draw, vectors: list[Array], matrices: list[Array]) -> None:
+    for _ in range(2):
+        _guest(_pick(draw, GUESTS), fuzz, draw, vectors, matrices)
 
 
 def _loop(fuzz: Fuzz, draw: Draw, vectors: list[Array], matrices: list[Array]) -> None:

@@ -1,0 +1,112 @@
+"""Quotients, products, sums and choices of values that XLA's simplifier knows something about.
+
+Its rules look at whether operands are equal, broadcast, constant, zero or one, and a broadcast to one row is none. Each
+operation, and each pair of operations of which the simplifier makes another, is given operands of all these kinds.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing._bits import unequal_bits
+from tests.exhaustive import rarely
+
+Array = jax.Array
+Numbers = dict[str, Array]
+
+WIDTH: Final = 6
+SIZES: Final = (1, 2, 8, 33)
+
+OPERANDS: Final[dict[str, Callable[[Array, Array, Array], Array]]] = {
+    "row": lambda x, w, s: x,
+    "shared": lambda x, w, s: jnp.broadcast_to(w, x.shape),
+    "one number": lambda x, w, s: jnp.broadcast_to(s, x.shape),
+    "of a row": lambda x, w, s: jnp.broadcast_to(x[:, :1], x.shape),
+    "constant": lambda x, w, s: jnp.full_like(x, 49.0),
+    "constants": lambda x, w, s: jnp.broadcast_to(jnp.asarray(np.linspace(0.3, 7, WIDTH), x.dtype), x.shape),
+    "zero": lambda x, w, s: jnp.zeros_like(x),
+    "chosen of equals": lambda x, w, s: jnp.where(x > 0, w, w),
+}
+PAIRS: Final[dict[str, Callable[[Array, Array, Array], Array]]] = {
+    "x / (a / b)": lambda x, a, b: x / (a / b),
+    "a / b / x": lambda x, a, b: a / b / x,
+    "a / b / b": lambda x, a, b: a / b / b,
+    "(x / a) / (b / x)": lambda x, a, b: (x / a) / (b / x),
+    "a / sqrt(b)": lambda x, a, b: a / jnp.sqrt(jnp.abs(b)),
+    "a / rsqrt(b)": lambda x, a, b: a / jax.lax.rsqrt(jnp.abs(b)),
+    "a / pow(b, 2.5)": lambda x, a, b: a / jnp.power(jnp.abs(b), 2.5),
+    "a / exp(b)": lambda x, a, b: jnp.exp(a) / jnp.exp(b / 64),
+    "a * b + x": lambda x, a, b: a * b + x,
+    "x * a + x * b": lambda x, a, b: x * a + x * b,
+    "(x + a) + b": lambda x, a, b: (x + a) + b,
+    "(a - x) + b": lambda x, a, b: (a - x) + b,
+    "a - (b - a)": lambda x, a, b: a - (b - a),
+    "where(x, a / b, a * b)": lambda x, a, b: jnp.where(x > 0, a / b, a * b),
+    "bfloat16(a / b)": lambda x, a, b: (a / b).astype(jnp.bfloat16).astype(a.dtype) / b,
+    "bool / b": lambda x, a, b: (x > a).astype(a.dtype) / b,
+    "mean(a / b)": lambda x, a, b: x * (a / b).mean(-1, keepdims=True),
+}
+FEW: Final = ("shared", "constant", "one number", "chosen of equals")
+
+
+def results(x: Array, w: Array, s: Array, kinds: tuple[str, ...]) -> Numbers:
+    given = {kind: OPERANDS[kind](x, w, s) for kind in kinds}
+    return {
+        f"{name} with a {first}, b {second}": pair(x, given[first], given[second])
+        for name, pair in PAIRS.items()
+        for first in kinds
+        for second in kinds
+    }
+
+
+def inputs(dtype: Any) -> tuple[Array, Array, Array]:
+    draw = np.random.default_rng(3)
+    x, w = draw.standard_normal((SIZES[-1], WIDTH)), [1.1, 3.3, 4.7, 5.9, 41.0, 49.0]
+    return jnp.asarray(x, dtype), jnp.asarray(w, dtype), jnp.asarray(10.7, dtype)
+
+
+def differing(program: Callable[..., Numbers], dtype: Any) -> list[str]:
+    """Returns which results differ at some size of the batch from those in the largest."""
+    x, w, s = inputs(dtype)
+    compiled = jax.jit(program)
+    whole = {name: np.asarray(rows) for name, rows in compiled(x, w, s).items()}
+    found = set()
+    for size in SIZES[:-1]:
+        for name, rows in compiled(x[:size], w, s).items():
+            if unequal_bits(np.asarray(rows), whole[name][:size], nan_bits=False).any():
+                found.add(name)
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kinds"),
+    [
+        ("float32", FEW),
+        rarely("float32", tuple(OPERANDS)),
+        rarely("float64", tuple(OPERANDS)),
+        rarely("bfloat16", tuple(OPERANDS)),
+    ],
+)
+def test_rows_do_not_depend_on_what_is_known_of_operands(dtype: str, kinds: tuple[str, ...]) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        assert not differing(bijax.invariant(lambda x, w, s: results(x, w, s, kinds)), dtype)
+
+
+def test_plain_jax_uses_what_it_knows_of_operands() -> None:
+    """The control."""
+    found = differing(lambda x, w, s: results(x, w, s, FEW), "float32")
+    assert any("/" in name for name in found)
+
+
+@pytest.mark.parametrize("kinds", [FEW[:2], rarely(tuple(OPERANDS))])
+def test_gradients_of_shared_values(kinds: tuple[str, ...]) -> None:
+    def program(x: Array, w: Array, s: Array) -> Numbers:
+        names = results(x, w, s, kinds).keys()
+        return {name: jax.grad(lambda x, name=name: results(x, w, s, kinds)[name].sum())(x) for name in names}
+
+    assert not differing(bijax.invariant(program), "float32")
