@@ -1,4 +1,4 @@
-"""Steps of random programs in which faults were found: shared values, flags, constants, masks, sparse and foreign code."""
+"""Steps of random programs that found faults: shared values, flags, constants, masks, sparse and foreign code."""
 
 from collections.abc import Callable
 from typing import Any, Final

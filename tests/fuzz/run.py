@@ -3,7 +3,8 @@
     PYTHONPATH=. python -m tests.fuzz.run --programs 600 --processes 13 --json fuzz.json
 
 Of three programs, two have products and row reductions, which become kernels, and one of these the steps of
-`tests.fuzz.guests`. `--control plain` leaves out `bijax.invariant`, `--control unfenced` the fences of element-wise code on a GPU alone. A control is to differ.
+`tests.fuzz.guests`. `--control plain` leaves out `bijax.invariant`, `--control unfenced` the fences of element-wise
+code on a GPU alone. A control is to differ.
 """
 
 import argparse
@@ -57,7 +58,8 @@ def check(number: int, control: str | None) -> dict[str, Any]:
     if number % _CACHES_KEPT == 0:
         jax.clear_caches()
     seconds = round(time.perf_counter() - start, 1)
-    asked = {"seed": fuzz.seed, "kernels": fuzz.kernels, "guests": fuzz.guests, "asked": fuzz.asked, "dtype": fuzz.dtype}
+    kind = {"seed": fuzz.seed, "kernels": fuzz.kernels, "guests": fuzz.guests}
+    asked = {**kind, "asked": fuzz.asked, "dtype": fuzz.dtype}
     return {**asked, "differing_elements": {str(size): n for size, n in found.items()}, "seconds": seconds}
 
 
