@@ -15,5 +15,12 @@ def test_random_programs_are_invariant(seed: int, kernels: bool) -> None:
     assert not differences(Fuzz(seed, kernels), sizes=SIZES)
 
 
+@pytest.mark.parametrize("seed", sampled(range(24), few=(4, 8, 14)))
+def test_programs_with_steps_that_found_faults_are_invariant(seed: int) -> None:
+    """Shared values, flags in carries, constants of all dtypes, masks, sparse matrices, complex numbers, foreign code."""
+    assert not differences(Fuzz(seed, guests=True), sizes=SIZES)
+
+
 def test_the_same_programs_without_the_transform_are_not() -> None:
     assert any(differences(Fuzz(seed), lambda f: f, (1, 3, 8, 64)) for seed in (0, 2, 5))
+    assert any(differences(Fuzz(seed, guests=True), lambda f: f, (1, 3, 8)) for seed in (4, 8, 14))
