@@ -119,7 +119,6 @@ def test_flags_in_the_carry_of_a_policy() -> None:
 
 def test_plain_jax_follows_the_batch_where_constants_meet() -> None:
     """The control: subnormal numbers are kept where XLA computes them, and are zeros where the processor does."""
-
     small = jnp.bfloat16(1e-39)
     chosen = jax.jit(lambda flag, c: jnp.where(flag, c, 0) + small)
 

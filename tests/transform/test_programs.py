@@ -17,7 +17,7 @@ def test_random_programs_are_invariant(seed: int, kernels: bool) -> None:
 
 @pytest.mark.parametrize("seed", sampled(range(24), few=(4, 8, 14)))
 def test_programs_with_steps_that_found_faults_are_invariant(seed: int) -> None:
-    """Shared values, flags in carries, constants of all dtypes, masks, sparse matrices, complex numbers, foreign code."""
+    """Shared values, flags in carries, constants of all dtypes, masks, sparse and foreign code."""
     assert not differences(Fuzz(seed, guests=True), sizes=SIZES)
 
 
