@@ -4,6 +4,7 @@ Its rules look at whether operands are equal, broadcast, constant, zero or one, 
 operation, and each pair of operations of which the simplifier makes another, is given operands of all these kinds.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -54,14 +55,18 @@ PAIRS: Final[dict[str, Callable[[Array, Array, Array], Array]]] = {
 FEW: Final = ("shared", "constant", "one number", "chosen of equals")
 
 
+def programs(kinds: tuple[str, ...]) -> dict[str, Callable[[Array, Array, Array], Array]]:
+    """Returns each pair of operations with operands of each two kinds."""
+
+    def of(pair: str, first: str, second: str) -> Callable[[Array, Array, Array], Array]:
+        return lambda x, w, s: PAIRS[pair](x, OPERANDS[first](x, w, s), OPERANDS[second](x, w, s))
+
+    cases = itertools.product(PAIRS, kinds, kinds)
+    return {f"{pair} with a {first}, b {second}": of(pair, first, second) for pair, first, second in cases}
+
+
 def results(x: Array, w: Array, s: Array, kinds: tuple[str, ...]) -> Numbers:
-    given = {kind: OPERANDS[kind](x, w, s) for kind in kinds}
-    return {
-        f"{name} with a {first}, b {second}": pair(x, given[first], given[second])
-        for name, pair in PAIRS.items()
-        for first in kinds
-        for second in kinds
-    }
+    return {name: program(x, w, s) for name, program in programs(kinds).items()}
 
 
 def inputs(dtype: Any) -> tuple[Array, Array, Array]:
@@ -106,7 +111,6 @@ def test_plain_jax_uses_what_it_knows_of_operands() -> None:
 @pytest.mark.parametrize("kinds", [FEW[:2], rarely(tuple(OPERANDS))])
 def test_gradients_of_shared_values(kinds: tuple[str, ...]) -> None:
     def program(x: Array, w: Array, s: Array) -> Numbers:
-        names = results(x, w, s, kinds).keys()
-        return {name: jax.grad(lambda x, name=name: results(x, w, s, kinds)[name].sum())(x) for name in names}
+        return {name: jax.grad(lambda x, one=one: one(x, w, s).sum())(x) for name, one in programs(kinds).items()}
 
     assert not differing(bijax.invariant(program), "float32")
