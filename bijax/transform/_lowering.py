@@ -36,7 +36,7 @@ from bijax.transform._results import ARRANGEMENT, with_arrangements
 from bijax.transform._row_layout import run_row_program
 from bijax.transform._row_products import PRODUCT
 from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
-from bijax.transform._scaled import SCALED, with_product
+from bijax.transform._scaled import with_product
 from bijax.transform._settled import SETTLED, settled, with_settled_reshapes
 from bijax.transform._state import INVARIANT, OFF, Request, current, of_equation, requested, tagged
 from bijax.transform._tables import (
@@ -165,8 +165,6 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
         return eqn.replace(primitive=jax.lax.copy_p, invars=[kept], params={})
     if tuple(ctx.platforms) == ("cpu",) and not _is_explicit(eqn.outvars[0].aval):
         eqn = with_product(eqn)
-        if eqn.primitive is SCALED:
-            return eqn
     inline = _jax_private.rules_of(ctx, eqn.primitive, eqn.ctx)[2]
     return eqn.replace(primitive=_counterpart(eqn.primitive, inline))
 

@@ -5,20 +5,11 @@ mean of a matrix and its transpose, which `jax.numpy.linalg.eigh` and `cholesky`
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.extend.core import Literal, Primitive
-from jax.extend.mlir.dialects import stablehlo as hlo
-from jax.interpreters import mlir
-
-from bijax.transform import _fences
-from bijax.transform._jax_private import Context
-
-SCALED: Final = Primitive("mul")
-"""Stands in a program that is lowered for a division by a power of two."""
+from jax.extend.core import Literal
 
 _LARGEST_EXPONENT: Final = 64
 """Up to it neither the divisor nor its reciprocal is near a subnormal number."""
@@ -36,13 +27,4 @@ def with_product(eqn: Any) -> Any:
     if abs(fraction) != 0.5 or abs(exponent) > _LARGEST_EXPONENT:
         return eqn
     factor = Literal(aval.dtype.type(1 / divisor), aval)
-    return eqn.replace(primitive=SCALED, invars=[eqn.invars[0], factor], params={})
-
-
-def _scaled(ctx: Context, x: Any, factor: Any) -> Sequence[Any]:
-    (out,) = ctx.avals_out
-    x, factor = (_fences.repeated(value, out.shape) for value in (x, factor))
-    return [_fences.hide(hlo.multiply(x, factor))]
-
-
-mlir.register_lowering(SCALED, _scaled)
+    return eqn.replace(primitive=jax.lax.mul_p, invars=[eqn.invars[0], factor], params={})
