@@ -55,7 +55,7 @@ FOREIGN.def_abstract_eval(
 )
 batching.primitive_batchers[FOREIGN] = _map
 ad.primitive_jvps[FOREIGN] = lambda primals, tangents, *, function: jax.jvp(
-    function, primals, [ad.instantiate_zeros(t) for t in tangents]
+    function, tuple(primals), tuple(ad.instantiate_zeros(t) for t in tangents)
 )
 mlir.register_lowering(
     FOREIGN, mlir.lower_fun(lambda *arrays, function: function(*arrays), multiple_results=False), cacheable=False

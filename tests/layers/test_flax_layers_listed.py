@@ -125,10 +125,12 @@ def test_the_numbers_are_those_of_the_originals_which_follow_the_batch(
     ours = flax_layers.nnx if original is nnx else flax_layers.linen
     x = rows(6, 7, 5)
     stock = jax.jit(make(original))
-    whole, alone = (jax.tree.leaves(stock(part)) for part in (x, x[3:4]))
-    for mine, theirs in zip(jax.tree.leaves(jax.jit(make(ours))(x)), whole, strict=True):
+    for mine, theirs in zip(*(jax.tree.leaves(run(x)) for run in (jax.jit(make(ours)), stock)), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
-    assert any((np.asarray(a) != np.asarray(w)[3:4]).any() for a, w in zip(alone, whole, strict=True))
+    # How many rows it takes depends on the processor.
+    x = rows(33, 7, 5)
+    whole, alone = (jax.tree.leaves(stock(part)) for part in (x, x[:1]))
+    assert any((np.asarray(a) != np.asarray(w)[:1]).any() for a, w in zip(alone, whole, strict=True))
 
 
 def test_dropout_of_a_row_follows_key_and_place_not_the_batch() -> None:

@@ -96,7 +96,9 @@ def test_bits_of_a_layer(dtypes: tuple[str, ...]) -> None:
             plain = jax.jit(flax_nnx.with_attributes(layer, ops=PLAIN).__call__)
             error = np.abs(np.asarray(plain(x) - found[dtype])).max()
             assert error < 1e-3 * np.abs(found[dtype]).max()
-            assert (np.asarray(plain(x[7:8])) != np.asarray(plain(x)[7:8])).any()
+            # How many rows it takes depends on the processor.
+            many = jnp.asarray(normal(3, 64, 160))
+            assert (np.asarray(plain(many[:1])) != np.asarray(plain(many)[:1])).any()
     if "int8" not in dtypes:
         return
     error = np.abs(np.asarray(found["int8"] - found["float32"])).max()

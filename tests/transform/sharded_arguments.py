@@ -3,6 +3,7 @@
 Each must have the bits of one device. Numbers hold zeros of both signs: XLA gathers what it has cut by adding zeros.
 """
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -21,14 +22,26 @@ from bijax.testing import assert_bits_equal, bits
 Function = Callable[..., Any]
 P = PartitionSpec
 
-LINE = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-GRID = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
-CUTS: dict[str, tuple[jax.sharding.Mesh, tuple[PartitionSpec, ...]]] = {
-    "rows": (LINE, (P("data"), P(), P())),
-    "sums": (LINE, (P(None, "data"), P("data"), P("data"))),
-    "weights": (GRID, (P("data"), P(None, "model"), P("model"))),
-    "everything": (GRID, (P(("data", "model")), P("data", "model"), P("model", "data"))),
-}
+
+@functools.cache
+def line() -> jax.sharding.Mesh:
+    return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+@functools.cache
+def grid() -> jax.sharding.Mesh:
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def cuts() -> dict[str, tuple[jax.sharding.Mesh, tuple[PartitionSpec, ...]]]:
+    return {
+        "rows": (line(), (P("data"), P(), P())),
+        "sums": (line(), (P(None, "data"), P("data"), P("data"))),
+        "weights": (grid(), (P("data"), P(None, "model"), P("model"))),
+        "everything": (grid(), (P(("data", "model")), P("data", "model"), P("model", "data"))),
+    }
+
+
 RNG = np.random.default_rng(0)
 
 
@@ -68,7 +81,7 @@ def attention(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
 def loops(x: jax.Array, w: jax.Array, v: jax.Array) -> Any:
     def body(c: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         c = jnp.tanh((c @ w) @ v)
-        return lax.with_sharding_constraint(c, NamedSharding(LINE, P("data"))), c.sum()
+        return lax.with_sharding_constraint(c, NamedSharding(line(), P("data"))), c.sum()
 
     return lax.scan(body, x, None, length=2)
 
@@ -106,7 +119,7 @@ def put(mesh: jax.sharding.Mesh, x: jax.Array, spec: PartitionSpec) -> jax.Array
 
 def check(cut: str, names: Sequence[str]) -> int:
     """Compares programs with one device; returns in how many plain JAX differs."""
-    mesh, specs = CUTS[cut]
+    mesh, specs = cuts()[cut]
     differ = 0
     for name in names:
         function, first, transformed = PROGRAMS[name]
@@ -123,9 +136,9 @@ def check(cut: str, names: Sequence[str]) -> int:
 def check_places() -> None:
     """Where the cut comes from, and where in a program its invariant part stands."""
     invariant = bijax.invariant(network)
-    rows = put(LINE, X, P("data"))
+    rows = put(line(), X, P("data"))
     expected = jax.jit(invariant)(X, W, V)
-    whole, cut = NamedSharding(LINE, P()), NamedSharding(LINE, P("data"))
+    whole, cut = NamedSharding(line(), P()), NamedSharding(line(), P("data"))
     result = jax.jit(invariant, in_shardings=(cut, whole, whole), out_shardings=cut)(X, W, V)
     assert result.sharding.spec == P("data")
     assert_bits_equal(result, expected)
@@ -140,10 +153,10 @@ def check_places() -> None:
     assert_bits_equal(jax.jit(partly)(rows), jax.jit(partly)(X))
 
     # Some axes by hand and the others by XLA; all of them by hand, which leaves the rows where they are.
-    for mesh, axes in ((GRID, {"data"}), (LINE, {"data"})):
+    for mesh, axes in ((grid(), {"data"}), (line(), {"data"})):
         specs = (P("data"), P(), P())
         by_hand = jax.shard_map(network, mesh=mesh, in_specs=specs, out_specs=P("data"), axis_names=axes)
-        given = put(mesh, X, P("data")), put(mesh, W, P(None, "model") if mesh is GRID else P()), V
+        given = put(mesh, X, P("data")), put(mesh, W, P(None, "model") if mesh is grid() else P()), V
         result = jax.jit(bijax.invariant(by_hand))(*given)
         assert result.sharding.spec == P("data")
         assert_bits_equal(result, expected)
@@ -168,14 +181,14 @@ def check_former_partitioner() -> None:
     jax.config.update("jax_use_shardy_partitioner", False)
     assert check("rows", ["network", "moves"])
     specs = (P("data"), P(), P())
-    partly = jax.shard_map(network, mesh=GRID, in_specs=specs, out_specs=P("data"), axis_names={"data"})
+    partly = jax.shard_map(network, mesh=grid(), in_specs=specs, out_specs=P("data"), axis_names={"data"})
     with pytest.raises(bijax.NotInvariantError, match="shard_map"):  # XLA would end the process
-        jax.jit(bijax.invariant(partly))(X, put(GRID, W, P(None, "model")), V)
+        jax.jit(bijax.invariant(partly))(X, put(grid(), W, P(None, "model")), V)
 
 
 def main() -> None:
     if sys.argv[1:] == ["everything"]:
-        for cut in CUTS:
+        for cut in cuts():
             assert check(cut, list(PROGRAMS)), cut
     else:
         assert check("rows", ["network", "moves", "attention", "kernels"]) == 3

@@ -34,7 +34,7 @@ ENTERED = frozenset(
 )
 TAKEN = frozenset({"reduce", "reduce_window", "scatter_apply"})
 OWN_PROGRAM = frozenset({"scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"})
-BY_RULE = frozenset({"mpmd_map", "program_order", "run_scoped"})
+BY_RULE = frozenset({"custom_fusion", "mpmd_map", "program_order", "run_scoped"})
 KEPT = frozenset({"debug_callback", "inspect_sharding", "pallas_call"})
 # Replaced as a whole; with a program that changes scores they are refused: test_cudnn_attention.py.
 OF_CUDNN = frozenset({"dot_product_attention_fwd", "dot_product_attention_bwd"})
