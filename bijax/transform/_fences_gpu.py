@@ -35,7 +35,7 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.transform._fences import positions
+from bijax.transform._fences import positions, repeated
 
 Context = Any
 Value = Any
@@ -103,7 +103,7 @@ def _function(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], p
     wide = ctx.replace(avals_in=[_widened(a) for a in ctx.avals_in], avals_out=[_widened(out)])
     operands = [_as(x, w) for x, w in zip(operands, wide.avals_in, strict=True)]
     if name == "div":
-        numerator, denominator = (_broadcast(x, out.shape) for x in operands)
+        numerator, denominator = (repeated(x, out.shape) for x in operands)
         wide = wide.replace(avals_in=wide.avals_out * 2)
         operands = [numerator, _computed(denominator)]
     else:
@@ -212,15 +212,6 @@ def _hidden(constant: np.ndarray) -> Value:
 
 def _repeated(scalar: Value, shape: Any) -> Value:
     return hlo.broadcast_in_dim(shape, scalar, ir.DenseI64ArrayAttr.get([]))
-
-
-def _broadcast(value: Value, shape: Sequence[int]) -> Value:
-    """Returns the value with the dimensions of `shape`, of which it has the last ones."""
-    shaped = ir.RankedTensorType(value.type)
-    if tuple(shaped.shape) == tuple(shape):
-        return value
-    dims = ir.DenseI64ArrayAttr.get(list(range(len(shape) - shaped.rank, len(shape))))
-    return hlo.broadcast_in_dim(ir.RankedTensorType.get(shape, shaped.element_type), value, dims)
 
 
 def _computed(denominator: Value) -> Value:
