@@ -3,13 +3,13 @@
 from typing import Any, Final
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, number_of, with_element
 from pallas_kernels.parts.hopper.tile import ROW, TILE, i32, thread_of_warpgroup
 
@@ -46,13 +46,12 @@ def keep_band(
             bits = jnp.stack(words, axis=1)[:, :, None] >> lax.iota(jnp.int32, WORD) & 1
             inside = inside & (bits.reshape(tile.shape) != 0)
         return jnp.where(inside, tile, jnp.float32(other))
-    result = plgpu.ShapeDtypeStruct(tile.shape, jnp.dtype(jnp.float32), layout=TILE)
+    result = held(tile.shape, TILE)
     edges = (last,) if first is None else (last, first)
     given = (*edges, *words)
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, *[ROW] * len(given)), return_type=result)
 
-    @inline  # type: ignore[untyped-decorator]
-    def keep(_: Any, tile: Any, *numbers: Any) -> Any:
+    @inline(TILE, *[ROW] * len(given), result=result)
+    def keep(tile: Any, *numbers: Any) -> Any:
         outside = mgpu.c(other, ir.F32Type.get())
         own = arith.muli(arith.remui(thread_of_warpgroup(), i32(4)), i32(2))
         numbers, bits = numbers[: len(edges)], numbers[len(edges) :]
@@ -73,9 +72,7 @@ def keep_band(
                         inside = arith.andi(inside, arith.cmpi(arith.CmpIPredicate.ne, bit, i32(0)))
                     pair = with_element(pair, i, arith.select(inside, element(pair, i), outside))
                 pairs[j, half] = pair
-        return mgpu.FragmentedArray(
-            _registers=pairs.reshape(registers.shape), _layout=tile.layout, _is_signed=tile.is_signed
-        )
+        return fragmented(pairs.reshape(registers.shape), tile.layout, signed=tile.is_signed)
 
     kept: jax.Array = keep(tile, *given)
     return kept

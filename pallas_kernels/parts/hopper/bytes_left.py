@@ -19,9 +19,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_kernels.parts.hopper.columns import COLUMNS, Tile
+from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.products import accumulated, accumulator, one_step, ref_type, start, steps, tile_type
-from pallas_kernels.parts.hopper.registers import element
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, hexadecimal, i32, thread_of_warpgroup, tiled
+from pallas_kernels.parts.hopper.registers import element, hexadecimal
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, i32, thread_of_warpgroup, tiled
 from pallas_kernels.parts.hopper.widen import in_units, widening
 
 _STEP: Final = 16  # elements of K in one instruction
@@ -47,7 +48,6 @@ def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> No
         queries[...] = products.astype(queries.dtype)
         plgpu.commit_smem()
         return
-    inline: Any = plgpu.inline_mgpu(arg_types=(ref_type(queries), plgpu.RefType()))
     kind = "bf16" if queries.dtype == jnp.bfloat16 else "f16"
     text = (
         "{ .reg .b16 a, b; .reg .f32 x, y, f, g; mov.b32 {a, b}, $1;"
@@ -56,8 +56,8 @@ def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> No
         f" cvt.rn.{kind}x2.f32 $0, y, x; }}"
     )
 
-    @inline  # type: ignore[untyped-decorator]
-    def turn(_: Any, ref: Any, factors: Any) -> None:
+    @inline(ref_type(queries), plgpu.RefType())
+    def turn(ref: Any, factors: Any) -> None:
         # A thread has 16 columns of a row: of their 8 words those with even numbers go to the front.
         _, squares, _, width = ir.MemRefType(ref.type).shape
         word, byte, f32 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8), ir.F32Type.get()
@@ -116,10 +116,9 @@ def start_keys(stored: Any, queries: Any, fp8: bool, interpret: bool) -> Tile:
         low, high = (start(None, (keys[at : at + ROWS],), (queries,), interpret=True) for at in range(0, rows, ROWS))
         return low, high
     types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(queries))
-    inline: Any = plgpu.inline_mgpu(arg_types=types, return_type=(tile_type(COLUMNS),) * 2)
 
-    @inline  # type: ignore[untyped-decorator]
-    def issue(_: Any, stored: Any, queries: Any) -> Any:
+    @inline(*types, result=(tile_type(COLUMNS),) * 2)
+    def issue(stored: Any, queries: Any) -> Any:
         kind = ir.MemRefType(queries.type).element_type
         text = widening(fp8, str(kind))
         at = _Place(stored)
@@ -169,10 +168,9 @@ def start_values(
             for i, total in enumerate(totals)
         )
     types = (plgpu.RefType(tiled(jnp.int8, columns)), ref_type(weights), *[TILE] * len(totals))
-    inline: Any = plgpu.inline_mgpu(arg_types=types, return_type=(tile_type(COLUMNS),) * len(totals))
 
-    @inline  # type: ignore[untyped-decorator]
-    def issue(_: Any, stored: Any, weights: Any, *totals: Any) -> Any:
+    @inline(*types, result=(tile_type(COLUMNS),) * len(totals))
+    def issue(stored: Any, weights: Any, *totals: Any) -> Any:
         kind = ir.MemRefType(weights.type).element_type
         text = widening(fp8, str(kind), _PAIRS)
         at = _Place(stored)

@@ -11,6 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import count, element, number_of, with_number
 from pallas_kernels.parts.hopper.tile import ROW, i32, thread_of_warpgroup, tiled
 
@@ -41,13 +42,10 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
         found[...] = packed_bits(bad)
         return
     number = plgpu.Layout.WG_SPLAT(())
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(tiled(ref.dtype, columns)), number, number, plgpu.RefType())
-    )
     multiply = f"fma.rn.{'bf' if ref.dtype == jnp.bfloat16 else 'f'}16x2 $0, $1, $2, $3;"
 
-    @inline  # type: ignore[untyped-decorator]
-    def clean(_: Any, ref: Any, first: Any, end: Any, found: Any) -> None:
+    @inline(plgpu.RefType(tiled(ref.dtype, columns)), number, number, plgpu.RefType())
+    def clean(ref: Any, first: Any, end: Any, found: Any) -> None:
         # Tiles of 8 rows lie one behind the other, row by row; swizzling keeps a row's bytes in its row. A thread has a
         # row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
         word = ir.IntegerType.get_signless(32)
@@ -152,13 +150,10 @@ def spoil_rows(
             inside = inside & (chosen.reshape(inside.shape) != 0)
         spoiled = inside.any(axis=1)
         return jnp.where(spoiled, jnp.nan, total)
-    result = plgpu.ShapeDtypeStruct(total.shape, jnp.dtype(jnp.float32), layout=layout)
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(layout, layout, layout, plgpu.RefType(), *[layout] * len(bits)), return_type=result
-    )
+    result = held(total.shape, layout)
 
-    @inline  # type: ignore[untyped-decorator]
-    def spoil(_: Any, total: Any, first: Any, end: Any, found: Any, *chosen: Any) -> Any:
+    @inline(layout, layout, layout, plgpu.RefType(), *[layout] * len(bits), result=result)
+    def spoil(total: Any, first: Any, end: Any, found: Any, *chosen: Any) -> Any:
         registers, one = total.registers.copy(), mgpu.c(1, ir.IntegerType.get_signless(64))
         read = [memref.load(found, [mgpu.c(i, ir.IndexType.get())]) for i in range(words)]
         nan = mgpu.c(float("nan"), ir.F32Type.get())
@@ -177,7 +172,7 @@ def spoil_rows(
                 bad = arith.cmpi(arith.CmpIPredicate.ne, some, i32(0))
                 register = with_number(register, arith.select(bad, nan, number_of(register, i)), i)
             registers.flat[at] = register
-        return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
+        return fragmented(registers, total.layout)
 
     result_total: jax.Array = spoil(total, first, end, found, *bits)
     return result_total

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_kernels.parts.hopper.clean import CHUNK, is_within, packed_bits, store_cleaned
+from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.registers import element
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup, tiled
 
@@ -34,12 +35,9 @@ def clean_bytes(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpre
         found[...] = packed_bits(bad)
         return
     number = plgpu.Layout.WG_SPLAT(())
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(tiled(jnp.int8, columns)), number, number, plgpu.RefType())
-    )
 
-    @inline  # type: ignore[untyped-decorator]
-    def clean(_: Any, ref: Any, first: Any, end: Any, found: Any) -> None:
+    @inline(plgpu.RefType(tiled(jnp.int8, columns)), number, number, plgpu.RefType())
+    def clean(ref: Any, first: Any, end: Any, found: Any) -> None:
         # A thread has a row. Swizzling moves its chunks of 16 bytes.
         word = ir.IntegerType.get_signless(32)
         four = ir.VectorType.get((4,), word)

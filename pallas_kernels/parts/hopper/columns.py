@@ -15,6 +15,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref, nvvm, vector
 
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, number_of, with_element
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, WARPGROUP, i32, thread_of_warpgroup, tiled
 
@@ -72,11 +73,10 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
     """
     if interpret:
         return jnp.concatenate(tile).max(axis=0)
-    result = plgpu.ShapeDtypeStruct((COLUMNS,), jnp.dtype(jnp.float32), layout=COLUMN)
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, TILE, plgpu.RefType(), COLUMN), return_type=result)
+    result = held((COLUMNS,), COLUMN)
 
-    @inline  # type: ignore[untyped-decorator]
-    def find(_: Any, low: Any, high: Any, numbers: Any, like: Any) -> Any:
+    @inline(TILE, TILE, plgpu.RefType(), COLUMN, result=result)
+    def find(low: Any, high: Any, numbers: Any, like: Any) -> Any:
         pairs = [*low.registers.flat, *high.registers.flat]
         own = []
         for i in range(2):
@@ -115,12 +115,9 @@ def share_turned(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None
         wide[...] = jnp.pad(jnp.concatenate(weights).reshape(-1), (0, wide.shape[0] - 2 * ROWS * COLUMNS))
         plgpu.commit_smem()
         return
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(TILE, TILE, TILE, TILE, plgpu.RefType(tiled(narrow.dtype, 2 * ROWS)), plgpu.RefType())
-    )
 
-    @inline  # type: ignore[untyped-decorator]
-    def write(_: Any, low: Any, high: Any, low_rounded: Any, high_rounded: Any, narrow: Any, wide: Any) -> None:
+    @inline(TILE, TILE, TILE, TILE, plgpu.RefType(tiled(narrow.dtype, 2 * ROWS)), plgpu.RefType())
+    def write(low: Any, high: Any, low_rounded: Any, high_rounded: Any, narrow: Any, wide: Any) -> None:
         word, byte = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8)
         thread = thread_of_warpgroup()
         lane, warp = arith.remui(thread, i32(32)), arith.divui(thread, i32(32))
@@ -153,11 +150,10 @@ def of_lanes(numbers: jax.Array, interpret: bool) -> jax.Array:
     """Returns numbers of columns (8,) in the form of the totals of `add_rows_to_lanes`."""
     if interpret:
         return numbers
-    result = plgpu.ShapeDtypeStruct((WARPGROUP,), jnp.dtype(jnp.float32), layout=_THREADS)
-    inline: Any = plgpu.inline_mgpu(arg_types=(COLUMN,), return_type=result)
+    result = held((WARPGROUP,), _THREADS)
 
-    @inline  # type: ignore[untyped-decorator]
-    def pick(_: Any, numbers: Any) -> Any:
+    @inline(COLUMN, result=result)
+    def pick(numbers: Any) -> Any:
         own = _pair(numbers)
         second = _bit(thread_of_warpgroup(), 16)
         return _of_threads(arith.select(second, element(own, 1), element(own, 0)))
@@ -184,11 +180,10 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
         plgpu.commit_smem()
         found: jax.Array = total * decay + tile.sum(axis=0)
         return found
-    result = plgpu.ShapeDtypeStruct((WARPGROUP,), jnp.dtype(jnp.float32), layout=_THREADS)
-    inline: Any = plgpu.inline_mgpu(arg_types=(_THREADS, _THREADS, plgpu.RefType()), return_type=result)
+    result = held((WARPGROUP,), _THREADS)
 
-    @inline  # type: ignore[untyped-decorator]
-    def add(_: Any, total: Any, decay: Any, wide: Any) -> Any:
+    @inline(_THREADS, _THREADS, plgpu.RefType(), result=result)
+    def add(total: Any, decay: Any, wide: Any) -> Any:
         f32, index = ir.F32Type.get(), ir.IndexType.get()
         thread = thread_of_warpgroup()
         lane, warp = arith.remui(thread, i32(32)), arith.divui(thread, i32(32))
@@ -221,11 +216,10 @@ def add_lanes_of_columns(total: jax.Array, numbers: Any, interpret: bool) -> jax
     """
     if interpret:
         return total
-    result = plgpu.ShapeDtypeStruct((COLUMNS,), jnp.dtype(jnp.float32), layout=COLUMN)
-    inline: Any = plgpu.inline_mgpu(arg_types=(_THREADS, plgpu.RefType(), COLUMN), return_type=result)
+    result = held((COLUMNS,), COLUMN)
 
-    @inline  # type: ignore[untyped-decorator]
-    def add(_: Any, total: Any, numbers: Any, like: Any) -> Any:
+    @inline(_THREADS, plgpu.RefType(), COLUMN, result=result)
+    def add(total: Any, numbers: Any, like: Any) -> Any:
         warps = _exchange(numbers, number_of(total.registers.flat[0]), thread_of_warpgroup())
         return _of_columns(like, arith.addf(arith.addf(warps[0], warps[1]), arith.addf(warps[2], warps[3])))
 
@@ -276,12 +270,10 @@ def _pair(numbers: Any) -> Any:
 def _of_columns(like: Any, pair: Any) -> Any:
     registers = like.registers.copy()
     registers.flat[0] = pair
-    return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=None)
+    return fragmented(registers, like.layout)
 
 
 def _of_threads(number: Any) -> Any:
     registers = np.empty((1,), dtype=object)
     registers[0] = with_element(llvm.mlir_undef(ir.VectorType.get((1,), ir.F32Type.get())), 0, number)
-    return mgpu.FragmentedArray(
-        _registers=registers, _layout=mgpu.WGStridedFragLayout((WARPGROUP,), 1), _is_signed=None
-    )
+    return fragmented(registers, mgpu.WGStridedFragLayout((WARPGROUP,), 1))

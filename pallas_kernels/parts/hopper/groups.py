@@ -16,6 +16,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, nvvm, scf
 
+from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.pipeline import Place
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
@@ -68,8 +69,7 @@ class Table:
         if interpret:
             self._fill_interpreted(sizes, table)
             return
-        inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))
-        inline(lambda _, sizes, table: self._fill(sizes, table))(sizes, table)
+        inline(plgpu.RefType(), plgpu.RefType())(self._fill)(sizes, table)
 
     def _fill_interpreted(self, sizes: Any, table: Any) -> None:
         given = sizes[...]

@@ -10,6 +10,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
+from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
 _WARP: Final = 32
@@ -32,11 +33,10 @@ def any_outside(table: Any, row: Any, entries: Any, size: int, interpret: bool) 
         wrong = wrong & (lax.iota(jnp.int32, table.shape[1]) < entries)
         return jnp.any(wrong)
     number = plgpu.Layout.WG_SPLAT(())
-    result = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.int32), layout=number)
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), number, number), return_type=result)
+    result = held((), number, jnp.int32)
 
-    @inline  # type: ignore[untyped-decorator]
-    def look(_: Any, table: Any, row: Any, entries: Any) -> Any:
+    @inline(plgpu.RefType(), number, number, result=result)
+    def look(table: Any, row: Any, entries: Any) -> Any:
         index, word = ir.IndexType.get(), ir.IntegerType.get_signless(32)
         row, end = arith.index_cast(index, row.registers.item()), entries.registers.item()
         lane = arith.remui(thread_of_warpgroup(), i32(_WARP))

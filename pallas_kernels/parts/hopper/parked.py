@@ -11,6 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, elementwise, joined, number_of
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, WARPGROUP, i32, thread_of_warpgroup
 
@@ -33,10 +34,9 @@ def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpre
     if interpret:
         ref[...] = (jnp.where(begins, 0.0, ref[...].reshape(tile.shape)) * kept + tile).reshape(-1)
         return
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, TILE, plgpu.RefType(), plgpu.Layout.WG_SPLAT))
 
-    @inline  # type: ignore[untyped-decorator]
-    def update(_: Any, tile: Any, kept: Any, ref: Any, begins: Any) -> None:
+    @inline(TILE, TILE, plgpu.RefType(), plgpu.Layout.WG_SPLAT)
+    def update(tile: Any, kept: Any, ref: Any, begins: Any) -> None:
         begins = begins.registers.item()
         values, factors = (list(x.registers.flat) for x in (tile, kept))
         chunks = list(_chunks(ref, len(values)))
@@ -65,16 +65,15 @@ def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
     if interpret:
         read: jax.Array = ref[...].reshape(ROWS, columns)
         return read
-    result = plgpu.ShapeDtypeStruct((ROWS, columns), jnp.dtype(jnp.float32), layout=TILE)
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
+    result = held((ROWS, columns), TILE)
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, ref: Any) -> Any:
+    @inline(plgpu.RefType(), result=result)
+    def load(ref: Any) -> Any:
         layout = mgpu.WGMMA_LAYOUT
         registers = np.empty(layout.registers_shape((ROWS, columns)), dtype=object)
         for at, place in enumerate(_chunks(ref, registers.size)):
             registers.flat[2 * at], registers.flat[2 * at + 1] = _read(place)
-        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+        return fragmented(registers, layout)
 
     loaded: jax.Array = load(ref)
     return loaded
@@ -86,10 +85,9 @@ def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
         for at, x in enumerate(numbers):
             ref.at[at][...] = x
         return
-    inline: Any = plgpu.inline_mgpu(arg_types=(*[ROW] * len(numbers), plgpu.RefType()))
 
-    @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, *given: Any) -> None:
+    @inline(*[ROW] * len(numbers), plgpu.RefType())
+    def store(*given: Any) -> None:
         *numbers, ref = given
         places = _rows(ref)
         for x, pair in zip(numbers, places, strict=True):
@@ -104,18 +102,17 @@ def unpark_rows(ref: Any, interpret: bool) -> tuple[jax.Array, ...]:
     count = ref.shape[0]
     if interpret:
         return tuple(ref[at] for at in range(count))
-    result = plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=(result,) * count)
+    result = held((ROWS,), ROW)
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, ref: Any) -> Any:
+    @inline(plgpu.RefType(), result=(result,) * count)
+    def load(ref: Any) -> Any:
         layout, f32 = ROW.to_mgpu(), ir.F32Type.get()
         found = []
         for pair in _rows(ref):
             registers = np.empty(layout.registers_shape((ROWS,)), dtype=object)
             for at, place in enumerate(pair):
                 registers.flat[at] = llvm.load(ir.VectorType.get((1,), f32), place)
-            found.append(mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None))
+            found.append(fragmented(registers, layout))
         return tuple(found)
 
     loaded: tuple[jax.Array, ...] = load(ref)

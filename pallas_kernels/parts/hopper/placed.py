@@ -14,6 +14,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import number_of
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup
 
@@ -34,13 +35,10 @@ def rows_at(ref: Any, places: jax.Array, start: Any, columns: int, interpret: bo
     width = ref.shape[-1]
     if interpret:
         return _piece(ref[...].reshape(-1, width)[jnp.broadcast_to(places, (ROWS,))], start, columns)
-    result = plgpu.ShapeDtypeStruct((ROWS, columns), ref.dtype, layout=TILE)
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), _layout(places), plgpu.Layout.WG_SPLAT(())), return_type=result
-    )
+    result = held((ROWS, columns), TILE, ref.dtype)
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, ref: Any, places: Any, start: Any) -> Any:
+    @inline(plgpu.RefType(), _layout(places), plgpu.Layout.WG_SPLAT(()), result=result)
+    def load(ref: Any, places: Any, start: Any) -> Any:
         kind = ir.MemRefType(ref.type).element_type
         pair = ir.VectorType.get((2,), kind)
         base, own = mgpu.utils.memref_ptr(ref), arith.muli(arith.remui(thread_of_warpgroup(), i32(4)), i32(2))
@@ -57,7 +55,7 @@ def rows_at(ref: Any, places: jax.Array, start: Any, columns: int, interpret: bo
             for j in range(columns // 8):
                 registers[j, half] = llvm.load(pair, mgpu.utils.getelementptr(first, [8 * j], kind))
         shape = mgpu.WGMMA_LAYOUT.registers_shape((ROWS, columns))
-        return mgpu.FragmentedArray(_registers=registers.reshape(shape), _layout=mgpu.WGMMA_LAYOUT, _is_signed=None)
+        return fragmented(registers.reshape(shape), mgpu.WGMMA_LAYOUT)
 
     loaded: jax.Array = load(ref, places, jnp.asarray(start, jnp.int32))
     return loaded
@@ -78,13 +76,10 @@ def words_at(ref: Any, places: jax.Array, start: Any, count: int, interpret: boo
     if interpret:
         found = _piece(ref[...].reshape(-1, width)[jnp.broadcast_to(places, (ROWS,))], start, count)
         return tuple(found[:, i] for i in range(count))
-    result = (plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.int32), layout=ROW),) * count
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), _layout(places), plgpu.Layout.WG_SPLAT(())), return_type=result
-    )
+    result = (held((ROWS,), ROW, jnp.int32),) * count
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, ref: Any, places: Any, start: Any) -> Any:
+    @inline(plgpu.RefType(), _layout(places), plgpu.Layout.WG_SPLAT(()), result=result)
+    def load(ref: Any, places: Any, start: Any) -> Any:
         word = ir.IntegerType.get_signless(32)
         base = mgpu.utils.memref_ptr(ref)
         layout = mgpu.WGMMA_LAYOUT.reduce((1,))
@@ -99,7 +94,7 @@ def words_at(ref: Any, places: jax.Array, start: Any, count: int, interpret: boo
                 words = [number_of(read, i) for i in range(count)]
             for registers, number in zip(found, words, strict=True):
                 registers.flat[half] = vector.broadcast(ir.VectorType.get((layout.vector_length,), word), number)
-        return tuple(mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True) for registers in found)
+        return tuple(fragmented(registers, layout, signed=True) for registers in found)
 
     loaded: tuple[jax.Array, ...] = load(ref, places, jnp.asarray(start, jnp.int32))
     return loaded

@@ -16,6 +16,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm, vector
 
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, joined, number_of, with_number
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, tiled
 
@@ -59,12 +60,9 @@ def start(
     arrays = [x for x in (total, left) if x is not None and not isinstance(x, tuple)]
     refs = right if not isinstance(left, tuple) else (*left, *right)
     columns = right[0].shape[0 if right_along else 1]
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(*[TILE] * len(arrays), *[ref_type(ref) for ref in refs]), return_type=tile_type(columns)
-    )
 
-    @inline  # type: ignore[untyped-decorator]
-    def issue(_: Any, *given: Any) -> Any:
+    @inline(*[TILE] * len(arrays), *[ref_type(ref) for ref in refs], result=tile_type(columns))
+    def issue(*given: Any) -> Any:
         held, places = given[: len(arrays)], given[len(arrays) :]
         if len(held) == 2:
             held = tuple(mgpu.optimization_barrier(*held))
@@ -102,12 +100,9 @@ def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, 
     """
     if interpret:
         return arrays
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(TILE,) * len(arrays), return_type=tuple(tile_type(array.shape[1]) for array in arrays)
-    )
 
-    @inline  # type: ignore[untyped-decorator]
-    def wait(_: Any, *arrays: Any) -> Any:
+    @inline(*(TILE,) * len(arrays), result=tuple(tile_type(array.shape[1]) for array in arrays))
+    def wait(*arrays: Any) -> Any:
         nvvm.wgmma_wait_group_sync_aligned(after)
         return tuple(mgpu.optimization_barrier(array) for array in arrays)
 
@@ -129,10 +124,9 @@ def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
         ref[...] = tile
         plgpu.commit_smem()
         return
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, ref_type(ref)))
 
-    @inline  # type: ignore[untyped-decorator]
-    def write(_: Any, tile: Any, ref: Any) -> None:
+    @inline(TILE, ref_type(ref))
+    def write(tile: Any, ref: Any) -> None:
         tile.store_tiled(ref, swizzle=ir.MemRefType(ref.type).shape[-1] * mgpu.utils.bitwidth(tile.mlir_dtype) // 8)
         nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
 
@@ -147,10 +141,9 @@ def await_sums(sums: jax.Array, interpret: bool) -> None:
     """
     if interpret:
         return
-    inline: Any = plgpu.inline_mgpu(arg_types=(ROW,))
 
-    @inline  # type: ignore[untyped-decorator]
-    def hold(_: Any, sums: Any) -> None:
+    @inline(ROW)
+    def hold(sums: Any) -> None:
         for register in sums.registers.flat:
             mgpu.utils.inline_ptx(
                 "{ .reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p nanosleep.u32 0; }",
@@ -168,30 +161,27 @@ def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
     """
     if interpret:
         return numbers
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(ROW,), return_type=plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
-    )
 
-    @inline  # type: ignore[untyped-decorator]
-    def exchange(_: Any, numbers: Any) -> Any:
+    @inline(ROW, result=held((ROWS,), ROW))
+    def exchange(numbers: Any) -> Any:
         registers = numbers.registers.copy()
         for at in range(registers.size):
             register = registers.flat[at]
             registers.flat[at] = with_number(register, mgpu.utils.shfl_bfly(number_of(register), 0))
-        return mgpu.FragmentedArray(_registers=registers, _layout=numbers.layout, _is_signed=None)
+        return fragmented(registers, numbers.layout)
 
     exchanged: jax.Array = exchange(numbers)
     return exchanged
 
 
 def ref_type(ref: Any) -> Any:
-    """Returns the type of shared memory that is stored as `tile.tiled` says, for `inline_mgpu`."""
+    """Returns the type of shared memory that is stored as `tile.tiled` says, for `inline`."""
     return plgpu.RefType(tiled(ref.dtype, ref.shape[1]))
 
 
 def tile_type(columns: int) -> Any:
-    """Returns the type of an accumulator (64, columns), for `inline_mgpu`."""
-    return plgpu.ShapeDtypeStruct((ROWS, columns), jnp.dtype(jnp.float32), layout=TILE)
+    """Returns the type of an accumulator (64, columns), for `inline`."""
+    return held((ROWS, columns), TILE)
 
 
 def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, right_along: bool) -> jax.Array:
@@ -301,7 +291,7 @@ def accumulator(numbers: list[Any], columns: int) -> Any:
     for at in range(registers.size):
         registers[at] = joined(numbers[2 * at : 2 * at + 2])
     registers = registers.reshape(layout.registers_shape((ROWS, columns)))
-    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+    return fragmented(registers, layout)
 
 
 def _long(value: int) -> Any:

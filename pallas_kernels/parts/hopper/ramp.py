@@ -3,13 +3,13 @@
 from typing import Any
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, elementwise, number_of, with_element
 from pallas_kernels.parts.hopper.tile import ROW, TILE, i32, thread_of_warpgroup
 
@@ -30,11 +30,10 @@ def add_ramp(tile: jax.Array, factor: float, slope: jax.Array, start: jax.Array,
     if interpret:
         places = (start[:, None] + lax.broadcasted_iota(jnp.int32, tile.shape, 1)).astype(jnp.float32)
         return tile * jnp.float32(factor) + slope[:, None] * places
-    result = plgpu.ShapeDtypeStruct(tile.shape, jnp.dtype(jnp.float32), layout=TILE)
-    inline: Any = plgpu.inline_mgpu(arg_types=(TILE, ROW, ROW), return_type=result)
+    result = held(tile.shape, TILE)
 
-    @inline  # type: ignore[untyped-decorator]
-    def add(_: Any, tile: Any, slope: Any, start: Any) -> Any:
+    @inline(TILE, ROW, ROW, result=result)
+    def add(tile: Any, slope: Any, start: Any) -> Any:
         f32 = ir.F32Type.get()
         own = arith.muli(arith.remui(thread_of_warpgroup(), i32(4)), i32(2))
         first = [arith.sitofp(f32, arith.addi(number_of(start.registers.flat[half]), own)) for half in range(2)]
@@ -50,9 +49,7 @@ def add_ramp(tile: jax.Array, factor: float, slope: jax.Array, start: jax.Array,
                     found = elementwise("fma.rn.f32 $0, $1, $2, $3;", [element(pair, i), by, rise])
                     pair = with_element(pair, i, found)
                 pairs[j, half] = pair
-        return mgpu.FragmentedArray(
-            _registers=pairs.reshape(registers.shape), _layout=tile.layout, _is_signed=tile.is_signed
-        )
+        return fragmented(pairs.reshape(registers.shape), tile.layout, signed=tile.is_signed)
 
     added: jax.Array = add(tile, slope, start)
     return added

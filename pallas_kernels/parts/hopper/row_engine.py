@@ -112,8 +112,8 @@ class Row:
         self._held: dict[Any, list[jax.Array]] = {}
         self._derived: dict[Any, list[jax.Array]] = {}
         self._steps: list[tuple[Callable[..., Sequence[jax.Array]], Sequence[int]]] = []
-        apart = {place for _, place in (*launch.sources, *launch.vectors) if place is not None}
-        self._places = {place: place(self) for place in apart}
+        places = (place for _, place in (*launch.sources, *launch.vectors) if place is not None)
+        self._places = {place: place(self) for place in dict.fromkeys(places)}  # in a fixed order: a set has none
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """Multiplies columns, numbers, or columns and a number; rounded, never part of a fused multiply-add."""

@@ -20,6 +20,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from jaxlib.mlir.dialects import vector as vectors
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 
 _WIDEST: Final = 16  # bytes of one access
 _GLOBAL: Final = 1  # LLVM's address space
@@ -65,13 +66,8 @@ class Strip:
             return lax.dynamic_slice_in_dim(tail, self.lane, self.width)
         layout = strided(self.width)
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=(plgpu.RefType(), _NUMBER, _NUMBER),
-            return_type=plgpu.ShapeDtypeStruct((self.width,), source.dtype, layout=layout),
-        )
-
-        @inline  # type: ignore[untyped-decorator]
-        def load(_: Any, source: Any, row: Any, start: Any) -> Any:
+        @inline(plgpu.RefType(), _NUMBER, _NUMBER, result=held((self.width,), layout, source.dtype))
+        def load(source: Any, row: Any, start: Any) -> Any:
             column = self._column(start)
             if not self.whole:
                 column = arith.minsi(column, _i32(self.columns - self.vector))
@@ -79,7 +75,7 @@ class Strip:
             registers = np.array([None], dtype=object)
             # Nobody writes to the arrays that a row program reads from memory.
             registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
-            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=None)
+            return fragmented(registers, layout.to_mgpu())
 
         result: jax.Array = load(source, *self._place(row))
         return result
@@ -99,10 +95,8 @@ class Strip:
 
             return
 
-        inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _NUMBER, _NUMBER, strided(self.width)))
-
-        @inline  # type: ignore[untyped-decorator]
-        def store(_: Any, target: Any, row: Any, start: Any, value: Any) -> None:
+        @inline(plgpu.RefType(), _NUMBER, _NUMBER, strided(self.width))
+        def store(target: Any, row: Any, start: Any, value: Any) -> None:
             column = self._column(start)
             address, _, align = self._address(target, row, column)
             if self.whole:
@@ -122,18 +116,13 @@ class Strip:
             return jnp.where(column < self.columns, value, jnp.float32(unit))
         layout = strided(self.width)
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=(_NUMBER, layout),
-            return_type=plgpu.ShapeDtypeStruct((self.width,), jnp.dtype(jnp.float32), layout=layout),
-        )
-
-        @inline  # type: ignore[untyped-decorator]
-        def mask(_: Any, start: Any, value: Any) -> Any:
+        @inline(_NUMBER, layout, result=held((self.width,), layout))
+        def mask(start: Any, value: Any) -> Any:
             registers = value.registers.copy()
             kind = registers.item().type
             units = vectors.broadcast(kind, mgpu.c(unit, ir.F32Type.get()))
             registers[0] = arith.select(self._inside(self._column(start)), registers.item(), units)
-            return mgpu.FragmentedArray(_registers=registers, _layout=value.layout, _is_signed=None)
+            return fragmented(registers, value.layout)
 
         result: jax.Array = mask(self._place(None)[1], value)
         return result
@@ -145,20 +134,15 @@ class Strip:
             return columns.astype(jnp.float32)
         layout = strided(self.width)
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=(_NUMBER,),
-            return_type=plgpu.ShapeDtypeStruct((self.width,), jnp.dtype(jnp.float32), layout=layout),
-        )
-
-        @inline  # type: ignore[untyped-decorator]
-        def numbers(_: Any, start: Any) -> Any:
+        @inline(_NUMBER, result=held((self.width,), layout))
+        def numbers(start: Any) -> Any:
             f32 = ir.F32Type.get()
             kind = ir.VectorType.get((self.vector,), f32)
             first = vectors.broadcast(kind, arith.sitofp(f32, self._column(start)))
             constant: Any = arith.constant
             others = constant(kind, ir.DenseElementsAttr.get(np.arange(self.vector, dtype=np.float32), type=kind))
             registers = np.array([arith.addf(first, others)], dtype=object)
-            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=None)
+            return fragmented(registers, layout.to_mgpu())
 
         result: jax.Array = numbers(self._place(None)[1])
         return result

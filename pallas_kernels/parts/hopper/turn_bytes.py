@@ -11,6 +11,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
 _ROW_BYTES: Final = 128  # of a swizzled row of the turned tile
@@ -33,10 +34,9 @@ def turn_bytes(tile: Any, turned: Any, k: int, n: int, swizzle: int, transforms:
         transforms: Those of `tile` and of `turned`.
     """
     refs = tuple(plgpu.RefType(one) for one in transforms)
-    inline: Any = plgpu.inline_mgpu(arg_types=refs)
 
-    @inline  # type: ignore[untyped-decorator]
-    def turn(_: Any, tile: Any, turned: Any) -> None:
+    @inline(*refs)
+    def turn(tile: Any, turned: Any) -> None:
         thread = thread_of_warpgroup()
         warp, lane = arith.shrui(thread, i32(5)), arith.andi(thread, i32(31))
         read = _read(tile, warp, lane, k, n, swizzle)

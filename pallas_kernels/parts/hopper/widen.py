@@ -14,6 +14,7 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_kernels.contract import eight_bit_contract
 from pallas_kernels.parts.eight_bits import numbers
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, with_element
 from pallas_kernels.parts.hopper.tile import WARPGROUP, i32, thread_of_warpgroup, tiled
 
@@ -37,11 +38,10 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
     strip, step = _strip(columns)
     places = [(at, first) for at in range(0, columns, strip) for first in range(0, rows, step)]
     layout, words = plgpu.Layout.WG_STRIDED, (2 * WARPGROUP * len(places),)
-    result = plgpu.ShapeDtypeStruct(words, jnp.dtype(jnp.int32), layout=layout(words, vec_size=2))
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
+    result = held(words, layout(words, vec_size=2), jnp.int32)
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, source: Any) -> Any:
+    @inline(plgpu.RefType(), result=result)
+    def load(source: Any) -> Any:
         byte, pair = ir.IntegerType.get_signless(8), ir.VectorType.get((2,), ir.IntegerType.get_signless(32))
         chunk, row = _own(strip)
         start = arith.addi(arith.muli(row, i32(columns)), arith.muli(chunk, i32(_CHUNK)))
@@ -49,7 +49,7 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
         registers = np.empty((len(places),), dtype=object)
         for i, (at, above) in enumerate(places):
             registers[i] = llvm.load(pair, mgpu.utils.getelementptr(first, [above * columns + at], byte))
-        return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGStridedFragLayout(words, 2), _is_signed=True)
+        return fragmented(registers, mgpu.WGStridedFragLayout(words, 2), signed=True)
 
     loaded: jax.Array = load(source)
     return loaded
@@ -72,10 +72,9 @@ def write_widened(numbers: jax.Array, target: Any, fp8: bool, interpret: bool) -
         return
     text = widening(fp8, "bf16" if target.dtype == jnp.bfloat16 else "f16")
     layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=2)
-    inline: Any = plgpu.inline_mgpu(arg_types=(layout, plgpu.RefType(tiled(target.dtype, columns))))
 
-    @inline  # type: ignore[untyped-decorator]
-    def widen(_: Any, numbers: Any, target: Any) -> None:
+    @inline(layout, plgpu.RefType(tiled(target.dtype, columns)))
+    def widen(numbers: Any, target: Any) -> None:
         byte, word = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(32)
         base = mgpu.utils.memref_ptr(target)
         places = _places(target, rows, *_strip(columns))

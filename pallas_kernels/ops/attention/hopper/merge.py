@@ -414,7 +414,7 @@ def _picked(tile: jax.Array, like: jax.Array, group: Any, together: int, index: 
         registers.flat[0] = with_number(registers.flat[0], number)
         return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=None)
 
-    return pick(tile, like, jnp.asarray(group, jnp.int32))  # type: ignore[no-any-return]
+    return pick(tile, like, jnp.asarray(group, jnp.int32))
 
 
 def _from_left(number: Any, distance: int) -> Any:

@@ -7,28 +7,19 @@ product by the reciprocal of at most 1 ULP; exp is 2**(v log2(e)), whose relativ
 """
 
 import math
-import struct
 from typing import Any, Final
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
-from jax.experimental.mosaic import gpu as mgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import vector
 
 from pallas_kernels.ops.matmul.activations import CUBIC, SLOPE, activate
 from pallas_kernels.parts.hopper.arithmetic import SILU
+from pallas_kernels.parts.hopper.registers import apply_ptx, hexadecimal
 
-
-def _hex(value: float) -> str:
-    """Returns a float32 number as PTX writes it."""
-    return f"0f{struct.pack('>f', value).hex().upper()}"
-
-
+_LINEAR: Final = -2 * SLOPE * math.log2(math.e)
 # $0 is the result, $1 is z, t becomes v log2(e) and then 1 + exp(v).
 _DIVIDE: Final = f"""
     ex2.approx.ftz.f32 t, t;
-    add.rn.f32 t, t, {_hex(1.0)};
+    add.rn.f32 t, t, {hexadecimal(1.0)};
     rcp.approx.ftz.f32 t, t;
     mul.rn.f32 $0, $1, t;
 }}"""
@@ -37,7 +28,7 @@ _PTX: Final = {
     "gelu": f"""{{
     .reg .f32 t;
     mul.rn.f32 t, $1, $1;
-    fma.rn.f32 t, t, {_hex(-2 * SLOPE * CUBIC * math.log2(math.e))}, {_hex(-2 * SLOPE * math.log2(math.e))};
+    fma.rn.f32 t, t, {hexadecimal(_LINEAR * CUBIC)}, {hexadecimal(_LINEAR)};
     mul.rn.f32 t, t, $1;{_DIVIDE}""",
 }
 
@@ -56,27 +47,4 @@ def activate_tile(z: jax.Array, activation: str | None, layout: Any, interpret: 
     """
     if interpret or activation not in _PTX:
         return activate(z, activation)
-    ptx = _PTX[activation]
-
-    def apply(_: Any, z: Any) -> Any:
-        registers = z.registers.copy()
-        for at in range(registers.size):
-            registers.flat[at] = _each_element(ptx, registers.flat[at])
-        return mgpu.FragmentedArray(_registers=registers, _layout=z.layout, _is_signed=None)
-
-    kind = plgpu.ShapeDtypeStruct(z.shape, z.dtype, layout=layout)
-    result: jax.Array = plgpu.inline_mgpu(arg_types=(layout,), return_type=kind)(apply)(z)
-    return result
-
-
-def _each_element(ptx: str, register: Any) -> Any:
-    """Runs instructions on a register that holds one number, or a vector of them."""
-    f32 = ir.F32Type.get()
-    if not isinstance(register.type, ir.VectorType):
-        return mgpu.utils.inline_ptx(ptx, register, result_types=f32)
-    for i in range(ir.VectorType(register.type).shape[0]):
-        at = ir.DenseI64ArrayAttr.get([i])
-        element = vector.extract(register, dynamic_position=[], static_position=at)
-        element = mgpu.utils.inline_ptx(ptx, element, result_types=f32)
-        register = vector.insert(element, register, dynamic_position=[], static_position=at)
-    return register
+    return apply_ptx(_PTX[activation], layout, z)

@@ -8,6 +8,8 @@ from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
+from pallas_kernels.parts.hopper.inline import inline
+
 SQUARE: Final = 32
 """Rows and columns of the squares that a tile is made of: the 4-byte elements of a swizzled row."""
 
@@ -31,7 +33,8 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
         transforms: Those of `tile`.
     """
 
-    def body(_: Any, ref: Any) -> None:
+    @inline(plgpu.RefType(transforms))
+    def body(ref: Any) -> None:
         base = utils.memref_ptr(ref)
         elements = ir.VectorType.get((_SIDE,), ir.F32Type.get())
         thread = arith.andi(mgpu.thread_idx(), _constant(_THREADS - 1))
@@ -53,7 +56,7 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
                     part = llvm.insertelement(part, value, _constant(j))
                 llvm.store(part, _pointer(base, start, offset))
 
-    plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),))(body)(tile)
+    body(tile)
 
 
 def _squares(k: int, n: int, half: Any) -> list[tuple[Any, Any]]:

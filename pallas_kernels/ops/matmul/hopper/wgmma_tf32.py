@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
+
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 
 _K: Final = 8  # elements of K in one instruction
 _SQUARE: Final = 32  # elements of a swizzled row
@@ -35,9 +36,7 @@ def load_rows(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
     Returns:
         (64, k), with the elements where `multiply` expects them: a bundle of registers.
     """
-    inline = plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), return_type=_registers(64, k))
-    rows: jax.Array = inline(lambda _, ref: _load(ref, k, n))(tile)
-    return rows
+    return inline(plgpu.RefType(transforms), result=_registers(64, k))(lambda ref: _load(ref, k, n))(tile)
 
 
 def multiply(
@@ -62,12 +61,9 @@ def multiply(
     square_bytes = _TILE_BYTES if pieces == 1 else size * _ROW_BYTES
 
     tile = plgpu.RefType(transforms)
-    inline = plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, tile, tile),
-        return_type=(_registers(64, size), _registers(64, k)),
-    )
 
-    def body(_: Any, sums: Any, left: Any, right: Any, rest: Any) -> Any:
+    @inline(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, tile, tile, result=(_registers(64, size), _registers(64, k)))
+    def add(sums: Any, left: Any, right: Any, rest: Any) -> Any:
         left = mgpu.optimization_barrier(left)
         total = mgpu.WGMMAAccumulator.from_registers(sums)  # fenced
         shape, layout = total._value.registers.shape, total._value.layout
@@ -81,20 +77,17 @@ def multiply(
         nvvm.wgmma_commit_group_sync_aligned()
         loaded = _load(rest, k, n)
         nvvm.wgmma_wait_group_sync_aligned(0)
-        array = mgpu.FragmentedArray(
-            _registers=np.array(registers, dtype=object).reshape(shape), _layout=layout, _is_signed=None
-        )
+        array = fragmented(np.array(registers, dtype=object).reshape(shape), layout)
         return mgpu.optimization_barrier(array).to_layout(mgpu.WGMMA_LAYOUT), loaded
 
-    result: tuple[jax.Array, jax.Array] = inline(body)(accumulator, rows, columns, following)
-    return result
+    return add(accumulator, rows, columns, following)
 
 
 _NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
 
 
 def _registers(rows: int, columns: int) -> Any:
-    return plgpu.ShapeDtypeStruct((rows, columns), jnp.dtype(jnp.float32), layout=plgpu.Layout.WGMMA)
+    return held((rows, columns), plgpu.Layout.WGMMA)
 
 
 def _load(tile: Any, k: int, n: int) -> Any:
@@ -142,7 +135,7 @@ def _bundle(scalars: list[Any], k: int) -> Any:
     for i in range(array.size):
         array[i] = llvm.insertelement(llvm.mlir_undef(pair), scalars[2 * i], _int(0))
         array[i] = llvm.insertelement(array[i], scalars[2 * i + 1], _int(1))
-    return mgpu.FragmentedArray(_registers=array.reshape(shape), _layout=mgpu.WGMMA_LAYOUT, _is_signed=None)
+    return fragmented(array.reshape(shape), mgpu.WGMMA_LAYOUT)
 
 
 def _scalars(bundle: Any) -> list[Any]:
