@@ -7,7 +7,7 @@ again; other warpgroups wait for a stage to be full, multiply what is there (wgm
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import jax
 import jax.experimental.pallas as pl
@@ -15,15 +15,36 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-PRODUCER_REGISTERS: Final = 40
-"""Registers of a thread that copies."""
+_REGISTERS: Final = {
+    (2, 0): (40, 0, 232),
+    (3, 0): (40, 0, 152),
+    (1, 1): (40, 104, 232),
+    (1, 2): (40, 80, 232),
+    (2, 1): (40, 88, 192),
+}
 
-COMPUTE_REGISTERS: Final = {2: 232, 3: 152}
-"""Registers of a thread that multiplies, by the number of warpgroups that do; a single one keeps what it has."""
 
+class Roles(NamedTuple):
+    """What the warpgroups of a block do: the first ones multiply, then come those that transpose, the last one copies.
 
-TURN_REGISTERS: Final = {1: (40, 104, 232), 2: (40, 88, 192)}
-"""Registers of a thread that copies, that turns tiles in shared memory, and that multiplies, by those that do."""
+    Attributes:
+        multiply: Warpgroups that multiply.
+        transpose: Warpgroups that transpose tiles in shared memory.
+    """
+
+    multiply: int
+    transpose: int = 0
+
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups of a block."""
+        return self.multiply + self.transpose + 1
+
+    def limit_registers(self, role: Literal["copy", "transpose", "multiply"]) -> None:
+        """Gives a thread the registers of its role; two warpgroups keep what they have."""
+        if self in _REGISTERS:
+            registers = _REGISTERS[self][("copy", "transpose", "multiply").index(role)]
+            plgpu.set_max_registers(registers, action="increase" if role == "multiply" else "decrease")
 
 
 class Place(NamedTuple):
@@ -119,11 +140,11 @@ class Ring:
 
     Attributes:
         stages: Number of stages.
-        steps: Stages that a tile takes, one after the other.
+        steps: Stages that a tile takes, one after the other; 0 where only the GPU knows it.
     """
 
     stages: int
-    steps: int
+    steps: int = 0
 
     @classmethod
     def of(cls, walk: "Turns", steps: int, most_stages: int, multiple: int = 1) -> "Ring":
@@ -133,7 +154,11 @@ class Ring:
 
     def slot(self, tile: Any, step: Any) -> Any:
         """Returns the stage of a step of a tile."""
-        return lax.rem(tile * self.steps + step, self.stages)
+        return self.at(tile * self.steps + step)
+
+    def at(self, position: Any) -> Any:
+        """Returns the stage of a position among the steps of all tiles of the block."""
+        return lax.rem(position, self.stages)
 
     def produce(
         self,
@@ -157,20 +182,58 @@ class Ring:
 
             @pl.loop(0, self.steps)
             def _(step: Any) -> None:
-                position = tile * self.steps + step
-                slot = lax.rem(position, self.stages)
+                self.fill(tile * self.steps + step, empty, lambda slot: copy(place, tile, step, slot))
 
-                @pl.when(position >= self.stages)
-                def _() -> None:
-                    plgpu.barrier_wait(empty.at[slot])
+        self.drain(count * self.steps, empty)
 
-                copy(place, tile, step, slot)
+    def fill(self, position: Any, empty: Any, copy: Callable[[Any], None]) -> None:
+        """Fills the stage of a position as soon as it is empty; `copy` gets the stage."""
+        slot = self.at(position)
 
-        total = count * self.steps
+        @pl.when(position >= self.stages)
+        def _() -> None:
+            plgpu.barrier_wait(empty.at[slot])
+
+        copy(slot)
+
+    def drain(self, total: Any, empty: Any) -> None:
+        """Waits until the last stages of `total` are empty: every signal is awaited."""
 
         @pl.loop(0, jnp.minimum(total, self.stages))
-        def _(i: Any) -> None:  # every signal is awaited
-            plgpu.barrier_wait(empty.at[lax.rem(jnp.maximum(total - self.stages, 0) + i, self.stages)])
+        def _(i: Any) -> None:
+            plgpu.barrier_wait(empty.at[self.at(jnp.maximum(total - self.stages, 0) + i)])
+
+
+def sum_steps(
+    first: Any,
+    last: Any,
+    multiply: Callable[[Any], None],
+    release: Callable[[Any], None],
+    *,
+    products: int,
+    several: bool = True,
+) -> None:
+    """Sums the steps of a chain: the products of one are awaited when those of the next one have been issued.
+
+    Args:
+        first: The first step.
+        last: The end of the steps.
+        multiply: Waits for a step's stage and issues its products.
+        release: Gives a step's stage back.
+        products: Products of a step.
+        several: Whether there may be more than one step.
+    """
+
+    def overlap(step: Any) -> None:
+        multiply(step)
+        plgpu.wgmma_wait(products)
+        release(step - 1)
+
+    multiply(first)
+    if several:
+        pl.loop(first + 1, last)(overlap)
+    plgpu.wgmma_wait(0)
+    release(last - 1)
 
 
 def launch(

@@ -9,8 +9,8 @@ float32, rounded to nearest, to the sum of its shard. So the tensor core's addit
 than a block. Shards are added upwards, here or by the caller: their sums are the same bits in both forms.
 """
 
+import functools
 import math
-from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import SplitContract
-from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, make_store
+from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue, make_store
+from pallas_kernels.ops.matmul.hopper.product import Product, Scratch
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
-from pallas_kernels.parts.hopper.pipeline import COMPUTE_REGISTERS, PRODUCER_REGISTERS, Place, Ring, Walk, here, launch
+from pallas_kernels.parts.hopper.pipeline import Place, Ring, Roles, Walk, here
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
-from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 BLOCK: Final = 64
 """Elements of K in a block: the bfloat16 elements of a swizzled row, which wgmma reads from registers at once."""
@@ -92,202 +92,104 @@ def split_ring_matmul(
     steps, shards = contract.shard // BLOCK, contract.shards(k)
     parts, in_block = (shards, 1) if schedule.parted else (1, shards)
     walk = Walk(stack, weights.tiles, columns.tiles, s.block_n, s.block_m, s.group, s.blocks, parts)
-    store = make_store(s, (64, s.tile_columns), m, n, jnp.dtype(jnp.float32), Epilogue())
-    call = _Call(
-        store, s, weights, columns, walk, Ring.of(walk, steps * in_block, s.stages), steps, in_block, interpret
-    )
-    run = launch(
-        "matmul_bf16x6",
-        call.kernel,
-        ((parts, *stack, m, n), jnp.float32),
-        call.scratch(),
-        blocks=walk.blocks,
-        warpgroups=s.warpgroups + 1,
+    shape = (64, s.tile_columns)
+    plan = Product(
+        name="matmul_bf16x6",
+        schedule=s,
+        rows=weights,
+        columns=columns,
+        walk=walk,
+        ring=Ring.of(walk, steps * in_block, s.stages),
+        roles=Roles(s.warpgroups),
+        shape=shape,
+        store=make_store(s, shape, m, n, jnp.dtype(jnp.float32), Epilogue()),
         interpret=interpret,
     )
-    return run(x, w)
+    limbs = (s.warpgroups, _PARTS, 64, BLOCK)
+    scratch = Scratch(
+        rows=plan.stages(weights, jnp.float32),
+        columns=plan.stages(columns, jnp.bfloat16),
+        store=plan.blocks(jnp.float32),
+        full=plgpu.Barrier(num_arrivals=2, num_barriers=plan.ring.stages),
+        empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=plan.ring.stages),
+        # The interpreter multiplies what is in shared memory only.
+        apart=plgpu.SMEM(limbs, jnp.bfloat16, transforms=tile_transforms(BLOCK, jnp.bfloat16)) if interpret else None,
+    )
+    kernel = functools.partial(_kernel, plan, steps, in_block)
+    return plan.launch(kernel, (parts, *stack, m, n), jnp.float32, scratch)(x, w)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What is fixed about a launch.
+def _kernel(plan: Product, steps: int, shards: int, x: Any, w: Any, out: Any, scratch: Scratch) -> None:
+    """The body of a block, which adds so many shards of so many blocks of K."""
+    s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
+    count = plan.walk.count(block)
 
-    Attributes:
-        store: How a tile leaves.
-        schedule: Tiles and stages.
-        weights: wgmma's rows, float32 in shared memory.
-        columns: wgmma's columns, the activations in three parts.
-        walk: How blocks walk the tiles.
-        ring: The stages.
-        steps: Blocks of K in a shard.
-        shards: Shards that a block adds.
-        interpret: Whether the interpreter runs the kernel, which multiplies what is in shared memory only.
-    """
+    @pl.when(warpgroup == s.warpgroups)
+    def copy_tiles() -> None:
+        plan.roles.limit_registers("copy")
 
-    store: Store
-    schedule: MatmulSchedule
-    weights: Operand
-    columns: Operand
-    walk: Walk
-    ring: Ring
-    steps: int
-    shards: int
-    interpret: Any
+        def copy(place: Place, _: Any, step: Any, slot: Any) -> None:
+            at, full = place.part * ring.steps + step, scratch.full.at[slot]
+            weights, rows = in_stack(w, place.entry), in_stack(x, place.entry)
+            plan.rows.copy([weights], scratch.rows, place.row, at * BLOCK, slot, full)
+            plan.columns.copy([rows], scratch.columns, place.column, at * (_PARTS * BLOCK), slot, full)
 
-    @property
-    def alias(self) -> bool:
-        """Whether the store needs its shared memory as plain rows too."""
-        return self.store.ragged and not self.interpret
+        ring.produce(count, scratch.empty, lambda tile: plan.walk.place(block, tile), copy)
 
-    def scratch(self) -> list[Any]:
-        """Returns the shared memory and the barriers of a block."""
-        s, stages = self.schedule, self.ring.stages
-        split = plgpu.SMEM(
-            (s.warpgroups, _PARTS, 64, BLOCK), jnp.bfloat16, transforms=tile_transforms(BLOCK, jnp.bfloat16)
-        )
-        return [
-            self.weights.scratch(stages, jnp.float32, False),
-            self.columns.scratch(stages, jnp.bfloat16, False),
-            self.store.scratch(s.warpgroups, jnp.float32, self.alias),
-            *([split] if self.interpret else []),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
-        ]
+    @pl.when(warpgroup < s.warpgroups)
+    def multiply_tiles() -> None:
+        plan.roles.limit_registers("multiply")
+        zeros = functools.partial(jnp.zeros, plan.shape, jnp.float32)
 
-    def kernel(self, x: Any, w: Any, out: Any, weights: Any, columns: Any, buffers: Any, *refs: Any) -> None:
-        """The body of a block."""
-        warpgroup, block = here()
-        body = _Body(
-            call=self,
-            x=x,
-            w=w,
-            out=out,
-            weights=weights,
-            columns=columns,
-            buffers=buffers if self.alias else (buffers, None),
-            split=refs[0] if self.interpret else None,
-            full=refs[-2],
-            empty=refs[-1],
-            warpgroup=warpgroup,
-            block=block,
-            count=self.walk.count(block),
-        )
-        pl.when(warpgroup == self.schedule.warpgroups)(body.produce)
-        pl.when(warpgroup < self.schedule.warpgroups)(body.consume)
+        def add_shard(start: Any) -> Any:
+            """Sums the blocks of a shard, whose first one has position `start` among the stages."""
+            return lax.fori_loop(
+                0,
+                steps,
+                lambda i, total: _add_block(plan, scratch, warpgroup, start + i, total),
+                plgpu.layout_cast(zeros(), plgpu.Layout.WGMMA),
+            )
 
-
-@dataclass(frozen=True)
-class _Body:
-    """A block: what is fixed, and its references.
-
-    Attributes:
-        call: What is fixed.
-        x: The activations in memory.
-        w: The weights in memory.
-        out: The result.
-        weights: Stages of the weights.
-        columns: Stages of the activations.
-        buffers: Those of the store, and the same as plain rows or None.
-        split: Shared memory of split weights under the interpreter, or None.
-        full: Barriers of the stages that have arrived.
-        empty: Barriers of the stages that have been read.
-        warpgroup: This warpgroup.
-        block: This block.
-        count: Tiles of this block.
-    """
-
-    call: _Call
-    x: Any
-    w: Any
-    out: Any
-    weights: Any
-    columns: Any
-    buffers: tuple[Any, Any]
-    split: Any
-    full: Any
-    empty: Any
-    warpgroup: Any
-    block: Any
-    count: Any
-
-    def produce(self) -> None:
-        """Copies both operands of all tiles of the block."""
-        call = self.call
-        if call.schedule.warpgroups > 1:
-            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-
-        def copy(place: Place, tile: Any, step: Any, slot: Any) -> None:
-            del tile
-            block, full = place.part * call.ring.steps + step, self.full.at[slot]
-            w, x = in_stack(self.w, place.entry), in_stack(self.x, place.entry)
-            call.weights.copy([w], self.weights, place.row, block * BLOCK, slot, full)
-            call.columns.copy([x], self.columns, place.column, block * (_PARTS * BLOCK), slot, full)
-
-        call.ring.produce(self.count, self.empty, lambda tile: call.walk.place(self.block, tile), copy)
-
-    def consume(self) -> None:
-        """Multiplies and stores this warpgroup's part of the tiles of the block."""
-        call, warpgroups = self.call, self.call.schedule.warpgroups
-        if warpgroups > 1:
-            plgpu.set_max_registers(COMPUTE_REGISTERS[warpgroups], action="increase")
-        tiled, plain = self.buffers
-
-        @pl.loop(0, self.count)
+        @pl.loop(0, count)
         def _(tile: Any) -> None:
-            place, start = call.walk.place(self.block, tile), tile * call.ring.steps
-
-            def add_shard(shard: Any, total: Any) -> Any:
-                begin = start + shard * call.steps
-                return total + self.add_blocks(begin)
-
-            total = (
-                self.add_blocks(start) if call.shards == 1 else lax.fori_loop(0, call.shards, add_shard, self.zeros())
-            )
-            end = Ending(
-                Epilogue(),
-                call.store,
-                True,
-                self.out.at[place.part],
-                tiled.at[self.warpgroup],
-                None if plain is None else plain.at[self.warpgroup],
-            )
-            end.finish((total,), place.entry, place.row + self.warpgroup * 64, place.column)
+            place, start = plan.walk.place(block, tile), tile * ring.steps
+            if shards == 1:
+                total = add_shard(start)
+            else:
+                total = lax.fori_loop(
+                    0,
+                    shards,
+                    lambda shard, total: total + add_shard(start + shard * steps),
+                    plgpu.layout_cast(zeros(), plgpu.Layout.WGMMA),
+                )
+            ending = plan.ending(Epilogue(), out.at[place.part], scratch, warpgroup)
+            ending.finish((total,), place.entry, place.row + plan.offset(warpgroup), place.column)
 
         plgpu.wait_smem_to_gmem(0)
 
-    def zeros(self) -> Any:
-        """Returns the sum of nothing."""
-        return plgpu.layout_cast(jnp.zeros((64, self.call.schedule.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
 
-    def add_blocks(self, start: Any) -> Any:
-        """Adds the blocks of a shard, whose first one stands at `start` in the sequence of stages."""
-        return lax.fori_loop(0, self.call.steps, lambda i, total: self.add_block(start + i, total), self.zeros())
+def _add_block(plan: Product, scratch: Scratch, warpgroup: Any, position: Any, total: Any) -> Any:
+    """Adds the six products of a block of K."""
+    slot = plan.ring.at(position)
+    plgpu.barrier_wait(scratch.full.at[slot])
+    weights = plan.rows.read(scratch.rows, slot, 0, 0, 1, plan.part(plan.offset(warpgroup)))
+    layout = plgpu.Layout.WGMMA if plan.rows.k_major else plgpu.Layout.WGMMA_TRANSPOSED
+    operands = split(plgpu.layout_cast(plgpu.load(weights, layout=layout), plgpu.Layout.WGMMA), _round)
+    if scratch.apart is not None:
+        for i, operand in enumerate(operands):
+            scratch.apart.at[warpgroup, i][...] = operand
+        plgpu.commit_smem()
+        operands = [scratch.apart.at[warpgroup, i] for i in range(_PARTS)]
 
-    def add_block(self, position: Any, total: Any) -> Any:
-        """Adds the six products of a block of K."""
-        call = self.call
-        slot = lax.rem(position, call.ring.stages)
-        plgpu.barrier_wait(self.full.at[slot])
-        part = pl.ds(self.warpgroup * 64, 64) if call.schedule.warpgroups > 1 else slice(None)
-        weights = call.weights.read(self.weights, slot, 0, 0, 1, part)
-        layout = plgpu.Layout.WGMMA if call.weights.k_major else plgpu.Layout.WGMMA_TRANSPOSED
-        value = plgpu.layout_cast(plgpu.load(weights, layout=layout), plgpu.Layout.WGMMA)
-        operands = split(value, _round)
-        if self.split is not None:
-            for i, operand in enumerate(operands):
-                self.split.at[self.warpgroup, i][...] = operand
-            plgpu.commit_smem()
-            operands = [self.split.at[self.warpgroup, i] for i in range(_PARTS)]
+    def multiply(accumulator: Any) -> Any:
+        for i, j in _PRODUCTS:
+            columns = plan.columns.read(scratch.columns, slot, 0, j, _PARTS, slice(None))
+            plgpu.wgmma(accumulator, operands[i], columns.transpose((1, 0)))
+        return accumulator[...]
 
-        def multiply(accumulator: Any) -> Any:
-            for i, j in _PRODUCTS:
-                columns = call.columns.read(self.columns, slot, 0, j, _PARTS, slice(None))
-                plgpu.wgmma(accumulator, operands[i], columns.transpose((1, 0)))
-            return accumulator[...]
-
-        block = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, call.schedule.tile_columns), jnp.float32))
-        plgpu.barrier_arrive(self.empty.at[slot])
-        return total + block
+    block = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(plan.shape, jnp.float32))
+    plgpu.barrier_arrive(scratch.empty.at[slot])
+    return total + block
 
 
 def _round(value: Any) -> tuple[Any, Any]:

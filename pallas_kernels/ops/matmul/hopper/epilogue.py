@@ -7,6 +7,7 @@ scales, whose instructions are fixed (`pallas_kernels.ops.matmul.hopper.activati
 none is fused with it.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,9 +25,14 @@ from pallas_kernels.parts.hopper.tile import Arithmetic, along
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["scales", "up", "bias", "residual"], meta_fields=["activation"]
+)
 @dataclass(frozen=True)
 class Epilogue:
     """What is done to the float32 product before it is rounded: activation(product + bias) + residual.
+
+    Inside of a kernel its arrays are references.
 
     Attributes:
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N.
@@ -48,11 +54,6 @@ class Epilogue:
         """Whether there are two products."""
         return self.up is not None
 
-    @property
-    def inputs(self) -> tuple[jax.Array, ...]:
-        """Arrays that the kernel gets behind its operands."""
-        return tuple(a for a in (*(self.scales or ()), self.up, self.bias, self.residual) if a is not None)
-
     def map(self, change: Callable[[jax.Array], jax.Array]) -> "Epilogue":
         """Returns the epilogue with its arrays changed."""
         arrays = (None if a is None else change(a) for a in (self.bias, self.residual, self.up))
@@ -64,12 +65,6 @@ class Epilogue:
         if self.bias is None or self.bias.shape[0] % columns == 0:
             return self
         return replace(self, bias=jnp.pad(self.bias, (0, -self.bias.shape[0] % columns)))
-
-    def take(self, refs: tuple[Any, ...]) -> tuple[Any, Any, Any, tuple[Any, ...]]:
-        """Returns the references of `up`, `bias` and `residual`, None for what there is not, and those behind them."""
-        left = list(refs)
-        up, bias, residual = (None if a is None else left.pop(0) for a in (self.up, self.bias, self.residual))
-        return up, bias, residual, tuple(left)
 
     def before_residual(self, tiles: tuple[Any, ...], bias: Any, layout: Any, interpret: Any) -> Any:
         """Returns the finished tile but for the residual.
@@ -197,15 +192,12 @@ class Ending:
     """The epilogue and the store of one warpgroup, bound to their references inside of the kernel.
 
     Attributes:
-        epilogue: What is done to the tile.
+        epilogue: What is done to the tile, with references.
         store: How it leaves.
         swap: Whether the weights are the rows of the tile.
         out: The result.
         tiled: Buffers of the store.
         plain: The same as plain rows, or None.
-        bias: Reference of the bias, or None.
-        residual: Reference of the residual, or None.
-        scales: References of the scales of rows and columns, or None.
         fetched: Barrier of the residual's blocks, or None.
         interpret: Whether the interpreter runs the kernel.
     """
@@ -216,18 +208,15 @@ class Ending:
     out: Any
     tiled: Any
     plain: Any
-    bias: Any = None
-    residual: Any = None
-    scales: Any = None
     fetched: Any = None
     interpret: Any = False
 
     def begin(self, place: Any, row: Any, column: Any, shape: tuple[int, int]) -> None:
         """Starts to fetch the residual of the tile of `shape` that starts at wgmma's `row` and `column`."""
-        if self.residual is None:
+        if self.epilogue.residual is None:
             return
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the tile before, every block has left its buffer
-        source = in_stack(self.residual, place)
+        source = in_stack(self.epilogue.residual, place)
         if self.swap:
             row, column = column, row
         for slot, (i, j) in enumerate(self._blocks(shape)):
@@ -243,13 +232,13 @@ class Ending:
             column: First column.
             valid: How many rows of the result are stored; None for all that it has.
         """
-        if self.scales is not None:
-            tiles = (self._rescaled(tiles[0], place, row, column),)
+        if self.epilogue.scales is not None:
+            tiles = (self._rescaled(tiles[0], self.epilogue.scales, place, row, column),)
         bias = None
-        if self.bias is not None:
-            bias = _broadcast_bias(self.bias, row if self.swap else column, tiles[0].shape, self.swap)
+        if self.epilogue.bias is not None:
+            bias = _broadcast_bias(self.epilogue.bias, row if self.swap else column, tiles[0].shape, self.swap)
         tile = self.epilogue.before_residual(tiles, bias, plgpu.Layout.WGMMA, self.interpret)
-        if self.residual is None:
+        if self.epilogue.residual is None:
             tile = tile.astype(self.out.dtype)
         else:
             plgpu.barrier_wait(self.fetched)
@@ -258,10 +247,10 @@ class Ending:
             tile = plgpu.layout_cast(tile, plgpu.Layout.WGMMA_TRANSPOSED)
         self._put(tile, in_stack(self.out, place), row, column, valid)
 
-    def _rescaled(self, tile: Any, place: Any, row: Any, column: Any) -> Any:
+    def _rescaled(self, tile: Any, scales: tuple[Any, Any], place: Any, row: Any, column: Any) -> Any:
         """Returns the product of a tile of integers with the scales of its rows, and that with those of its columns."""
         arithmetic = Arithmetic(interpret=bool(self.interpret))
-        rows, columns = self.scales
+        rows, columns = scales
         columns = columns if len(columns.shape) == 1 else columns.at[place]
         of_rows, of_columns = (
             ((rows, column, 1), (columns, row, 0)) if self.swap else ((rows, row, 0), (columns, column, 1))
@@ -313,7 +302,7 @@ class Ending:
         if self.swap:
             block, buffer, layout = block[::-1], buffer.transpose((1, 0)), plgpu.Layout.WGMMA_TRANSPOSED
         part = tile if tile.shape == buffer.shape else tile[block]
-        if self.residual is not None:
+        if self.epilogue.residual is not None:
             part = (part + plgpu.load(buffer, layout=layout).astype(jnp.float32)).astype(buffer.dtype)
         buffer[...] = part
 

@@ -43,8 +43,7 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
     parts = n // columns
     layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=columns // _THREADS)
 
-    def kernel(partials_ref: Any, *refs: Any) -> None:
-        _, bias_ref, residual_ref, (out_ref,) = epilogue.take(refs)
+    def kernel(partials_ref: Any, end: Epilogue, out_ref: Any) -> None:
         index = lax.axis_index("part")
         row, part = lax.div(index, parts), pl.ds(lax.rem(index, parts) * columns, columns)
 
@@ -52,10 +51,10 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
             return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
 
         total = add_as_tree(lambda shard: load(partials_ref.at[shard, row, part]), shards)
-        bias = None if bias_ref is None else load(bias_ref.at[part])
-        total = epilogue.before_residual((total,), bias, layout, interpret)
-        if residual_ref is not None:
-            total += load(residual_ref.at[row, part])
+        bias = None if end.bias is None else load(end.bias.at[part])
+        total = end.before_residual((total,), bias, layout, interpret)
+        if end.residual is not None:
+            total += load(end.residual.at[row, part])
         out_ref[row, part] = total.astype(out_dtype)
 
     launch = plgpu.kernel(
@@ -67,8 +66,7 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )
-    result: jax.Array = launch(partials, *epilogue.inputs)
-    return result
+    return launch(partials, epilogue)
 
 
 def _pad(a: jax.Array, columns: int) -> jax.Array:

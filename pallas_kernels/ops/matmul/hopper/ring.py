@@ -11,6 +11,7 @@ that a small batch fills 8 columns instead of 64 rows; without it the activation
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,18 +22,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import add_as_tree
-from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, add_tiles, make_store
-from pallas_kernels.parts.hopper.groups import GroupWalk, Table
+from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, add_tiles, make_store
+from pallas_kernels.ops.matmul.hopper.product import Product, Scratch, fill_table
+from pallas_kernels.parts.hopper.groups import GroupWalk, Table, TableWalk
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
 from pallas_kernels.parts.hopper.pipeline import (
-    COMPUTE_REGISTERS,
-    PRODUCER_REGISTERS,
-    TURN_REGISTERS,
     Place,
     Ring,
+    Roles,
     Walk,
     here,
-    launch,
+    sum_steps,
 )
 from pallas_kernels.parts.hopper.turn_bytes import turn_bytes
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -119,35 +119,29 @@ def ring_matmul(
     if sizes is None:
         walk = Walk(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
     chain_steps = -(-length // s.k_step)
-    shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)  # of an accumulator
-    call = _Call(
-        epilogue,
-        make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None),
-        s,
-        rows,
-        columns,
-        turned,
-        walk,
-        Ring.of(walk, chains * chain_steps, s.stages),
-        shape,
-        chains,
-        chain_steps,
-        length if across else None,
-        total is not None,
-        jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
-        folded,
-        interpret,
-    )
-    run = launch(
-        call.name,
-        call.kernel,
-        ((*stack, m, n), out_dtype),
-        call.scratch(x.dtype, out_dtype),
-        blocks=walk.blocks,
-        warpgroups=s.warpgroups + call.turners + 1,
+    shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
+    kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
+    plan = _Plan(
+        name=kind if sizes is None else f"group_{kind}",
+        schedule=s,
+        rows=rows,
+        columns=columns,
+        walk=walk,
+        ring=Ring.of(walk, chains * chain_steps, s.stages),
+        roles=Roles(s.warpgroups, 0 if turned is None else 1),
+        shape=shape,
+        store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None),
         interpret=interpret,
+        turned=turned,
+        chains=chains,
+        chain_steps=chain_steps,
+        shard=length if across else None,
+        sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
+        folded=folded,
     )
-    return run(x, w, *(a for a in (total, sizes) if a is not None), *epilogue.inputs)
+    scratch = plan.scratch(x.dtype, out_dtype, epilogue)
+    run = plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)
+    return run(x, w, total, sizes, epilogue)
 
 
 def group_walk(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupWalk:
@@ -174,56 +168,25 @@ def _operands(
     )
 
 
-@dataclass(frozen=True)
-class _Call:
+@dataclass(frozen=True, kw_only=True)
+class _Plan(Product):
     """What is fixed about a launch.
 
     Attributes:
-        epilogue: What is done to the sums.
-        store: How a tile leaves.
-        schedule: Tiles and stages.
-        rows: wgmma's rows.
-        columns: wgmma's columns.
         turned: The weights as they are copied, where a warpgroup turns them before they are read; else None.
-        walk: How blocks walk the tiles.
-        ring: The stages.
-        shape: Rows and columns of an accumulator.
         chains: Chains over K in a tile, which are added as a tree, or upwards.
         chain_steps: Steps of one chain.
         shard: Elements of K in the shard that an entry of the stack stands for; None where the stack is one of results.
-        continued: Whether the sums start with what is given.
         sums: Dtype of the sums.
         folded: Whether the chains are added upwards.
-        interpret: Whether the interpreter runs the kernel.
     """
 
-    epilogue: Epilogue
-    store: Store
-    schedule: MatmulSchedule
-    rows: Operand
-    columns: Operand
     turned: Operand | None
-    walk: Walk | GroupWalk
-    ring: Ring
-    shape: tuple[int, int]
     chains: int
     chain_steps: int
     shard: int | None
-    continued: bool
     sums: Any
     folded: bool
-    interpret: Any
-
-    @property
-    def name(self) -> str:
-        """What profiles call the kernel."""
-        kind = "quant_matmul" if self.sums == jnp.int32 else "gated_matmul" if self.epilogue.gated else "matmul"
-        return f"group_{kind}" if isinstance(self.walk, GroupWalk) else kind
-
-    @property
-    def alias(self) -> list[bool]:
-        """Which of rows, columns and store need their shared memory as plain rows too."""
-        return [not self.interpret and one.ragged for one in (self.rows, self.columns, self.store)]
 
     @property
     def copied(self) -> tuple[Operand, Operand]:
@@ -233,326 +196,174 @@ class _Call:
         return (self.turned, self.columns) if self.schedule.swap else (self.rows, self.turned)
 
     @property
-    def turners(self) -> int:
-        """Warpgroups that turn the weights."""
-        return 0 if self.turned is None else 1
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """Registers of a thread that copies, that turns, that computes; 0 to leave them as they are."""
-        if self.turners:
-            return TURN_REGISTERS[self.schedule.warpgroups]
-        several = self.schedule.warpgroups > 1
-        return (PRODUCER_REGISTERS, 0, COMPUTE_REGISTERS[self.schedule.warpgroups]) if several else (0, 0, 0)
-
-    @property
     def takers(self) -> int:
         """Warpgroups that take tiles in turn."""
         return self.schedule.warpgroups if self.schedule.split == "tiles" else 1
 
-    @property
-    def pieces(self) -> int:
-        """Products of a step, for each source."""
-        return max(self.rows.pieces, self.columns.pieces)
-
-    @property
-    def sources(self) -> int:
-        """Accumulators of a tile."""
-        return max(self.rows.sources, self.columns.sources)
-
-    def scratch(self, dtype: Any, out_dtype: Any) -> list[Any]:
+    def scratch(self, dtype: Any, out_dtype: Any, epilogue: Epilogue) -> Scratch:
         """Returns the shared memory and the barriers of a block."""
-        s, ring, (rows_alias, columns_alias, store_alias) = self.schedule, self.ring, self.alias
-        stages = [
-            self.rows.scratch(ring.stages, dtype, rows_alias),
-            self.columns.scratch(ring.stages, dtype, columns_alias),
-        ]
-        apart = []
-        if self.turned is not None:
-            weights, tiles = 0 if s.swap else 1, self.turned.scratch(ring.stages, dtype, False)
-            if self.interpret:  # which knows no two views of the same bytes
-                apart = [tiles]
-            else:
-                stages[weights] = plgpu.RefUnion(stages[weights], tiles)
-        rows_side, columns_side = self.copied
-        return [
-            *stages,
-            self.store.scratch(s.warpgroups, out_dtype, store_alias),
-            plgpu.Barrier(
-                num_arrivals=rows_side.arrivals + columns_side.arrivals, num_barriers=ring.stages * self.takers
-            ),
-            plgpu.Barrier(num_arrivals=s.warpgroups // self.takers, num_barriers=ring.stages),
-            *([] if self.epilogue.residual is None else [self.store.barrier(s.warpgroups, store_alias)]),
-            *(apart if self.turned is None else [*apart, plgpu.Barrier(num_barriers=ring.stages)]),
-            *([self.walk.table.scratch(), plgpu.Barrier()] if isinstance(self.walk, GroupWalk) else []),
-        ]
-
-    def kernel(self, x: Any, w: Any, *refs: Any) -> None:
-        """The body of a block."""
-        total, refs = (refs[0], refs[1:]) if self.continued else (None, refs)
-        in_groups = isinstance(self.walk, GroupWalk)
-        sizes, refs = (refs[0], refs[1:]) if in_groups else (None, refs)
-        scales, refs = (None, refs) if self.epilogue.scales is None else (refs[:2], refs[2:])
-        up, bias, residual, (out, *scratch) = self.epilogue.take(refs)
-        rows, columns, buffers = (
-            ref if aliased else (ref, None) for ref, aliased in zip(scratch, self.alias, strict=False)
+        stages, copies = self.ring.stages, sum(operand.arrivals for operand in self.copied)
+        scratch = Scratch(
+            rows=self.stages(self.rows, dtype),
+            columns=self.stages(self.columns, dtype),
+            store=self.blocks(out_dtype),
+            full=plgpu.Barrier(num_arrivals=copies, num_barriers=stages * self.takers),
+            empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.takers, num_barriers=stages),
         )
-        full, empty, *others = scratch[3:]
-        fetched = None if residual is None else others.pop(0)
-        tiles, turned = None, None
+        if epilogue.residual is not None:
+            barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
+            scratch = scratch._replace(fetched=barrier)
         if self.turned is not None:
-            weights_side = 0 if self.schedule.swap else 1
-            if self.interpret:
-                tiles = others.pop(0)
-            else:
-                sides = [rows, columns]
-                (read, tiles), _ = sides[weights_side]
-                sides[weights_side] = read, None
-                rows, columns = sides
-            turned = others.pop(0)
-        weights = [w] if up is None else [w, up]
-        warpgroup, block = here()
-        walk: Any = self.walk
+            tiles, weights = self.turned.scratch(stages, dtype, False), "rows" if self.schedule.swap else "columns"
+            shared = {"apart": tiles} if self.interpret else {weights: plgpu.RefUnion(getattr(scratch, weights), tiles)}
+            scratch = scratch._replace(transposed=plgpu.Barrier(num_barriers=stages), **shared)
         if isinstance(self.walk, GroupWalk):
-            groups, (table, ready) = self.walk.table, others
-            walk = self.walk.of(table)
+            scratch = scratch._replace(table=self.walk.table.scratch(), ready=plgpu.Barrier())
+        return scratch
 
-            @pl.when(warpgroup == 0)
-            def _() -> None:
-                groups.fill(sizes, table, self.interpret)
-                plgpu.barrier_arrive(ready)
-
-            plgpu.barrier_wait(ready)
-        body = _Body(
-            call=self,
-            row_sources=weights if self.schedule.swap else [x],
-            column_sources=[x] if self.schedule.swap else weights,
-            rows=rows,
-            columns=columns,
-            buffers=buffers,
-            out=out,
-            total=total,
-            bias=bias,
-            residual=residual,
-            scales=scales,
-            full=full,
-            empty=empty,
-            fetched=fetched,
-            tiles=tiles,
-            turned=turned,
-            walk=walk,
-            warpgroup=warpgroup,
-            block=block,
-            count=walk.count(block),
-        )
-        computing = self.schedule.warpgroups
-        pl.when(warpgroup == computing + self.turners)(body.produce)
-        if self.turners:
-            pl.when(warpgroup == computing)(body.turn)
-        pl.when(warpgroup < computing)(body.consume)
+    def full(self, scratch: Scratch, tile: Any, slot: Any) -> Any:
+        """The barrier of a full stage: one for each taker, each of which has to wait for every phase of its own."""
+        takers = self.takers
+        return scratch.full.at[slot if takers == 1 else lax.rem(tile, takers) * self.ring.stages + slot]
 
 
-@dataclass(frozen=True)
-class _Body:
-    """A block: what is fixed, and its references.
+def _kernel(
+    plan: _Plan, x: Any, w: Any, total: Any, sizes: Any, epilogue: Epilogue, out: Any, scratch: Scratch
+) -> None:
+    """The body of a block."""
+    s, ring, walk, (warpgroup, block) = plan.schedule, plan.ring, plan.walk, here()
+    if sizes is not None:
+        fill_table(walk.table, sizes, scratch, warpgroup, plan.interpret)
+        walk = walk.of(scratch.table)
+    count = walk.count(block)
+    weights = [w] if epilogue.up is None else [w, epilogue.up]
+    sources = (weights, [x]) if s.swap else ([x], weights)
+    rows, columns = plan.views(plan.rows, scratch.rows), plan.views(plan.columns, scratch.columns)
+    if plan.turned is not None:
+        ref = scratch.rows if s.swap else scratch.columns
+        weights_stages = (ref, scratch.apart) if plan.interpret else tuple(ref)
+        rows, columns = (weights_stages, columns) if s.swap else (rows, weights_stages)
 
-    Attributes:
-        call: What is fixed.
-        row_sources: wgmma's rows in memory.
-        column_sources: wgmma's columns in memory.
-        rows: Their stages in shared memory, and the same as plain rows or None.
-        columns: The same of the columns.
-        buffers: The same of the store.
-        out: The result.
-        total: The sums to continue, or None.
-        bias: The bias, or None.
-        residual: The residual, or None.
-        scales: The scales of rows and columns, or None.
-        full: Barriers of the stages that have arrived.
-        empty: Barriers of the stages that have been read.
-        fetched: Barriers of the residual, or None.
-        tiles: Stages of weights before they are turned, or None.
-        turned: Barriers of the stages whose weights have been turned, or None.
-        walk: Where the tiles of the block stand.
-        warpgroup: This warpgroup.
-        block: This block.
-        count: Tiles of this block.
-    """
-
-    call: _Call
-    row_sources: list[Any]
-    column_sources: list[Any]
-    rows: tuple[Any, Any]
-    columns: tuple[Any, Any]
-    buffers: tuple[Any, Any]
-    out: Any
-    total: Any
-    bias: Any
-    residual: Any
-    scales: Any
-    full: Any
-    empty: Any
-    fetched: Any
-    tiles: Any
-    turned: Any
-    walk: Any
-    warpgroup: Any
-    block: Any
-    count: Any
-
-    def arrival(self, tile: Any, slot: Any) -> Any:
-        """The barrier of a stage: one for each taker, because a barrier must see all who wait wait each time."""
-        takers = self.call.takers
-        return slot if takers == 1 else lax.rem(tile, takers) * self.call.ring.stages + slot
-
-    def produce(self) -> None:
-        """Copies both operands of all tiles of the block."""
-        call, s = self.call, self.call.schedule
-        if call.registers[0]:
-            plgpu.set_max_registers(call.registers[0], action="decrease")
-        rows, columns = ((tiled if plain is None else plain) for tiled, plain in (self.rows, self.columns))
-        if self.tiles is not None:
-            rows, columns = (self.tiles, columns) if s.swap else (rows, self.tiles)
+    @pl.when(warpgroup == s.warpgroups + plan.roles.transpose)
+    def copy_tiles() -> None:
+        plan.roles.limit_registers("copy")
 
         def begin(tile: Any) -> tuple[Place, Any]:
-            place = self.walk.place(self.block, tile)
-            return place, 0 if call.shard is None else place.entry * call.shard
+            place = walk.place(block, tile)
+            return place, 0 if plan.shard is None else place.entry * plan.shard
 
         def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
             place, start = begun
-            for operand, sources, target, first in (
-                (call.copied[0], self.row_sources, rows, place.row),
-                (call.copied[1], self.column_sources, columns, place.column),
-            ):
-                k, full = start + step * s.k_step, self.full.at[self.arrival(tile, slot)]
-                entries = [in_stack(source, place.entry) for source in sources]
-                operand.copy(entries, target, first, k, slot, full)
+            starts = place.row, place.column
+            for operand, arrays, (_, target), first in zip(plan.copied, sources, (rows, columns), starts, strict=True):
+                k, full = start + step * s.k_step, plan.full(scratch, tile, slot)
+                operand.copy([in_stack(array, place.entry) for array in arrays], target, first, k, slot, full)
 
-        call.ring.produce(self.count, self.empty, begin, copy)
+        ring.produce(count, scratch.empty, begin, copy)
 
-    def turn(self) -> None:
-        """Turns the weights of every stage in place."""
-        call, s = self.call, self.call.schedule
-        tiled = (self.rows if s.swap else self.columns)[0]
-        plgpu.set_max_registers(call.registers[1], action="decrease")
-        copied, read = call.copied[0 if s.swap else 1], call.rows if s.swap else call.columns
+    if plan.turned is not None:
 
-        @pl.loop(0, self.count * call.ring.steps)
-        def _(position: Any) -> None:
-            slot = lax.rem(position, call.ring.stages)
-            plgpu.barrier_wait(self.full.at[slot])
-            source, target = self.tiles.at[slot, 0], tiled.at[slot, 0]
-            if call.interpret:
-                target[...] = source[...].T
-            else:
-                transforms = tile_transforms(copied.swizzle, jnp.int8), tile_transforms(read.swizzle, jnp.int8)
-                turn_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
-            plgpu.commit_smem()
-            plgpu.barrier_arrive(self.turned.at[slot])
+        @pl.when(warpgroup == s.warpgroups)
+        def turn_weights() -> None:
+            plan.roles.limit_registers("transpose")
+            read, copied = rows if s.swap else columns
 
-    def consume(self) -> None:
-        """Multiplies and stores this warpgroup's part of the tiles of the block."""
-        call, s, takers = self.call, self.call.schedule, self.call.takers
-        if call.registers[2]:
-            plgpu.set_max_registers(call.registers[2], action="increase")
-        row_offset = self.warpgroup * call.shape[0] if s.split == "rows" else 0
-        tiled, plain = self.buffers
-        ending = Ending(
-            call.epilogue,
-            call.store,
-            s.swap,
-            self.out,
-            tiled.at[self.warpgroup],
-            None if plain is None else plain.at[self.warpgroup],
-            self.bias,
-            self.residual,
-            self.scales,
-            None if self.fetched is None else self.fetched.at[self.warpgroup],
-            call.interpret,
-        )
-        part = pl.ds(row_offset, call.shape[0]) if call.rows.tile > call.shape[0] else slice(None)
+            @pl.loop(0, count * ring.steps)
+            def _(position: Any) -> None:
+                slot = ring.at(position)
+                plgpu.barrier_wait(scratch.full.at[slot])
+                _turn(plan, copied.at[slot, 0], read.at[slot, 0])
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(scratch.transposed.at[slot])
 
-        @pl.loop(0, self.count if takers == 1 else lax.div(self.count - self.warpgroup + takers - 1, takers))
+    @pl.when(warpgroup < s.warpgroups)
+    def multiply_tiles() -> None:
+        plan.roles.limit_registers("multiply")
+        offset, takers = plan.offset(warpgroup), plan.takers
+        ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
+        stages = scratch._replace(rows=rows[0], columns=columns[0])
+
+        @pl.loop(0, count if takers == 1 else lax.div(count - warpgroup + takers - 1, takers))
         def _(turn: Any) -> None:
-            tile = turn if takers == 1 else turn * takers + self.warpgroup
-            _, entry, row, column, valid = self.walk.place(self.block, tile)
-            row = row + row_offset
-            ending.begin(entry, row, column, call.shape)
-            one = functools.partial(self.chain, tile=tile, entry=entry, row=row, column=column, part=part)
-            if call.folded:
-                sums = lax.fori_loop(1, call.chains, lambda i, total: add_tiles(total, one(i)), one(0))
-            else:
-                sums = add_as_tree(one, call.chains, add_tiles)
-            ending.finish(sums, entry, row, column, self.valid(valid, row_offset))
+            tile = turn if takers == 1 else turn * takers + warpgroup
+            _, entry, row, column, valid = walk.place(block, tile)
+            row = row + offset
+            ending.begin(entry, row, column, plan.shape)
 
-        if isinstance(call.walk, GroupWalk):
-            self.fill_rest(ending, row_offset)
+            def previous() -> Any:
+                """Returns this warpgroup's part of the sums to continue."""
+                at = pl.ds(row, plan.shape[0]), pl.ds(column, plan.shape[1])
+                return plgpu.load(in_stack(total, entry).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
+
+            def chain(index: Any) -> Any:
+                return _sum_chain(plan, stages, tile, index, part, None if total is None else previous)
+
+            if plan.folded:
+                sums = lax.fori_loop(1, plan.chains, lambda i, sums: add_tiles(sums, chain(i)), chain(0))
+            else:
+                sums = add_as_tree(chain, plan.chains, add_tiles)
+            # The rows that are stored are those of this warpgroup and of the ones after it.
+            ending.finish(sums, entry, row, column, valid if valid is None or s.swap else valid - offset)
+
+        if sizes is not None:
+            _fill_rest(plan, walk, ending, warpgroup, block, count)
         plgpu.wait_smem_to_gmem(0)
 
-    def valid(self, valid: Any, row_offset: Any) -> Any:
-        """Returns how many of the rows of a tile that are stored belong to this warpgroup and the ones behind it."""
-        return valid if valid is None or self.call.schedule.swap else valid - row_offset
 
-    def fill_rest(self, ending: Ending, row_offset: Any) -> None:
-        """Stores zeros for rows without a group, or nan if the sizes of the groups do not fit."""
-        call, takers = self.call, self.call.takers
+def _turn(plan: _Plan, source: Any, target: Any) -> None:
+    """Turns the weights of a stage."""
+    s, copied, read = plan.schedule, plan.turned, plan.rows if plan.schedule.swap else plan.columns
+    if plan.interpret or copied is None:
+        target[...] = source[...].T
+    else:
+        transforms = tile_transforms(copied.swizzle, jnp.int8), tile_transforms(read.swizzle, jnp.int8)
+        turn_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
 
-        @pl.loop(self.count, self.walk.turns(self.block))
-        def _(turn: Any) -> None:
-            @pl.when(lax.rem(turn, takers) == (self.warpgroup if takers > 1 else 0))
-            def _() -> None:
-                row, column = self.walk.rest(self.block, turn)
-                number = jnp.where(self.walk.fit, jnp.float32(0), jnp.float32(jnp.nan))
-                tile = plgpu.layout_cast(jnp.broadcast_to(number, call.shape), plgpu.Layout.WGMMA)
-                ending.fill(tile, row + row_offset, column)
 
-    def chain(self, index: Any, tile: Any, entry: Any, row: Any, column: Any, part: Any) -> Any:
-        """Sums the steps of one chain."""
-        call = self.call
-        first, last = index * call.chain_steps, (index + 1) * call.chain_steps
+def _sum_chain(
+    plan: _Plan, scratch: Scratch, tile: Any, index: Any, part: Any, previous: Callable[[], Any] | None
+) -> Any:
+    """Sums the steps of one chain of a tile; `part` of the rows is this warpgroup's."""
+    pieces = max(plan.rows.pieces, plan.columns.pieces)  # products of a step, for each source
+    sources = max(plan.rows.sources, plan.columns.sources)
+    first, last = index * plan.chain_steps, (index + 1) * plan.chain_steps
 
-        def previous() -> Any:
-            """Returns this warpgroup's part of the sums to continue."""
-            at = pl.ds(row, call.shape[0]), pl.ds(column, call.shape[1])
-            return plgpu.load(in_stack(self.total, entry).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
+    def accumulate(*accumulators: Any) -> Any:
+        def multiply(step: Any) -> None:
+            slot = plan.ring.slot(tile, step)
+            plgpu.barrier_wait(plan.full(scratch, tile, slot))
+            if scratch.transposed is not None:
+                plgpu.barrier_wait(scratch.transposed.at[slot])
+            for piece in range(pieces):
+                for source, accumulator in enumerate(accumulators):
+                    left = plan.rows.read(scratch.rows, slot, source, piece, pieces, part)
+                    right = plan.columns.read(scratch.columns, slot, source, piece, pieces, slice(None))
+                    plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
 
-        def accumulate(*accumulators: Any) -> Any:
-            if self.total is not None and not call.interpret:
-                accumulators[0][...] = previous()
-            self.multiply(accumulators, tile, first, part)
+        def release(step: Any) -> None:
+            plgpu.barrier_arrive(scratch.empty.at[plan.ring.slot(tile, step)])
 
-            def further(step: Any) -> None:
-                self.multiply(accumulators, tile, step, part)
-                # The products of the step before are done, this one's go on.
-                plgpu.wgmma_wait(call.pieces * call.sources)
-                self.release(tile, step - 1)
+        if previous is not None and not plan.interpret:
+            accumulators[0][...] = previous()
+        sum_steps(first, last, multiply, release, products=pieces * sources, several=plan.chain_steps > 1)
+        results = tuple(accumulator[...] for accumulator in accumulators)
+        if previous is not None and plan.interpret:
+            # The interpreter cannot store to an accumulator: another order.
+            return (results[0] + previous(),)
+        return results
 
-            if call.chain_steps > 1:
-                pl.loop(first + 1, last)(further)
+    return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(plan.shape, plan.sums)] * sources)
 
-            plgpu.wgmma_wait(0)
-            self.release(tile, last - 1)
-            results = tuple(accumulator[...] for accumulator in accumulators)
-            if self.total is not None and call.interpret:
-                # The interpreter cannot store to an accumulator: another order.
-                return (results[0] + previous(),)
-            return results
 
-        return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(call.shape, call.sums)] * call.sources)
+def _fill_rest(plan: _Plan, walk: TableWalk, ending: Ending, warpgroup: Any, block: Any, count: Any) -> None:
+    """Stores zeros for rows without a group, or nan if the sizes of the groups do not fit."""
+    takers, offset = plan.takers, plan.offset(warpgroup)
 
-    def multiply(self, accumulators: Any, tile: Any, step: Any, part: Any) -> None:
-        """Waits for a stage and starts its products; `part` of the rows is this warpgroup's."""
-        call = self.call
-        slot = call.ring.slot(tile, step)
-        plgpu.barrier_wait(self.full.at[self.arrival(tile, slot)])
-        if self.turned is not None:
-            plgpu.barrier_wait(self.turned.at[slot])
-        for piece in range(call.pieces):
-            for source, accumulator in enumerate(accumulators):
-                left = call.rows.read(self.rows[0], slot, source, piece, call.pieces, part)
-                right = call.columns.read(self.columns[0], slot, source, piece, call.pieces, slice(None))
-                plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
-
-    def release(self, tile: Any, step: Any) -> None:
-        """Gives a stage back."""
-        plgpu.barrier_arrive(self.empty.at[self.call.ring.slot(tile, step)])
+    @pl.loop(count, walk.turns(block))
+    def _(turn: Any) -> None:
+        @pl.when(lax.rem(turn, takers) == (warpgroup if takers > 1 else 0))
+        def _() -> None:
+            row, column = walk.rest(block, turn)
+            number = jnp.where(walk.fit, jnp.float32(0), jnp.float32(jnp.nan))
+            tile = plgpu.layout_cast(jnp.broadcast_to(number, plan.shape), plgpu.Layout.WGMMA)
+            ending.fill(tile, row + offset, column)

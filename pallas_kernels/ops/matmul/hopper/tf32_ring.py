@@ -6,8 +6,8 @@ order; or one or two warpgroups more turn every tile in shared memory, in place,
 and the warpgroups that multiply it. The accumulator is the same chain over K in steps of 8, so are its bits.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final
+import functools
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -15,25 +15,18 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store, make_store
+from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue, make_store
+from pallas_kernels.ops.matmul.hopper.product import Product
 from pallas_kernels.ops.matmul.hopper.turn import turn
 from pallas_kernels.ops.matmul.hopper.wgmma_tf32 import load_rows
 from pallas_kernels.ops.matmul.hopper.wgmma_tf32 import multiply as multiply_rows
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
-from pallas_kernels.parts.hopper.pipeline import Place, Ring, Walk, here, launch
+from pallas_kernels.parts.hopper.pipeline import Place, Ring, Roles, Walk, here, sum_steps
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule
 
 _SWIZZLE: Final = SWIZZLE_BYTES // 4
-# By computing and turning warpgroups: registers of a thread that copies, that turns, that computes.
-_REGISTERS: Final = {
-    (1, 0): (40, 40, 232),
-    (2, 0): (40, 40, 232),
-    (3, 0): (40, 40, 152),
-    (1, 1): (40, 104, 232),
-    (1, 2): (40, 80, 232),
-    (2, 1): (40, 88, 192),
-}
+_TRANSFORMS: Final = tile_transforms(_SWIZZLE, jnp.float32)
 
 
 @in_32_bits
@@ -65,275 +58,173 @@ def turning_ring_matmul(
     w_side = Operand(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
     rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
     walk = Walk(stack, rows.tiles, columns.tiles, s.block_rows, s.block_columns, s.group, s.blocks)
-    epilogue = Epilogue(bias)
-    store = make_store(s, (s.tile_rows, s.tile_columns), m, n, jnp.dtype(out_dtype), epilogue)
-    # Stages are a multiple of the turners, so each of them meets every phase of its own stages.
-    ring = Ring.of(walk, -(-k // s.k_step), s.stages, multiple=max(1, turners))
-    call = _Call(epilogue, store, schedule, x_side, w_side, walk, ring, interpret)
-    run = launch(
-        "matmul_tf32",
-        call.kernel,
-        ((*stack, m, n), out_dtype),
-        call.scratch(out_dtype),
-        blocks=walk.blocks,
-        warpgroups=s.warpgroups + turners + 1,
+    epilogue, shape = Epilogue(bias), (s.tile_rows, s.tile_columns)
+    plan = Product(
+        name="matmul_tf32",
+        schedule=s,
+        rows=rows,
+        columns=columns,
+        walk=walk,
+        # Stages are a multiple of the turners, so each of them meets every phase of its own stages.
+        ring=Ring.of(walk, -(-k // s.k_step), s.stages, multiple=max(1, turners)),
+        roles=Roles(s.warpgroups, turners),
+        shape=shape,
+        store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue),
         interpret=interpret,
     )
-    return run(x, w, *epilogue.inputs)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What is fixed about a launch.
-
-    Attributes:
-        epilogue: What is done to the sums.
-        store: How a tile leaves.
-        schedule: Tiles and stages, with turning warpgroups or rows from registers.
-        x: The activations.
-        w: The weights.
-        walk: How blocks walk the tiles.
-        ring: The stages.
-        interpret: Whether the interpreter runs the kernel.
-    """
-
-    epilogue: Epilogue
-    store: Store
-    schedule: Tf32Schedule
-    x: Operand
-    w: Operand
-    walk: Walk
-    ring: Ring
-    interpret: Any
-
-    @property
-    def alias(self) -> tuple[bool, bool]:
-        """Whether the activations and the store need their shared memory as plain rows too."""
-        return not self.interpret and self.x.ragged, not self.interpret and self.store.ragged
-
-    @property
-    def several(self) -> bool:
-        """Whether several warpgroups share the registers beside the one that copies."""
-        return self.schedule.tiles.warpgroups + self.schedule.turners > 1
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """Registers of a thread that copies, that turns, that computes."""
-        return _REGISTERS[self.schedule.tiles.warpgroups, self.schedule.turners]
-
-    @property
-    def transforms(self) -> tuple[Any, Any]:
-        """How tiles lie in shared memory."""
-        return tile_transforms(_SWIZZLE, jnp.float32)
-
-    def scratch(self, out_dtype: Any) -> list[Any]:
-        """Returns the shared memory and the barriers of a block."""
-        s, stages, turners = self.schedule.tiles, self.ring.stages, self.schedule.turners
-        w_tiles = self.w.scratch(stages, jnp.float32, False)
-        turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=self.transforms)
+    stages = plan.ring.stages
+    copied = plan.stages(w_side, jnp.float32)
+    turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=_TRANSFORMS)
+    scratch = _Scratch(
         # The interpreter knows no two views of the same bytes, and no rows in registers.
-        weights: tuple[Any, ...] = (plgpu.RefUnion(w_tiles, turned),) if turners else (w_tiles,)
-        if self.interpret:
-            weights = (w_tiles, turned)
-        return [
-            weights[0],
-            self.x.scratch(stages, jnp.float32, self.alias[0]),
-            self.store.scratch(s.warpgroups, out_dtype, self.alias[1]),
-            *weights[1:],
-            plgpu.Barrier(num_arrivals=1 + self.x.pieces, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=1, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
-        ]
-
-    def kernel(self, x: Any, w: Any, *refs: Any) -> None:
-        """The body of a block."""
-        _, bias, _, (out, w_smem, x_smem, out_smem, *apart, full, ready, empty) = self.epilogue.take(refs)
-        w_tiles, turned = (w_smem, *apart) if apart else (w_smem, None) if self.schedule.from_registers else w_smem
-        x_views = x_smem if self.alias[0] else (x_smem, x_smem)
-        buffers = out_smem if self.alias[1] else (out_smem, None)
-        warpgroup, block = here()
-        count, computing, turners = self.walk.count(block), self.schedule.tiles.warpgroups, self.schedule.turners
-        body = _Body(
-            self, x, w, out, bias, w_tiles, turned, x_views, buffers, full, ready, empty, warpgroup, block, count
-        )
-        pl.when(warpgroup == computing + turners)(body.produce)
-        if turners:
-            pl.when((warpgroup >= computing) & (warpgroup < computing + turners))(body.turn_tiles)
-        pl.when(warpgroup < computing)(body.consume)
+        w=plgpu.RefUnion(turned, copied) if turners and not interpret else copied,
+        x=plan.stages(x_side, jnp.float32),
+        store=plan.blocks(out_dtype),
+        full=plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=stages),
+        transposed=plgpu.Barrier(num_arrivals=1, num_barriers=stages),
+        empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
+        apart=turned if interpret else None,
+    )
+    return plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)(x, w, epilogue)
 
 
-@dataclass(frozen=True)
-class _Body:
-    """A block: what is fixed, and its references.
+class _Scratch(NamedTuple):
+    """Shared memory and barriers of a block: `product.Scratch` by operands, in the order that they have there."""
 
-    Attributes:
-        call: What is fixed.
-        x: The activations in memory.
-        w: The weights in memory.
-        out: The result.
-        bias: The bias, or None.
-        w_tiles: Stages of the weights as they come.
-        turned: The same bytes when they are turned (other ones under the interpreter), or None.
-        x_views: Stages of the activations, and the same as plain rows if they are copied so.
-        buffers: Those of the store, and the same as plain rows or None.
-        full: Barriers of the stages that have arrived.
-        ready: Barriers of the stages whose weights have been turned.
-        empty: Barriers of the stages that have been read.
-        warpgroup: This warpgroup.
-        block: This block.
-        count: Tiles of this block.
-    """
-
-    call: _Call
-    x: Any
     w: Any
-    out: Any
-    bias: Any
-    w_tiles: Any
-    turned: Any
-    x_views: tuple[Any, Any]
-    buffers: tuple[Any, Any]
+    x: Any
+    store: Any
     full: Any
-    ready: Any
+    transposed: Any
     empty: Any
-    warpgroup: Any
-    block: Any
-    count: Any
+    apart: Any
 
-    def produce(self) -> None:
-        """Copies both operands of all tiles of the block."""
-        call, s = self.call, self.call.schedule.tiles
-        if call.several:
-            plgpu.set_max_registers(call.registers[0], action="decrease")
 
-        def copy(place: Place, tile: Any, step: Any, slot: Any) -> None:
-            del tile
-            k, full = step * s.k_step, self.full.at[slot]
+def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
+    """The body of a block."""
+    s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
+    count, turners = plan.walk.count(block), plan.roles.transpose
+    x_side, w_side = (plan.columns, plan.rows) if s.swap else (plan.rows, plan.columns)
+    # As they are read and as they are copied.
+    w_stages, x_stages = (scratch.apart, scratch.w), plan.views(x_side, scratch.x)
+    if turners and not plan.interpret:
+        w_stages = tuple(scratch.w)
+
+    @pl.when(warpgroup == s.warpgroups + turners)
+    def copy_tiles() -> None:
+        plan.roles.limit_registers("copy")
+
+        def copy(place: Place, _: Any, step: Any, slot: Any) -> None:
+            k, full = step * s.k_step, scratch.full.at[slot]
             w_start, x_start = (place.row, place.column) if s.swap else (place.column, place.row)
-            call.w.copy([in_stack(self.w, place.entry)], self.w_tiles, w_start, k, slot, full)
-            call.x.copy([in_stack(self.x, place.entry)], self.x_views[1], x_start, k, slot, full)
+            w_side.copy([in_stack(w, place.entry)], w_stages[1], w_start, k, slot, full)
+            x_side.copy([in_stack(x, place.entry)], x_stages[1], x_start, k, slot, full)
 
-        call.ring.produce(self.count, self.empty, lambda tile: call.walk.place(self.block, tile), copy)
+        ring.produce(count, scratch.empty, lambda tile: plan.walk.place(block, tile), copy)
 
-    def turn_tiles(self) -> None:
-        """Turns the weights of every stage in place."""
-        call, s, turners = self.call, self.call.schedule.tiles, self.call.schedule.turners
-        plgpu.set_max_registers(call.registers[1], action="decrease")
-        turner = self.warpgroup - s.warpgroups
+    if turners:
 
-        @pl.loop(0, lax.div(self.count * call.ring.steps - turner + turners - 1, turners))
-        def _(i: Any) -> None:
-            slot = lax.rem(turner + i * turners, call.ring.stages)
-            plgpu.barrier_wait(self.full.at[slot])
-            if call.interpret:
-                self.turned.at[slot][...] = self.w_tiles.at[slot, 0].transpose((1, 0))[...]
-            else:
-                turn(self.w_tiles.at[slot, 0], s.k_step, s.block_n, call.transforms)
-            plgpu.commit_smem()
-            plgpu.barrier_arrive(self.ready.at[slot])
+        @pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + turners))
+        def turn_tiles() -> None:
+            plan.roles.limit_registers("transpose")
+            turner = warpgroup - s.warpgroups
 
-    def consume(self) -> None:
-        """Multiplies and stores this warpgroup's part of the tiles of the block."""
-        call, s = self.call, self.call.schedule.tiles
-        if call.several:
-            plgpu.set_max_registers(call.registers[2], action="increase")
-        offset = self.warpgroup * s.tile_rows
-        part = pl.ds(offset, s.tile_rows) if s.warpgroups > 1 else slice(None)
-        tiled, plain = self.buffers
-        buffers = tiled.at[self.warpgroup], None if plain is None else plain.at[self.warpgroup]
-        end = Ending(call.epilogue, call.store, s.swap, self.out, *buffers, self.bias)
+            @pl.loop(0, lax.div(count * ring.steps - turner + turners - 1, turners))
+            def _(i: Any) -> None:
+                slot = ring.at(turner + i * turners)
+                plgpu.barrier_wait(scratch.full.at[slot])
+                if plan.interpret:
+                    w_stages[0].at[slot][...] = w_stages[1].at[slot, 0].transpose((1, 0))[...]
+                else:
+                    turn(w_stages[1].at[slot, 0], s.k_step, s.block_n, _TRANSFORMS)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(scratch.transposed.at[slot])
 
-        @pl.loop(0, self.count)
+    @pl.when(warpgroup < s.warpgroups)
+    def multiply_tiles() -> None:
+        plan.roles.limit_registers("multiply")
+        offset = plan.offset(warpgroup)
+        ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
+
+        @pl.loop(0, count)
         def _(tile: Any) -> None:
-            place = call.walk.place(self.block, tile)
-            if call.schedule.from_registers:
-                sums = self.sum_from_registers(tile, part)
-                end.finish((sums,), place.entry, place.row + offset, place.column)
+            place = plan.walk.place(block, tile)
+
+            def finish(sums: Any) -> None:
+                ending.finish((sums,), place.entry, place.row + offset, place.column)
+
+            if not turners:
+                finish(_sum_from_registers(plan, scratch, w_stages, x_stages[0], tile, part))
                 return
 
             def accumulate(accumulator: Any) -> None:
-                self.sum_turned(accumulator, tile, part)
-                end.finish((accumulator[...],), place.entry, place.row + offset, place.column)
+                def multiply(step: Any) -> None:
+                    slot = ring.slot(tile, step)
+                    plgpu.barrier_wait(scratch.full.at[slot])
+                    plgpu.barrier_wait(scratch.transposed.at[slot])
+                    _multiply(plan, accumulator, w_stages[0], x_stages[0], slot, part)
 
-            pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((s.tile_rows, s.tile_columns), jnp.float32))
+                def release(step: Any) -> None:
+                    plgpu.barrier_arrive(scratch.empty.at[ring.slot(tile, step)])
+
+                sum_steps(0, ring.steps, multiply, release, products=x_side.pieces)
+                finish(accumulator[...])
+
+            pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(plan.shape, jnp.float32))
 
         plgpu.wait_smem_to_gmem(0)
 
-    def sum_turned(self, accumulator: Any, tile: Any, part: Any) -> None:
-        """Sums a tile whose weights are turned in shared memory; `part` of its rows is this warpgroup's."""
-        call, s = self.call, self.call.schedule.tiles
-        pieces, steps = call.x.pieces, call.ring.steps
 
-        def multiply(step: Any) -> None:
-            slot = call.ring.slot(tile, step)
-            plgpu.barrier_wait(self.full.at[slot])
-            plgpu.barrier_wait(self.ready.at[slot])
-            width = s.k_step // pieces
-            for piece in range(pieces):
-                window = pl.ds(piece * width, width) if pieces > 1 else slice(None)
-                weights = self.turned.at[slot, part if s.swap else slice(None), window]
-                rows = call.x.read(self.x_views[0], slot, 0, piece, pieces, slice(None) if s.swap else part)
-                left, right = (weights, rows) if s.swap else (rows, weights)
-                plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+def _multiply(plan: Product, accumulator: Any, turned: Any, x: Any, slot: Any, part: Any) -> None:
+    """Issues the products of a stage whose weights are turned; `part` of wgmma's rows is this warpgroup's."""
+    s, side = plan.schedule, plan.columns if plan.schedule.swap else plan.rows
+    pieces, width = side.pieces, s.k_step // side.pieces
+    for piece in range(pieces):
+        window = pl.ds(piece * width, width) if pieces > 1 else slice(None)
+        weights = turned.at[slot, part if s.swap else slice(None), window]
+        rows = side.read(x, slot, 0, piece, pieces, slice(None) if s.swap else part)
+        left, right = (weights, rows) if s.swap else (rows, weights)
+        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
 
-        def release(step: Any) -> None:
-            plgpu.barrier_arrive(self.empty.at[call.ring.slot(tile, step)])
 
-        multiply(0)
+def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x: Any, tile: Any, part: Any) -> Any:
+    """Returns the sums of a tile; the rows of a stage are read while the stage before is multiplied."""
+    s, steps = plan.schedule, plan.ring.steps
+    start = tile * steps
 
-        @pl.loop(1, steps)
-        def _(step: Any) -> None:
-            multiply(step)
-            plgpu.wgmma_wait(pieces)  # the products of the step before are done, this one's go on
-            release(step - 1)
+    def add(step: Any, carry: Any) -> Any:
+        total, rows = carry
+        slot = plan.ring.at(start + step)
+        next_slot = plan.ring.at(start + jnp.minimum(step + 1, steps - 1))
 
-        plgpu.wgmma_wait(0)
-        release(steps - 1)
+        @pl.when(step + 1 < steps)
+        def _() -> None:
+            plgpu.barrier_wait(scratch.full.at[next_slot])
 
-    def sum_from_registers(self, tile: Any, part: Any) -> Any:
-        """Returns the sums of a tile; the rows of a stage are read while the stage before is multiplied."""
-        call, s = self.call, self.call.schedule.tiles
-        steps, stages = call.ring.steps, call.ring.stages
-        start, shape = tile * steps, (64, s.tile_columns)
+        columns = x.at[slot]
+        if plan.interpret:
+            total += _interpreted_product(plan, w, x, slot, part)
+        else:
+            total, rows = multiply_rows(total, rows, columns, w[1].at[next_slot, 0], s.block_n, _TRANSFORMS)
+        plgpu.barrier_arrive(scratch.empty.at[slot])
+        return total, rows
 
-        def add(step: Any, carry: Any) -> Any:
-            total, rows = carry
-            slot = lax.rem(start + step, stages)
-            next_slot = lax.rem(start + jnp.minimum(step + 1, steps - 1), stages)
+    plgpu.barrier_wait(scratch.full.at[plan.ring.at(start)])
+    total = plgpu.layout_cast(jnp.zeros((64, s.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
+    rows = jnp.float32(0)
+    if not plan.interpret:
+        rows = load_rows(w[1].at[plan.ring.at(start), 0], s.k_step, s.block_n, _TRANSFORMS)
+    return lax.fori_loop(0, steps, add, (total, rows))[0]
 
-            @pl.when(step + 1 < steps)
-            def _() -> None:
-                plgpu.barrier_wait(self.full.at[next_slot])
 
-            columns = self.x_views[0].at[slot]
-            if call.interpret:
-                total += self.interpreted_product(slot, part)
-            else:
-                total, rows = multiply_rows(
-                    total, rows, columns, self.w_tiles.at[next_slot, 0], s.block_n, call.transforms
-                )
-            plgpu.barrier_arrive(self.empty.at[slot])
-            return total, rows
+def _interpreted_product(plan: Product, w: tuple[Any, Any], x: Any, slot: Any, part: Any) -> Any:
+    """Returns the product of a stage as the interpreter computes it, which knows no rows in registers."""
+    turned, copied = w
+    turned.at[slot, part][...] = copied.at[slot, 0, :, part].transpose((1, 0))[...]
+    plgpu.commit_smem()
 
-        plgpu.barrier_wait(self.full.at[lax.rem(start, stages)])
-        total = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        rows = jnp.float32(0)
-        if not call.interpret:
-            rows = load_rows(self.w_tiles.at[lax.rem(start, stages), 0], s.k_step, s.block_n, call.transforms)
-        return lax.fori_loop(0, steps, add, (total, rows))[0]
+    def multiply(accumulator: Any) -> Any:
+        _multiply(plan, accumulator, turned, x, slot, part)
+        return accumulator[...]
 
-    def interpreted_product(self, slot: Any, part: Any) -> Any:
-        """Returns the product of a stage as the interpreter computes it, which knows no rows in registers."""
-        call, s = self.call, self.call.schedule.tiles
-        self.turned.at[slot, part][...] = self.w_tiles.at[slot, 0, :, part].transpose((1, 0))[...]
-        plgpu.commit_smem()
-        width = s.k_step // call.x.pieces
-
-        def multiply(accumulator: Any) -> Any:
-            for piece in range(call.x.pieces):
-                left = self.turned.at[slot, part, pl.ds(piece * width, width)]
-                right = call.x.read(self.x_views[0], slot, 0, piece, call.x.pieces, slice(None))
-                plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
-            return accumulator[...]
-
-        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, s.tile_columns), jnp.float32))
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, plan.schedule.tile_columns), jnp.float32))
