@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -234,42 +233,6 @@ def sum_steps(
         pl.loop(first + 1, last)(overlap)
     plgpu.wgmma_wait(0)
     release(last - 1)
-
-
-def launch(
-    name: str,
-    kernel: Callable[..., None],
-    result: tuple[tuple[int, ...], Any],
-    scratch: list[Any],
-    *,
-    blocks: int,
-    warpgroups: int,
-    interpret: Any,
-) -> Callable[..., jax.Array]:
-    """Returns the launch of a kernel.
-
-    Args:
-        name: What profiles call it.
-        kernel: The body of a block; its axes are "block" and "warpgroup".
-        result: Shape and dtype of the result.
-        scratch: Shared memory and barriers.
-        blocks: Blocks that are launched.
-        warpgroups: Warpgroups of a block, those that copy included.
-        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-    """
-    launched: Callable[..., jax.Array] = plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct(*result),
-        grid=(blocks,),
-        grid_names=("block",),
-        kernel_name=name,
-        num_threads=warpgroups,
-        thread_name="warpgroup",
-        scratch_types=scratch,
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        interpret=interpret,
-    )
-    return launched
 
 
 def here() -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -36,9 +36,11 @@ from jax import lax
 
 from pallas_kernels.contract import row_contract
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, larger, product, quotient, square_root
+from pallas_kernels.parts.hopper.launch import launch as launch_kernel
+from pallas_kernels.parts.hopper.pieces import Pieces
 from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.row_launch import COLUMN_NUMBERS as COLUMN_NUMBERS
-from pallas_kernels.parts.hopper.row_launch import Launch, Pieces, Place, PlaceOf
+from pallas_kernels.parts.hopper.row_launch import Launch, Place, PlaceOf
 from pallas_kernels.parts.hopper.row_launch import Parted as Parted
 from pallas_kernels.parts.hopper.row_launch import Picked as Picked
 from pallas_kernels.parts.hopper.strip import Strip
@@ -420,31 +422,25 @@ def run_rows(
     jax.eval_shape(lambda: program(counter))
     lanes = row_contract().lanes(c) if lanes is None else lanes
     sizes = tuple(x.array.dtype.itemsize for x in sources)
+    wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
     if schedule is None:
-        wide_sizes = tuple(jnp.dtype(w.dtype).itemsize for w in wanted)
         apart = any(x.place is not None for x in (*sources, *shared))
         schedule = row_schedule(m, c, lanes, sizes, wide_sizes, len(vectors), counter.passes, picked=apart)
-    vector = row_vector(lanes, (*sizes, *(jnp.dtype(w.dtype).itemsize for w in wanted)))
+    vector = row_vector(lanes, (*sizes, *wide_sizes))
     schedule = replace(schedule, blocks=min(schedule.blocks, m))
+    _check_schedule(schedule, c, lanes, vector, sizes)
     direct = schedule.stages == 0
-    if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
-        raise ValueError(f"rows of {c} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}.")
-    if not direct and any(c * size % COPY_BYTES for size in sizes):
-        raise ValueError(f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {c} columns of {sizes} bytes.")
     pieces = Pieces.of(c, c if direct else schedule.stage)
-    blocks, stages, team, cluster = schedule.blocks, schedule.stages, schedule.team, schedule.cluster
+    blocks, team, cluster = schedule.blocks, schedule.team, schedule.cluster
     exchange = (max(1, counter.exchanges * (2 if counter.folds == 1 else 1)), max(WARPGROUP, lanes // WARPGROUP))
     emulated = bool(interpret) and cluster > 1
     if emulated:
         out.append(jax.ShapeDtypeStruct((blocks, *exchange), jnp.float32))
 
-    def kernel(*refs: Any) -> None:
-        left = iter(refs)
-        read, beside, known, wide, put = (
-            list(itertools.islice(left, len(group))) for group in (rows, vectors, given, results, range(numbers))
-        )
+    def kernel(read: Any, beside: Any, known: Any, *refs: Any) -> None:
+        *written, scratch = refs
         first_row = lax.axis_index("block")
-        scratch = next(left).at[first_row] if emulated else next(left)
+        shared_memory = written.pop().at[first_row] if emulated else scratch.exchange
         member = lax.axis_index("member") if team > 1 else 0
         if cluster > 1:
             member += lax.axis_index("part") * team
@@ -452,11 +448,11 @@ def run_rows(
             sources=[(ref, x.place) for ref, x in zip(read, sources, strict=True)],
             vectors=[(ref, x.place) for ref, x in zip(beside, shared, strict=True)],
             given=known,
-            results=list(zip(wide, wanted, strict=True)),
-            numbers=put,
-            team=Team(lanes, cluster, scratch, next(left) if interpret else None, interpret),
-            barriers=None if direct else next(left),
-            ring=list(left),
+            results=list(zip(written[: len(wanted)], wanted, strict=True)),
+            numbers=written[len(wanted) :],
+            team=Team(lanes, cluster, shared_memory, scratch.meeting, interpret),
+            barriers=scratch.barriers,
+            ring=scratch.ring,
             pieces=pieces,
             columns=c,
             vector=vector,
@@ -469,7 +465,7 @@ def run_rows(
             schedule=schedule,
         )
         if not direct:
-            pl.loop(0, stages)(launch.fetch)
+            pl.loop(0, schedule.stages)(launch.fetch)
         if schedule.preload:
             launch.preload()
         if blocks == m:
@@ -480,30 +476,63 @@ def run_rows(
         def _(i: Any) -> None:
             program(Row(launch, first_row + i * blocks, i))
 
-    scratch_types: list[Any] = [] if emulated else [plgpu.SMEM(exchange, jnp.float32)]
-    if emulated:
-        scratch_types.append(plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=team))
-    elif interpret:
-        scratch_types.append(plgpu.Barrier(num_arrivals=team))
-    if not direct:
-        scratch_types.append(plgpu.Barrier(num_arrivals=len(rows), num_barriers=stages))
-        scratch_types += [plgpu.SMEM((stages, pieces.capacity), x.array.dtype) for x in sources]
-    mesh: dict[str, Any] = {"grid": (blocks,), "grid_names": ("block",)}
-    if cluster > 1:
-        mesh |= {"cluster": (cluster,), "cluster_names": ("part",)}
-    if team > 1:
-        mesh |= {"num_threads": team, "thread_name": "member"}
-    launch = plgpu.kernel(
+    run = launch_kernel(
+        profile_name(program) if name is None else name,
         kernel,
-        out_type=out,
-        kernel_name=profile_name(program) if name is None else name,
-        scratch_types=scratch_types,
-        # Every array has its layout from its load; the other semantics would infer them, ten times as long.
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
+        out,
+        {"block": blocks},
+        [_Scratch.of(schedule, pieces, exchange, [x.array.dtype for x in sources], interpret)],
+        cluster={"part": cluster} if cluster > 1 else None,
+        warpgroups={"member": team} if team > 1 else None,
+        by_lanes=True,
         interpret=interpret,
-        **mesh,
     )
-    arrays = (x.array for x in (*sources, *shared))
-    return tuple(launch(*arrays, *given))[: len(results) + numbers]
+    arrays = ([x.array for x in group] for group in (sources, shared))
+    return tuple(run(*arrays, given))[: len(results) + numbers]
+
+
+class _Scratch(NamedTuple):
+    """Shared memory and barriers of a block.
+
+    Attributes:
+        exchange: Where the lanes of a team meet; None where the interpreter has device memory instead.
+        meeting: The barrier of the team under the interpreter.
+        barriers: A barrier for each stage.
+        ring: The stages of each array; none if rows are read straight from memory.
+    """
+
+    exchange: Any
+    meeting: Any
+    barriers: Any
+    ring: Sequence[Any]
+
+    @classmethod
+    def of(
+        cls, schedule: RowSchedule, pieces: Pieces, exchange: tuple[int, int], dtypes: Sequence[Any], interpret: Any
+    ) -> "_Scratch":
+        """Returns the types."""
+        clusters, stages = schedule.cluster > 1, schedule.stages
+        meeting: Any = None
+        if interpret and clusters:
+            meeting = plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=schedule.team)
+        elif interpret:
+            meeting = plgpu.Barrier(num_arrivals=schedule.team)
+        return cls(
+            exchange=None if interpret and clusters else plgpu.SMEM(exchange, jnp.float32),
+            meeting=meeting,
+            barriers=plgpu.Barrier(num_arrivals=len(dtypes), num_barriers=stages) if stages else None,
+            ring=[plgpu.SMEM((stages, pieces.capacity), dtype) for dtype in dtypes] if stages else [],
+        )
+
+
+def _check_schedule(schedule: RowSchedule, columns: int, lanes: int, vector: int, sizes: Sequence[int]) -> None:
+    """Raises `ValueError` if the schedule does not fit the rows."""
+    direct = schedule.stages == 0
+    if schedule.members * WARPGROUP * vector > lanes or (schedule.cluster > 1 and not direct):
+        raise ValueError(
+            f"rows of {columns} columns, {lanes} lanes and {vector} columns a thread do not allow {schedule}."
+        )
+    if not direct and any(columns * size % COPY_BYTES for size in sizes):
+        raise ValueError(
+            f"expected rows of whole {COPY_BYTES} bytes, or stages=0, got {columns} columns of {sizes} bytes."
+        )

@@ -14,6 +14,7 @@ from jax import lax
 
 from pallas_kernels.contract import add_as_tree
 from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue
+from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _THREADS: Final = 128
@@ -57,16 +58,8 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
             total += load(end.residual.at[row, part])
         out_ref[row, part] = total.astype(out_dtype)
 
-    launch = plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
-        grid=(m * parts,),
-        grid_names=("part",),
-        kernel_name="matmul_finish",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        interpret=interpret,
-    )
-    return launch(partials, epilogue)
+    out = jax.ShapeDtypeStruct((m, n), out_dtype)
+    return launch("matmul_finish", kernel, out, {"part": m * parts}, interpret=interpret)(partials, epilogue)
 
 
 def _pad(a: jax.Array, columns: int) -> jax.Array:

@@ -15,8 +15,9 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 
 from pallas_kernels.ops.matmul.hopper.epilogue import Ending, Epilogue, Store
 from pallas_kernels.parts.hopper.groups import Table
+from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.operand import Operand
-from pallas_kernels.parts.hopper.pipeline import Ring, Roles, launch
+from pallas_kernels.parts.hopper.pipeline import Ring, Roles
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 
@@ -97,10 +98,10 @@ class Product:
         return launch(
             self.name,
             kernel,
-            (shape, dtype),
+            jax.ShapeDtypeStruct(shape, dtype),
+            {"block": self.walk.blocks},
             [scratch],
-            blocks=self.walk.blocks,
-            warpgroups=self.roles.warpgroups,
+            warpgroups={"warpgroup": self.roles.warpgroups},
             interpret=self.interpret,
         )
 
