@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import PTX_FUNCTIONS, ElementwiseContract, OnlineRowContract, honour
 from pallas_kernels.parts.hopper.map_engine import run_map
-from pallas_kernels.parts.hopper.softmax_engine import OnlineRow, run_online
+from pallas_kernels.parts.hopper.online_row import OnlineRow
+from pallas_kernels.parts.hopper.softmax_engine import run_online
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
 from pallas_kernels.schedule.hopper.softmax import OnlineSchedule

@@ -16,8 +16,8 @@ from jax import lax
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 from pallas_kernels.parts.hopper.edge import load_edge, store_edge
 from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.hopper.online_row import OnlineRow
 from pallas_kernels.parts.hopper.profile_name import profile_name
-from pallas_kernels.parts.hopper.softmax_engine import OnlineRow
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _PART: Final = 4096  # columns of a block

@@ -38,27 +38,36 @@ class Pieces:
 
 
 def copy_piece(
-    pieces: Pieces, sources: Sequence[Any], row: Any, piece: Any, stages: Sequence[Any], full: Any, wanted: Any
+    pieces: Pieces,
+    sources: Sequence[Any],
+    rings: Sequence[Any],
+    full: Any,
+    *,
+    row: Any,
+    piece: Any,
+    slot: Any,
+    wanted: Any,
 ) -> None:
     """Starts the copies of a piece of a row.
 
     Args:
         pieces: How rows are cut.
         sources: Arrays of rows.
+        rings: Stages, for each array.
+        full: A barrier for each stage.
         row: The row.
         piece: The piece.
-        stages: Where it goes, for each array.
-        full: The barrier of the stages.
+        slot: The stage.
         wanted: Whether there is such a piece.
     """
 
     def copy(columns: int) -> None:
-        for source, stage in zip(sources, stages, strict=True):
+        for source, ring in zip(sources, rings, strict=True):
             # In bounds, a contiguous piece is one instruction without a descriptor, of any length.
             plgpu.copy_gmem_to_smem(
                 source.at[row, pl.ds(piece * pieces.size, columns)],
-                stage.at[pl.ds(0, columns)],
-                full,
+                ring.at[slot, pl.ds(0, columns)],
+                full.at[slot],
                 oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
             )
 

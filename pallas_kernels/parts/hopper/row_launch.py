@@ -173,5 +173,5 @@ class Launch:
         wanted = position < self.rows * self.fetches
         if self.schedule.team > 1:
             wanted &= self.member == 0
-        sources, stages = [source for source, _ in self.sources], [stage.at[slot] for stage in self.ring]
-        copy_piece(pieces, sources, row, piece, stages, self.barriers.at[slot], wanted)
+        sources = [source for source, _ in self.sources]
+        copy_piece(pieces, sources, self.ring, self.barriers, row=row, piece=piece, slot=slot, wanted=wanted)
