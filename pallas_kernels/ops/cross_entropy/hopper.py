@@ -31,14 +31,7 @@ def cross_entropy(
 ) -> Arrays:
     """Returns the loss of each row, m and log(s), as `portable.cross_entropy`.
 
-    Args:
-        x: (M, C) logits of any floating dtype.
-        labels: (M, 1) int32.
-        z_loss: Weight of the square of logsumexp in the loss.
-        contract: Order of the sum, `online_row_contract(C)`.
-        functions: How exp and log are computed.
-        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How to feed the rows; no schedule changes a bit.
+    `contract` is `online_row_contract(C)`. No `schedule` changes a bit; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """

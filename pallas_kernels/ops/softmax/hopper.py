@@ -43,12 +43,7 @@ def softmax(
 ) -> jax.Array:
     """Returns the softmax of rows, as `portable.softmax`.
 
-    Args:
-        x: (M, C) of any floating dtype.
-        contract: Order of the sum, `online_row_contract(C)`.
-        functions: How exp and log are computed.
-        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How to feed the rows; no schedule changes a bit.
+    `contract` is `online_row_contract(C)`. No `schedule` changes a bit; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """

@@ -102,7 +102,7 @@ def _stage_bytes(t: MatmulSchedule) -> int:
 
 
 def _tiles(t: MatmulSchedule, parted: bool, m: int, n: int, shards: int, stack: int) -> int:
-    return stack * (shards if parted else 1) * -(-m // t.block_m) * -(-n // t.block_n)
+    return stack * (shards if parted else 1) * t.tiles(m, n)
 
 
 def _estimate_ns(s: SplitSchedule, m: int, k: int, n: int, shards: int, stack: int) -> float:

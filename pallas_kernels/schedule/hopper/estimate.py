@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
     def tiles(self, schedule: MatmulSchedule) -> int:
         """Returns the number of blocks' tiles."""
-        return self.stack * -(-self.m // schedule.block_m) * -(-self.n // schedule.block_n)
+        return self.stack * schedule.tiles(self.m, self.n)
 
 
 def estimate_ns(s: MatmulSchedule, blocks: int, problem: Problem) -> float:

@@ -38,14 +38,7 @@ def residual_schedule(
 ) -> MatmulSchedule:
     """Returns the schedule of a matmul to which a residual is added: that of the matmul, with fewer stages if need be.
 
-    Args:
-        m: Rows of the activations, at least 1.
-        k: Length of the contracted dimension, at least 1.
-        n: Columns of the weights, at least 1.
-        stack: Products of this shape in one launch.
-        transpose_w: Whether the weights are stored as (N, K).
-        itemsize: Bytes of an operand's element.
-        out_itemsize: Bytes of an element of the result and of the residual.
+    Arguments as for `matmul_schedule`; the residual has the result's dtype.
     """
     sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
     ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
@@ -64,13 +57,7 @@ def gated_schedule(
 ) -> MatmulSchedule:
     """Returns the schedule of a pair of products of the same rows.
 
-    Args:
-        m: Rows of the activations, at least 1.
-        k: Length of the contracted dimension, at least 1.
-        n: Columns of each of the two weights, at least 1.
-        transpose_w: Whether the weights are stored as (N, K).
-        itemsize: Bytes of an operand's element.
-        out_itemsize: Bytes of a result's element.
+    Arguments as for `matmul_schedule`; N is that of each of the two weights.
     """
     ranked = candidates(m, k, n, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize, gated=True)
     return next(iter(ranked.values()))

@@ -156,15 +156,7 @@ def candidates(
 ) -> dict[str, MatmulSchedule]:
     """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first.
 
-    Args:
-        m: Rows of the activations.
-        k: Length of the contracted dimension.
-        n: Columns of the weights.
-        stack: Products of this shape in one launch.
-        transpose_w: Whether the weights are stored as (N, K).
-        itemsize: Bytes of an operand's element.
-        out_itemsize: Bytes of a result's element.
-        gated: Whether there are two weights, whose products a block makes one result of.
+    Arguments as for `matmul_schedule`; `gated` says that a block makes one result of the products of two weights.
     """
     return dict(_ranked(Problem(stack, m, k, 2 * n if gated else n, transpose_w, itemsize, out_itemsize), gated))
 

@@ -82,13 +82,7 @@ def tf32_schedule(
 ) -> Tf32Schedule:
     """Returns the schedule of a shape: the candidate estimated fastest.
 
-    Args:
-        m: Rows of the activations, at least 1.
-        k: Length of the contracted dimension, at least 1.
-        n: Columns of the weights, at least 1.
-        stack: Products of this shape in one launch.
-        transpose_w: Whether the weights are stored as (N, K).
-        out_itemsize: Bytes of a result's element.
+    Arguments as for `matmul_schedule`.
 
     Example:
         >>> tf32_schedule(8, 4096, 4096).turners, tf32_schedule(8, 4096, 4096, transpose_w=True).turners
@@ -102,13 +96,7 @@ def tf32_candidates(
 ) -> Iterator[Tf32Schedule]:
     """Yields the schedules that are worth trying for a shape, the one with the lowest estimated time first.
 
-    Args:
-        m: Rows of the activations.
-        k: Length of the contracted dimension.
-        n: Columns of the weights.
-        stack: Products of this shape in one launch.
-        transpose_w: Whether the weights are stored as (N, K).
-        out_itemsize: Bytes of a result's element.
+    Arguments as for `matmul_schedule`.
     """
     problem = Problem(stack, m, 2 * k, n, True, 2, out_itemsize)
     found = []
@@ -144,16 +132,12 @@ def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32S
         stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
         if stages < _FEWEST_STAGES:
             continue
-        blocks = SMS if _tiles(tiles, m, n, stack) > SMS else 0
+        blocks = SMS if stack * tiles.tiles(m, n) > SMS else 0
         yield Tf32Schedule(replace(tiles, stages=stages, blocks=blocks), turners, not turners)
 
 
 def _stage_bytes(t: MatmulSchedule) -> int:
     return (t.block_rows + t.block_columns) * t.k_step * 4
-
-
-def _tiles(t: MatmulSchedule, m: int, n: int, stack: int) -> int:
-    return stack * -(-m // t.block_m) * -(-n // t.block_n)
 
 
 def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
@@ -172,7 +156,7 @@ def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
             (_TURN_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.turners,
             _ISSUE_CYCLES,
         )
-    waves = -(-_tiles(t, m, n, stack) // SMS)
+    waves = -(-stack * t.tiles(m, n) // SMS)
     computing = (_START_CYCLES + waves * (-(-k // t.k_step) * step + _TILE_CYCLES)) / _CYCLES_PER_NS
     memory = stack * (k * n + m * k + m * n) * 4 / _BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
     return max(computing, memory) + 0.02 * computing

@@ -90,6 +90,10 @@ class MatmulSchedule:
         """Columns of the result in a block's tile."""
         return self.block_rows if self.swap else self.block_columns
 
+    def tiles(self, m: int, n: int) -> int:
+        """Returns the number of tiles of an (M, N) result."""
+        return -(-m // self.block_m) * -(-n // self.block_n)
+
     def out_blocks(self, out_itemsize: int) -> tuple[int, int, int]:
         """Returns how a warpgroup's part of the result leaves: the rows and columns of a block, and buffers for blocks.
 

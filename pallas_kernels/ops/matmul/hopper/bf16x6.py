@@ -23,6 +23,7 @@ from pallas_kernels.ops.matmul.hopper.operands import (
     empty,
     one_axis,
     pad,
+    unpad,
 )
 from pallas_kernels.parts.xla.tiles import fold_row_chunks
 from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule, split_schedule
@@ -98,7 +99,7 @@ def matmul(
     total = sums[0]
     for i in range(1, sums.shape[0]):
         total += sums[i]
-    total = total[..., :m, :n].reshape(*lead, m, n)
+    total = unpad(total, *lead, m, n)
     if bias is not None:
         total += bias
     return total.astype(out_dtype)

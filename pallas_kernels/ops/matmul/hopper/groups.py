@@ -21,6 +21,8 @@ from pallas_kernels.ops.matmul.hopper.operands import (
     check_result,
     check_shared_memory,
     pad,
+    pad_weights,
+    unpad,
 )
 from pallas_kernels.ops.matmul.hopper.ring import ring_matmul
 from pallas_kernels.parts.hopper.groups import MOST_GROUPS
@@ -102,8 +104,7 @@ def group_matmul(
     if 0 in (m, k, groups, n):
         return jnp.broadcast_to(jnp.where(_fit(sizes, m), 0, jnp.nan).astype(out_dtype), (m, n))
     x = pad(x, -1, _ALIGN)
-    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
-    w = pad(pad(w, k_axis, _ALIGN), n_axis, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
+    w = pad_weights(w, transpose_w, _ALIGN, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
     bytes_of = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         schedule = group_schedule(m, groups, k, n, transpose_w=transpose_w, **bytes_of)
@@ -122,7 +123,7 @@ def group_matmul(
         out_dtype=out_dtype,
         interpret=interpret,
     )
-    return out if out.shape[-1] == n else out[..., :n]
+    return unpad(out, m, n)
 
 
 def _serves_sums(x: Any, g: Any, sizes: Any, **_: Any) -> bool:
@@ -190,7 +191,7 @@ def group_weight_gradient(
     source = _moved_apart(sizes, m, schedule.k_step)
     x, g = (pick(pad(a, -1, _WEIGHT_COLUMNS), source) for a in (x, g))
     out = sum_groups(x, g, sizes, rows=m, schedule=schedule, out_dtype=out_dtype, interpret=interpret)
-    return out if out.shape[-2:] == (k, n) else out[:, :k, :n]
+    return unpad(out, groups, k, n)
 
 
 def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from pallas_kernels.contract import Float8Contract, QuantContract, honour
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue
-from pallas_kernels.ops.matmul.hopper.operands import check_device, check_result, check_shared_memory, pad
+from pallas_kernels.ops.matmul.hopper.operands import (
+    check_device,
+    check_result,
+    check_shared_memory,
+    pad,
+    pad_weights,
+    unpad,
+)
 from pallas_kernels.ops.matmul.hopper.ring import ring_matmul
 from pallas_kernels.parts.hopper.groups import MOST_GROUPS
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES
@@ -103,8 +110,7 @@ def quant_matmul(
     if not interpret:
         check_device(_OP)
     (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
-    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
-    x, w = pad(x, -1, _ALIGN), pad(pad(w, k_axis, _ALIGN), n_axis, _COLUMNS if transpose_w else _TURNED_COLUMNS)
+    x, w = pad(x, -1, _ALIGN), pad_weights(w, transpose_w, _ALIGN, _COLUMNS if transpose_w else _TURNED_COLUMNS)
     if schedule is None:
         groups = None if sizes is None else sizes.shape[0]
         options = {"groups": groups, "out_itemsize": out_dtype.itemsize}
@@ -126,7 +132,7 @@ def quant_matmul(
         interpret=interpret,
         folded=folded,
     )
-    return out if out.shape[-1] == n else out[:, :n]
+    return unpad(out, m, n)
 
 
 def _check(

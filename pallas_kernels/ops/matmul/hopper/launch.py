@@ -31,6 +31,8 @@ from pallas_kernels.ops.matmul.hopper.operands import (
     check_shared_memory,
     one_axis,
     pad,
+    pad_weights,
+    unpad,
 )
 from pallas_kernels.ops.matmul.hopper.ring import Shards, ring_matmul
 from pallas_kernels.parts.hopper.operand import SWIZZLE_BYTES
@@ -47,7 +49,7 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 _OP: Final = "pallas_kernels.ops.matmul.hopper.launch.matmul"
 _GATED_OP: Final = "pallas_kernels.ops.matmul.hopper.launch.gated_matmul"
 _ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns rows
-_WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile
+_WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile of weights stored as (K, N)
 _GRADIENT_OP: Final = "pallas_kernels.ops.matmul.hopper.launch.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
@@ -120,7 +122,7 @@ def matmul(
         value = jnp.broadcast_to(activate(value, activation), (*lead, m, n))
         return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
     stack = math.prod(lead)
-    x, (w,) = pad(x, -1, _ALIGN), _pad_weights([w], transpose_w)
+    x, w = pad(x, -1, _ALIGN), pad_weights(w, transpose_w, _ALIGN, _ALIGN if transpose_w else _WEIGHT_COLUMNS)
     x, w = one_axis(x), one_axis(w)
     if residual is not None:
         residual = one_axis(pad(residual, -1, w.shape[-2 if transpose_w else -1]))
@@ -145,7 +147,7 @@ def matmul(
             out_dtype=out_dtype,
             interpret=interpret,
         )
-    return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)
+    return unpad(out, *lead, m, n)
 
 
 def gated_matmul(
@@ -207,7 +209,8 @@ def gated_matmul(
     if 0 in (m, k, n):
         zero = jnp.zeros((m, n), jnp.float32)
         return (activate(zero, activation) * zero).astype(out_dtype)
-    x, (gate, up) = pad(x, -1, _ALIGN), _pad_weights([w_gate, w_up], transpose_w)
+    x = pad(x, -1, _ALIGN)
+    gate, up = (pad_weights(w, transpose_w, _ALIGN, _ALIGN if transpose_w else _WEIGHT_COLUMNS) for w in (w_gate, w_up))
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         schedule = gated_schedule(m, k, n, transpose_w=transpose_w, **sizes)
@@ -226,7 +229,7 @@ def gated_matmul(
         out_dtype=out_dtype,
         interpret=interpret,
     )
-    return out if out.shape[-1] == n else out[..., :n]
+    return unpad(out, m, n)
 
 
 def _split(
@@ -262,13 +265,6 @@ def _split(
     _check_schedule(tiles, itemsize=x.dtype.itemsize, out_itemsize=4)
     partials = ring_matmul(x, w, Epilogue(), out_dtype=jnp.dtype(jnp.float32), **common)
     return finish(partials, epilogue, out_dtype=out_dtype, interpret=interpret)
-
-
-def _pad_weights(weights: list[jax.Array], transpose_w: bool) -> list[jax.Array]:
-    """Returns the weights with both dimensions as the copy engine needs them."""
-    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
-    columns = _ALIGN if transpose_w else _WEIGHT_COLUMNS
-    return [pad(pad(w, k_axis, _ALIGN), n_axis, columns) for w in weights]
 
 
 def weight_gradient(
@@ -346,7 +342,7 @@ def weight_gradient(
         out_dtype=out_dtype,
         interpret=interpret,
     )
-    return (out if out.shape[-2:] == (k, n) else out[..., :k, :n]).reshape(*lead, k, n)
+    return unpad(out, *lead, k, n)
 
 
 def _check(

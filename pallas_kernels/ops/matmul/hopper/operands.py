@@ -108,3 +108,15 @@ def pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
     if not missing:
         return a
     return jnp.pad(a, [(0, missing if d == axis % a.ndim else 0) for d in range(a.ndim)])
+
+
+def pad_weights(w: jax.Array, transpose_w: bool, k_multiple: int, n_multiple: int) -> jax.Array:
+    """Returns weights, (K, N) or (N, K) with `transpose_w`, with both dimensions padded to a multiple."""
+    k_axis, n_axis = (-1, -2) if transpose_w else (-2, -1)
+    return pad(pad(w, k_axis, k_multiple), n_axis, n_multiple)
+
+
+def unpad(out: jax.Array, *shape: int) -> jax.Array:
+    """Returns the first rows and columns of padded matrices, with the leading dimensions of `shape`."""
+    m, n = shape[-2:]
+    return (out if out.shape[-2:] == (m, n) else out[..., :m, :n]).reshape(shape)

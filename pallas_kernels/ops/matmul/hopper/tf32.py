@@ -21,6 +21,8 @@ from pallas_kernels.ops.matmul.hopper.operands import (
     empty,
     one_axis,
     pad,
+    pad_weights,
+    unpad,
 )
 from pallas_kernels.ops.matmul.hopper.ring import ring_matmul
 from pallas_kernels.ops.matmul.hopper.tf32_ring import turning_ring_matmul
@@ -100,6 +102,6 @@ def matmul(
         w = pad(pad(w, -1, _TURNED_COLUMNS), -2, _TURNED_K)
         out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, schedule=schedule, **arguments)
     else:
-        w = pad(pad(w if transpose_w else w.swapaxes(-1, -2), -1, _ALIGN), -2, _COLUMNS)
+        w = pad_weights(w if transpose_w else w.swapaxes(-1, -2), True, _ALIGN, _COLUMNS)
         out = ring_matmul(pad(x, -1, _ALIGN), w, Epilogue(bias), schedule=schedule.tiles, transpose_w=True, **arguments)
-    return (out if out.shape[-1] == n else out[..., :n]).reshape(*lead, m, n)
+    return unpad(out, *lead, m, n)
