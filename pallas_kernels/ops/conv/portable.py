@@ -79,10 +79,7 @@ def _add_upwards(term: Callable[[jax.Array | int], jax.Array], terms: int) -> ja
     shape = jax.eval_shape(term, jnp.int32(0))
     # Minus zero changes no term, where zero would change minus zero.
     first = jnp.full(shape.shape, -0.0, shape.dtype)
-    total: jax.Array = lax.fori_loop(
-        jnp.int32(0), jnp.int32(terms), lambda i, total: isolate(total + term(i))[0], first
-    )
-    return total
+    return lax.fori_loop(jnp.int32(0), jnp.int32(terms), lambda i, total: isolate(total + term(i))[0], first)
 
 
 def _side_by_side(x: jax.Array, window: Window, start: jax.Array | int, size: int) -> jax.Array:
@@ -159,8 +156,7 @@ def _tiles(
         return lax.dynamic_update_slice(y, some, [example, place, *rest], allow_negative_indices=False)
 
     y = jnp.zeros(out.shape, out.dtype)
-    result: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(math.prod(parts)), body, y)
-    return result
+    return lax.fori_loop(jnp.int32(0), jnp.int32(math.prod(parts)), body, y)
 
 
 def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window, contract: ConvContract) -> jax.Array:

@@ -165,22 +165,19 @@ def rows_of_tokens(offset: jax.Array, *, places: int, interpret: bool = False) -
 
 def _items(block: Any) -> jax.Array:
     """Returns the numbers of a block's items."""
-    numbers: jax.Array = block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
-    return numbers
+    return block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
 
 
 def _count(where: jax.Array, axis: int) -> jax.Array:
-    number: jax.Array = jnp.sum(jnp.where(where, 1, 0), axis=axis)
-    return number
+    return jnp.sum(jnp.where(where, 1, 0), axis=axis)
 
 
 def _over[T](number: int, add: Callable[[jax.Array, T], T], start: T) -> T:
     """Carries a value over all of so many items, a chunk at a time; the last one may have more than there are."""
     chunk = lax.broadcasted_iota(jnp.int32, (PAIR_TILE.chunk,), 0)
-    total: T = lax.fori_loop(
+    return lax.fori_loop(
         0, pl.cdiv(number, PAIR_TILE.chunk), lambda i, total: add(i * PAIR_TILE.chunk + chunk, total), start
     )
-    return total
 
 
 def _launch(kernel: Callable[..., None], array: jax.Array, blocks: int, sizes: list[int], interpret: bool) -> Arrays:

@@ -223,8 +223,7 @@ def _kernel(
 
     def operand(ref: Any, entry: Any, places: Any, depth: Any, transposed: bool) -> jax.Array:
         at = ref.at[entry, depth, places] if transposed else ref.at[entry, places, depth]
-        loaded: jax.Array = plt.load(at).astype(dtype)
-        return loaded
+        return plt.load(at).astype(dtype)
 
     def block_sum(begin: Any, length: int) -> jax.Array:
         """Adds the products of `length` elements of K, one after the other."""
@@ -241,8 +240,7 @@ def _kernel(
 
         steps = jnp.int32(-(-length // tile.depth))
         zero = jnp.zeros((tile.rows, tile.columns), dtype)
-        chain: jax.Array = lax.fori_loop(jnp.int32(0), steps, step, zero)
-        return chain
+        return lax.fori_loop(jnp.int32(0), steps, step, zero)
 
     def block(i: Any, total: jax.Array) -> jax.Array:
         partial = block_sum(i * sizes.k_block, sizes.k_block)

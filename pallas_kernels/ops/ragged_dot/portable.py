@@ -92,8 +92,7 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
         parts = (jnp.where(inside[:, None], tile, jnp.zeros((), tile.dtype)) for tile in tiles)
         (part,) = isolate(product(*isolate(*parts)))
         so_far = lax.dynamic_index_in_dim(total, group, keepdims=False, **FROM_ZERO)
-        changed: jax.Array = lax.dynamic_update_index_in_dim(total, isolate(so_far + part)[0], group, 0, **FROM_ZERO)
-        return changed
+        return lax.dynamic_update_index_in_dim(total, isolate(so_far + part)[0], group, 0, **FROM_ZERO)
 
     sizes, start = _known_to_fit(sizes, m, one.dtype)
     total = jnp.full((sizes.shape[0], *one.shape), start)
@@ -128,5 +127,4 @@ def _visit_tiles(
         start = starts[group] + (i - (behind - tiles)[group]) * rows
         return step(group, start, start + lax.iota(jnp.int32, rows) < ends[group], state)
 
-    result: jax.Array = lax.fori_loop(jnp.int32(0), behind[-1], body, state)
-    return result
+    return lax.fori_loop(jnp.int32(0), behind[-1], body, state)

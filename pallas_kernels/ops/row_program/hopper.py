@@ -286,5 +286,4 @@ def _computed(operation: Operation | Literal["upper", "rest"], operands: Sequenc
         "rest": lambda a: jnp.where(jnp.isfinite(a), a - upper, jnp.float32(0)),
     }
     given = [a] if b is None else jnp.broadcast_arrays(a, b)
-    result: jax.Array = lax.optimization_barrier(functions[operation](*given))
-    return result
+    return lax.optimization_barrier(functions[operation](*given))

@@ -104,8 +104,7 @@ def exponential(x: jax.Array, interpret: Any, *, exact: bool = False) -> jax.Arr
 
 def logarithm(x: jax.Array) -> jax.Array:
     """Returns the natural logarithm of a float32 number."""
-    result: jax.Array = jnp.log(x)
-    return result
+    return jnp.log(x)
 
 
 def silu(x: jax.Array, interpret: Any) -> jax.Array:
@@ -145,8 +144,7 @@ def columns_of(ptx: str, operands: Sequence[jax.Array | np.float32]) -> jax.Arra
 
 def _apart(x: jax.Array) -> jax.Array:
     (apart,) = lax.optimization_barrier((x,))
-    result: jax.Array = apart
-    return result
+    return apart
 
 
 def _apply(ptx: str, *operands: jax.Array) -> jax.Array:

@@ -74,5 +74,4 @@ def keep_band(
                 pairs[j, half] = pair
         return fragmented(pairs.reshape(registers.shape), tile.layout, signed=tile.is_signed)
 
-    kept: jax.Array = keep(tile, *given)
-    return kept
+    return keep(tile, *given)

@@ -189,8 +189,7 @@ def start_values(
             found.append(_multiply(total, operands, weights, kind))
         return tuple(found)
 
-    started: tuple[jax.Array, ...] = issue(stored, weights, *totals)
-    return started
+    return issue(stored, weights, *totals)
 
 
 class _Place:

@@ -174,8 +174,7 @@ def spoil_rows(
             registers.flat[at] = register
         return fragmented(registers, total.layout)
 
-    result_total: jax.Array = spoil(total, first, end, found, *bits)
-    return result_total
+    return spoil(total, first, end, found, *bits)
 
 
 def _within(edge: Any, start: int) -> Any:

@@ -54,8 +54,7 @@ def scratch(dtype: Any) -> tuple[Any, Any, Any]:
 
 def filled_columns(value: float) -> jax.Array:
     """Returns a float32 number for each column."""
-    full: jax.Array = plgpu.layout_cast(jnp.full((COLUMNS,), value, jnp.float32), COLUMN)
-    return full
+    return plgpu.layout_cast(jnp.full((COLUMNS,), value, jnp.float32), COLUMN)
 
 
 def down(x: jax.Array, rows: int = ROWS) -> jax.Array:
@@ -94,8 +93,7 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
             pair = arith.maximumf(pair, other)
         return _of_columns(like, pair)
 
-    found: jax.Array = find(*tile, numbers, filled_columns(0))
-    return found
+    return find(*tile, numbers, filled_columns(0))
 
 
 def share_turned(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None:
@@ -158,8 +156,7 @@ def of_lanes(numbers: jax.Array, interpret: bool) -> jax.Array:
         second = _bit(thread_of_warpgroup(), 16)
         return _of_threads(arith.select(second, element(own, 1), element(own, 0)))
 
-    picked: jax.Array = pick(numbers)
-    return picked
+    return pick(numbers)
 
 
 def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: bool) -> jax.Array:
@@ -178,8 +175,7 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
     if interpret:
         tile = wide[...][: 2 * ROWS * COLUMNS].reshape(2 * ROWS, COLUMNS)
         plgpu.commit_smem()
-        found: jax.Array = total * decay + tile.sum(axis=0)
-        return found
+        return total * decay + tile.sum(axis=0)
     result = held((WARPGROUP,), _THREADS)
 
     @inline(_THREADS, _THREADS, plgpu.RefType(), result=result)
@@ -202,8 +198,7 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
         own, factor = (number_of(x.registers.flat[0]) for x in (total, decay))
         return _of_threads(mgpu.utils.inline_ptx("fma.rn.f32 $0, $1, $2, $3;", own, factor, number, result_types=f32))
 
-    added: jax.Array = add(total, decay, wide)
-    return added
+    return add(total, decay, wide)
 
 
 def add_lanes_of_columns(total: jax.Array, numbers: Any, interpret: bool) -> jax.Array:
@@ -223,8 +218,7 @@ def add_lanes_of_columns(total: jax.Array, numbers: Any, interpret: bool) -> jax
         warps = _exchange(numbers, number_of(total.registers.flat[0]), thread_of_warpgroup())
         return _of_columns(like, arith.addf(arith.addf(warps[0], warps[1]), arith.addf(warps[2], warps[3])))
 
-    added: jax.Array = add(total, numbers, filled_columns(0))
-    return added
+    return add(total, numbers, filled_columns(0))
 
 
 def _exchange(numbers: Any, number: Any, thread: Any) -> list[Any]:

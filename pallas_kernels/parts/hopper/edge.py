@@ -44,8 +44,7 @@ def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
         registers[0] = vector.broadcast(ir.VectorType.get((1,), f32), value)
         return fragmented(registers, mgpu.WGStridedFragLayout((WARPGROUP,), 1))
 
-    result: jax.Array = load(row, jnp.int32(column))
-    return result
+    return load(row, jnp.int32(column))
 
 
 def store_edge(row: Any, column: Any, valid: int, block: jax.Array, interpret: Any) -> None:
@@ -58,7 +57,7 @@ def store_edge(row: Any, column: Any, valid: int, block: jax.Array, interpret: A
     def store(row: Any, column: Any, block: Any) -> None:
         thread = _thread()
         exists = arith.cmpi(arith.CmpIPredicate.ult, thread, mgpu.c(valid, thread.type))
-        branch: Any = scf.IfOp(exists)  # type: ignore[call-arg]
+        branch = scf.IfOp(exists)  # type: ignore[call-arg]
         with ir.InsertionPoint(branch.then_block):
             at = arith.index_cast(ir.IndexType.get(), arith.addi(column.registers.item(), thread))
             value = vector.extract(

@@ -105,7 +105,7 @@ class Table:
         # All four warps have the same numbers; one of them writes.
         writes = arith.cmpi(arith.CmpIPredicate.ult, thread_of_warpgroup(), i32(_WARP))
         for j, (entry, exists) in enumerate(zip(entries, exist, strict=True)):
-            branch: Any = scf.IfOp(arith.andi(writes, exists))  # type: ignore[call-arg]
+            branch = scf.IfOp(arith.andi(writes, exists))  # type: ignore[call-arg]
             with ir.InsertionPoint(branch.then_block):
                 is_last = arith.cmpi(arith.CmpIPredicate.eq, entry, i32(self.groups - 1))
                 end = arith.select(fit, arith.addi(starts[j], found[j]), arith.select(is_last, i32(-1), zero))

@@ -19,7 +19,7 @@ def inline(*arguments: Any, result: Any = None) -> Callable[[Body], Body]:
     """
 
     def decorate(body: Body) -> Body:
-        inlined: Any = plgpu.inline_mgpu(arg_types=arguments, return_type=result)
+        inlined = plgpu.inline_mgpu(arg_types=arguments, return_type=result)
         return inlined(lambda _, *values: body(*values))
 
     return decorate

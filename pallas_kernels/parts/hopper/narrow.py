@@ -112,5 +112,4 @@ def rounded_quotients(
         registers[0] = found
         return fragmented(registers, h.layout, signed=True)
 
-    result: jax.Array = narrow(h, power, divisor, reciprocal, mask)
-    return result
+    return narrow(h, power, divisor, reciprocal, mask)

@@ -57,8 +57,7 @@ class OnlineRow:
 
     def known(self, number: int) -> jax.Array:
         """Returns one of the row's numbers that the kernel was given."""
-        value: jax.Array = self.given[number][self.index, 0]
-        return value
+        return self.given[number][self.index, 0]
 
     def pick(self, column: jax.Array) -> jax.Array:
         """Returns the row's element in a column, as float32."""

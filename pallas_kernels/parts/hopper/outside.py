@@ -59,5 +59,4 @@ def any_outside(table: Any, row: Any, entries: Any, size: int, interpret: bool) 
         )
         return mgpu.FragmentedArray.splat(votes, (), is_signed=True)
 
-    found_any: jax.Array = look(table, *(jnp.asarray(x, jnp.int32) for x in (row, entries))) != 0
-    return found_any
+    return look(table, *(jnp.asarray(x, jnp.int32) for x in (row, entries))) != 0

@@ -63,8 +63,7 @@ def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpre
 def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
     """Takes a float32 tile of 64 rows back from memory into which `park` put it; no barrier is needed."""
     if interpret:
-        read: jax.Array = ref[...].reshape(ROWS, columns)
-        return read
+        return ref[...].reshape(ROWS, columns)
     result = held((ROWS, columns), TILE)
 
     @inline(plgpu.RefType(), result=result)
@@ -75,8 +74,7 @@ def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
             registers.flat[2 * at], registers.flat[2 * at + 1] = _read(place)
         return fragmented(registers, layout)
 
-    loaded: jax.Array = load(ref)
-    return loaded
+    return load(ref)
 
 
 def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
@@ -115,8 +113,7 @@ def unpark_rows(ref: Any, interpret: bool) -> tuple[jax.Array, ...]:
             found.append(fragmented(registers, layout))
         return tuple(found)
 
-    loaded: tuple[jax.Array, ...] = load(ref)
-    return loaded
+    return load(ref)
 
 
 def _rows(ref: Any) -> list[tuple[Any, Any]]:

@@ -57,8 +57,7 @@ def rows_at(ref: Any, places: jax.Array, start: Any, columns: int, interpret: bo
         shape = mgpu.WGMMA_LAYOUT.registers_shape((ROWS, columns))
         return fragmented(registers.reshape(shape), mgpu.WGMMA_LAYOUT)
 
-    loaded: jax.Array = load(ref, places, jnp.asarray(start, jnp.int32))
-    return loaded
+    return load(ref, places, jnp.asarray(start, jnp.int32))
 
 
 def words_at(ref: Any, places: jax.Array, start: Any, count: int, interpret: bool) -> tuple[jax.Array, ...]:
@@ -96,8 +95,7 @@ def words_at(ref: Any, places: jax.Array, start: Any, count: int, interpret: boo
                 registers.flat[half] = vector.broadcast(ir.VectorType.get((layout.vector_length,), word), number)
         return tuple(fragmented(registers, layout, signed=True) for registers in found)
 
-    loaded: tuple[jax.Array, ...] = load(ref, places, jnp.asarray(start, jnp.int32))
-    return loaded
+    return load(ref, places, jnp.asarray(start, jnp.int32))
 
 
 def packed_bits(x: jax.Array) -> jax.Array:

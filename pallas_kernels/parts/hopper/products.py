@@ -82,8 +82,7 @@ def start(
         nvvm.wgmma_commit_group_sync_aligned()
         return accumulator([number for part in found for number in part], columns)
 
-    started: jax.Array = issue(*arrays, *refs)
-    return started
+    return issue(*arrays, *refs)
 
 
 def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, ...]:
@@ -106,8 +105,7 @@ def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, 
         nvvm.wgmma_wait_group_sync_aligned(after)
         return tuple(mgpu.optimization_barrier(array) for array in arrays)
 
-    finished: tuple[jax.Array, ...] = wait(*arrays)
-    return finished
+    return wait(*arrays)
 
 
 def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
@@ -170,8 +168,7 @@ def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
             registers.flat[at] = with_number(register, mgpu.utils.shfl_bfly(number_of(register), 0))
         return fragmented(registers, numbers.layout)
 
-    exchanged: jax.Array = exchange(numbers)
-    return exchanged
+    return exchange(numbers)
 
 
 def ref_type(ref: Any) -> Any:

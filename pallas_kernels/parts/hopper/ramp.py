@@ -51,5 +51,4 @@ def add_ramp(tile: jax.Array, factor: float, slope: jax.Array, start: jax.Array,
                 pairs[j, half] = pair
         return fragmented(pairs.reshape(registers.shape), tile.layout, signed=tile.is_signed)
 
-    added: jax.Array = add(tile, slope, start)
-    return added
+    return add(tile, slope, start)

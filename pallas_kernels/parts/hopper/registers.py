@@ -82,5 +82,4 @@ def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:
             registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
         return fragmented(registers, operands[0].layout)
 
-    result: jax.Array = apply(*operands)
-    return result
+    return apply(*operands)

@@ -141,8 +141,7 @@ class Row:
 
     def given(self, number: int, column: int = 0) -> jax.Array:
         """Returns one of the row's numbers that the kernel was given."""
-        value: jax.Array = self._launch.given[number][self._index, column]
-        return value
+        return self._launch.given[number][self._index, column]
 
     def derive(self, step: Callable[..., Sequence[jax.Array]], *, vectors: Sequence[int] = ()) -> None:
         """Puts what a step makes of every column in the place of the arrays, once, for all passes that follow.
@@ -201,7 +200,7 @@ class Row:
                 totals = tuple(found)
             return totals
 
-        totals: Any = self._walk(take, None)
+        totals = self._walk(take, None)
         by_kind = [[strip[i] for strip in totals] for i in range(len(kinds))]
         places = [self._place(i) for i in range(len(kinds))]
         self._exchanges += len(kinds)

@@ -59,8 +59,7 @@ class Strip:
         """
         if interpret:
             if self.whole:
-                window: jax.Array = _window(source, row, pl.ds(self.block + self.lane, self.width))[...]
-                return window
+                return _window(source, row, pl.ds(self.block + self.lane, self.width))[...]
             tail = _window(source, row, pl.ds(self.block, self.columns - self.block))[...]
             tail = jnp.pad(tail, (0, self.lanes - tail.shape[0]), mode="edge")
             return lax.dynamic_slice_in_dim(tail, self.lane, self.width)
@@ -77,8 +76,7 @@ class Strip:
             registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
             return fragmented(registers, layout.to_mgpu())
 
-        result: jax.Array = load(source, *self._place(row))
-        return result
+        return load(source, *self._place(row))
 
     def store(self, target: Any, row: Any, value: jax.Array, interpret: Any) -> None:
         """Writes the strip's columns that the row has to a row of a 2D reference."""
@@ -124,8 +122,7 @@ class Strip:
             registers[0] = arith.select(self._inside(self._column(start)), registers.item(), units)
             return fragmented(registers, value.layout)
 
-        result: jax.Array = mask(self._place(None)[1], value)
-        return result
+        return mask(self._place(None)[1], value)
 
     def numbers(self, interpret: Any) -> jax.Array:
         """Returns the columns' numbers in the row, as float32."""
@@ -144,8 +141,7 @@ class Strip:
             registers = np.array([arith.addf(first, others)], dtype=object)
             return fragmented(registers, layout.to_mgpu())
 
-        result: jax.Array = numbers(self._place(None)[1])
-        return result
+        return numbers(self._place(None)[1])
 
     def _place(self, row: Any) -> tuple[jax.Array, jax.Array]:
         return jnp.asarray(0 if row is None else row, jnp.int32), jnp.asarray(self.block + self.lane, jnp.int32)

@@ -154,10 +154,7 @@ def combine_team(
             totals.append(mgpu.FragmentedArray.splat(held[0], ()))
         return tuple(totals)
 
-    results: tuple[jax.Array, ...] = trees(
-        team.scratch, jnp.asarray(lane, jnp.int32), tuple(jnp.asarray(p, jnp.int32) for p in places), arrays
-    )
-    return results
+    return trees(team.scratch, jnp.asarray(lane, jnp.int32), tuple(jnp.asarray(p, jnp.int32) for p in places), arrays)
 
 
 def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, signed: bool) -> jax.Array:
@@ -189,10 +186,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
         ]
         return mgpu.FragmentedArray.splat(_largest_of_warp(found, signed), ())
 
-    result: jax.Array = largest(
-        team.scratch, jnp.asarray(lane, jnp.int32), jnp.asarray(place, jnp.int32), tuple(strips)
-    )
-    return result
+    return largest(team.scratch, jnp.asarray(lane, jnp.int32), jnp.asarray(place, jnp.int32), tuple(strips))
 
 
 def _largest_of_warp(held: Sequence[Any], signed: bool) -> Any:

@@ -84,8 +84,7 @@ def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret
 
 def filled(shape: tuple[int, ...], value: float) -> jax.Array:
     """Returns a float32 tile, or a number for each row."""
-    full: jax.Array = plgpu.layout_cast(jnp.full(shape, value, jnp.float32), TILE if len(shape) == 2 else ROW)
-    return full
+    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), TILE if len(shape) == 2 else ROW)
 
 
 @dataclass(frozen=True)
@@ -190,8 +189,7 @@ def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: in
             registers.flat[half] = with_number(registers.flat[half], value)
         return fragmented(registers, total.layout)
 
-    added: jax.Array = add(total, decay, tile)
-    return added
+    return add(total, decay, tile)
 
 
 def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
@@ -211,8 +209,7 @@ def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
             registers.flat[at] = with_number(register, number)
         return fragmented(registers, total.layout)
 
-    added: jax.Array = add(total)
-    return added
+    return add(total)
 
 
 def thread_of_warpgroup() -> Any:

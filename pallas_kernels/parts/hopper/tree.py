@@ -65,5 +65,4 @@ def combine_lanes(lanes: jax.Array, scratch: Any, combine: Combine, interpret: A
             return arith.addf(a, b)
         return arith.select(arith.cmpf(arith.CmpFPredicate.OGT, a, b), a, b)
 
-    total: jax.Array = tree(lanes, scratch)
-    return total
+    return tree(lanes, scratch)

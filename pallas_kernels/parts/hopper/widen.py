@@ -33,8 +33,7 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
     """
     rows, columns = source.shape
     if interpret:
-        read: jax.Array = source[...]
-        return read
+        return source[...]
     strip, step = _strip(columns)
     places = [(at, first) for at in range(0, columns, strip) for first in range(0, rows, step)]
     layout, words = plgpu.Layout.WG_STRIDED, (2 * WARPGROUP * len(places),)
@@ -51,8 +50,7 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
             registers[i] = llvm.load(pair, mgpu.utils.getelementptr(first, [above * columns + at], byte))
         return fragmented(registers, mgpu.WGStridedFragLayout(words, 2), signed=True)
 
-    loaded: jax.Array = load(source)
-    return loaded
+    return load(source)
 
 
 def write_widened(numbers: jax.Array, target: Any, fp8: bool, interpret: bool) -> None:

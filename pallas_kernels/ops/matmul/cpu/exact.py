@@ -63,5 +63,4 @@ def rounded_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         # A step towards the exact sum leaves the middle, on the side on which the sum lies.
         step = np.where((error > 0) == (total > 0), 1, -1)
         pattern += np.where(doubtful & (error != 0), step, 0)
-    rounded: np.ndarray = total.astype(np.float32)
-    return rounded
+    return total.astype(np.float32)

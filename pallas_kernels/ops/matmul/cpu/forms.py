@@ -110,8 +110,7 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turne
         start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
         return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1, **FROM_ZERO)
 
-    y: jax.Array = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
-    return y
+    return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
 
 
 def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, width: int, turned: bool) -> jax.Array:

@@ -132,8 +132,7 @@ def _one(x: jax.Array, w: jax.Array, contract: MatmulContract, transpose_w: bool
     """(M, K) x (K, N), for which there is no program of one entry."""
     if contract.dtype == "float32":
         return matmul_one(x, w, contract=contract, transpose_w=transpose_w)
-    y: jax.Array = lax.map(lambda row: reference(row[None], w, contract.k_block, transpose_w=transpose_w)[0], x)
-    return y
+    return lax.map(lambda row: reference(row[None], w, contract.k_block, transpose_w=transpose_w)[0], x)
 
 
 def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract, storage: Storage) -> jax.Array:

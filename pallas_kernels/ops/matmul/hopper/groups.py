@@ -42,8 +42,7 @@ Pick = Callable[[jax.Array, jax.Array], jax.Array]
 
 def take_rows(x: jax.Array, places: jax.Array) -> jax.Array:
     """Returns the rows of x (M, C) at places (M',), zeros at -1."""
-    rows: jax.Array = jnp.take(x, jnp.where(places < 0, x.shape[0], places), axis=0, mode="fill", fill_value=0)
-    return rows
+    return jnp.take(x, jnp.where(places < 0, x.shape[0], places), axis=0, mode="fill", fill_value=0)
 
 
 def _serves(x: Any, w: Any, *_: Any, **__: Any) -> bool:
