@@ -21,6 +21,7 @@ from jaxlib.mlir.dialects import vector as vectors
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
 _WIDEST: Final = 16  # bytes of one access
 _GLOBAL: Final = 1  # LLVM's address space
@@ -69,7 +70,7 @@ class Strip:
         def load(source: Any, row: Any, start: Any) -> Any:
             column = self._column(start)
             if not self.whole:
-                column = arith.minsi(column, _i32(self.columns - self.vector))
+                column = arith.minsi(column, i32(self.columns - self.vector))
             address, kind, align = self._address(source, row, column)
             registers = np.array([None], dtype=object)
             # Nobody writes to the arrays that a row program reads from memory.
@@ -148,12 +149,11 @@ class Strip:
 
     def _column(self, start: Any) -> Any:
         """Returns the first column of the thread."""
-        thread = arith.remui(mgpu.utils.thread_idx(), _i32(WARPGROUP))
-        return arith.addi(start.registers.item(), arith.muli(thread, _i32(self.vector)))
+        return arith.addi(start.registers.item(), arith.muli(thread_of_warpgroup(), i32(self.vector)))
 
     def _inside(self, column: Any) -> Any:
         # Rows end at a multiple of the vector, so that a thread has all of its columns or none.
-        return arith.cmpi(arith.CmpIPredicate.slt, column, _i32(self.columns))
+        return arith.cmpi(arith.CmpIPredicate.slt, column, i32(self.columns))
 
     def _address(self, ref: Any, row: Any, column: Any) -> tuple[Any, Any, int]:
         """Returns where the thread's columns lie, their type, and the bytes to which they are aligned."""
@@ -172,7 +172,3 @@ class Strip:
 
 def _window(source: Any, row: Any, columns: Any) -> Any:
     return source.at[columns] if row is None else source.at[row, columns]
-
-
-def _i32(value: int) -> Any:
-    return mgpu.c(value, ir.IntegerType.get_signless(32))

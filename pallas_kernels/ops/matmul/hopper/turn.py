@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_kernels.parts.hopper.inline import inline
+from pallas_kernels.parts.hopper.tile import i32
 
 SQUARE: Final = 32
 """Rows and columns of the squares that a tile is made of: the 4-byte elements of a swizzled row."""
@@ -37,23 +38,23 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
     def body(ref: Any) -> None:
         base = utils.memref_ptr(ref)
         elements = ir.VectorType.get((_SIDE,), ir.F32Type.get())
-        thread = arith.andi(mgpu.thread_idx(), _constant(_THREADS - 1))
-        row = arith.andi(thread, _constant(7))  # of the thread's block in its square
-        column = arith.xori(row, arith.andi(arith.shrui(thread, _constant(3)), _constant(7)))
-        half = arith.shrui(thread, _constant(6))  # which of two squares
+        thread = arith.andi(mgpu.thread_idx(), i32(_THREADS - 1))
+        row = arith.andi(thread, i32(7))  # of the thread's block in its square
+        column = arith.xori(row, arith.andi(arith.shrui(thread, i32(3)), i32(7)))
+        half = arith.shrui(thread, i32(6))  # which of two squares
         source, target = _block(row, column, n // SQUARE), _block(column, row, k // SQUARE)
         blocks = []
         for place in _squares(k, n, half):
-            start = _add(source[0], _square(*place, n // SQUARE))
+            start = arith.addi(source[0], _square(*place, n // SQUARE))
             blocks.append([_load(elements, base, start, offset) for offset in source[1]])
         mgpu.warpgroup_barrier()
         for (down, right), rows in zip(_squares(k, n, half), blocks, strict=True):
-            start = _add(target[0], _square(right, down, k // SQUARE))
+            start = arith.addi(target[0], _square(right, down, k // SQUARE))
             for i, offset in enumerate(target[1]):
                 part = llvm.mlir_undef(elements)
                 for j, row_of_block in enumerate(rows):
                     value = vector.extract(row_of_block, dynamic_position=[], static_position=[i])
-                    part = llvm.insertelement(part, value, _constant(j))
+                    part = llvm.insertelement(part, value, i32(j))
                 llvm.store(part, _pointer(base, start, offset))
 
     body(tile)
@@ -63,27 +64,26 @@ def _squares(k: int, n: int, half: Any) -> list[tuple[Any, Any]]:
     """Returns the places (down, right) of the squares of one half of the threads."""
     downs, rights = k // SQUARE, n // SQUARE
     if rights % 2 == 0:
-        return [(_constant(d), _add(half, _constant(r))) for d in range(downs) for r in range(0, rights, 2)]
-    return [(_add(half, _constant(d)), _constant(r)) for d in range(0, downs, 2) for r in range(rights)]
+        return [(i32(d), arith.addi(half, i32(r))) for d in range(downs) for r in range(0, rights, 2)]
+    return [(arith.addi(half, i32(d)), i32(r)) for d in range(0, downs, 2) for r in range(rights)]
 
 
 def _square(down: Any, right: Any, squares: int) -> Any:
     """Returns where a square begins, in bytes, in a tile `squares` of them wide."""
-    rows = arith.muli(down, _constant(SQUARE // 8 * squares * _TILE_BYTES))
-    return _add(rows, arith.muli(right, _constant(_TILE_BYTES)))
+    rows = arith.muli(down, i32(SQUARE // 8 * squares * _TILE_BYTES))
+    return arith.addi(rows, arith.muli(right, i32(_TILE_BYTES)))
 
 
 def _block(row: Any, column: Any, squares: int) -> tuple[Any, list[Any]]:
     """Returns where block (row, column) of a square begins, and the offsets of its rows from there, in bytes."""
-    odd = arith.andi(row, _constant(1))
-    start = _add(
-        arith.muli(arith.shrui(row, _constant(1)), _constant(squares * _TILE_BYTES)),
-        arith.muli(odd, _constant(_SIDE * _ROW_BYTES)),
+    odd = arith.andi(row, i32(1))
+    start = arith.addi(
+        arith.muli(arith.shrui(row, i32(1)), i32(squares * _TILE_BYTES)),
+        arith.muli(odd, i32(_SIDE * _ROW_BYTES)),
     )
-    chunk = arith.xori(column, arith.muli(odd, _constant(_SIDE)))
+    chunk = arith.xori(column, arith.muli(odd, i32(_SIDE)))
     rows = [
-        _add(_constant(i * _ROW_BYTES), arith.muli(arith.xori(chunk, _constant(i)), _constant(4 * _SIDE)))
-        for i in range(_SIDE)
+        arith.addi(i32(i * _ROW_BYTES), arith.muli(arith.xori(chunk, i32(i)), i32(4 * _SIDE))) for i in range(_SIDE)
     ]
     return start, rows
 
@@ -93,12 +93,4 @@ def _load(elements: Any, base: Any, start: Any, offset: Any) -> Any:
 
 
 def _pointer(base: Any, start: Any, offset: Any) -> Any:
-    return utils.getelementptr(base, [_add(start, offset)], ir.IntegerType.get_signless(8))
-
-
-def _add(a: Any, b: Any) -> Any:
-    return arith.addi(a, b)
-
-
-def _constant(value: int) -> Any:
-    return mgpu.c(value, ir.IntegerType.get_signless(32))
+    return utils.getelementptr(base, [arith.addi(start, offset)], ir.IntegerType.get_signless(8))

@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
 
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.tile import i32
 
 _K: Final = 8  # elements of K in one instruction
 _SQUARE: Final = 32  # elements of a swizzled row
@@ -97,17 +98,17 @@ def _load(tile: Any, k: int, n: int) -> Any:
     t + 4, those with an even and those with an odd t: so a warp meets all 32 banks.
     """
     base, thread = utils.memref_ptr(tile), mgpu.thread_idx()
-    t = arith.andi(thread, _int(3))
-    odd = arith.andi(t, _int(1))
-    is_odd = arith.cmpi(arith.CmpIPredicate.eq, odd, _int(1))
+    t = arith.andi(thread, i32(3))
+    odd = arith.andi(t, i32(1))
+    is_odd = arith.cmpi(arith.CmpIPredicate.eq, odd, i32(1))
     places = {}
     for reading in range(2):
-        at = arith.addi(t, arith.muli(arith.xori(odd, _int(reading)), _int(4)))  # in 8 of K
+        at = arith.addi(t, arith.muli(arith.xori(odd, i32(reading)), i32(4)))  # in 8 of K
         for half in range(2):
             places[reading, half] = _place(thread, at, half)
     scalars: list[Any] = []
     for i in range(k // _K):
-        step = _int(i * (n // _SQUARE) * _TILE_BYTES)
+        step = i32(i * (n // _SQUARE) * _TILE_BYTES)
         read = {key: _load_one(base, arith.addi(place, step)) for key, place in places.items()}
         for upper in (0, 1):
             scalars += [arith.select(is_odd, read[1 - upper, half], read[upper, half]) for half in (0, 1)]
@@ -116,15 +117,15 @@ def _load(tile: Any, k: int, n: int) -> Any:
 
 def _place(thread: Any, at: Any, half: int) -> Any:
     """Returns where row `at` of 8 begins, in bytes, at this thread's column: g, or g + 8 for the other half."""
-    g = arith.andi(arith.shrui(thread, _int(2)), _int(7))
-    warp = arith.andi(arith.shrui(thread, _int(5)), _int(3))
-    warpgroup = arith.shrui(thread, _int(7))
-    square = arith.addi(arith.muli(warpgroup, _int(2)), arith.shrui(warp, _int(1)))
-    chunk = arith.addi(arith.muli(arith.andi(warp, _int(1)), _int(4)), arith.shrui(g, _int(2)))
-    place = arith.muli(arith.xori(arith.addi(chunk, _int(2 * half)), at), _int(16))
-    place = arith.addi(place, arith.muli(arith.andi(g, _int(3)), _int(4)))
-    place = arith.addi(place, arith.muli(at, _int(_ROW_BYTES)))
-    return arith.addi(place, arith.muli(square, _int(_TILE_BYTES)))
+    g = arith.andi(arith.shrui(thread, i32(2)), i32(7))
+    warp = arith.andi(arith.shrui(thread, i32(5)), i32(3))
+    warpgroup = arith.shrui(thread, i32(7))
+    square = arith.addi(arith.muli(warpgroup, i32(2)), arith.shrui(warp, i32(1)))
+    chunk = arith.addi(arith.muli(arith.andi(warp, i32(1)), i32(4)), arith.shrui(g, i32(2)))
+    place = arith.muli(arith.xori(arith.addi(chunk, i32(2 * half)), at), i32(16))
+    place = arith.addi(place, arith.muli(arith.andi(g, i32(3)), i32(4)))
+    place = arith.addi(place, arith.muli(at, i32(_ROW_BYTES)))
+    return arith.addi(place, arith.muli(square, i32(_TILE_BYTES)))
 
 
 def _bundle(scalars: list[Any], k: int) -> Any:
@@ -133,8 +134,8 @@ def _bundle(scalars: list[Any], k: int) -> Any:
     shape = mgpu.WGMMA_LAYOUT.registers_shape((64, k))
     array = np.empty(math.prod(shape), dtype=object)
     for i in range(array.size):
-        array[i] = llvm.insertelement(llvm.mlir_undef(pair), scalars[2 * i], _int(0))
-        array[i] = llvm.insertelement(array[i], scalars[2 * i + 1], _int(1))
+        array[i] = llvm.insertelement(llvm.mlir_undef(pair), scalars[2 * i], i32(0))
+        array[i] = llvm.insertelement(array[i], scalars[2 * i + 1], i32(1))
     return fragmented(array.reshape(shape), mgpu.WGMMA_LAYOUT)
 
 
@@ -175,10 +176,6 @@ def _wgmma(accumulator: list[Any], rows: list[Any], descriptor: Any) -> list[Any
         has_side_effects=True,
     )
     return [llvm.extractvalue(one, struct, [i]) for i in range(count)]
-
-
-def _int(value: int) -> Any:
-    return mgpu.c(value, ir.IntegerType.get_signless(32))
 
 
 def _long(value: int) -> Any:
