@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from pallas_kernels.contract import ChunkContract, RowContract, honour, row_contract
 from pallas_kernels.parts.hopper import batch_sum
 from pallas_kernels.parts.hopper.arithmetic import product
-from pallas_kernels.parts.hopper.row_engine import NEEDS, Row, run_rows, supports
+from pallas_kernels.parts.hopper.row import Row
+from pallas_kernels.parts.hopper.row_engine import NEEDS, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
 

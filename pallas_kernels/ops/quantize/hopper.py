@@ -18,7 +18,8 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.parts.hopper.arithmetic import magnitude, silu
 from pallas_kernels.parts.hopper.narrow import rounded_quotients
-from pallas_kernels.parts.hopper.row_engine import NEEDS, Picked, Row, run_rows, supports
+from pallas_kernels.parts.hopper.row import Row
+from pallas_kernels.parts.hopper.row_engine import NEEDS, Picked, run_rows, supports
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
 from pallas_kernels.schedule.hopper.rows import row_lanes

@@ -26,7 +26,8 @@ from pallas_kernels.contract import (
 )
 from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, Order, RowProgram, Step
 from pallas_kernels.parts.hopper.arithmetic import LARGER, columns_of
-from pallas_kernels.parts.hopper.row_engine import COLUMN_NUMBERS, Arrays, Parted, Picked, Row, run_rows
+from pallas_kernels.parts.hopper.row import Row
+from pallas_kernels.parts.hopper.row_engine import COLUMN_NUMBERS, Arrays, Parted, Picked, run_rows
 from pallas_kernels.schedule.hopper.rows import RowSchedule
 
 _EXP: Final = """{

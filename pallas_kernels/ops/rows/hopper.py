@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import ChunkContract, RowContract, honour, row_contract
 from pallas_kernels.parts.hopper import batch_sum
-from pallas_kernels.parts.hopper.row_engine import Row, run_rows, supports
+from pallas_kernels.parts.hopper.row import Row
+from pallas_kernels.parts.hopper.row_engine import run_rows, supports
 from pallas_kernels.parts.served import served_if
 
 _NEEDS: Final = "an axis of at least 128 elements, of whole 16 bytes"

@@ -21,7 +21,8 @@ from pallas_kernels.contract import (
 from pallas_kernels.parts.hopper.arithmetic import exponential
 from pallas_kernels.parts.hopper.map_engine import run_map
 from pallas_kernels.parts.hopper.online_row import OnlineRow
-from pallas_kernels.parts.hopper.row_engine import NEEDS, Row, run_rows, supports
+from pallas_kernels.parts.hopper.row import Row
+from pallas_kernels.parts.hopper.row_engine import NEEDS, run_rows, supports
 from pallas_kernels.parts.hopper.softmax_engine import run_online
 from pallas_kernels.parts.served import served_if
 from pallas_kernels.parts.xla.lanes import Arrays
