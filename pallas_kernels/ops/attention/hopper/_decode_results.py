@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
 from pallas_kernels.parts.hopper.columns import COLUMN
+from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.registers import element, number_of
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, i32, thread_of_warpgroup
 
@@ -66,10 +67,9 @@ def store_rows(
         return
     number, count = plgpu.Layout.WG_SPLAT(()), len(numbers)
     types = (*[plgpu.RefType()] * (1 + count), number, number, TILE, *[ROW] * count)
-    inline: Any = plgpu.inline_mgpu(arg_types=types)
 
-    @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, values_ref: Any, *given: Any) -> None:
+    @inline(*types)
+    def store(values_ref: Any, *given: Any) -> None:
         refs, (first, left, values, *stats) = given[:count], given[count:]
         index = ir.IndexType.get()
         thread = thread_of_warpgroup()
@@ -115,10 +115,9 @@ def store_columns(
         return
     number, count = plgpu.Layout.WG_SPLAT(()), len(numbers)
     types = (*[plgpu.RefType()] * (1 + count), number, number, *[TILE] * len(values), *[COLUMN] * count)
-    inline: Any = plgpu.inline_mgpu(arg_types=types)
 
-    @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, values_ref: Any, *given: Any) -> None:
+    @inline(*types)
+    def store(values_ref: Any, *given: Any) -> None:
         refs, (first, left, *arrays) = given[:count], given[count:]
         tiles, stats = arrays[: len(values)], arrays[len(values) :]
         index = ir.IndexType.get()

@@ -23,6 +23,7 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm
 from pallas_kernels.contract import LEAST
 from pallas_kernels.ops.attention.hopper._online import Factors, Stats, factors_of_split, of_queries, result
 from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import count, element, number_of, with_element, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, across, i32, store_few, thread_of_warpgroup
 
@@ -336,12 +337,11 @@ def _of_heads(factors: Any, first: Any, rows: int, like: jax.Array, form: _Form)
     if form.interpret:
         of_rows = (jnp.minimum(lax.div(first + i, rows), heads - 1) for i in range(MERGED_ROWS))
         return jnp.stack([factors.at[head][...] for head in of_rows])
-    result = plgpu.ShapeDtypeStruct((MERGED_ROWS, size), jnp.dtype(jnp.float32), layout=form.layout)
+    result = held((MERGED_ROWS, size), form.layout)
     arguments = plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), form.layout
-    inline: Any = plgpu.inline_mgpu(arg_types=arguments, return_type=result)
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, factors: Any, first: Any, like: Any) -> Any:
+    @inline(*arguments, result=result)
+    def load(factors: Any, first: Any, like: Any) -> Any:
         registers, f32 = like.registers.copy(), ir.F32Type.get()
         thread, (first,) = thread_of_warpgroup(), first.registers.flat
         warp, lane = arith.divui(thread, i32(_WARP)), arith.remui(thread, i32(_WARP))
@@ -354,7 +354,7 @@ def _of_heads(factors: Any, first: Any, rows: int, like: jax.Array, form: _Form)
                 place = mgpu.utils.getelementptr(base, [arith.addi(start, arith.addi(column, i32(i)))], f32)
                 register = with_number(register, llvm.load(f32, place), i)
             registers.flat[at] = register
-        return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=None)
+        return fragmented(registers, like.layout)
 
     loaded: jax.Array = load(factors, jnp.int32(first), like)
     return loaded
@@ -366,11 +366,10 @@ def _largest_before(maxima: jax.Array, start: jax.Array, width: int, interpret: 
         left = jnp.concatenate([start[:, None], maxima[:, :-1]], axis=1)
         return lax.cummax(left, axis=1)
     layout, row = _layout(width), _layout(width).reduce(1)
-    result = plgpu.ShapeDtypeStruct((MERGED_ROWS, width), jnp.dtype(jnp.float32), layout=layout)
-    inline: Any = plgpu.inline_mgpu(arg_types=(layout, row), return_type=result)
+    result = held((MERGED_ROWS, width), layout)
 
-    @inline  # type: ignore[untyped-decorator]
-    def scan(_: Any, maxima: Any, start: Any) -> Any:
+    @inline(layout, row, result=result)
+    def scan(maxima: Any, start: Any) -> Any:
         registers = maxima.registers.copy()
         (register,) = registers.flat
         own = [element(register, i) for i in range(width // _WARP)]
@@ -387,7 +386,7 @@ def _largest_before(maxima: jax.Array, start: jax.Array, width: int, interpret: 
             register = with_element(register, i, before)
             before = arith.maximumf(before, number)
         registers.flat[0] = register
-        return mgpu.FragmentedArray(_registers=registers, _layout=maxima.layout, _is_signed=None)
+        return fragmented(registers, maxima.layout)
 
     scanned: jax.Array = scan(maxima, plgpu.layout_cast(start, row))
     return scanned
@@ -400,19 +399,18 @@ def _picked(tile: jax.Array, like: jax.Array, group: Any, together: int, index: 
         picked: jax.Array = lax.dynamic_slice_in_dim(tile, group * together + index, 1, axis=1)[:, 0]
         return picked
     layout, row = _layout(width), _layout(like.shape[0] * _WARP).reduce(1)
-    result = plgpu.ShapeDtypeStruct((MERGED_ROWS,), jnp.dtype(jnp.float32), layout=row)
-    inline: Any = plgpu.inline_mgpu(arg_types=(layout, row, plgpu.Layout.WG_SPLAT(())), return_type=result)
+    result = held((MERGED_ROWS,), row)
     neighbours = width // _WARP
 
-    @inline  # type: ignore[untyped-decorator]
-    def pick(_: Any, tile: Any, like: Any, group: Any) -> Any:
+    @inline(layout, row, plgpu.Layout.WG_SPLAT(()), result=result)
+    def pick(tile: Any, like: Any, group: Any) -> Any:
         number = mgpu.utils.bitcast(element(tile.registers.flat[0], index % neighbours), i32(0).type)
         lane = arith.addi(arith.muli(group.registers.item(), i32(together // neighbours)), i32(index // neighbours))
         found = nvvm.shfl_sync(i32(-1), number, lane, i32(_WARP - 1), nvvm.ShflKind.idx)
         registers = like.registers.copy()
         number = mgpu.utils.bitcast(found, ir.F32Type.get())
         registers.flat[0] = with_number(registers.flat[0], number)
-        return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=None)
+        return fragmented(registers, like.layout)
 
     return pick(tile, like, jnp.asarray(group, jnp.int32))
 
