@@ -70,7 +70,7 @@ SUM_OUTER = lax.RaggedDotDimensionNumbers((((1, 2), (0, 1)), ((), ())), (2,), ()
 SUM_INNER = lax.RaggedDotDimensionNumbers((((2, 1), (1, 0)), ((), ())), (1,), ())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("numbers2-(2, 3, 20, 5)-(4, 2, 5, 3)-bfloat16", "None-(0, 5)-(4, 5, 3)-bfloat16"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("numbers", "lhs", "rhs"),

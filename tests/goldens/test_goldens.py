@@ -4,9 +4,9 @@ import functools
 
 import pytest
 
-from tests.exhaustive import sampled
 from tests.goldens import hashes
 from tests.goldens.cases import Case, cases
+from tests.tiers import tiered
 
 FEW = (
     *("matmul float32", "matmul bfloat16 gradients", "matmul float32 split_k=4", "gated_matmul bfloat16 gradients"),
@@ -25,7 +25,7 @@ def recorded() -> dict[str, dict[str, str]]:
     return hashes.load()
 
 
-@pytest.mark.parametrize("name", sampled(every_case(), FEW))
+@pytest.mark.parametrize("name", tiered(every_case(), fast=FEW))
 def test_bits_of_contracts(name: str) -> None:
     compare(name)
 

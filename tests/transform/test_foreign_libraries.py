@@ -12,7 +12,7 @@ from jax.experimental import checkify, io_callback, sparse
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 Function = Callable[[jax.Array], Any]
 
@@ -79,7 +79,7 @@ QUICK = ("error_if mapped", "BCOO from the left", "welch")
 WITHOUT_CALLBACKS = [name for name in FUNCTIONS if not name.startswith(("error_if", "callbacks"))]
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else rarely(name) for name in FUNCTIONS])
+@pytest.mark.parametrize("name", [name if name in QUICK else full_only(name) for name in FUNCTIONS])
 def test_rows_do_not_depend_on_the_batch(name: str) -> None:
     function = jax.jit(bijax.invariant(FUNCTIONS[name]))
     whole = function(X)
@@ -92,7 +92,7 @@ def test_rows_do_not_depend_on_the_batch(name: str) -> None:
     np.testing.assert_allclose(whole, FUNCTIONS[name](X), rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_plain_jax_changes_rows() -> None:
     function = jax.jit(FUNCTIONS["error_if, gradient"])
     whole = np.asarray(function(X))

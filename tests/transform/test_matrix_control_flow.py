@@ -79,13 +79,13 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("remat dx inside",))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("nested jit",))
 @pytest.mark.parametrize("name", ["scan", "while", "nested jit"])
 def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()

@@ -44,13 +44,13 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("vmap of grad",))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("jvp inside",))
 @pytest.mark.parametrize("name", ["jvp inside", "vmap inside", "grad of grad"])
 def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()

@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bijax
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.transform.compositions import (
     BATCH,
     Composition,
@@ -72,12 +72,12 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("nnx.jit",))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)
 
 
-@pytest.mark.parametrize("name", ["linen", rarely("linen dw inside"), rarely("nnx.jit")])
+@pytest.mark.parametrize("name", ["linen", full_only("linen dw inside"), full_only("nnx.jit")])
 def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()

@@ -71,13 +71,13 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("embedding",))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
     COMPOSITIONS[name].check(bijax.invariant)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("embedding", "ragged_dot"))
 @pytest.mark.parametrize("name", ["conv", "embedding", "embedding dw inside", "ragged_dot"])
 def test_control_plain_jax_differs(name: str) -> None:
     COMPOSITIONS[name].check_control()
