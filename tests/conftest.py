@@ -59,15 +59,15 @@ def _what_is_patched_stays_here(request: pytest.FixtureRequest) -> Iterator[None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Returns an id that says what a tuple or list holds: pytest numbers them, and a new case would move the others."""
-    if isinstance(val, tuple | list) and is_plain(val) and len(str(val)) <= MAX_ID:
+    """Returns an id that says what a collection holds: pytest numbers them, and a new case would move the others."""
+    if isinstance(val, tuple | list | dict) and is_plain(val) and len(str(val)) <= MAX_ID:
         return str(val)
     return None
 
 
 def is_plain(val: object) -> bool:
-    if isinstance(val, tuple | list):
-        return all(map(is_plain, val))
+    if isinstance(val, tuple | list | dict):
+        return all(map(is_plain, val.values() if isinstance(val, dict) else val))
     return val is None or isinstance(val, str | int | float)
 
 

@@ -81,6 +81,12 @@ def case_of(item: pytest.Item) -> str:
     return item.callspec.id if hasattr(item, "callspec") else ""
 
 
+def is_numbered(item: pytest.Item) -> bool:
+    """Returns whether the id of a case holds the place of a parameter in its list, which another case may take."""
+    indices = item.callspec.indices.items() if hasattr(item, "callspec") else ()
+    return any(f"{name}{i}" in case_of(item).split("-") for name, i in indices)
+
+
 def check(items: Sequence[pytest.Item]) -> None:
     """Checks the markers of all cases of a test.
 
@@ -93,6 +99,9 @@ def check(items: Sequence[pytest.Item]) -> None:
             tier_of(item)
         for mark in items[0].iter_markers("tier") if items else ():
             _, fast, fault = _read(mark)
+            numbered = [case_of(item) for item in items if is_numbered(item) and case_of(item) in {*fast, *fault}]
+            if numbered:
+                raise ValueError(f"expected cases that are named by ids, got {numbered}, which pytest numbered")
             if unknown := {*fast, *fault} - cases:
                 raise ValueError(f"expected the cases to be among {sorted(cases)}, got {sorted(unknown)}")
     except ValueError as error:

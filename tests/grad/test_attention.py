@@ -115,8 +115,8 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.tier("full", fast=("options1",))
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.tier("full", fast=("(3, 90), causal",))
+@pytest.mark.parametrize("options", OPTIONS, ids=["30, scale, lengths", "(3, 90), causal"])
 def test_the_meaning_is_that_of_jax_nn(options: dict[str, Any]) -> None:
     q, k, v, _ = arrays(40, 150, "float32")
     attends = (bijax.dot_product_attention, jax.nn.dot_product_attention)

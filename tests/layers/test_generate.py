@@ -25,10 +25,11 @@ def alone() -> list[Generation]:
     return [run([prompt]) for prompt in PROMPTS]
 
 
-@pytest.mark.tier("full", fast=("options2",))
+@pytest.mark.tier("full", fast=("chunks of 7",))
 @pytest.mark.parametrize(
     "options",
     [{}, {"prefill_chunk": 1}, {"prefill_chunk": 7}, {"cache": "paged", "prefill_chunk": 7, "page_size": 5}],
+    ids=["whole", "token by token", "chunks of 7", "paged"],
 )
 def test_alone_and_in_company(alone: list[Generation], options: dict[str, Any]) -> None:
     together = run(PROMPTS, **options)
@@ -46,7 +47,7 @@ def test_the_same_bits_as_one_program_for_the_whole_model(alone: list[Generation
 
 @pytest.mark.tier("full")
 def test_plain_jax_differs() -> None:
-    """The control. Texts may still agree; the bits do not."""
+    """The control; test_llama.py has one of the model that always runs. Texts may still agree; the bits do not."""
     model = small.model(PLAIN)
     expected = generate(model, PROMPTS[:1], max_new_tokens=20)
     others = [generate(model, PROMPTS, max_new_tokens=20, prefill_chunk=chunk) for chunk in (None, 1)]

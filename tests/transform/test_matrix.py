@@ -1,4 +1,4 @@
-"""The transform with jit and grad: bits keep, no sum is left to the compiler."""
+"""The transform with jit and grad: bits keep, no sum is left; plain JAX differs."""
 
 import jax
 import pytest
@@ -45,13 +45,7 @@ COMPOSITIONS = {
 @pytest.mark.tier("full", fast=("dx inside",))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
-    COMPOSITIONS[name].check(bijax.invariant)
-
-
-@pytest.mark.tier("full", fast=("dx outside",))
-@pytest.mark.parametrize("name", ["jit", "eager", "dx outside", "dw inside"])
-def test_control_plain_jax_differs(name: str) -> None:
-    COMPOSITIONS[name].check_control()
+    COMPOSITIONS[name].check_with_control()
 
 
 @pytest.mark.parametrize("name", ["jit", full_only("dw inside"), full_only("jitted before")])

@@ -303,8 +303,10 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     assert not races()
 
 
-@pytest.mark.tier("full", fast=("schedule2--1",))
-@pytest.mark.parametrize(("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)])
+@pytest.mark.tier("full", fast=("prefill",))
+@pytest.mark.parametrize(
+    ("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)], ids=["decode", "whole", "prefill"]
+)
 def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedule, outside: int) -> None:
     """A page that holds keys, and a number of queries; not a page behind the last key."""
     keys = np.array([20, 70, 20])
