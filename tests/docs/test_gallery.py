@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 FIGURES = json.loads((ROOT / "benchmarks" / "results" / "gallery_cpu.json").read_text(encoding="utf-8"))["cells"]
 LIBRARIES = (
@@ -26,7 +26,7 @@ def test_no_figure_shows_a_change() -> None:
     assert any(f["differing_plain"] for f in FIGURES)
 
 
-@pytest.mark.parametrize("program", [rarely(f["program"]) for f in FIGURES], ids=[f["program"] for f in FIGURES])
+@pytest.mark.parametrize("program", [full_only(f["program"]) for f in FIGURES], ids=[f["program"] for f in FIGURES])
 def test_bits_do_not_follow_the_batch(program: str, tmp_path: Path) -> None:
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:

@@ -179,7 +179,7 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.exhaustive] if {"mapped", "token", "tokens"} & {*name.split()} else [])
+        pytest.param(name, marks=[pytest.mark.tier("full")] if {"mapped", "token", "tokens"} & {*name.split()} else [])
         for name in CASES
     ],
 )
@@ -195,7 +195,7 @@ def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
     assert_bits_equal(found, evaluate(traced.jaxpr, traced.consts, arrays))
 
 
-@pytest.mark.parametrize("weights", [(COLUMNS, 16), pytest.param((16, COLUMNS), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("weights", [(COLUMNS, 16), pytest.param((16, COLUMNS), marks=pytest.mark.tier("full"))])
 def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int]) -> None:
     """Where products by bfloat16 alone take them: the parts are those that the products would make."""
     x, w = normal(5, 2, 8, 16), normal(6, *weights)

@@ -200,7 +200,7 @@ def exactly(case: Case, given: Arrays) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("soft cap, slopes, heads of 96",))
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
     case, given = CASES[name], arrays(name)
@@ -221,7 +221,7 @@ def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
         assert not found[2][sequence, keys:].any()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gradients_of_a_query_alone_and_of_few() -> None:
     """The gradient of a query has its bits when the other queries of its sequence are absent."""
     case, given = CASES["window, offsets"], arrays("window, offsets")
@@ -231,8 +231,7 @@ def test_gradients_of_a_query_alone_and_of_few() -> None:
     assert_bits_equal(differentiate(shorter, cut)[0][0], plain("window, offsets")[0][0, few])
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(("which", "at"), [("key", 40), ("query", 100)])
 def test_what_is_not_finite_reaches_those_who_see_it(which: str, at: int, races: Races) -> None:
     name = "causal"
@@ -278,7 +277,7 @@ def lower_gradients(*shapes: Any, **options: Any) -> str:
     return lowered(jax.grad(loss, (0, 1, 2)), *shapes)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("False-True",))
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
@@ -299,7 +298,7 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
     assert "320x320" not in text
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("192-128",))
 @pytest.mark.parametrize(("size", "value_size"), [(96, 96), (192, 128), (256, 256)])
 def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -> None:
     query, key, value = (jax.ShapeDtypeStruct((1, 320, 2, n), "bfloat16") for n in (size, size, value_size))

@@ -218,7 +218,7 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     return seen & np.broadcast_to(case.bias_and_mask.get("mask", np.bool_(True)), shape)[sequence]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("decode, all keys at once, window, pages",))
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     case = CASES[name]
@@ -254,8 +254,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored])
 def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
@@ -266,7 +265,7 @@ def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
         assert_bits_equal(ours, theirs)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("decode, all keys at once",))
 @pytest.mark.parametrize("name", [name for name in CASES if "all keys at once" in name])
 def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
     case = CASES[name]
@@ -288,7 +287,7 @@ CHUNKS: Final = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("17 queries, int8",))
 @pytest.mark.parametrize("name", CHUNKS)
 def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> None:
     case, *others = CHUNKS[name]
@@ -301,8 +300,10 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     assert not races()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)])
+@pytest.mark.tier("full", fast=("prefill",))
+@pytest.mark.parametrize(
+    ("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)], ids=["decode", "whole", "prefill"]
+)
 def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedule, outside: int) -> None:
     """A page that holds keys, and a number of queries; not a page behind the last key."""
     keys = np.array([20, 70, 20])
@@ -319,8 +320,7 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
         assert np.isnan(numbers[1:]).all()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("name", "at"),
     [
@@ -408,7 +408,7 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("True-pages", "True-vmap"))
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
@@ -419,7 +419,7 @@ def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
     assert "stablehlo.dot_general" not in text
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "prefill, int8, pages"
     expected = plain(name)
@@ -427,7 +427,7 @@ def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyP
     assert_bits_equal(attend(CASES[name], *data(CASES[name])), expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("256",))
 @pytest.mark.parametrize("size", SPLIT_HEAD_SIZES)
 def test_every_width_fits_into_shared_memory(size: int) -> None:
     """Mosaic raises where a kernel does not; tiles with several splits take most."""
@@ -438,7 +438,7 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
     assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("128-128",))
 @pytest.mark.parametrize(("size", "value_size"), [*((size, size) for size in SPLIT_HEAD_SIZES), (192, 128)])
 def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: int) -> None:
     token, key, value = (

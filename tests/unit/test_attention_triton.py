@@ -14,8 +14,8 @@ from pallas_kernels.ops.attention import triton
 from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.ops.attention.triton._tile import float_of_e4m3
 from tests.eight_bits import composed
-from tests.exhaustive import rarely
 from tests.grad.test_attention import visible_keys
+from tests.tiers import full_only
 
 KEYS, HEADS, KEY_HEADS, SIZE = 50, 4, 2, 24
 CONTRACT = MmaAttentionContract(32, 16)
@@ -40,8 +40,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, **optional: jax.A
     return triton.attention(call, **LAUNCH)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("case", ["window", "bias and mask"])
 def test_results_and_gradients(case: str) -> None:
     arrays = {} if case == "window" else {"bias": BIAS, "mask": MASK}
@@ -98,7 +97,7 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
         np.testing.assert_allclose(np.asarray(ours, np.float32), right, atol=3e-2)
 
 
-@pytest.mark.parametrize("dtype", ["int8", rarely("float8_e4m3fn")])
+@pytest.mark.parametrize("dtype", ["int8", full_only("float8_e4m3fn")])
 def test_keys_and_values_of_8_bits(dtype: str) -> None:
     q = Q.astype(jnp.bfloat16)
     k, v = ((20 * x).astype(dtype) for x in (K, V))

@@ -64,7 +64,10 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.tier(
+    "full",
+    fast=("gradients", "gradients of a stack", "scan", "invariant, transposed", "invariant einsum", "invariant Dense"),
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_program_for_hopper_holds_the_kernel_and_no_dot(name: str) -> None:
     function, args, launches = PROGRAMS[name]
