@@ -1,6 +1,6 @@
 """What `bijax.invariant` costs factorisations of many small matrices on a CPU, and a small Gaussian process.
 
-    python benchmarks/bench_linalg.py [--json FILE]
+    python -m benchmarks.bench_linalg [--json FILE]
 
 `ratio` is plain JAX's time over that of the same function under `bijax.invariant`, `first_ratio` the same of the first
 call, with nothing cached; both in processor time, in turns.
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from harness import cell, interleaved_us, run
 from jax.scipy.linalg import expm, solve_triangular
 
 import bijax
+from benchmarks.harness import cell, interleaved_us, run
 
 BATCHES: Final = (8, 64, 512)
 SIZES: Final = {"float32": (2, 6, 16), "float64": (3, 6, 16)}

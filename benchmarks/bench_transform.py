@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import cell, interleaved_us, run
 
 import bijax
+from benchmarks.harness import cell, interleaved_us, run
 from flax_layers import INVARIANT, PLAIN, Llama
 from flax_layers.checkpoint import load_checkpoint, smollm2_path
 from flax_layers.models._layered import LayeredModel, _extend

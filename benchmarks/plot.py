@@ -1,6 +1,6 @@
 """Draws the results of a benchmark: ratio of XLA's time to ours over the number of rows, one line or row per shape.
 
-python benchmarks/plot.py benchmarks/results/matmul_f32_cpu.json
+python -m benchmarks.plot benchmarks/results/matmul_f32_cpu.json
 """
 
 import argparse

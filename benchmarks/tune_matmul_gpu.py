@@ -1,6 +1,6 @@
 """Times the candidate schedules of the Hopper matmul and writes the table of the best ones.
 
-    PYTHONPATH=. python benchmarks/tune_matmul_gpu.py --candidates 6
+    python -m benchmarks.tune_matmul_gpu --candidates 6
 
 A shape enters `pallas_kernels/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster than the one
 that the rule would choose. Rows are powers of two; a table entry holds for all rows down to the power below.
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from bench_matmul_gpu import WEIGHTS, activations, integers, pairs, time_us, weights
-from workers import Job, Program, Workers
 
+from benchmarks.bench_matmul_gpu import WEIGHTS, activations, integers, pairs, time_us, weights
+from benchmarks.workers import Job, Program, Workers
 from pallas_kernels.schedule.hopper import matmul
 
 TABLE = Path(matmul.__file__).with_suffix(".json")

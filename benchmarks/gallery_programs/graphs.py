@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 NODES, EDGES, WIDTH = 12, 40, 64
 Graphs = dict[str, jax.Array]
