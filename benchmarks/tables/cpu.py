@@ -26,8 +26,10 @@ def readme() -> str:
     second = paragraph(
         "The first call takes longer. On that CPU the whole model as one program and its gradient take",
         f"{_compiling(compiling, 'cold', 'transformed')} times as long to lower and compile as in plain JAX (wall",
-        "time), in part because each form of a product is compared with a reference once per process; a second time in the",
-        f"same process {_compiling(compiling, 'again', 'transformed')} times. `flax_layers.Llama` with the library's own",
+        "time), in part because each form of a product is compared with a reference once per process;",
+        "a second time in the",
+        f"same process {_compiling(compiling, 'again', 'transformed')} times. `flax_layers.Llama` with",
+        "the library's own",
         f"operations takes {_compiling(compiling, 'cold', 'own')} times as long, a second time",
         f"{_compiling(compiling, 'again', 'own')} ({compiling.dates}). On an {gpu.device}, a step of the Llama above",
         f"takes {span(compile_range(), '.1f')} times as long as in plain JAX (jax {gpu.jax}, {gpu.dates}).",
@@ -56,7 +58,8 @@ def models() -> str:
     return paragraph(
         "SmolLM2-135M in float32 with the library's own operations, against the same model in plain JAX: decoding runs",
         f"at {speeds} of its speed, with up to {memory:.2f} of its peak memory ({own.dates}{unclean}). The model",
-        f"written in plain JAX, under `bijax.invariant`, against itself: {_steps(model)} ({model.dates}, with AVX-512).",
+        f"written in plain JAX, under `bijax.invariant`, against itself: {_steps(model)}",
+        f"({model.dates}, with AVX-512).",
     )
 
 

@@ -41,7 +41,7 @@ class Figures:
     @property
     def device(self) -> str:
         """The names of the devices."""
-        return ", ".join(dict.fromkeys(_short(part["device"]) for part in self.parts))
+        return " and ".join(dict.fromkeys(_short(part["device"]) for part in self.parts))
 
     @property
     def jax(self) -> str:

@@ -29,7 +29,8 @@ def products() -> str:
             name = f"`quant_matmul`, {c['dtype']}, {count(c['m'], 'row')}, {c['k']} → {c['n']}, weights {c['weights']}"
             lines.append([name, *(_us(c[column]) for column in ("ours_us", "xla_us", "bfloat16_us"))])
     text = paragraph(
-        "Rows of `group_matmul` are divided evenly among the experts. With all rows for one expert, XLA's time (one dot)",
+        "Rows of `group_matmul` are divided evenly among the experts. With all rows for one expert,",
+        "XLA's time (one dot)",
         f"over ours is {span(one.column('ratio'))}.",
     )
     head = ["product", "ours, µs", "XLA, µs", "`matmul` in bfloat16, µs"]

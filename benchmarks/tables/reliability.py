@@ -28,8 +28,10 @@ def traffic() -> str:
     least, most = (f(c["resident_mib"][-1] for c in figures.cells) for f in (min, max))
     part = figures.parts[0]
     text = paragraph(
-        f"{returned} in each case. The resident memory of the process, without what the C library keeps of freed memory,",
-        f"grew by {grown} MiB (of {least:.0f} to {most:.0f}) from the first to the last tenth of the requests; the table of",
+        f"{returned} in each case. The resident memory of the process, without what the C library keeps",
+        "of freed memory,",
+        f"grew by {grown} MiB (of {least:.0f} to {most:.0f}) from the first to the last tenth of the",
+        "requests; the table of",
         f"digests is part of that. ({part['device']}, {part['date']}, commit {part['commit']}, jax",
         f"{part['versions']['jax']}, Python {part['python']}.)",
     )

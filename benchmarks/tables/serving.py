@@ -23,15 +23,19 @@ def gpu() -> str:
     items = (
         [f"{rates[0]} tokens a second, greedy; the same engine with JAX's own operations gives {rates[1]}."],
         [
-            f"A step takes {step:.2f} ms, the jitted model alone {alone:.2f} ms. With 4 layers it takes {span(steps)} ms and",
+            f"A step takes {step:.2f} ms, the jitted model alone {alone:.2f} ms. With 4 layers it takes",
+            f"{span(steps)} ms and",
             f"{alone_small:.2f} ms, because the host then has more to do than the device.",
         ],
         [
-            f"The first token of a prompt of 4160 tokens comes after {prefix['miss_ms']:.1f} ms, with 4096 of them in the",
-            f"prefix cache after {prefix['hit_ms']:.1f} ms: {prefix['alone_ms']:.1f} ms in the model, the rest on the host.",
+            f"The first token of a prompt of 4160 tokens comes after {prefix['miss_ms']:.1f} ms, with",
+            "4096 of them in the",
+            f"prefix cache after {prefix['hit_ms']:.1f} ms: {prefix['alone_ms']:.1f} ms in the model,",
+            "the rest on the host.",
         ],
         [
-            f"Drawing a token from logits of 128256 columns takes {greedy} times as long as reading them at temperature 0,",
+            f"Drawing a token from logits of 128256 columns takes {greedy} times as long as reading",
+            "them at temperature 0,",
             f"and {drawn} times above; `jax.random.categorical` takes {over} times as long as that ({sampling.source};",
             "`benchmarks/bench_sampling_gpu.py`).",
         ],
@@ -46,7 +50,9 @@ def cpu() -> str:
     overhead = cell["largest_batch"]["overhead"]
     rate, running = max(cell["tokens_per_s"]["bijax"]), cell["options"]["max_running"]
     return paragraph(
-        f"On two cores of a CPU ({figures.source}; `benchmarks/bench_engine.py`) SmolLM2 gives {rate:.0f} tokens a second",
-        f"to {cell['requests']} requests, {cell['ratio']:.2f} of what JAX's own operations give. Scheduling and sampling",
+        f"On two cores of a CPU ({figures.source}; `benchmarks/bench_engine.py`) SmolLM2 gives",
+        f"{rate:.0f} tokens a second",
+        f"to {cell['requests']} requests, {cell['ratio']:.2f} of what JAX's own operations give.",
+        "Scheduling and sampling",
         f"take {100 * overhead:.0f} % of a step of {running} sequences.",
     )
