@@ -6,9 +6,9 @@ Prefill is a whole batch of equal lengths, also "with gradients" (the forward an
 of each sequence against its cache, also from pages of 64 keys in any order and from a cache of int8. The ratio of a row
 with gradients is to cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
 `xla_gpu_deterministic_ops`. `one_split_us` is the time of our own prefill where all keys are one split, as decode could
-not have them: what its splits cost prefill. Times are device times of all kernels of a call (CUPTI), medians of calls
-that take turns; calls walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of
-the products that the mask leaves, or TB/s of keys and values.
+not have them: what its splits cost prefill. Times are device times of all kernels of a call (CUPTI), medians of
+alternating calls; calls cycle through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s
+of the products that the mask leaves, or TB/s of keys and values.
 """
 
 import argparse

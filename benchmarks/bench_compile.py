@@ -62,7 +62,7 @@ def once(name: str, cell: str) -> dict[str, dict[str, float]]:
 
 
 def measured() -> list[dict[str, Any]]:
-    """Returns a row for each model but the plain one, program and cache: the least of processes that take turns."""
+    """Returns a row for each model but the plain one, program and cache: the least of alternating processes."""
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     runs = [(cell, name) for _ in range(PROCESSES) for cell in CELLS for name in MODELS]
     for cell, name in track(runs, description="processes"):

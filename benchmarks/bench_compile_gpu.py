@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import bijax
-from benchmarks.bench_model_gpu import BESIDE, TRANSFORMED, config
+from benchmarks.bench_model_gpu import AGAINST, TRANSFORMED, config
 from benchmarks.cudnn_ops import CudnnOps
 from benchmarks.harness import add_json, save
 from benchmarks.model_steps import Cell, arrays, own_loss, plain_loss, step
@@ -41,7 +41,7 @@ def once(cell: Cell, name: str, layers: int) -> dict[str, float]:
     ops = {"own": INVARIANT, "cudnn": CudnnOps(), "transformed_cudnn": CudnnOps()}.get(name, PLAIN)
     dtypes: dict[str, Any] = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}
     model = nnx.eval_shape(lambda: Llama(config(layers, cell.keys), ops=ops, rngs=nnx.Rngs(0), **dtypes))
-    made = step(model, cell, own_loss if name == "own" else plain_loss, plain=name not in BESIDE)
+    made = step(model, cell, own_loss if name == "own" else plain_loss, plain=name not in AGAINST)
     held = jax.eval_shape(lambda: arrays(model, cell))
     program = bijax.invariant(made) if name in TRANSFORMED else made
     jax.jit(lambda x: x + 1)(jnp.zeros(1)).block_until_ready()  # the GPU itself starts

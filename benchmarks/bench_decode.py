@@ -1,7 +1,7 @@
 """Decoding SmolLM2-135M in float32: bijax against the same model on plain JAX, in one run.
 
 A step computes one new token for each sequence: the blocks, the vocabulary projection, the log-probabilities and the
-greedy choice. `generate` runs it for every token; the two models take turns. The peak memory of each is read in a
+greedy choice. `generate` runs it for every token; the two models alternate. The peak memory of each is read in a
 process of its own (Linux). Needs the extra `demo` and the wheel that `make bench` installs.
 """
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_engine --json FILE --plot FILE
 
-Requests of mixed lengths, half of them sampled, are served by both engines in turns, and once more without dispatching
-ahead. `ratio` is ours over plain: by the wall clock, best round of each, and by the processor time of the
+Requests of mixed lengths, half of them sampled, are served by both engines alternately, and once more without
+dispatching ahead. `ratio` is ours over plain: by the wall clock, best round of each, and by the processor time of the
 process, which other work on the machine disturbs less. Then a step of the largest batch, all sequences decoding:
 `step_ms` of the engine, `model_ms` of the model alone (blocks and logits of a static batch of that size), `overhead`,
 which is what the step takes longer, scheduling and sampling, and `plan_ms`, the host's planning; with `_cpu` by the
@@ -52,7 +52,7 @@ def requests(number: int, vocab_size: int, longest: int) -> tuple[list[list[int]
 
 
 def serve(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> tuple[float, float, Any]:
-    """Returns tokens a second by the wall and by the processor, and all tokens."""
+    """Returns tokens a second of wall time and of processor time, and all tokens."""
     engine.flush_cache()
     start, used = time.perf_counter(), time.process_time()
     outputs = engine.generate(prompts, params)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_engine_rows
 
-Times are processor seconds of the process, the least of some turns that both programs take, so that other work on the
-machine disturbs them little. Small calls are repeated until the clock has something to count.
+Times are processor seconds of the process, the least of several rounds in which both programs alternate, so
+that other work on the machine disturbs them little. Short calls are repeated for the sake of the clock's resolution.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from benchmarks.harness import add_json, cell, save
 TOKENS: Final = (1, 64, 1024)
 COLUMNS: Final = 2048
 EXPERTS: Final = 64
-TURNS: Final = 9
-SECONDS: Final = 0.05  # of a turn
+ROUNDS: Final = 9
+SECONDS: Final = 0.05  # of a round
 
 
 def main() -> None:
@@ -45,8 +45,8 @@ def _seconds(case: Case) -> list[float]:
     make = jax.jit(case.make)
     calls = [_call(case, function, make) for function in (case.ours, case.plain)]
     number = [max(1, int(SECONDS / max(_cost(call, 3), 1e-7))) for call in calls]
-    turns = [[_cost(call, n) for call, n in zip(calls, number, strict=True)] for _ in range(TURNS)]
-    return [min(times) for times in zip(*turns, strict=True)]
+    rounds = [[_cost(call, n) for call, n in zip(calls, number, strict=True)] for _ in range(ROUNDS)]
+    return [min(times) for times in zip(*rounds, strict=True)]
 
 
 def _call(case: Case, function: Callable[..., Any], make: Callable[[jax.Array], Any]) -> Callable[[], None]:

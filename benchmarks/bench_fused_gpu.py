@@ -1,9 +1,9 @@
-"""Products with an epilogue, gated pairs and shards of K on a Hopper GPU, through the public functions, beside XLA's.
+"""Products with an epilogue, gated products and split K on a Hopper GPU, through the public functions, and XLA's.
 
     python -m benchmarks.bench_fused_gpu
 
 XLA gets the same formula under `jax.jit` and fuses what it can. Times are device times of all kernels of a call
-(CUPTI), medians; calls walk through sets of arguments that together do not fit into the L2 cache.
+(CUPTI), medians; calls cycle through sets of arguments that together do not fit into the L2 cache.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """Yields bias and activation, bias, residual, gated pairs, then the shards of K that `split_k="auto"` takes."""
+    """Yields bias and activation, bias, residual, gated products, then `split_k="auto"`."""
     for k, n in ((4096, 4096), (4096, 14336)):
         for m in (8, 64, 512, 4096):
             x, w, bias, y = (m, k), (k, n), (n,), (m, n)

@@ -3,8 +3,8 @@
     python -m benchmarks.bench_linear_gpu
 
 `forward` is a product, `both` the product and its two gradients. Times are device times of all kernels of a call
-(CUPTI), medians; calls walk through sets of arguments that together do not fit into the L2 cache. `temporary` is what
-the compiled program needs beside its arguments and results, in MB.
+(CUPTI), medians; calls cycle through sets of arguments that together do not fit into the L2 cache. `temporary` is what
+the compiled program needs in addition to its arguments and results, in MB.
 """
 
 import argparse

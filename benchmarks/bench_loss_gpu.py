@@ -12,7 +12,7 @@ embeddings are stored:
 | plain | JAX's product with `preferred_element_type=float32`, `log_softmax` and the label's entry |
 
 `ratio` is the time of `plain` over that of `fused`, `pair_ratio` the same over that of `pair`. Memory is what XLA plans
-beside arguments and results. Loss and both gradients of `fused` are compared with those of `pair` bit for bit.
+in addition to arguments and results. Loss and both gradients of `fused` are compared with those of `pair` bit for bit.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_matmul_f32_gpu
 
-Times are device times of all kernels of a call (CUPTI), medians over calls that walk through copies of the weights, so
+Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the weights, so
 that nothing stays in the L2 cache. All programs are compiled before anything is timed, because XLA tries its kernels on
 the device while it compiles. The file is written after every (K, N).
 """

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_matmul_gpu --dtype bfloat16
 
-Times are device times of all kernels of a call (CUPTI), medians over calls that walk through copies of the weights, so
+Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the weights, so
 that nothing stays in the L2 cache. Both sides see the same arrays. The file is written after every (K, N).
 """
 
@@ -96,7 +96,7 @@ def pairs(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def time_us(program: Program, xs: list[jax.Array], ws: list[jax.Array]) -> float:
-    """Returns the median device time of a call, in µs; calls walk through the arrays."""
+    """Returns the median device time of a call, in µs; calls cycle through the arrays."""
     m = xs[0].shape[0]
     expected_us = max(2e-6 * m * ws[0].size / 700, ws[0].size * 2 / 4e6)
     calls = int(min(max(2 * len(ws), 8), max(8, 20_000 / expected_us)))

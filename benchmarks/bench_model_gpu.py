@@ -3,17 +3,17 @@
     python -m benchmarks.bench_model_gpu --layers 4
     python -m benchmarks.bench_model_gpu --layers 16 --cells train:4x2048 --params float32 --remat
 
-Steps are jitted and timed by the clock on the wall, in turns: a token against a cache, which is given away and comes
-back; a prompt; value and gradient of the loss; a training step with optax's adamw, of a batch at once or by units
-(`accumulate`: `bijax.accumulate_gradients` beside a loop that adds gradients). They compute in bfloat16; weights are
+Steps are jitted and timed by the wall clock, alternately: a token against a cache, which is donated and returned; a
+prompt; value and gradient of the loss; a training step with optax's adamw, of a batch at once or by units
+(`accumulate`: `bijax.accumulate_gradients` against a loop that adds gradients). They compute in bfloat16; weights are
 random, those of a training step in the dtype of `--params`. What is measured:
 
-| model | is | beside |
+| model | is | against |
 |---|---|---|
 | own | `flax_layers.Llama`, with `bijax.softmax_cross_entropy` | the faster of the two plain Llamas |
-| transformed | `bijax.invariant` around the plain Llama with XLA's attention | the same untouched |
+| transformed | `bijax.invariant` around the plain Llama with XLA's attention | the same without it |
 | transformed_cudnn | the same with cuDNN's attention | the faster of the two plain Llamas |
-| drop_in | one of Flax's layers (`nnx.MultiHeadAttention`, ...), converted and transformed | the same untouched |
+| drop_in | one of Flax's layers (`nnx.MultiHeadAttention`, ...), converted and transformed | the same without it |
 | drop_in_cudnn | the same with cuDNN's attention | the faster of the two plain Flax models |
 
 The plain Llama is the same model with JAX's own operations. `ratio` is the other's time over ours. A step of decoding
@@ -49,14 +49,14 @@ CELLS: Final = (
 TRAINING: Final = ("train", "accumulate")
 MODELS: Final = ("own", "transformed", "transformed_cudnn", "drop_in", "drop_in_cudnn")
 
-BESIDE: Final = {
+AGAINST: Final = {
     "own": ("xla", "cudnn"),
     "transformed": ("xla",),
     "transformed_cudnn": ("xla", "cudnn"),
     "drop_in": ("flax",),
     "drop_in_cudnn": ("flax", "flax_cudnn"),
 }
-"""The untouched models, of which the faster one is compared."""
+"""The plain models; the faster one is compared."""
 
 CONVERTED: Final = {"drop_in": "flax", "drop_in_cudnn": "flax_cudnn"}
 TRANSFORMED: Final = {"transformed": "xla", "transformed_cudnn": "cudnn"}
@@ -127,7 +127,7 @@ def compiled(made: Any, held: tuple[Any, ...], changed: int) -> Program:
 
 def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yields a name, its step and the name of the model whose arrays it takes, for what a cell compares."""
-    for name in dict.fromkeys([*(plain for n in names for plain in BESIDE[n]), *names]):
+    for name in dict.fromkeys([*(plain for n in names for plain in AGAINST[n]), *names]):
         if "flax" in name or "drop_in" in name:
             if cell.kind == "decode":
                 continue  # the cache of Flax's layer has one length for all sequences
@@ -135,7 +135,7 @@ def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterato
             yield name, bijax.invariant(made) if name in CONVERTED else made, "flax"
             continue
         loss: Loss = own_loss if name == "own" else plain_loss
-        made = step(found[TRANSFORMED.get(name, name)], cell, loss, plain=name not in BESIDE)
+        made = step(found[TRANSFORMED.get(name, name)], cell, loss, plain=name not in AGAINST)
         yield name, bijax.invariant(made) if name in TRANSFORMED else made, "xla"
 
 
@@ -157,12 +157,12 @@ def measure(
         print(f"{cell}, {name}: {sum(us for *_, us in table):.0f} µs in {sum(n for _, n, _ in table):.0f} kernels")
         for kernel, count, us in table[:kernels]:
             print(f"{us:10.1f} µs in {count:6} of {kernel[:100]}", flush=True)
-    for name in (n for n in found if n in BESIDE):
-        plain = min(BESIDE[name], key=times.__getitem__)
-        row = {"model": name, "case": str(cell), "ours_us": round(times[name], 1), "beside": plain}
+    for name in (n for n in found if n in AGAINST):
+        plain = min(AGAINST[name], key=times.__getitem__)
+        row = {"model": name, "case": str(cell), "ours_us": round(times[name], 1), "against": plain}
         row |= {"xla_us": round(times[plain], 1), "ratio": round(times[plain] / times[name], 3)}
         if queued:
-            other = min(queued[beside] for beside in BESIDE[name])
+            other = min(queued[other_name] for other_name in AGAINST[name])
             row |= {"queued_us": round(queued[name], 1), "xla_queued_us": round(other, 1)}
             row |= {"queued_ratio": round(other / queued[name], 3)}
         yield row | {"peak_mib": found[name].peak_mib, "plain_peak_mib": found[plain].peak_mib}

@@ -2,13 +2,13 @@
 
     python -m benchmarks.bench_moe_gpu --limit-s 400
 
-Grouped products: 8, 64 and 256 experts of DeepSeek-V3 and Qwen3-MoE, rows shared out evenly, by Zipf's law or all to
-one expert. XLA's times are the smaller of `jax.lax.ragged_dot` (left out where it would multiply all rows by all
-experts for more than a few ms) and of a loop of dots whose sizes are known when it is compiled. int8: XLA's dot with
-the same scales behind it, and our product of bfloat16. float8: XLA's dot of float8 matrices with scales, which sums as
-its library does. Layers: router, experts and their sum, in one program, against the fastest form in plain JAX: by
+Grouped products: 8, 64 and 256 experts of DeepSeek-V3 and Qwen3-MoE, rows divided evenly, by Zipf's law or all to one
+expert. XLA's times are the smaller of `jax.lax.ragged_dot` (left out where it would multiply all rows by all experts
+for more than a few ms) and of a loop of dots whose sizes are known when it is compiled. int8: XLA's dot followed by
+the same scales, and our product of bfloat16. float8: XLA's dot of float8 matrices with scales, which sums as its
+library does. Layers: router, experts and their sum, in one program, against the fastest form in plain JAX: by
 `ragged_dot`, with all tokens by all experts, or with copies of the weights of a few tokens' experts. Times are device
-times of all kernels of a call, medians; those of layers are also taken by the clock on the wall.
+times of all kernels of a call, medians; layers are also timed by the wall clock.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Row operations on a GPU: XLA's default and ours in the same run, beside the floor that memory sets.
+"""Row operations on a GPU: XLA's default and ours in the same run, and the floor that memory sets.
 
     python -m benchmarks.bench_rows --ops softmax,log_softmax --dtypes float32
 
-Times are device times of all kernels of a call (CUPTI), medians over calls that walk through copies of the arguments,
+Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the arguments,
 so that small arrays do not stay in the L2 cache. The floor is the time of a plain copy, at the bandwidth measured in
 the same run, of every array once in and once out. Temporary memory is what XLA's memory analysis says; there are always
 some float32 numbers for each row, so only what is over 1 % of x counts. The file is written after every operation.

@@ -1,4 +1,4 @@
-"""Programs of other libraries, plain and under `bijax.invariant`: whose bits depend on the batch, and what it costs.
+"""Programs of other libraries, plain and under `bijax.invariant`: which bits depend on the batch, and the cost.
 
 Each program runs in a process of its own, so that the first call is that of a new process. The time of a first call is
 that of tracing, lowering, compiling and running it once; bijax compares the forms of a product with its contract then.
@@ -44,7 +44,7 @@ def first_s(fn: Callable[[Any], Any], batch: Any) -> float:
 
 
 def differing(fn: Callable[[Any], Any], batch: Any) -> int:
-    """Returns how many examples have other bits in a batch than alone, over all sizes."""
+    """Returns how many examples have different bits in a batch and alone, over all sizes."""
     singles = [jax.tree.leaves(fn(take(batch, slice(i, i + 1)))) for i in range(EXAMPLES)]
     alone = [np.concatenate([bits(part) for part in parts]) for parts in zip(*singles, strict=True)]
     found = 0

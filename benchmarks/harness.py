@@ -32,15 +32,15 @@ def interleaved_us(
 ) -> list[float]:
     """Returns the time of each call in microseconds: the median over rounds of each round's best.
 
-    Calls take turns in every round, so that a change of the machine's speed meets all of them, and each round has
-    another order; the best of a round leaves out what other processes took.
+    The calls alternate in every round, so that a change of the machine's speed affects all of them, in a different
+    order in each round; the best of a round leaves out the time of other processes.
 
     Args:
         calls: What is timed.
         seconds: How long all of it takes about, without `settle`.
-        rounds: Turns of each call.
-        settle: Seconds that a call runs in its turn before it is timed. A GPU at its power limit sets its clock by what
-            it did in the last half second: without this a program behind a frugal one seems faster.
+        rounds: Number of rounds.
+        settle: Seconds that a call runs in each round before it is timed. A GPU at its power limit sets its clock by
+            the load of the last half second: without this a program after a frugal one seems faster.
         clock: `time.process_time` counts the threads of this process.
     """
     for call in calls:
@@ -59,15 +59,15 @@ def interleaved_us(
 
 
 def queued_us(calls: Sequence[Callable[[], Any]], *, repeats: int = 40, rounds: int = 7) -> list[float]:
-    """Returns the time of each call in microseconds where it is not waited for before the next one.
+    """Returns the time of each call in microseconds where the next one does not wait for it.
 
-    What a loop sees whose steps take each other's results: the device works without a pause, if the host keeps up.
-    The median over rounds, in each of which the calls take turns in another order.
+    This is the time of a loop whose steps take each other's results: the device works without a pause if the host
+    keeps up. The median over rounds, each with the calls in a different order.
 
     Args:
         calls: What is timed.
-        repeats: How often a call is made in its turn.
-        rounds: Turns of each call.
+        repeats: How often a call is made in each round.
+        rounds: Number of rounds.
     """
     found: list[list[float]] = [[] for _ in calls]
     order = random.Random(0)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 RESULTS: Final = Path(__file__).parent / "results"
 PART: Final = ("device", "versions", "date", "commit", "clean")
-"""What every part has beside its cells."""
+"""The fields of every part, apart from its cells."""
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "attention_bf16": ("what", "batch", "keys", "heads", "key_heads", "size"),

@@ -74,7 +74,7 @@ def programs(workers: Workers, m: int, shape: Shape, count: int) -> dict[str, Fu
 
 
 def tune(m: int, shape: Shape, futures: dict[str, Future[Program]]) -> str | None:
-    """Returns the name of the best candidate, None where the rule's choice will do."""
+    """Returns the name of the best candidate, None where the rule's choice is good enough."""
     k, n, transpose_w = shape
     xs, ws = activations(m, k, DTYPE), weights(*((n, k) if transpose_w else (k, n)), DTYPE)
     times: dict[str, float] = {}
