@@ -17,7 +17,7 @@ from benchmarks import record
 INK, GRID = "#22303c", "#d8dee4"
 MOST_LINES = 8
 SHAPE = (
-    *("layers", "case", "precision", "storage", "transpose_w", "k", "n", "columns"),
+    *("layers", "case", "params", "precision", "storage", "transpose_w", "k", "n", "columns"),
     *("batch", "keys", "heads", "key_heads", "size", "tokens"),
 )
 

@@ -266,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-waiting", type=int, default=16, help="queue of the overloaded server")
     parser.add_argument("--json", type=Path, default=None, help="file or folder for the figures")
     parsed = parser.parse_args(argv)
-    more = {"python": platform.python_version(), "numpy": importlib.metadata.version("numpy")}
+    more: dict[str, Any] = {"python": platform.python_version(), "numpy": importlib.metadata.version("numpy")}
     more["load"] = os.getloadavg()[0]
     results: dict[str, Any] = {}
     seconds: dict[str, float] = {}
