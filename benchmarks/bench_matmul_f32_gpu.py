@@ -36,6 +36,7 @@ Program = Callable[[jax.Array, jax.Array], jax.Array]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further (K, N) after this time")
     add_json(parser)
     arguments = parser.parse_args()
@@ -46,11 +47,11 @@ def main() -> None:
         return
     deadline = time.monotonic() + arguments.limit_s
     with ThreadPoolExecutor(THREADS) as pool:
-        pending = {case: pool.submit(compiled, *case) for case in cases()}
+        pending = {case: pool.submit(compiled, *case) for case in cases(arguments.weights)}
         programs = {case: program.result() for case, program in pending.items()}
     print(f"{len(programs)} programs compiled", flush=True)
     cells: list[dict[str, Any]] = []
-    for k, n in WEIGHTS:
+    for k, n in arguments.weights:
         for transpose_w in (False, True):
             if time.monotonic() > deadline:
                 print(f"The limit of {arguments.limit_s} s is reached before K={k}, N={n}, {transpose_w=}.")
@@ -78,9 +79,13 @@ def main() -> None:
                 print(f"{precision} {'NK' if transpose_w else 'KN'}: {len(part)} cells, {summary(part)}")
 
 
-def cases() -> Iterator[tuple[str, bool, int, int, int, bool]]:
+def pairs(text: str) -> tuple[tuple[int, int], ...]:
+    return tuple((int(k), int(n)) for k, n in (pair.split("x") for pair in text.split(",")))
+
+
+def cases(shapes: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, bool, int, int, int, bool]]:
     """Yields (precision, whether weights are stored as (N, K), M, K, N, whether the program is ours)."""
-    for k, n in WEIGHTS:
+    for k, n in shapes:
         for transpose_w in (False, True):
             for m in ROWS:
                 for precision in PRECISIONS:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from benchmarks import record
 
 GPUS: Final = ("h100", "h200")
+_WHOLE: Final = 0.9
 Cell = dict[str, Any]
 
 
@@ -82,9 +83,11 @@ def of(benchmark: str, machine: str) -> Figures:
 
 
 def on_gpu(benchmark: str) -> Figures:
-    """Returns the figures of the GPU on which a benchmark was run last."""
+    """Returns the figures of the GPU on which a benchmark was run last, of those with (nearly) all cells."""
     found = [of(benchmark, name) for name in GPUS if (record.RESULTS / f"{benchmark}_{name}.json").exists()]
-    return max(found, key=lambda figures: min(part["date"] for part in figures.parts))
+    most = max(len(figures.cells) for figures in found)
+    whole = [figures for figures in found if len(figures.cells) >= _WHOLE * most]
+    return max(whole, key=lambda figures: min(part["date"] for part in figures.parts))
 
 
 def ratios(figures: Figures, above: str = "xla_us", below: str = "ours_us") -> list[float]:

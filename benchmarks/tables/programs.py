@@ -9,9 +9,11 @@ def _counts(machine: str) -> tuple[str, str]:
     own = figures.where(lambda c: c["control"] is None)
     control = figures.where(lambda c: c["control"] == "plain")
     counts = [sum(found.column(name)) for found in (own, control) for name in ("differing", "programs")]
+    failed = sum(own.column("failed"))
     none = "none" if counts[0] == 0 else str(counts[0])
     device = f"an {figures.device}" if machine != "cpu" else "a CPU"
     text = f"{none} of {counts[1]} changed a bit on {device}, where {counts[2]} of {counts[3]} did in plain JAX"
+    text += f" ({failed} could not be lowered)" if failed else ""
     return text, f"jax {figures.jax}, {figures.dates}, commit {figures.commits}"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import record
 from benchmarks.tables.blocks import BLOCKS, FILES, ROOT, filled, names
+from tests.fuzz import run
 from tests.fuzz.run import overlapping, summarised
 
 FILES_OF_RESULTS = sorted(record.RESULTS.glob("*.json"))
@@ -104,11 +105,22 @@ def test_faults_are_found(change: dict[str, Any], message: str, tmp_path: Path) 
 def test_random_programs_are_not_counted_twice(tmp_path: Path) -> None:
     path = tmp_path / "programs_cpu.json"
     assert overlapping(path, range(300), None) == []
-    found = [{"seed": 1, "kernels": False, "guests": False, "differing_elements": {"3": 1}}]
-    one = summarised([*found, {**found[0], "differing_elements": {}}], range(10, 12), "plain", 1.4, 2)
-    assert (one["programs"], one["differing"], one["seconds"], one["differences"]) == (2, 1, 1, found)
+    kind: dict[str, Any] = {"seed": 1, "kernels": False, "guests": False}
+    found = [{**kind, "differing_elements": {"3": 1}}, {**kind, "differing_elements": {}, "error": "TypeError: x"}]
+    one = summarised(found, range(10, 12), "plain", 1.4, 2)
+    assert (one["programs"], one["differing"], one["failed"], one["seconds"]) == (2, 1, 1, 1)
+    assert (one["differences"], one["failures"]) == (found[:1], found[1:])
     record.write(record.merged("programs", [record.part([one], **HEAD, commit="aaa")]), path)
     assert overlapping(path, range(10, 12), "plain") == []  # the same programs: they are replaced
     assert overlapping(path, range(11, 20), "plain") == [range(10, 12)]
     assert overlapping(path, range(12, 20), "plain") == []
     assert overlapping(path, range(11, 20), None) == []
+
+
+def test_a_program_that_fails_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> dict[int, int]:
+        raise TypeError("no such constant")
+
+    monkeypatch.setattr(run, "differences", broken)
+    result = run.check(3, None)
+    assert (result["error"], result["differing_elements"]) == ("TypeError: no such constant", {})

@@ -58,14 +58,18 @@ def check(number: int, control: str | None) -> dict[str, Any]:
     fuzz = Fuzz(number // 3, kernels=number % 3 > 0, guests=number % 3 == 2)
     transform: Callable[[Any], Any] = (lambda f: f) if control == "plain" else bijax.invariant
     start = time.perf_counter()
-    with unfenced() if control == "unfenced" else contextlib.nullcontext():
-        found = differences(fuzz, transform)
+    error = {}
+    try:
+        with unfenced() if control == "unfenced" else contextlib.nullcontext():
+            found = differences(fuzz, transform)
+    except Exception as raised:  # the other programs go on; the run ends with exit code 1
+        found, error = {}, {"error": f"{type(raised).__name__}: {raised}"[:500]}
     if number % _CACHES_KEPT == 0:
         jax.clear_caches()
     seconds = round(time.perf_counter() - start, 1)
     kind = {"seed": fuzz.seed, "kernels": fuzz.kernels, "guests": fuzz.guests}
     asked = {**kind, "asked": fuzz.asked, "dtype": fuzz.dtype}
-    return {**asked, "differing_elements": {str(size): n for size, n in found.items()}, "seconds": seconds}
+    return {**asked, "differing_elements": {str(size): n for size, n in found.items()}, "seconds": seconds, **error}
 
 
 def overlapping(path: Path, numbers: range, control: str | None) -> list[range]:
@@ -82,18 +86,26 @@ def summarised(
 ) -> dict[str, Any]:
     """Returns the cell of a run."""
     differing = [result for result in found if result["differing_elements"]]
+    failed = [result for result in found if "error" in result]
     return {
         "control": control,
         "first": numbers.start,
         "programs": len(found),
         "differing": len(differing),
+        "failed": len(failed),
         "seconds": round(seconds),
         "processes": processes,
-        "differences": sorted(differing, key=lambda r: (r["seed"], r["kernels"], r["guests"])),
+        "differences": sorted(differing, key=_order),
+        "failures": sorted(failed, key=_order),
     }
 
 
-def main() -> None:
+def _order(result: dict[str, Any]) -> tuple[int, bool, bool]:
+    return result["seed"], result["kernels"], result["guests"]
+
+
+def main() -> int:
+    """Runs the programs; the exit code is 1 if one failed, or if one differs that is no control."""
     parser = argparse.ArgumentParser(description="Random programs, compiled at several sizes of the batch.")
     parser.add_argument("--programs", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="number of the first program")
@@ -115,8 +127,10 @@ def main() -> None:
             found.append(done.result())
     cell = summarised(found, numbers, arguments.control, time.perf_counter() - start, arguments.processes)
     save("programs", [cell], path)
-    print(f"{cell['differing']} of {len(found)} programs differ ({arguments.control or 'bijax.invariant'})")
+    kind = arguments.control or "bijax.invariant"
+    print(f"{cell['differing']} of {len(found)} programs differ ({kind}), {cell['failed']} failed")
+    return int(bool(cell["failed"] or (cell["differing"] and arguments.control is None)))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
