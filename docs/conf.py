@@ -64,7 +64,7 @@ def _generate(app: Any) -> None:
     generated.mkdir(exist_ok=True)
     pictures.draw(generated)
     (generated / "refused.md").write_text(refused.table(), encoding="utf-8")
-    (generated / "gallery.md").write_text(gallery_table.table(), encoding="utf-8")
+    (generated / "gallery.md").write_text(gallery_table.page(), encoding="utf-8")
     members.write_pages(HERE / "modules")
     shutil.copytree(ROOT / "notebooks", HERE / "notebooks", dirs_exist_ok=True)
 

@@ -55,7 +55,7 @@ def process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
 def process_signature(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None] | None:
-    """Shows the arguments of classes whose metaclass takes any, as Flax's does, and names in place of addresses."""
+    """Shows the arguments of classes whose metaclass takes any, as Flax's does, and names instead of addresses."""
     if what == "class":
         # The metaclass's, not that of the class.
         app.env.current_document.autodoc_annotations.get(name, {}).pop("return", None)
