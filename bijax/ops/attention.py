@@ -18,11 +18,10 @@ from bijax.ops._attention_arguments import (
     window_sizes,
 )
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
-from bijax.ops._attention_rule import Extras, attend
+from bijax.ops._attention_rule import attend
 from bijax.ops._packed import Packed, check_packed, find_packed
 from bijax.ops._sequences import Names
-from pallas_kernels.contract import attention_contract
-from pallas_kernels.ops.attention.cpu import AttentionSpec
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 
 _OP: Final = "bijax.dot_product_attention"
 
@@ -246,8 +245,7 @@ def dot_product_attention(
     batch, length = query.shape[:2]
     if key.shape[0] != batch:
         raise ValueError(f"{_OP}: query, key and value must hold as many sequences (first dimension), {came}.")
-    spec = AttentionSpec(
-        attention_contract(),
+    options = AttentionOptions(
         scale_factor(_OP, scale, query.shape[3]),
         flag(_OP, "is_causal", is_causal),
         window_sizes(_OP, local_window_size),
@@ -266,16 +264,20 @@ def dot_product_attention(
     )
     valid = both(valid_offsets, both(valid_queries, valid_keys))
     sizes = (batch, query.shape[2], length, key.shape[1])
-    extras = Extras(
+    call = AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        options=options,
         bias=score_array(_OP, "bias", bias, sizes, single=single),
         mask=score_array(_OP, "mask", mask, sizes, single=single),
         sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
         slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
         key_scale=key_scale,
         value_scale=value_scale,
+        limits=limits_of(offsets, query_lengths, key_lengths),
     )
-    limits = limits_of(offsets, query_lengths, key_lengths)
-    out, lse = attend(query, key, value, limits, valid, extras, spec, _OP)
+    out, lse = attend(call, valid, _OP)
     if packed is not None:
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     elif single:
