@@ -30,9 +30,7 @@ def define_record_kernel(
         A function of records that returns a tuple of arrays.
     """
 
-    def fold_leaves(
-        size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]
-    ) -> Arrays | None:
+    def fold_leaves(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
         tree = parameters["records"]
         return fold(size, tree.unflatten(arrays), tree.unflatten(axes))
 

@@ -1,7 +1,7 @@
 """One call of attention, as every layer hands it on: its arrays, which of them are present, and its options."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -101,7 +101,8 @@ class AttentionCall:
 
     def only(self, *names: str) -> "AttentionCall":
         """Returns the call with the named optional arrays alone."""
-        return replace(self, **{name: None for name in self.present if name not in names})
+        others: dict[str, Any] = {name: None for name in self.present if name not in names}
+        return replace(self, **others)
 
     def numbers(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the columns of `limits`, (B,) int32: positions of the first queries, queries, keys."""
@@ -110,7 +111,9 @@ class AttentionCall:
 
     def sequence(self, index: jax.Array) -> "AttentionCall":
         """Returns the call of one sequence, with all pages."""
-        own = {name: lax.dynamic_slice_in_dim(getattr(self, name), index, 1) for name in self.of_sequences}
+        own: dict[str, Any] = {
+            name: lax.dynamic_slice_in_dim(getattr(self, name), index, 1) for name in self.of_sequences
+        }
         for name in self.present:
             x = getattr(self, name)
             if name not in own:

@@ -30,9 +30,7 @@ class _Sums(NamedTuple):
     cache: jax.Array
 
 
-def gradients(
-    call: AttentionCall, results: AttentionResults, *, contract: AttentionContract, tile: Tile
-) -> Gradients:
+def gradients(call: AttentionCall, results: AttentionResults, *, contract: AttentionContract, tile: Tile) -> Gradients:
     """Runs the backward pass over a contiguous cache, one sequence after the other.
 
     Args:
@@ -73,8 +71,8 @@ def gradients(
         dq, dk, dv = (one_nan(g).astype(x.dtype) for g, x in zip((dq, dk, dv), (query, key, value), strict=True))
         return dq, dk, dv
 
-    results: Gradients = _each_sequence(one_sequence, (query, key, value))
-    return results
+    found: Gradients = _each_sequence(one_sequence, (query, key, value))
+    return found
 
 
 def score_gradients(

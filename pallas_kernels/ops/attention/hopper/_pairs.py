@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.parts.hopper.band import WORD
 from pallas_kernels.parts.hopper.placed import packed_bits, rows_at, words_at
 
@@ -32,17 +33,25 @@ class Pairs:
     @classmethod
     def of(
         cls,
-        bias: Any,
-        mask: Any,
+        refs: AttentionCall,
         sequence: Any,
         heads: Callable[[], jax.Array],
         queries: Callable[[], jax.Array],
         interpret: bool,
     ) -> "Pairs | None":
-        """Returns those of a sequence, of arrays with one more axis, (B or 1, ...); None if there are none."""
-        if bias is None and mask is None:
+        """Returns those of a sequence; None if there are none.
+
+        Args:
+            refs: A call of references, with the bias and the mask as `_operands.prepared` makes them.
+            sequence: Index of the sequence.
+            heads: As the attribute.
+            queries: As the attribute.
+            interpret: As the attribute.
+        """
+        given: tuple[Any, Any] = refs.bias, refs.mask
+        if all(x is None for x in given):
             return None
-        bias, mask = (None if x is None else x.at[sequence if x.shape[0] > 1 else 0] for x in (bias, mask))
+        bias, mask = (None if x is None else x.at[sequence if x.shape[0] > 1 else 0] for x in given)
         return cls(bias, mask, heads, queries, interpret)
 
     def biases(self, start: Any, count: int) -> jax.Array | None:

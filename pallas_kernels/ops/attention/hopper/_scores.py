@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionOptions
 from pallas_kernels.parts.hopper.ramp import add_ramp
 from pallas_kernels.parts.hopper.tile import Arithmetic
 
@@ -32,15 +33,16 @@ class Scoring:
     bend: float | None = None
 
     @classmethod
-    def of(cls, scale: float, soft_cap: float | None) -> "Scoring":
+    def of(cls, options: AttentionOptions) -> "Scoring":
         """Returns the scoring of a call.
 
         Raises:
             UnsupportedError: If the kernels do not take the scale or the cap.
         """
-        if not supports_scale(scale):
+        scale, soft_cap = options.scale, options.soft_cap
+        if not _supports_scale(scale):
             raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
-        if not supports_cap(scale, soft_cap):
+        if not _supports_cap(options):
             raise UnsupportedError(
                 "attention on a Hopper GPU: expected a soft cap of at most 1024 with scale / cap in"
                 f" [2**-100, 2**100], got {scale=} and {soft_cap=}."
@@ -87,11 +89,18 @@ def in_bits(numbers: jax.Array) -> jax.Array:
     return numbers.astype(jnp.float32) * jnp.float32(_LOG2E)
 
 
-def supports_scale(scale: float) -> bool:
-    """Returns whether the kernels take a factor of the scores: a positive one, neither tiny nor huge."""
+def supports(options: AttentionOptions) -> bool:
+    """Returns whether the kernels take a scale and a soft cap.
+
+    They take a positive scale, neither tiny nor huge. The error of their tangent is 2**-22 of the soft cap.
+    """
+    return _supports_scale(options.scale) and _supports_cap(options)
+
+
+def _supports_scale(scale: float) -> bool:
     return _SCALES[0] <= scale <= _SCALES[1]
 
 
-def supports_cap(scale: float, soft_cap: float | None) -> bool:
-    """Returns whether the kernels take a soft cap: the error of their tangent is 2**-22 of it."""
-    return soft_cap is None or (soft_cap <= _HIGHEST_CAP and supports_scale(scale / soft_cap))
+def _supports_cap(options: AttentionOptions) -> bool:
+    cap = options.soft_cap
+    return cap is None or (cap <= _HIGHEST_CAP and _supports_scale(options.factor))

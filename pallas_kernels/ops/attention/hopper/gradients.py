@@ -27,7 +27,7 @@ from pallas_kernels.ops.attention.hopper._gradient_steps import (
     Step,
 )
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
-from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled, tiled
