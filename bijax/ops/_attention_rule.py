@@ -71,8 +71,9 @@ def bias_gradient(call: AttentionCall, results: AttentionResults) -> jax.Array:
     added = tuple(axis for axis in (1, 2, 3) if bias.shape[axis] < sizes[axis])
 
     def one(s: jax.Array) -> jax.Array:
+        rows = call.sequence(s, ("query", "key", "value"))
         own = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, s, 1), results)
-        (found,) = _scores_kernel(call.sequence(s), own)
+        (found,) = _scores_kernel(rows.sequence(s, ("limits", *call.present)), own)
         return add_up(found, axis=added, keepdims=True)
 
     index = jnp.arange(sizes[0], dtype=jnp.int32)

@@ -109,16 +109,19 @@ class AttentionCall:
         offsets, queries, keys = (self.limits[:, i] for i in range(3))
         return offsets, queries, keys  # type: ignore[return-value]  # kernels are given arrays of JAX
 
-    def sequence(self, index: jax.Array) -> "AttentionCall":
-        """Returns the call of one sequence, with all pages."""
-        own: dict[str, Any] = {
-            name: lax.dynamic_slice_in_dim(getattr(self, name), index, 1) for name in self.of_sequences
-        }
-        for name in self.present:
+    def sequence(self, index: jax.Array, names: tuple[str, ...] | None = None) -> "AttentionCall":
+        """Returns the call with the arrays of one sequence, and with all pages.
+
+        Args:
+            index: Index of the sequence.
+            names: Arrays to take, in this order; all by default.
+        """
+        found: dict[str, Any] = {}
+        for name in dict.fromkeys((*self.of_sequences, *self.present)) if names is None else names:
             x = getattr(self, name)
-            if name not in own:
-                own[name] = lax.dynamic_slice_in_dim(x, index, 1) if x.shape[0] > 1 else x
-        return replace(self, **own)
+            is_own = name in self.of_sequences or x.shape[0] > 1
+            found[name] = lax.dynamic_slice_in_dim(x, index, 1) if is_own else x
+        return replace(self, **found)
 
 
 OPTIONAL: Final = tuple(f.name for f in fields(AttentionCall) if f.default is None)
