@@ -7,6 +7,9 @@ import jax
 import numpy as np
 from jax import lax
 
+Limits = tuple[jax.Array, jax.Array, jax.Array]
+"""Limits of sequences in columns, (B,) int32 each: position of the first query, queries, keys."""
+
 
 @dataclass(frozen=True)
 class AttentionOptions:
@@ -104,7 +107,7 @@ class AttentionCall:
         others: dict[str, Any] = {name: None for name in self.present if name not in names}
         return replace(self, **others)
 
-    def numbers(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def numbers(self) -> Limits:
         """Returns the columns of `limits`, (B,) int32: positions of the first queries, queries, keys."""
         offsets, queries, keys = (self.limits[:, i] for i in range(3))
         return offsets, queries, keys  # type: ignore[return-value]  # kernels are given arrays of JAX

@@ -44,9 +44,10 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
     """
     query, key, value = call.query, call.key, call.value
     length, capacity, heads = query.shape[1], *key.shape[1:3]
+    limits = call.numbers()
     if call.is_empty:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
-    shared = Shared.of(call, results, contract, tile)
+    shared = Shared.of(call, limits, results, contract, tile)
     (scale,) = isolate(jnp.float32(call.options.scale))
     front = contract.query_block
     widest = max(key.shape[3], value.shape[3])
@@ -80,10 +81,11 @@ def score_gradients(
 ) -> jax.Array:
     """Returns the gradients (B, N, T, S) of what is added to the scores, float32; arguments as for `gradients`."""
     (batch, length, heads, _), capacity = call.query.shape, call.capacity
+    limits = call.numbers()
     zeros = jnp.zeros((batch, heads, length, capacity), jnp.float32)
     if call.is_empty:
         return zeros
-    shared = Shared.of(call, results, contract, tile)
+    shared = Shared.of(call, limits, results, contract, tile)
     front, key_block = contract.query_block, contract.key_block
 
     def one_sequence(s: jax.Array) -> tuple[jax.Array]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import AttentionContract
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults, Limits
 from pallas_kernels.ops.attention.cpu._forward import rows_sight, to_rows
 from pallas_kernels.ops.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks
 from pallas_kernels.ops.attention.cpu._scores import ScoreArrays
@@ -64,7 +64,7 @@ class Shared:
     """
 
     rows: tuple[jax.Array, ...]
-    limits: tuple[jax.Array, jax.Array, jax.Array]
+    limits: Limits
     arrays: ScoreArrays
     read_keys: FetchBlock
     read_values: FetchBlock
@@ -76,9 +76,11 @@ class Shared:
     tile: Tile
 
     @classmethod
-    def of(cls, call: AttentionCall, results: AttentionResults, contract: AttentionContract, tile: Tile) -> "Shared":
-        """Returns what the sequences of a call and its results share."""
-        offsets, queries, keys = call.numbers()
+    def of(
+        cls, call: AttentionCall, limits: Limits, results: AttentionResults, contract: AttentionContract, tile: Tile
+    ) -> "Shared":
+        """Returns what the sequences of a call, with its limits in columns, and its results share."""
+        offsets, queries, keys = limits
         arrays = ScoreArrays.of(call, offsets)
         length, (capacity, heads) = call.query.shape[1], call.key.shape[1:3]
         block = contract.key_block
@@ -119,7 +121,7 @@ class Sequence:
     shared: Shared
     index: jax.Array
     rows: tuple[jax.Array, ...]
-    limits: tuple[jax.Array, jax.Array, jax.Array]
+    limits: Limits
 
     @property
     def _before(self) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import AttentionContract
-from pallas_kernels.ops.attention.call import AttentionCall
+from pallas_kernels.ops.attention.call import AttentionCall, Limits
 from pallas_kernels.ops.attention.cpu._forward import attend
 from pallas_kernels.ops.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks, paged_blocks
 from pallas_kernels.ops.attention.cpu._scores import ScoreArrays
@@ -32,9 +32,6 @@ class ProgramShape(NamedTuple):
     value_size: int
     capped: bool = False
 
-
-Limits = tuple[jax.Array, jax.Array, jax.Array]
-"""(B,) int32 each: position of the first query, queries, keys."""
 
 ChooseTile = Callable[[int, int, int, ProgramShape], Tile]
 """Maps the numbers of sequences, queries and keys and the program's shape to a tile."""

@@ -8,7 +8,7 @@ from jax import lax
 
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.call import AttentionCall
+from pallas_kernels.ops.attention.call import AttentionCall, Limits
 from pallas_kernels.ops.attention.sight import Sight, sight
 from pallas_kernels.ops.attention.triton._tile import Launch, Refs
 
@@ -33,7 +33,7 @@ def widest(call: AttentionCall) -> int:
     return max(call.query.shape[3], call.value.shape[3])
 
 
-def what_is_seen(call: AttentionCall, limits: tuple[jax.Array, jax.Array, jax.Array]) -> Sight:
+def what_is_seen(call: AttentionCall, limits: Limits) -> Sight:
     """Returns what each query sees, before any mask."""
     (offsets, queries, keys), length = limits, call.query.shape[1]
     indices = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (offsets.shape[0], length))
