@@ -80,7 +80,7 @@ def _on_cuda(call: AttentionCall) -> Arrays:
 
 
 def _gradients_on_cuda(call: AttentionCall, results: AttentionResults) -> Arrays:
-    contract = attention_gradient_contract(*_widths(call)) if set(call.present) <= {"slopes"} else None
+    contract = attention_gradient_contract(*_widths(call)) if set(call.present) <= {"alibi_slopes"} else None
     if contract is not None and cuda_architecture() == HOPPER and hopper.supports(call.options):
         return run(hopper.attention_gradients, call, results, contract=contract, like=gradients_like)
     return run(triton.gradients, call, results, contract=_mma_contract(call), like=gradients_like)

@@ -27,10 +27,10 @@ from bijax.dispatch.attention import (
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as add_up
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionResults
+from pallas_kernels.ops.attention.call import OF_SCORES, AttentionCall, AttentionResults
 
-_OF_SCORES: Final = ("bias", "mask", "slopes")
-"""What the backward pass needs; a sink is in the log-sum-exp."""
+_DIFFERENTIABLE: Final = ("bias", "sinks")
+"""The optional arrays that have gradients."""
 
 
 @custom_vjp(nondiff_argnums=(2,))
@@ -48,7 +48,7 @@ def attend(call: AttentionCall, valid: jax.Array | None, op: str) -> Arrays:
 
 def gradients(call: AttentionCall, results: AttentionResults) -> Arrays:
     """Returns the gradients of queries, keys and values of a call without pages."""
-    return _gradients_kernel(call.only(*_OF_SCORES), results)
+    return _gradients_kernel(call.only(*OF_SCORES), results)
 
 
 def bias_gradient(call: AttentionCall, results: AttentionResults) -> jax.Array:
@@ -61,7 +61,7 @@ def bias_gradient(call: AttentionCall, results: AttentionResults) -> jax.Array:
     bias = call.bias
     if bias is None:
         raise ValueError("bias_gradient: expected a call with a bias, got none.")
-    call = call.only(*_OF_SCORES)
+    call = call.only(*OF_SCORES)
     sizes = (call.query.shape[0], call.query.shape[2], call.query.shape[1], call.key.shape[1])
     if 0 in sizes:
         return jnp.zeros_like(bias)
@@ -112,7 +112,7 @@ def _forward(call: AttentionCall, valid: Any, op: str) -> tuple[Arrays, Any]:
     given: tuple[AttentionCall, Any] = jax.tree.map(lambda x: x.value, (call, valid), is_leaf=_is_primal)
     out, lse = attend(*given, op)
     # An empty entry for each further gradient: what is wanted must be known when the backward pass is traced.
-    wanted = {n: () for n in ("bias", "sinks") if (x := getattr(call, n)) is not None and x.perturbed}
+    wanted = {n: () for n in _DIFFERENTIABLE if (x := getattr(call, n)) is not None and x.perturbed}
     return (out, lse), (*given, out, lse, wanted)
 
 
@@ -128,13 +128,14 @@ def _check_differentiable(op: str, call: AttentionCall) -> None:
             " that are multiplied by the factors of keys, and multiply its result by those of values:"
             " pallas_kernels.contract.EightBitContract says how, which gives the same bits."
         )
-    slopes: Any = call.slopes
-    if slopes is not None and slopes.perturbed:
-        raise UnsupportedError(
-            f"{op} has no gradient of alibi_slopes: expected slopes that are not differentiated, got"
-            f" {describe(slopes.value)} among what is. Pass jax.lax.stop_gradient(alibi_slopes), or a bias,"
-            " which has a gradient."
-        )
+    for name in call.present:
+        x: Any = getattr(call, name)
+        if name not in _DIFFERENTIABLE and x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating):
+            raise UnsupportedError(
+                f"{op} has no gradient of {name}: expected an array that is not differentiated, got"
+                f" {describe(x.value)} among what is. Pass jax.lax.stop_gradient({name}), or a bias, which has a"
+                " gradient."
+            )
 
 
 def _backward(op: str, saved: Any, cotangents: Any) -> tuple[Any, ...]:

@@ -272,7 +272,7 @@ def dot_product_attention(
         bias=score_array(_OP, "bias", bias, sizes, single=single),
         mask=score_array(_OP, "mask", mask, sizes, single=single),
         sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
-        slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
+        alibi_slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
         key_scale=key_scale,
         value_scale=value_scale,
         limits=limits_of(offsets, query_lengths, key_lengths),

@@ -266,7 +266,7 @@ def paged_attention(
         bias=score_array(_OP, "bias", bias, sizes, single=False),
         mask=score_array(_OP, "mask", mask, sizes, single=False),
         sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
-        slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
+        alibi_slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
         key_scale=key_scale,
         value_scale=value_scale,
         common_prefix=common_prefix,

@@ -145,7 +145,7 @@ def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
     options = AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap)
     query, key, value, *results = (jnp.asarray(x) for x in given)
     slopes = None if case.slopes is None else jnp.asarray(case.slopes)
-    call = AttentionCall(query, key, value, limits, options, slopes=slopes)
+    call = AttentionCall(query, key, value, limits, options, alibi_slopes=slopes)
     found = attention_gradients(
         call, AttentionResults(*results), contract=case.contract, schedule=case.schedule, interpret=INTERPRETER
     )

@@ -189,7 +189,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         key, value = pages(key), pages(value)
     limits = np.stack([case.offsets, case.queries, case.keys], axis=1).astype(np.int32)
     optional = dict(zip(("key_scale", "value_scale"), case.scales, strict=True)) | case.bias_and_mask
-    optional |= {"page_table": table, "sinks": case.sinks, "slopes": case.slopes}
+    optional |= {"page_table": table, "sinks": case.sinks, "alibi_slopes": case.slopes}
     call = AttentionCall(
         *(jnp.asarray(x) for x in (query, key, value, limits)),
         AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap),

@@ -11,7 +11,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaAttentionContract, attention_contract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention import triton
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.ops.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.ops.attention.triton._tile import float_of_e4m3
 from tests.eight_bits import composed
 from tests.exhaustive import rarely
@@ -84,12 +84,12 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
         return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(found, axis=-1)[..., :-1], v)
 
     options = AttentionOptions(0.2, causal=True, soft_cap=2.0)
-    call = AttentionCall(q, k, v, LIMITS, options, bias=BIAS, mask=MASK, slopes=slopes, sinks=sinks)
+    call = AttentionCall(q, k, v, LIMITS, options, bias=BIAS, mask=MASK, alibi_slopes=slopes, sinks=sinks)
 
     @jax.jit
     def run() -> Any:
         out, lse = triton.attention(call, **LAUNCH)
-        own, results = call.only("bias", "mask", "slopes"), AttentionResults(out, lse, ct)
+        own, results = call.only(*OF_SCORES), AttentionResults(out, lse, ct)
         of_bias = triton.score_gradients(own, results, **LAUNCH).sum(0, keepdims=True)
         return out, *triton.gradients(own, results, **LAUNCH), of_bias
 

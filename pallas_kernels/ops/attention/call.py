@@ -53,7 +53,7 @@ class AttentionCall:
             whose results are all nan.
         options: Scale, mask and soft cap.
         page_table: (B, n) int32, the pages of each sequence in order.
-        slopes: (B or 1, N), times the position of the key minus that of the query, added to the scaled scores.
+        alibi_slopes: (B or 1, N), times the position of the key minus that of the query, added to the scaled scores.
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
         key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits; `EightBitContract` has the formulas.
         value_scale: (B or 1, K, V or 1), the same for the values.
@@ -69,7 +69,7 @@ class AttentionCall:
     limits: jax.Array | np.ndarray
     options: AttentionOptions = field(metadata={"static": True})
     page_table: jax.Array | None = None
-    slopes: jax.Array | None = None
+    alibi_slopes: jax.Array | None = None
     sinks: jax.Array | None = None
     key_scale: jax.Array | None = None
     value_scale: jax.Array | None = None
@@ -100,7 +100,7 @@ class AttentionCall:
     @property
     def changes_scores(self) -> bool:
         """Whether anything is added to the scores, or a mask hides keys."""
-        return any(x is not None for x in (self.slopes, self.bias, self.mask))
+        return any(name in OF_SCORES for name in self.present)
 
     def only(self, *names: str) -> "AttentionCall":
         """Returns the call with the named optional arrays alone."""
@@ -129,6 +129,12 @@ class AttentionCall:
 
 OPTIONAL: Final = tuple(f.name for f in fields(AttentionCall) if f.default is None)
 """The names of the optional arrays, in the order of the leaves."""
+
+OF_HEADS: Final = ("alibi_slopes", "sinks")
+"""Those that hold a number of each query head, (B or 1, N)."""
+
+OF_SCORES: Final = ("alibi_slopes", "bias", "mask")
+"""Those that are added to scores or hide keys; the backward pass needs them too."""
 
 
 @jax.tree_util.register_dataclass

@@ -32,10 +32,10 @@ class ScoreArrays(NamedTuple):
     @classmethod
     def of(cls, call: AttentionCall, offsets: jax.Array) -> "ScoreArrays":
         """Returns the arrays of a call whose first queries are at `offsets`, (B,) int32."""
-        if call.slopes is None:
+        if call.alibi_slopes is None:
             return cls(call.bias, call.mask)
         position = offsets[:, None] + jnp.arange(call.query.shape[1], dtype=jnp.int32)
-        slopes = call.slopes.astype(jnp.float32)[:, :, None, None]
+        slopes = call.alibi_slopes.astype(jnp.float32)[:, :, None, None]
         return cls(call.bias, call.mask, slopes, position[:, None, :, None])
 
     @property

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ops.attention.call import AttentionCall
-from pallas_kernels.ops.attention.hopper._pairs import bits_of_mask, with_whole_blocks
-from pallas_kernels.ops.attention.hopper._scores import in_bits
 from pallas_kernels.parts.eight_bits import numbers, scaled_queries
 from pallas_kernels.parts.xla.pages import pages_inside
 
@@ -40,18 +38,6 @@ def readable(call: AttentionCall, block: int, *, packed: bool) -> AttentionCall:
     if call.page_table is None:
         call = replace(call, key=padded(call.key), value=padded(call.value))
     return call if packed else replace(call, query=padded(call.query))
-
-
-def prepared(call: AttentionCall, block: int) -> AttentionCall:
-    """Returns a call with scores and slopes in units of ln(2), and bias and mask (in bits) for whole blocks of keys."""
-    ready: dict[str, Callable[[jax.Array], jax.Array]] = {
-        "slopes": in_bits,
-        "sinks": in_bits,
-        "bias": lambda bias: with_whole_blocks(bias, block),
-        "mask": lambda mask: bits_of_mask(mask, block),
-    }
-    made: dict[str, Any] = {name: f(getattr(call, name)) for name, f in ready.items() if name in call.present}
-    return replace(call, **made)
 
 
 def with_whole_factors(call: AttentionCall) -> AttentionCall:

@@ -83,8 +83,8 @@ def attention_gradients(
     query, cotangent, out, key, value = (padded(x) for x in (query, cotangent, out, key, value))
     deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
     given = Operands(query, key, value, cotangent, _stats(results.lse, deltas, tiles), _marks(key, tiles))
-    if call.slopes is not None:
-        given = given._replace(slopes=in_bits(call.slopes))
+    if call.alibi_slopes is not None:
+        given = given._replace(slopes=in_bits(call.alibi_slopes))
     own = GradientCall(tiles, options.scale, scoring, size, value_size, interpret)
     body = (WideBody if wide else Body)(own, schedule)
     types = (wide_scratch_types if wide else scratch_types)(own, schedule, query.dtype)

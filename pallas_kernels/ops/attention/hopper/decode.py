@@ -17,7 +17,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.ops.attention.call import AttentionCall
+from pallas_kernels.ops.attention.call import OF_HEADS, AttentionCall
 from pallas_kernels.ops.attention.hopper import _decode_launch
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing
 from pallas_kernels.ops.attention.hopper._byte_walk import ByteWalk, LeftRing
@@ -25,8 +25,8 @@ from pallas_kernels.ops.attention.hopper._decode_results import Results, store_c
 from pallas_kernels.ops.attention.hopper._factors import factors_of, scale_rows, scaled_rows
 from pallas_kernels.ops.attention.hopper._items import Item, Items
 from pallas_kernels.ops.attention.hopper._online import Stats, of_queries, result
-from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring, drain
+from pallas_kernels.ops.attention.hopper._score_operands import ScoreOperands, TileRows
 from pallas_kernels.ops.attention.hopper._scratch import Scratch
 from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup
 from pallas_kernels.ops.attention.hopper._swap import check_swap
@@ -240,12 +240,13 @@ class _Tile:
         refs, setup = self.refs, self.setup
         if refs.key_scale is not None:
             scale_rows(queries, self.factors(refs.key_scale), setup.unit, self.interpret)
+        rows = TileRows(self.item.sequence, self.heads_of_rows, self.queries_of_rows, self.of_rows, self.interpret)
         return Walk(
             contract=setup.contract,
             scoring=setup.scoring,
             sight=setup.sight,
             positions=lambda: self.positions(ROWS, ROW),
-            slope=self.of_rows(refs.slopes),
+            operands=ScoreOperands.of(refs, rows),
             length=self.keys,
             blocks=self.item.blocks,
             queries=queries,
@@ -255,7 +256,6 @@ class _Tile:
             after_scores=after_scores,
             interpret=self.interpret,
             widest=WIDEST if refs.key_scale is None else _WIDEST_OF_FOUR,
-            pairs=Pairs.of(refs, self.item.sequence, self.heads_of_rows, self.queries_of_rows, self.interpret),
         ).run()
 
     def results(self, values: jax.Array, stats: Stats, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -274,8 +274,8 @@ def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:
     """Runs the kernel and, unless its items have all keys, the merge of its splits.
 
     Args:
-        call: The call as `_operands.prepared` returns it: S of a contiguous cache a multiple of 8; `common_prefix` is
-            the number of splits that are shared, for a `Cascade`, and None for others.
+        call: The call as `_score_operands.prepared` returns it, S of a contiguous cache a multiple of 8. Its
+            `common_prefix` is the number of splits that are shared, for a `Cascade`, and None for others.
         body: The kernel's program.
 
     Returns:
@@ -291,7 +291,9 @@ def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:
         key, value = (lax.bitcast_convert_type(x, jnp.int8) for x in (call.key, call.value))
         call = replace(call, key=key, value=value)
     sinks = call.sinks
-    call = replace(call, slopes=body.of_tiles(call.slopes), sinks=body.of_tiles(sinks) if s.whole else None)
+    call = call if s.whole else replace(call, sinks=None)
+    of_heads: dict[str, Any] = {name: body.of_tiles(getattr(call, name)) for name in OF_HEADS}
+    call = replace(call, **of_heads)
     sequences, padded = body.room
     if s.whole:
         outputs = [

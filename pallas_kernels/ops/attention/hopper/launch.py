@@ -11,7 +11,8 @@ from pallas_kernels.contract import SplitAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._operands import one_by_one, prepared, readable, with_whole_factors
+from pallas_kernels.ops.attention.hopper._operands import one_by_one, readable, with_whole_factors
+from pallas_kernels.ops.attention.hopper._score_operands import prepared
 from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup
 from pallas_kernels.ops.attention.hopper._sight import Sight

@@ -19,8 +19,8 @@ from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.ops.attention.hopper._factors import factors_of, scaled_rows
 from pallas_kernels.ops.attention.hopper._online import of_queries, result
 from pallas_kernels.ops.attention.hopper._order import Order, Tile, Unit
-from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._score_operands import ScoreOperands, TileRows
 from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup, refs_of
 from pallas_kernels.ops.attention.hopper._sight import Blocks
 from pallas_kernels.ops.attention.hopper._walk import Parked, Walk
@@ -127,12 +127,16 @@ class Body:
                 found: jax.Array = unit.first + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
                 return found
 
+            def of_head(numbers: Any) -> jax.Array | None:
+                return _of_head(numbers, unit)
+
+            rows = TileRows(tile.sequence, lambda: unit.head, queries_of_rows, of_head, bool(self.setup.interpret))
             walk = Walk(
                 contract=self.setup.contract,
                 scoring=self.setup.scoring,
                 sight=self.setup.sight,
                 positions=lambda: offset + queries_of_rows(),
-                slope=_of_head(refs.slopes, unit),
+                operands=ScoreOperands.of(refs, rows),
                 length=keys,
                 blocks=blocks,
                 queries=queries,
@@ -141,13 +145,12 @@ class Body:
                 parked=None if scratch.parked is None else Parked(*(x.at[warpgroup] for x in scratch.parked)),
                 after_scores=(lambda: None) if self.wide else partial(fetch_next, index),
                 interpret=bool(self.setup.interpret),
-                pairs=Pairs.of(refs, tile.sequence, lambda: unit.head, queries_of_rows, bool(self.setup.interpret)),
             )
             plgpu.barrier_wait(ready)
             values, stats = walk.run()
             wrong = self.setup.leads_outside(refs.page_table, unit.sequence, keys)
             stats = of_queries(stats, queries_of_rows(), lengths.queries[unit.sequence], wrong)
-            values, log_sum = result(values, stats, _of_head(refs.sinks, unit), self.math)
+            values, log_sum = result(values, stats, of_head(refs.sinks), self.math)
             lse.at[unit.sequence, unit.head, pl.ds(unit.first, ROWS)][...] = log_sum
             self.store(unit, refs.value_scale, out, scratch.results.at[warpgroup], values)
             if self.wide:
@@ -187,7 +190,7 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
     """Runs the kernel.
 
     Args:
-        call: The call as `_operands.prepared` returns it: T a multiple of 8, and S of a contiguous cache too.
+        call: The call as `_score_operands.prepared` returns it: T a multiple of 8, and S of a contiguous cache too.
         setup: What is fixed about the launch.
         schedule: Warpgroups, stages and order.
 

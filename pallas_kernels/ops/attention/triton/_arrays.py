@@ -10,6 +10,7 @@ from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import AttentionCall, Limits
 from pallas_kernels.ops.attention.sight import Sight, sight
+from pallas_kernels.ops.attention.triton._scores import score_arrays
 from pallas_kernels.ops.attention.triton._tile import Launch, Refs
 
 _WIDTH: Final = 16  # the narrowest piece of a head
@@ -45,13 +46,7 @@ def arrays_of(call: AttentionCall, seen: Sight, offsets: jax.Array) -> dict[str,
     """Returns the arrays of a launch by their names in `Refs`, without those that the forward pass alone takes."""
     query, key, value = (padded(x) for x in (call.query, call.key, call.value))
     given = {"query": query, "key": key, "value": value, "first": seen.first, "last": seen.last}
-    if call.bias is not None:
-        given["bias"] = call.bias
-    if call.mask is not None:
-        given["mask"] = call.mask.astype(jnp.int8)
-    if call.slopes is not None:
-        given |= {"slopes": call.slopes.astype(jnp.float32), "offsets": offsets}
-    return given
+    return given | score_arrays(call, offsets)
 
 
 def quantised(given: dict[str, jax.Array], value_scale: jax.Array | None) -> dict[str, jax.Array]:
@@ -88,8 +83,6 @@ def launch_of(
         value_size=given["value"].shape[3],
         capacity=call.capacity,
         page=None if call.page_table is None else key.shape[1],
-        bias=None if call.bias is None else call.bias.shape,
-        mask=None if call.mask is None else call.mask.shape,
         stored=None if call.value_scale is None else call.value.dtype.name,
         interpret=interpret,
     )

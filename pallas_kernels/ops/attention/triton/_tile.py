@@ -40,8 +40,6 @@ class Launch:
         value_size: Width V of a head of the values, a multiple of 16.
         capacity: Keys for which there is room in a sequence.
         page: Keys of a page; None for contiguous keys.
-        bias: Shape of the bias, None without one.
-        mask: Shape of the mask, None without one.
         stored: Dtype of keys and values of 8 bits, "int8" or "float8_e4m3fn"; None for those of `dtype`.
         interpret: Whether the kernel runs on a CPU.
     """
@@ -57,8 +55,6 @@ class Launch:
     value_size: int
     capacity: int
     page: int | None
-    bias: tuple[int, ...] | None
-    mask: tuple[int, ...] | None
     stored: str | None
     interpret: bool
 
