@@ -15,7 +15,7 @@ from pallas_kernels.contract import AttentionContract
 from pallas_kernels.ops.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.ops.attention.cpu._forward import from_rows, one_nan
 from pallas_kernels.ops.attention.cpu._gradient_rows import Rows, Shared
-from pallas_kernels.ops.attention.cpu._scores import block_scores, seen_keys
+from pallas_kernels.ops.attention.cpu._scores import ScoreArrays, block_scores, seen_keys
 from pallas_kernels.ops.attention.programs import dot, seen_product, stacked
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
@@ -45,9 +45,10 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
     query, key, value = call.query, call.key, call.value
     length, capacity, heads = query.shape[1], *key.shape[1:3]
     limits = call.numbers()
+    arrays = ScoreArrays.of(call, limits[0])
     if call.is_empty:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
-    shared = Shared.of(call, limits, results, contract, tile)
+    shared = Shared.of(call, results, limits, arrays, contract=contract, tile=tile)
     (scale,) = isolate(jnp.float32(call.options.scale))
     front = contract.query_block
     widest = max(key.shape[3], value.shape[3])
@@ -82,10 +83,11 @@ def score_gradients(
     """Returns the gradients (B, N, T, S) of what is added to the scores, float32; arguments as for `gradients`."""
     (batch, length, heads, _), capacity = call.query.shape, call.capacity
     limits = call.numbers()
+    arrays = ScoreArrays.of(call, limits[0])
     zeros = jnp.zeros((batch, heads, length, capacity), jnp.float32)
     if call.is_empty:
         return zeros
-    shared = Shared.of(call, limits, results, contract, tile)
+    shared = Shared.of(call, results, limits, arrays, contract=contract, tile=tile)
     front, key_block = contract.query_block, contract.key_block
 
     def one_sequence(s: jax.Array) -> tuple[jax.Array]:

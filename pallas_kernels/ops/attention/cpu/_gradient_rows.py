@@ -77,11 +77,17 @@ class Shared:
 
     @classmethod
     def of(
-        cls, call: AttentionCall, limits: Limits, results: AttentionResults, contract: AttentionContract, tile: Tile
+        cls,
+        call: AttentionCall,
+        results: AttentionResults,
+        limits: Limits,
+        arrays: ScoreArrays,
+        *,
+        contract: AttentionContract,
+        tile: Tile,
     ) -> "Shared":
-        """Returns what the sequences of a call, with its limits in columns, and its results share."""
+        """Returns what the sequences of a call share, given its limits in columns and what changes its scores."""
         offsets, queries, keys = limits
-        arrays = ScoreArrays.of(call, offsets)
         length, (capacity, heads) = call.query.shape[1], call.key.shape[1:3]
         block = contract.key_block
         read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (call.key, call.value))
