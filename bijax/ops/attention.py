@@ -1,6 +1,6 @@
 """Attention: the same bits for a query in any batch, at any place in it and in any chunk of its sequence."""
 
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from bijax.ops._attention_arguments import (
     score_array,
     window_sizes,
 )
+from bijax.ops._attention_keywords import ContiguousKeywords
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
 from bijax.ops._attention_rule import attend
 from bijax.ops._packed import Packed, check_packed, find_packed
@@ -34,22 +35,8 @@ def dot_product_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    cu_key_value_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    max_key_value_seq_length: int | None = None,
     return_residual: Literal[False] = False,
+    **options: Unpack[ContiguousKeywords],
 ) -> jax.Array: ...
 
 
@@ -61,22 +48,8 @@ def dot_product_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    cu_key_value_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    max_key_value_seq_length: int | None = None,
     return_residual: Literal[True],
+    **options: Unpack[ContiguousKeywords],
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -88,22 +61,8 @@ def dot_product_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    cu_key_value_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    max_key_value_seq_length: int | None = None,
     return_residual: bool,
+    **options: Unpack[ContiguousKeywords],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 

@@ -1,6 +1,6 @@
 """Attention to keys that lie in pages, with the bits of contiguous ones."""
 
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from bijax.ops._attention_arguments import (
     score_array,
     window_sizes,
 )
+from bijax.ops._attention_keywords import PagedKeywords
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
 from bijax.ops._attention_rule import attend
 from bijax.ops._common_prefix import check_common_prefix
@@ -39,20 +40,8 @@ def paged_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = True,
-    query_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    common_prefix_length: Any = None,
     return_residual: Literal[False] = False,
+    **options: Unpack[PagedKeywords],
 ) -> jax.Array: ...
 
 
@@ -66,20 +55,8 @@ def paged_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = True,
-    query_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    common_prefix_length: Any = None,
     return_residual: Literal[True],
+    **options: Unpack[PagedKeywords],
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -93,20 +70,8 @@ def paged_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = True,
-    query_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    common_prefix_length: Any = None,
     return_residual: bool,
+    **options: Unpack[PagedKeywords],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
