@@ -78,6 +78,7 @@ def block_step(
     values: jax.Array,
     rows: Sight,
     start: jax.Array,
+    *,
     factor: jax.Array,
     arrays: ScoreArrays,
     soft_cap: float | None,
@@ -218,7 +219,7 @@ def attend(
             k, v = fetch_keys(first, block), fetch_values(first, block)
             start = block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
-            return block_step(state, q, k, v, rows, start, factor, given, options.soft_cap)
+            return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, soft_cap=options.soft_cap)
 
         state = initial_state(tile.sequences, heads, q.shape[2], value_size)
         # A block that a row does not see leaves its state as it is, so one block needs no loop.

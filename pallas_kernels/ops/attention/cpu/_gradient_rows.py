@@ -161,7 +161,17 @@ class Sequence:
             part = self.shared.arrays.block(self.index, place, block * contract.key_block, tile)
             return part.by_rows(heads, tile, query_heads, q.shape[2])
 
-        return Rows(q, ct, stat, delta, rows_seen, seen, begin, group, given)
+        return Rows(
+            query=q,
+            cotangent=ct,
+            lse=stat,
+            delta=delta,
+            seen=rows_seen,
+            queries=seen,
+            begin=begin,
+            group=group,
+            given=given,
+        )
 
 
 def _padded_sequence(x: jax.Array, s: jax.Array, front: int, back: int) -> jax.Array:

@@ -146,7 +146,20 @@ class _Walk:
         (begin, stop), together = span, form.together
         origin = lax.div(begin, form.width) * form.width
         groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
-        return cls(form, values, stats, *rows, begin, stop, origin, groups, *memory)
+        (sequence, part), (copied, arrived) = rows, memory
+        return cls(
+            form=form,
+            values=values,
+            stats=stats,
+            sequence=sequence,
+            part=part,
+            begin=begin,
+            stop=stop,
+            origin=origin,
+            groups=groups,
+            copied=copied,
+            arrived=arrived,
+        )
 
     def begin_copies(self) -> None:
         """Starts the first copies, which `run` waits for."""
