@@ -88,6 +88,11 @@ class Found(NamedTuple):
     function: Callable[..., Any]
     contracts: dict[str, Any]
 
+    @property
+    def is_choosy(self) -> bool:
+        """Whether the kernel says which calls it serves."""
+        return self.kernel.serves is not None or hasattr(self.function, "serves")
+
 
 _added: Final[list[Kernel]] = []
 """The kernels that are not listed in `pallas_kernels.backends`."""
@@ -136,6 +141,8 @@ def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
 def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> Found:
     """Returns the kernel that serves a call on a target: of those that do, the one whose targets describe it closest.
 
+    Of several of the same targets, one that says which calls it serves comes before one that serves all.
+
     Args:
         operation: Name of the operation.
         target: What the program is lowered for.
@@ -146,7 +153,7 @@ def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters:
 
     Raises:
         UnsupportedError: If no kernel serves the call, or the target has no architecture and the kernels differ by it.
-        ValueError: If several kernels whose targets describe this one as closely serve the call.
+        ValueError: If that leaves several.
 
     Example:
         >>> from pallas_kernels.contract import row_contract
@@ -165,12 +172,14 @@ def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters:
         )
     ranked = [(r, k) for k in known if (r := k.rank(target)) is not None]
     for closest in sorted({r for r, _ in ranked}, reverse=True):
-        serving = [s for r, k in ranked if r == closest and (s := _served(k, fixed, arrays, parameters)) is not None]
-        if len(serving) > 1:
-            names = ", ".join(s.kernel.name for s in serving)
+        candidates = (_served(k, fixed, arrays, parameters) for r, k in ranked if r == closest)
+        serving = [found for found in candidates if found is not None]
+        choosy = [found for found in serving if found.is_choosy]
+        if len(choosy or serving) > 1:
+            names = ", ".join(found.kernel.name for found in choosy or serving)
             raise ValueError(f"{operation}: expected one kernel that serves a call on {target}, got {names}.")
         if serving:
-            return serving[0]
+            return (choosy or serving)[0]
     came = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (*arrays, *parameters.values()) if hasattr(a, "dtype"))
     there = ", ".join(f"{k.name} on {' and '.join(k.patterns)}" for k in known) or "none"
     raise UnsupportedError(

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
+
 from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, Backend
 from pallas_kernels.registry import find
 from pallas_kernels.target import Target
 
@@ -30,6 +33,26 @@ def run_kernel(
     if like is None or kernel.composed:
         return run(function, *arrays, **contracts, **parameters)
     return run(function, *arrays, like=partial(_without, like, tuple(contracts)), **contracts, **parameters)
+
+
+def backend_of(operation: str, shapes: Callable[..., Any] | None = None) -> Backend:
+    """Returns what runs the kernels of an operation whose contracts do not depend on the call.
+
+    Args:
+        operation: Name of the operation.
+        shapes: As `like` of `run_kernel`; by default the kernel for a CPU.
+    """
+    like = shapes or partial(run_kernel, operation, Target("cpu"), None)
+
+    def backend(target: Target, *arrays: jax.Array, **parameters: Any) -> Arrays:
+        return as_tuple(run_kernel(operation, target, None, *arrays, like=like, **parameters))
+
+    return backend
+
+
+def as_tuple(results: Any) -> Arrays:
+    """Returns the results of a kernel, which may be one array, as a tuple."""
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _without(function: Callable[..., Any], names: tuple[str, ...], *arrays: Any, **options: Any) -> Any:

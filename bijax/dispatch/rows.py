@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from bijax.core.primitive import Arrays, Backend, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.kernels import run_kernel
+from bijax.dispatch.kernels import as_tuple, run_kernel
 from pallas_kernels.target import Target
 
 
@@ -52,11 +52,6 @@ def row_backend(operation: str) -> Backend:
         return as_tuple(run_kernel(operation, target, columns, *given, like=like, **by_name, **parameters))
 
     return run_rows
-
-
-def as_tuple(results: Any) -> Arrays:
-    """Returns the results of a kernel, which may be one array, as a tuple."""
-    return results if isinstance(results, tuple) else (results,)
 
 
 def define_row_kernel(name: str, operation: str | None = None, *, folds: bool = True) -> Callable[..., Arrays]:

@@ -1,14 +1,15 @@
-"""Programs of XLA with fixed shapes, which run on CPUs and on any NVIDIA GPU."""
+"""Programs of XLA: with fixed shapes, on CPUs and on any NVIDIA GPU; or in the form of one of the two."""
 
 from typing import Final
 
-from pallas_kernels.contract import XLA_FUNCTIONS, chunk_contract, row_contract
+from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, chunk_contract, row_contract
 from pallas_kernels.registry import Kernel
 
 _ON: Final = ("cpu", "cuda")
 _OPS: Final = "pallas_kernels.ops"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
+_SCATTER: Final = FoldContract("scatter")
 
 KERNELS: Final = (
     Kernel("rms_norm", _ON, f"{_OPS}.norm.portable:rms_norm", _ROWS),
@@ -31,4 +32,21 @@ KERNELS: Final = (
     Kernel("quantize", _ON, f"{_OPS}.quantize.portable:quantize"),
     Kernel("quantize_swiglu", _ON, f"{_OPS}.quantize.portable:quantize_swiglu", None, XLA_FUNCTIONS),
     Kernel("quantize_norm", _ON, f"{_OPS}.quantize.portable:quantize_norm", _ROWS),
+    Kernel("largest", "cpu", f"{_OPS}.topk.cpu:largest"),
+    Kernel("largest", "cuda", f"{_OPS}.topk.portable:largest"),
+    Kernel("sort_by_expert", _ON, f"{_OPS}.expert_rows.portable:sort_by_expert"),
+    Kernel("rows_by_count", _ON, f"{_OPS}.expert_rows.portable:rows_by_count"),
+    Kernel("rows_of_tokens", _ON, f"{_OPS}.expert_rows.portable:rows_of_tokens"),
+    Kernel("pick_rows", "cpu", f"{_OPS}.pick.cpu:pick_rows"),
+    Kernel("pick_rows", "cuda", f"{_OPS}.pick.portable:pick_rows"),
+    Kernel("embed_gradient", "cpu", f"{_OPS}.embedding.portable:table_gradient", _CHUNKS),
+    Kernel("embed_gradient", "cuda", f"{_OPS}.embedding.rounds:table_gradient", _CHUNKS),
+    Kernel("scatter", "cpu", f"{_OPS}.scatter.portable:scatter_windows", _SCATTER),
+    Kernel("scatter", "cuda", f"{_OPS}.scatter.rounds:scatter_rounds", _SCATTER),
+    Kernel("elementwise", "cpu", f"{_OPS}.elementwise.portable:elementwise", None, XLA_FUNCTIONS),
+    Kernel("elementwise", "cuda", f"{_OPS}.elementwise.portable:elementwise_on_gpu", None, XLA_FUNCTIONS),
+    Kernel("rotate", "cpu", f"{_OPS}.rotary.portable:rotate", None, XLA_FUNCTIONS),
+    Kernel("rotate", "cuda", f"{_OPS}.rotary.portable:rotate_on_gpu", None, XLA_FUNCTIONS),
+    Kernel("rotate_and_store", "cpu", f"{_OPS}.rotary.portable:rotate_and_store", None, XLA_FUNCTIONS),
+    Kernel("rotate_and_store", "cuda", f"{_OPS}.rotary.portable:rotate_and_store_on_gpu", None, XLA_FUNCTIONS),
 )

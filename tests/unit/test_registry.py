@@ -84,8 +84,17 @@ def test_the_closest_kernel_that_serves_is_found() -> None:
         assert find("number", Target("cuda", "sm_100"), None).function() == 0
 
 
-def test_two_kernels_for_one_call_are_an_error() -> None:
-    with registered(kernel("sm_90", 1), kernel("sm_90", 2)), pytest.raises(ValueError, match="expected one kernel"):
+def test_a_kernel_for_some_calls_comes_first() -> None:
+    for serves in (True, False):
+        choosy = kernel("sm_90", 1, serves=lambda serves=serves, **_: serves)
+        with registered(choosy, kernel("sm_90", 2)):
+            assert find("number", Target("cuda", "sm_90"), None).function() == (1 if serves else 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"serves": lambda: True}])
+def test_two_kernels_for_one_call_are_an_error(options: dict[str, Any]) -> None:
+    ours = kernel("sm_90", 1, **options), kernel("sm_90", 2, **options)
+    with registered(*ours), pytest.raises(ValueError, match="expected one kernel"):
         find("number", Target("cuda", "sm_90"), None)
 
 
