@@ -1,0 +1,19 @@
+"""Kernels of Pallas's lowering to Triton, for any NVIDIA GPU."""
+
+from typing import Final
+
+from pallas_kernels.contract import GUMBEL, XLA_FUNCTIONS
+from pallas_kernels.registry import Kernel
+
+_ON: Final = "cuda"
+_OPS: Final = "pallas_kernels.ops"
+
+KERNELS: Final = (
+    Kernel("largest", _ON, f"{_OPS}.topk.triton:largest"),
+    Kernel("sort_by_expert", _ON, f"{_OPS}.expert_rows.triton:sort_by_expert"),
+    Kernel("rows_by_count", _ON, f"{_OPS}.expert_rows.triton:rows_by_count"),
+    Kernel("rows_of_tokens", _ON, f"{_OPS}.expert_rows.triton:rows_of_tokens"),
+    Kernel("pick_rows", _ON, f"{_OPS}.pick.triton:pick_rows"),
+    Kernel("rotate_and_store", _ON, f"{_OPS}.rotary.triton:rotate_and_store", None, XLA_FUNCTIONS),
+    Kernel("draw", _ON, f"{_OPS}.sampling.triton:draw", GUMBEL),
+)
