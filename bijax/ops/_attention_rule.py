@@ -20,14 +20,13 @@ from bijax.dispatch.attention import (
     SCORE_GRADIENTS,
     attention_like,
     gradients_like,
-    marked,
-    poison,
     score_gradients_like,
 )
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as add_up
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import OF_SCORES, AttentionCall, AttentionResults
+from pallas_kernels.ops.attention.limits import marked, poison
 
 _DIFFERENTIABLE: Final = ("bias", "sinks")
 """The optional arrays that have gradients."""

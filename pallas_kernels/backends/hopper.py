@@ -1,14 +1,27 @@
 """Mosaic kernels for Hopper GPUs."""
 
-from typing import Final
+from typing import Any, Final
 
-from pallas_kernels.contract import PTX_FUNCTIONS, chunk_contract, online_row_contract, row_contract
+from pallas_kernels.contract import (
+    PTX_FUNCTIONS,
+    attention_gradient_contract,
+    chunk_contract,
+    online_row_contract,
+    row_contract,
+    split_attention_contract,
+)
 from pallas_kernels.registry import Kernel
+from pallas_kernels.schedule.hopper.attention import takes_scores
 
 _ON: Final = "sm_90"
 _OPS: Final = "pallas_kernels.ops"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
+
+
+def _takes_scores(call: Any, **_: Any) -> bool:
+    return takes_scores(call.options.scale, call.options.soft_cap)
+
 
 KERNELS: Final = (
     Kernel("rms_norm", _ON, f"{_OPS}.norm.hopper:rms_norm", _ROWS),
@@ -30,4 +43,18 @@ KERNELS: Final = (
     Kernel("quantize", _ON, f"{_OPS}.quantize.hopper:quantize"),
     Kernel("quantize_swiglu", _ON, f"{_OPS}.quantize.hopper:quantize_swiglu", None, PTX_FUNCTIONS),
     Kernel("quantize_norm", _ON, f"{_OPS}.quantize.hopper:quantize_norm", _ROWS),
+    Kernel(
+        "attention",
+        _ON,
+        f"{_OPS}.attention.hopper:attention",
+        lambda widths: split_attention_contract(*widths),
+        serves=_takes_scores,
+    ),
+    Kernel(
+        "attention_gradients",
+        _ON,
+        f"{_OPS}.attention.hopper:attention_gradients",
+        lambda widths: attention_gradient_contract(*widths),
+        serves=lambda call, *_, **__: set(call.present) <= {"alibi_slopes"} and _takes_scores(call),
+    ),
 )

@@ -2,11 +2,17 @@
 
 from typing import Final
 
-from pallas_kernels.contract import GUMBEL, XLA_FUNCTIONS
+from pallas_kernels.contract import GUMBEL, XLA_FUNCTIONS, MmaAttentionContract, mma_attention_contract
 from pallas_kernels.registry import Kernel
 
 _ON: Final = "cuda"
 _OPS: Final = "pallas_kernels.ops"
+
+
+def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
+    size, dtype, value_size = widths
+    return mma_attention_contract(dtype, max(size, value_size))
+
 
 KERNELS: Final = (
     Kernel("largest", _ON, f"{_OPS}.topk.triton:largest"),
@@ -16,4 +22,7 @@ KERNELS: Final = (
     Kernel("pick_rows", _ON, f"{_OPS}.pick.triton:pick_rows"),
     Kernel("rotate_and_store", _ON, f"{_OPS}.rotary.triton:rotate_and_store", None, XLA_FUNCTIONS),
     Kernel("draw", _ON, f"{_OPS}.sampling.triton:draw", GUMBEL),
+    Kernel("attention", _ON, f"{_OPS}.attention.triton:attention", _attention),
+    Kernel("attention_gradients", _ON, f"{_OPS}.attention.triton:gradients", _attention),
+    Kernel("attention_score_gradients", _ON, f"{_OPS}.attention.triton:score_gradients", _attention),
 )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import (
     SPLIT_HEAD_SIZES,
@@ -459,12 +458,11 @@ def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: in
     ],
 )
 def test_everything_else_gets_the_portable_program(
-    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+    size: int, dtype: str, scale: float | None, architecture: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
-    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
-    assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
+    with bijax.lowering_for(architecture):
+        assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 
 
 def test_unsupported_calls_are_named() -> None:

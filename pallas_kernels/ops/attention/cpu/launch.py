@@ -13,13 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_kernels.contract import AttentionContract, attention_contract
+from pallas_kernels.contract import XLA_FUNCTIONS, AttentionContract, ElementwiseContract, attention_contract
+from pallas_kernels.contract.honour import honour
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.ops.attention.cpu import _backward, _tiling
 from pallas_kernels.ops.attention.cpu._forward import attend
 from pallas_kernels.ops.attention.cpu._keys import Cache, contiguous_blocks
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
+from pallas_kernels.ops.attention.limits import poison, within
 from pallas_kernels.ops.attention.sight import Sight
 from pallas_kernels.parts.eight_bits import scaled_queries, scaled_results
 from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
@@ -33,17 +35,22 @@ _SCALE = 0.125
 Program = Callable[..., tuple[jax.Array, ...]]
 
 
-def attention(call: AttentionCall, *, contract: AttentionContract) -> tuple[jax.Array, jax.Array]:
+def attention(
+    call: AttentionCall, *, contract: AttentionContract, functions: ElementwiseContract = XLA_FUNCTIONS
+) -> tuple[jax.Array, ...]:
     """Attends to keys in a contiguous or a paged cache.
 
     Args:
-        call: The call. Its limits must not be negative; entries of its page table for keys below the length must be
-            pages.
+        call: The call.
         contract: Order of the sums.
+        functions: How exp, log and tanh are computed.
 
     Returns:
         The outputs (B, T, N, V) of the query's dtype and the log-sum-exp (B, T, N) of the scores, float32. A query
         that sees no key gives zeros and -inf.
+
+    Raises:
+        UnsupportedError: If the contract of the functions is another one.
 
     Guarantee: row-invariant.
 
@@ -54,6 +61,8 @@ def attention(call: AttentionCall, *, contract: AttentionContract) -> tuple[jax.
         >>> attention(call, contract=attention_contract())[0].tolist()
         [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
+    honour("attention", functions, XLA_FUNCTIONS)
+    call, valid = within(call)
     limits = call.numbers()
     if call.key_scale is not None:
         (query,) = isolate(scaled_queries(call.query, call.key_scale, call.key.dtype))
@@ -62,22 +71,30 @@ def attention(call: AttentionCall, *, contract: AttentionContract) -> tuple[jax.
     if call.value_scale is not None:
         (out,) = isolate(out)
         (out,) = isolate(scaled_results(out, call.value_scale, call.value.dtype))
-    return out, lse
+    return poison(valid, out, lse)
 
 
-def gradients(call: AttentionCall, results: AttentionResults, *, contract: AttentionContract) -> _backward.Gradients:
+def gradients(
+    call: AttentionCall,
+    results: AttentionResults,
+    *,
+    contract: AttentionContract,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> _backward.Gradients:
     """Runs the backward pass of `attention` over a contiguous cache.
 
     Args:
         call: The call, without pages and without keys of 8 bits.
         results: What the forward pass gave, and the gradient of the outputs.
         contract: Order of the sums, as in the forward pass.
+        functions: As for `attention`.
 
     Returns:
         The gradients of queries, keys and values, of their shapes and dtypes.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
+    honour("attention_gradients", functions, XLA_FUNCTIONS)
     query, key, value = call.query, call.key, call.value
     heads, capped = key.shape[2], call.options.soft_cap is not None
     shape = ProgramShape(heads, query.shape[2] // max(1, heads), key.shape[3], value.shape[3], capped)
@@ -86,7 +103,13 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
     return _backward.gradients(call, results, contract=contract, tile=tile)
 
 
-def score_gradients(call: AttentionCall, results: AttentionResults, *, contract: AttentionContract) -> jax.Array:
+def score_gradients(
+    call: AttentionCall,
+    results: AttentionResults,
+    *,
+    contract: AttentionContract,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> jax.Array:
     """Computes the gradients of what is added to the scaled and capped scores; arguments as for `gradients`.
 
     Returns:
@@ -94,6 +117,7 @@ def score_gradients(call: AttentionCall, results: AttentionResults, *, contract:
 
     Guarantee: row-invariant; a row is a query.
     """
+    honour("attention_score_gradients", functions, XLA_FUNCTIONS)
     return _backward.score_gradients(call, results, contract=contract, tile=GRADIENT_REFERENCE)
 
 

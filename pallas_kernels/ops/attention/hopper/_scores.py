@@ -13,11 +13,9 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import AttentionOptions
 from pallas_kernels.parts.hopper.ramp import add_ramp
 from pallas_kernels.parts.hopper.tile import Arithmetic
+from pallas_kernels.schedule.hopper.attention import takes_scores
 
 _LOG2E: Final = math.log2(math.e)
-
-_SCALES: Final = (2.0**-100, 2.0**100)
-_HIGHEST_CAP: Final = 1024.0
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class Scoring:
             UnsupportedError: If the kernels do not take the scale or the cap.
         """
         scale, soft_cap = options.scale, options.soft_cap
-        if not _supports_scale(scale):
+        if not takes_scores(scale, None):
             raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
-        if not _supports_cap(options):
+        if not takes_scores(scale, soft_cap):
             raise UnsupportedError(
                 "attention on a Hopper GPU: expected a soft cap of at most 1024 with scale / cap in"
                 f" [2**-100, 2**100], got {scale=} and {soft_cap=}."
@@ -87,20 +85,3 @@ class Scoring:
 def in_bits(numbers: jax.Array) -> jax.Array:
     """Returns scores or slopes in units of ln(2), float32."""
     return numbers.astype(jnp.float32) * jnp.float32(_LOG2E)
-
-
-def supports(options: AttentionOptions) -> bool:
-    """Returns whether the kernels take a scale and a soft cap.
-
-    They take a positive scale, neither tiny nor huge. The error of their tangent is 2**-22 of the soft cap.
-    """
-    return _supports_scale(options.scale) and _supports_cap(options)
-
-
-def _supports_scale(scale: float) -> bool:
-    return _SCALES[0] <= scale <= _SCALES[1]
-
-
-def _supports_cap(options: AttentionOptions) -> bool:
-    cap = options.soft_cap
-    return cap is None or (cap <= _HIGHEST_CAP and _supports_scale(options.factor))

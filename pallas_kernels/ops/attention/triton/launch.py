@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaAttentionContract
 from pallas_kernels.ops.attention.call import AttentionCall
+from pallas_kernels.ops.attention.limits import poison, within
 from pallas_kernels.ops.attention.triton._arrays import (
     arrays_of,
     check,
@@ -27,11 +28,11 @@ from pallas_kernels.schedule.triton.attention import AttentionTile, attention_ti
 @in_32_bits
 def attention(
     call: AttentionCall, *, contract: MmaAttentionContract, tile: AttentionTile | None = None, interpret: bool = False
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Attends to keys in a contiguous or a paged cache.
 
     Args:
-        call: The call. Its limits must not be negative.
+        call: The call.
         contract: Order of all sums.
         tile: Rows, warps and stages; chosen by the width of a head by default.
         interpret: Whether to run on a CPU.
@@ -54,9 +55,11 @@ def attention(
         [1.0, 1.0]
     """
     check(call, contract)
+    call, valid = within(call)
     limits, query, value_size = call.numbers(), call.query, call.value.shape[3]
     if call.is_empty:
-        return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
+        rows = query.shape[:3]
+        return poison(valid, jnp.zeros((*rows, value_size), query.dtype), jnp.full(rows, -jnp.inf, jnp.float32))
     seen = what_is_seen(call, limits)
     if call.key_scale is not None:
         call = replace(call, query=scaled_queries(query, call.key_scale, call.key.dtype))
@@ -86,4 +89,4 @@ def attention(
         stages=tile.stages,
         interpret=interpret,
     )
-    return out[..., :value_size], lse
+    return poison(valid, out[..., :value_size], lse)
