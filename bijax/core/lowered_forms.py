@@ -32,6 +32,7 @@ from jax.interpreters.mlir import ir
 from bijax.core import _jax_private
 from bijax.core.architecture import cuda_architecture, target_for
 from bijax.core.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
+from bijax.core.record_tree import RecordTree
 from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.remembered import keep, recall, source_digest
@@ -213,11 +214,15 @@ def _text(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return f"{_text(type(value))}{_text(fields)}"
-    if isinstance(value, jax.tree_util.PyTreeDef):
-        return f"{_text(value.node_data())}[{', '.join(_text(child) for child in value.children())}]"
+    if isinstance(value, RecordTree):
+        return f"records {_tree_text(value.tree)}"
     if isinstance(value, (type, types.FunctionType)) or hasattr(value, "__wrapped__"):
         return _named(value)
     raise _WithoutTextError
+
+
+def _tree_text(tree: Any) -> str:
+    return f"{_text(tree.node_data())}[{', '.join(_tree_text(child) for child in tree.children())}]"
 
 
 def _named(value: Any) -> str:

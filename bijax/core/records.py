@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from bijax.core.primitive import Arrays, Backend, Kernel, define_kernel
+from bijax.core.record_tree import RecordTree
 from pallas_kernels.target import Target
 
 FoldRecords = Callable[[int, Any, Any], Arrays | None]
@@ -16,7 +17,7 @@ FoldRecords = Callable[[int, Any, Any], Arrays | None]
 def define_record_kernel(name: str, backend: Backend, fold: FoldRecords, shapes: Kernel) -> Callable[..., Arrays]:
     """Makes a primitive of a kernel that takes records, pytrees whose static fields are hashable.
 
-    The leaves are the operands of the primitive and the tree is its parameter `records`; which optional arrays are
+    The leaves are the operands of the primitive and the tree is its parameter `tree`; which optional arrays are
     present is a part of the tree.
 
     Args:
@@ -30,20 +31,20 @@ def define_record_kernel(name: str, backend: Backend, fold: FoldRecords, shapes:
     """
 
     def fold_leaves(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
-        tree = parameters["records"]
-        return fold(size, tree.unflatten(arrays), tree.unflatten(axes))
+        tree: RecordTree = parameters["tree"]
+        return fold(size, tree.records(arrays), tree.records(axes))
 
     @functools.wraps(backend)
-    def own(target: Target, *leaves: Any, records: Any) -> Arrays:
-        return backend(target, *records.unflatten(leaves))
+    def own(target: Target, *leaves: Any, tree: RecordTree) -> Arrays:
+        return backend(target, *tree.records(leaves))
 
-    def like(*leaves: Any, records: Any) -> Arrays:
-        return shapes(*records.unflatten(leaves))
+    def like(*leaves: Any, tree: RecordTree) -> Arrays:
+        return shapes(*tree.records(leaves))
 
     kernel = define_kernel(name, own, fold_leaves, like)
 
     def call(*records: Any) -> Arrays:
         leaves, tree = jax.tree.flatten(records)
-        return kernel(*leaves, records=tree)
+        return kernel(*leaves, tree=RecordTree(tree))
 
     return call
