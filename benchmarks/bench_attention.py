@@ -28,6 +28,7 @@ from harness import RESULTS, cell, device_name, record, write
 
 import bijax
 from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.ops.attention.hopper.launch import attention
 
 ROTATED_BYTES: Final = 150_000_000  # several times the L2 cache
@@ -158,8 +159,8 @@ def one_split(case: Case) -> Callable[..., jax.Array]:
     limits = np.tile(np.array([[0, case.queries, case.keys]], np.int32), (case.batch, 1))
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        given = q, k, v, jnp.asarray(limits)
-        return attention(*given, contract=contract, scale=case.size**-0.5, causal=case.causal)[0]
+        options = AttentionOptions(case.size**-0.5, case.causal)
+        return attention(AttentionCall(q, k, v, jnp.asarray(limits), options), contract=contract)[0]
 
     return program
 

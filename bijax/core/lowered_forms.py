@@ -213,6 +213,8 @@ def _text(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return f"{_text(type(value))}{_text(fields)}"
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return f"{_text(value.node_data())}[{', '.join(_text(child) for child in value.children())}]"
     if isinstance(value, (type, types.FunctionType)) or hasattr(value, "__wrapped__"):
         return _named(value)
     raise _WithoutTextError

@@ -36,7 +36,7 @@ FoldRule = Callable[[int, Arrays, Sequence[int | None], dict[str, Any]], Arrays 
 
 def define_kernel(
     name: str,
-    backend: Backend | dict[str, Kernel],
+    backend: Backend,
     fold: FoldRule | None = None,
     shapes: Kernel | None = None,
     *,
@@ -47,7 +47,7 @@ def define_kernel(
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
         backend: Maps the target that is lowered for, arrays and hashable keyword parameters to a tuple of arrays, which
-            have the same shapes and dtypes on all targets; or a function without the target for each of `PLATFORMS`.
+            have the same shapes and dtypes on all targets.
         fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
             in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
             repeated for every entry of the axis.
@@ -60,7 +60,7 @@ def define_kernel(
     """
     primitive = Primitive(f"bijax_{name}")
     primitive.multiple_results = True
-    backends = backend if isinstance(backend, dict) else {p: _on_platform(backend, p) for p in PLATFORMS}
+    backends = {platform: _on_platform(backend, platform) for platform in PLATFORMS}
 
     def call(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
         return tuple(primitive.bind(*vary_alike(arrays), **parameters))
@@ -77,7 +77,7 @@ def define_kernel(
         _check_values(primitive.name, results)
         return results
 
-    cheapest = shapes or (list(backends.values())[-1] if isinstance(backend, dict) else backends["cpu"])
+    cheapest = shapes or backends["cpu"]
 
     @functools.cache
     def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:

@@ -123,9 +123,9 @@ def _table(entries: Iterable[dict[str, Any]]) -> Rows:
             (operation, ", ".join(entry["on"]), *dtypes, ", ".join(entry["contracts"]), _short(entry["kernel"]))
         )
     is_traced = bool(lines) and len(lines[0]) > 4
-    header = ("operation, case", "target", "dtypes", "contracts", "kernels")
-    if not is_traced:
-        header = ("operation", "targets", "contracts", "kernel")
+    header: tuple[str, ...] = ("operation", "targets", "contracts", "kernel")
+    if is_traced:
+        header = ("operation, case", "target", "dtypes", "contracts", "kernels")
     return Rows("Kernels and contracts", header, tuple(lines), "")
 
 

@@ -1,24 +1,28 @@
 """Mosaic kernels for Hopper GPUs."""
 
-from typing import Final
+from typing import Any, Final
 
 from pallas_kernels.contract import (
     PTX_FUNCTIONS,
+    AttentionGradientContract,
     ElementwiseContract,
     Float8Contract,
     PartsChunkContract,
     PartsContract,
     ProductSpec,
     QuantContract,
+    SplitAttentionContract,
     SplitChunkContract,
     SplitContract,
     SplitWgmmaContract,
     Tf32Contract,
     WgmmaChunkContract,
     WgmmaContract,
+    attention_gradient_contract,
     chunk_contract,
     online_row_contract,
     row_contract,
+    split_attention_contract,
     split_contract,
 )
 from pallas_kernels.registry import Kernel
@@ -75,6 +79,20 @@ def _quantized(dtype: str) -> QuantContract | Float8Contract:
     return QuantContract() if dtype == "int8" else Float8Contract("wgmma32")
 
 
+def _attention(widths: tuple[int, str, int]) -> SplitAttentionContract | None:
+    return split_attention_contract(*widths)
+
+
+def _attention_gradients(widths: tuple[int, str, int]) -> AttentionGradientContract | None:
+    return attention_gradient_contract(*widths)
+
+
+def _takes_scores(call: Any, **_: Any) -> bool:
+    from pallas_kernels.schedule.hopper.attention import takes_scores  # when the target has matched
+
+    return takes_scores(call.options.scale, call.options.soft_cap)
+
+
 KERNELS: Final = (
     Kernel("matmul", _ON, f"{_MATMUL}.launch:matmul", _wgmma),
     Kernel("matmul", _ON, f"{_MATMUL}.tf32:matmul", _tf32),
@@ -112,4 +130,18 @@ KERNELS: Final = (
     Kernel("quantize", _ON, f"{_OPS}.quantize.hopper:quantize"),
     Kernel("quantize_swiglu", _ON, f"{_OPS}.quantize.hopper:quantize_swiglu", None, PTX_FUNCTIONS),
     Kernel("quantize_norm", _ON, f"{_OPS}.quantize.hopper:quantize_norm", _ROWS),
+    Kernel(
+        "attention",
+        _ON,
+        f"{_OPS}.attention.hopper:attention",
+        _attention,
+        serves=_takes_scores,
+    ),
+    Kernel(
+        "attention_gradients",
+        _ON,
+        f"{_OPS}.attention.hopper:attention_gradients",
+        _attention_gradients,
+        serves=lambda call, *_, **__: set(call.present) <= {"alibi_slopes"} and _takes_scores(call),
+    ),
 )

@@ -7,9 +7,11 @@ from pallas_kernels.contract import (
     XLA_FUNCTIONS,
     ChunkContract,
     MatmulContract,
+    MmaAttentionContract,
     ProductSpec,
     chain_contract,
     chunk_contract,
+    mma_attention_contract,
 )
 from pallas_kernels.registry import Kernel
 
@@ -25,6 +27,11 @@ def _chunks(product: ProductSpec) -> ChunkContract | None:
     return chunk_contract() if product.dtype else None
 
 
+def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
+    size, dtype, value_size = widths
+    return mma_attention_contract(dtype, max(size, value_size))
+
+
 KERNELS: Final = (
     Kernel("matmul", _ON, f"{_OPS}.matmul.triton:product", _chains),
     Kernel("weight_gradient", _ON, f"{_OPS}.matmul.triton:product_gradient", _chunks),
@@ -35,4 +42,7 @@ KERNELS: Final = (
     Kernel("pick_rows", _ON, f"{_OPS}.pick.triton:pick_rows"),
     Kernel("rotate_and_store", _ON, f"{_OPS}.rotary.triton:rotate_and_store", None, XLA_FUNCTIONS),
     Kernel("draw", _ON, f"{_OPS}.sampling.triton:draw", GUMBEL),
+    Kernel("attention", _ON, f"{_OPS}.attention.triton:attention", _attention),
+    Kernel("attention_gradients", _ON, f"{_OPS}.attention.triton:gradients", _attention),
+    Kernel("attention_score_gradients", _ON, f"{_OPS}.attention.triton:score_gradients", _attention),
 )

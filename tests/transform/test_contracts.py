@@ -150,17 +150,14 @@ def kernels(table: list[Row]) -> Iterator[tuple[str, Any]]:
 def test_every_kernel_takes_its_contract_and_reads_it(table: list[Row]) -> None:
     found = dict(kernels(table))
     assert len(found) > 40
-    by_spec = 0
     for name, function in found.items():
         if name == "pallas_kernels.contract.split_k.add_as_tree":
             continue  # the order itself
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-        given = [p for p in inspect.signature(function).parameters if p in ("contract", "functions", "spec")]
+        given = [p for p in inspect.signature(function).parameters if p in ("contract", "functions")]
         assert given, name
-        by_spec += "spec" in given
         read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert set(given) <= read, name
-    assert by_spec >= 2  # attention's contract is a part of its spec
 
 
 def test_a_kernel_refuses_a_contract_that_it_does_not_follow() -> None:
