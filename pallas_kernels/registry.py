@@ -33,11 +33,11 @@ class Kernel:
         contract: What the function takes as `contract`: a contract; or a function that is given what belongs to the
             operation and the weights of a call, never to the batch, and returns a contract, or None for calls that the
             kernel does not serve. None if it takes none.
-        functions: The contract of element-wise code, which the function takes as `functions`.
+        functions: The contract of element-wise code, which the function takes as `functions`; or a function as for
+            `contract`, that returns None for calls without such code.
         serves: Takes the arguments of the kernel, contracts among them; returns whether it serves the call. All by
             default. What it says must not depend on the batch, or all kernels that it decides between have the same
             bits.
-        composed: Whether it is made of other operations: then their kernels are recorded instead of this one.
     """
 
     operation: str
@@ -46,7 +46,6 @@ class Kernel:
     contract: Any = None
     functions: Any = None
     serves: Callable[..., bool] | None = None
-    composed: bool = False
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -56,7 +55,10 @@ class Kernel:
     @property
     def name(self) -> str:
         """Full name of the function, as "module:function"."""
-        return self.load if isinstance(self.load, str) else f"{self.load.__module__}:{self.load.__qualname__}"
+        if isinstance(self.load, str):
+            return self.load
+        function = self.load.func if isinstance(self.load, functools.partial) else self.load
+        return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
 
     def rank(self, target: Target) -> Rank | None:
         """Returns how closely the targets that it runs on describe one; None if they do not."""
@@ -67,7 +69,8 @@ class Kernel:
         chosen = self.contract(fixed) if callable(self.contract) else self.contract
         if chosen is None and self.contract is not None:
             return None
-        given = {"contract": chosen, "functions": self.functions}
+        functions = self.functions(fixed) if callable(self.functions) else self.functions
+        given = {"contract": chosen, "functions": functions}
         return {name: contract for name, contract in given.items() if contract is not None}
 
     def function(self) -> Callable[..., Any]:
@@ -163,6 +166,36 @@ def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters:
         >>> found.function(2, **found.contracts)
         4
     """
+    found = _find(operation, target, fixed, arrays, parameters)
+    if found is not None:
+        return found
+    came = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (*arrays, *parameters.values()) if hasattr(a, "dtype"))
+    there = ", ".join(f"{k.name} on {' and '.join(k.patterns)}" for k in kernels(operation)) or "none"
+    raise UnsupportedError(
+        f"{operation}: no kernel serves ({came}) on {target}, and none is tried instead; registered are: {there}."
+    )
+
+
+def serves(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> bool:
+    """Returns whether a kernel serves a call on a target; arguments as for `find`.
+
+    Raises:
+        UnsupportedError: If the target has no architecture and the kernels differ by it.
+        ValueError: As `find`.
+    """
+    return _find(operation, target, fixed, arrays, parameters) is not None
+
+
+def runs_on(operation: str, target: Target) -> bool:
+    """Returns whether an operation has kernels for a target, whatever calls they serve.
+
+    Raises:
+        UnsupportedError: If the target has no architecture and the kernels differ by it.
+    """
+    return bool(_ranked(operation, target))
+
+
+def _ranked(operation: str, target: Target) -> list[tuple[Rank, Kernel]]:
     known = kernels(operation)
     if not target.architecture and any(names_architecture(p, target.platform) for k in known for p in k.patterns):
         raise UnsupportedError(
@@ -170,7 +203,13 @@ def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters:
             f" {target}. Lower it in a block `with bijax.lowering_for('sm_90'):` (Hopper; 'sm_80' for Ampere), or in a"
             " process with the GPU."
         )
-    ranked = [(r, k) for k in known if (r := k.rank(target)) is not None]
+    return [(r, k) for k in known if (r := k.rank(target)) is not None]
+
+
+def _find(
+    operation: str, target: Target, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]
+) -> Found | None:
+    ranked = _ranked(operation, target)
     for closest in sorted({r for r, _ in ranked}, reverse=True):
         candidates = (_served(k, fixed, arrays, parameters) for r, k in ranked if r == closest)
         serving = [found for found in candidates if found is not None]
@@ -180,11 +219,7 @@ def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters:
             raise ValueError(f"{operation}: expected one kernel that serves a call on {target}, got {names}.")
         if serving:
             return (choosy or serving)[0]
-    came = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (*arrays, *parameters.values()) if hasattr(a, "dtype"))
-    there = ", ".join(f"{k.name} on {' and '.join(k.patterns)}" for k in known) or "none"
-    raise UnsupportedError(
-        f"{operation}: no kernel serves ({came}) on {target}, and none is tried instead; registered are: {there}."
-    )
+    return None
 
 
 def _served(kernel: Kernel, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]) -> Found | None:

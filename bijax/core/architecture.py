@@ -1,15 +1,12 @@
 """The target for which a program is lowered."""
 
 import contextlib
-from typing import Final
 
 import jax
 from jax.extend.backend import backends
 
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.target import Target
-
-HOPPER: Final = "sm_90"
 
 # Part of the keys of JAX's caches, so that nothing lowered for one architecture is used for another.
 _named = jax.make_user_context(default_value=None)

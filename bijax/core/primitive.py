@@ -35,26 +35,32 @@ FoldRule = Callable[[int, Arrays, Sequence[int | None], dict[str, Any]], Arrays 
 
 
 def define_kernel(
-    name: str, backend: Backend | dict[str, Kernel], fold: FoldRule | None = None, shapes: Kernel | None = None
+    name: str,
+    backend: Backend,
+    fold: FoldRule | None = None,
+    shapes: Kernel | None = None,
+    *,
+    lowered_once: bool = True,
 ) -> Callable[..., Arrays]:
     """Makes a primitive of a kernel.
 
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
         backend: Maps the target that is lowered for, arrays and hashable keyword parameters to a tuple of arrays, which
-            have the same shapes and dtypes on all targets; or a function without the target for each of `PLATFORMS`.
+            have the same shapes and dtypes on all targets.
         fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
             in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
             repeated for every entry of the axis.
         shapes: A function of the same arguments that is cheap to trace, from which the shapes and dtypes of the results
             are taken; the backend on a CPU by default.
+        lowered_once: Whether equal calls share one lowered form (`bijax.core.lowered_forms`).
 
     Returns:
         A function of arrays and keyword parameters that returns a tuple of arrays.
     """
     primitive = Primitive(f"bijax_{name}")
     primitive.multiple_results = True
-    backends = backend if isinstance(backend, dict) else {p: _on_platform(backend, p) for p in PLATFORMS}
+    backends = {platform: _on_platform(backend, platform) for platform in PLATFORMS}
 
     def call(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
         return tuple(primitive.bind(*vary_alike(arrays), **parameters))
@@ -71,7 +77,7 @@ def define_kernel(
         _check_values(primitive.name, results)
         return results
 
-    cheapest = shapes or (list(backends.values())[-1] if isinstance(backend, dict) else backends["cpu"])
+    cheapest = shapes or backends["cpu"]
 
     @functools.cache
     def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
@@ -105,7 +111,7 @@ def define_kernel(
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
-        mlir.register_lowering(primitive, _rule(primitive.name, kernel), platform=platform)
+        mlir.register_lowering(primitive, _rule(primitive.name, kernel, lowered_once), platform=platform)
     KERNELS[primitive.name] = backends
     return call
 
@@ -152,8 +158,10 @@ LOWERED_IN: Final[list[Callable[[], AbstractContextManager[None]]]] = []
 """Contexts in which kernels are lowered: what makes sure that they are lowered alike whatever is asked of a program."""
 
 
-def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
-    lower = lower_once(_tagged(kernel), name=name) if is_own(kernel) else mlir.lower_fun(_tagged(kernel))
+def _rule(name: str, kernel: Kernel, lowered_once: bool) -> Callable[..., Any]:
+    lower = (
+        lower_once(_tagged(kernel), name=name) if lowered_once and is_own(kernel) else mlir.lower_fun(_tagged(kernel))
+    )
 
     def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
         if "cuda" in (ctx.platforms or ctx.module_context.platforms):

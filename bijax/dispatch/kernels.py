@@ -29,8 +29,8 @@ def run_kernel(
     Raises:
         UnsupportedError: If no kernel serves the call.
     """
-    kernel, function, contracts = find(operation, target, fixed, *arrays, **parameters)
-    if like is None or kernel.composed:
+    _, function, contracts = find(operation, target, fixed, *arrays, **parameters)
+    if like is None:
         return run(function, *arrays, **contracts, **parameters)
     return run(function, *arrays, like=partial(_without, like, tuple(contracts)), **contracts, **parameters)
 

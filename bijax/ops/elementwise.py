@@ -169,4 +169,5 @@ def _shapes(*arrays: jax.Array, program: StraightLine) -> Arrays:
     return program(*arrays)
 
 
-_kernel = define_kernel("elementwise", backend_of("elementwise", _shapes), _fold, _shapes)
+# A user's programs may be many and are short: their forms are not kept.
+_kernel = define_kernel("elementwise", backend_of("elementwise", _shapes), _fold, _shapes, lowered_once=False)

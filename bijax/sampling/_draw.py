@@ -9,11 +9,12 @@ import numpy as np
 from jax import lax
 
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.kernels import backend_of
+from bijax.dispatch.kernels import run_kernel
 from bijax.sampling._arithmetic import Arithmetic, element
 from bijax.sampling._noise import perturb
 from bijax.sampling._order import first_largest
-from pallas_kernels.registry import Kernel, register
+from pallas_kernels.registry import runs_on
+from pallas_kernels.target import Target
 
 
 def draw(
@@ -47,7 +48,13 @@ _WIDE: Final = 1 << 14
 """Columns from which a CPU draws row by row, so that a row at temperature 0 costs no noise."""
 
 
-def draw_anywhere(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> Arrays:
+def _draw(target: Target, *arrays: jax.Array) -> Arrays:
+    if runs_on("draw", target):
+        return (run_kernel("draw", target, None, *arrays, like=lambda *arrays: _shapes(*arrays)[0]),)
+    return _composed(*arrays)
+
+
+def _composed(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> Arrays:
     if logits.shape[1] < _WIDE:
         return (_anywhere(logits, temperature, seeds, positions, Arithmetic()),)
 
@@ -67,8 +74,7 @@ def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], _: dict[str, An
     return unfold_rows(size, _kernel(*fold_rows(size, arrays, axes)))
 
 
-register(Kernel("draw", "cpu", "bijax.sampling._draw:draw_anywhere", composed=True))
-_kernel = define_kernel("draw", backend_of("draw", _shapes), _fold, _shapes)
+_kernel = define_kernel("draw", _draw, _fold, _shapes)
 
 
 @element

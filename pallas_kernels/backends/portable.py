@@ -2,14 +2,13 @@
 
 from typing import Final
 
-from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, attention_contract, chunk_contract, row_contract
+from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, chunk_contract, row_contract
 from pallas_kernels.registry import Kernel
 
 _ON: Final = ("cpu", "cuda")
 _OPS: Final = "pallas_kernels.ops"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
-_ATTENTION: Final = attention_contract()
 _SCATTER: Final = FoldContract("scatter")
 
 KERNELS: Final = (
@@ -33,9 +32,6 @@ KERNELS: Final = (
     Kernel("quantize", _ON, f"{_OPS}.quantize.portable:quantize"),
     Kernel("quantize_swiglu", _ON, f"{_OPS}.quantize.portable:quantize_swiglu", None, XLA_FUNCTIONS),
     Kernel("quantize_norm", _ON, f"{_OPS}.quantize.portable:quantize_norm", _ROWS),
-    Kernel("attention", "cpu", f"{_OPS}.attention.cpu:attention", _ATTENTION, XLA_FUNCTIONS),
-    Kernel("attention_gradients", "cpu", f"{_OPS}.attention.cpu:gradients", _ATTENTION, XLA_FUNCTIONS),
-    Kernel("attention_score_gradients", "cpu", f"{_OPS}.attention.cpu:score_gradients", _ATTENTION, XLA_FUNCTIONS),
     Kernel("largest", "cpu", f"{_OPS}.topk.cpu:largest"),
     Kernel("largest", "cuda", f"{_OPS}.topk.portable:largest"),
     Kernel("sort_by_expert", _ON, f"{_OPS}.expert_rows.portable:sort_by_expert"),

@@ -2,11 +2,29 @@
 
 from typing import Final
 
-from pallas_kernels.contract import GUMBEL, XLA_FUNCTIONS, MmaAttentionContract, mma_attention_contract
+from pallas_kernels.contract import (
+    GUMBEL,
+    XLA_FUNCTIONS,
+    ChunkContract,
+    MatmulContract,
+    MmaAttentionContract,
+    ProductSpec,
+    chain_contract,
+    chunk_contract,
+    mma_attention_contract,
+)
 from pallas_kernels.registry import Kernel
 
 _ON: Final = "cuda"
 _OPS: Final = "pallas_kernels.ops"
+
+
+def _chains(product: ProductSpec) -> MatmulContract | None:
+    return chain_contract(product) if product.dtype else None
+
+
+def _chunks(product: ProductSpec) -> ChunkContract | None:
+    return chunk_contract() if product.dtype else None
 
 
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
@@ -15,6 +33,8 @@ def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
 
 
 KERNELS: Final = (
+    Kernel("matmul", _ON, f"{_OPS}.matmul.triton:product", _chains),
+    Kernel("weight_gradient", _ON, f"{_OPS}.matmul.triton:product_gradient", _chunks),
     Kernel("largest", _ON, f"{_OPS}.topk.triton:largest"),
     Kernel("sort_by_expert", _ON, f"{_OPS}.expert_rows.triton:sort_by_expert"),
     Kernel("rows_by_count", _ON, f"{_OPS}.expert_rows.triton:rows_by_count"),

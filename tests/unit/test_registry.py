@@ -1,7 +1,9 @@
 """Targets, and the registry of kernels: which kernel serves a call, and that nothing is tried in its place."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,96 @@ assert not loaded, loaded
 
 def test_the_registry_imports_no_kernel() -> None:
     subprocess.run([sys.executable, "-c", _WITHOUT_IMPORTS], check=True, cwd=ROOT)
+
+
+_FOR_AMPERE = """
+import importlib.abc, sys
+
+class Refused(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        own = name.startswith("pallas_kernels.") and name != "pallas_kernels.backends.hopper"
+        if own and any(part.startswith("hopper") for part in name.split(".")):
+            raise ImportError(f"refused: {name}")
+
+sys.meta_path.insert(0, Refused())
+import jax, jax.numpy as jnp
+from flax import nnx
+import bijax
+from tests.layers.small_llama import SHALLOW, model
+
+graph, state = nnx.split(model(config=SHALLOW))
+state = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state)
+tokens = jax.ShapeDtypeStruct((2, 40), jnp.int32)
+
+def step(state, tokens):
+    def loss(state):
+        return bijax.mean(bijax.softmax_cross_entropy(nnx.merge(graph, state)(tokens), tokens))
+
+    return jax.value_and_grad(loss)(state)
+
+def lowered(architecture):
+    with bijax.lowering_for(architecture):
+        return jax.jit(step).trace(state, tokens).lower(lowering_platforms=("cuda",)).as_text()
+
+text = lowered("sm_80")
+assert "xla.gpu.triton" in text and "mosaic_gpu" not in text and "stablehlo.dot" not in text
+assert "jax.experimental.pallas.mosaic_gpu" not in sys.modules
+try:
+    lowered("sm_90")
+except ImportError as error:
+    assert "refused: pallas_kernels.ops" in str(error)
+else:
+    raise AssertionError("the control: a program for sm_90 imports kernels for Hopper")
+"""
+
+
+def test_a_model_is_lowered_for_another_gpu_without_the_modules_of_hopper() -> None:
+    subprocess.run([sys.executable, "-c", _FOR_AMPERE], check=True, cwd=ROOT)
+
+
+def _compared(tree: ast.AST) -> Iterator[str]:
+    """Yields the places where a program asks which architecture it has."""
+    for node in ast.walk(tree):
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            asked = [node.value]
+        elif isinstance(node, ast.Subscript):
+            asked = [node.slice]
+        if any(_is_architecture(part) for expression in asked for part in ast.walk(expression)):
+            yield ast.unparse(node)
+
+
+def _is_architecture(part: ast.AST) -> bool:
+    match part:
+        case ast.Constant(value=str() as text):
+            return text.startswith("sm_")
+        case ast.Attribute(attr=name):
+            return name in ("architecture", "compute_capability", "generation")
+        case ast.Call(func=ast.Name(id=name)):
+            return name == "cuda_architecture"
+    return False
+
+
+_MAY_COMPARE = {
+    "pallas_kernels/target.py",
+    "pallas_kernels/registry.py",
+    "bijax/core/architecture.py",  # a device of this process with the target
+}
+
+
+def test_nothing_else_compares_architectures() -> None:
+    sources = (
+        path for package in ("bijax", "pallas_kernels", "flax_layers") for path in (ROOT / package).rglob("*.py")
+    )
+    found = {str(p.relative_to(ROOT)): [*_compared(ast.parse(p.read_text()))] for p in sources}
+    assert {name: places for name, places in found.items() if places and name not in _MAY_COMPARE} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["cuda_architecture() != HOPPER", "target.architecture == x", "TABLE['sm_90', dtype]", "a in ('sm_90', 'sm_100')"],
+)
+def test_a_comparison_is_found(source: str) -> None:
+    assert [*_compared(ast.parse(source))]
