@@ -73,6 +73,7 @@ def setup(app: Any) -> None:
     """Connects the project's own steps."""
     app.add_directive("public-members", members.PublicMembers)
     app.connect("builder-inited", _generate)
+    app.connect("builder-inited", docstrings.show_whole_signatures)
     app.connect("autodoc-process-docstring", docstrings.process_docstring, priority=400)
     app.connect("autodoc-process-signature", docstrings.process_signature)
     app.connect("autodoc-skip-member", docstrings.skip_member)

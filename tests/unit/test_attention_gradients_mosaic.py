@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
@@ -145,7 +144,7 @@ def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
     options = AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap)
     query, key, value, *results = (jnp.asarray(x) for x in given)
     slopes = None if case.slopes is None else jnp.asarray(case.slopes)
-    call = AttentionCall(query, key, value, limits, options, slopes=slopes)
+    call = AttentionCall(query, key, value, limits, options, alibi_slopes=slopes)
     found = attention_gradients(
         call, AttentionResults(*results), contract=case.contract, schedule=case.schedule, interpret=INTERPRETER
     )
@@ -313,12 +312,11 @@ def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -
      (128, "bfloat16", None, "sm_80")],
 )  # fmt: skip
 def test_everything_else_gets_the_portable_program(
-    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+    size: int, dtype: str, scale: float | None, architecture: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
-    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
-    assert "mosaic_gpu" not in lower_gradients(x, x, x, scale=scale)
+    with bijax.lowering_for(architecture):
+        assert "mosaic_gpu" not in lower_gradients(x, x, x, scale=scale)
 
 
 def test_unsupported_calls_are_named() -> None:

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import (
     SPLIT_HEAD_SIZES,
     SplitAttentionContract,
     attention_contract,
-    split_attention_contract,
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
@@ -190,7 +188,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         key, value = pages(key), pages(value)
     limits = np.stack([case.offsets, case.queries, case.keys], axis=1).astype(np.int32)
     optional = dict(zip(("key_scale", "value_scale"), case.scales, strict=True)) | case.bias_and_mask
-    optional |= {"page_table": table, "sinks": case.sinks, "slopes": case.slopes}
+    optional |= {"page_table": table, "sinks": case.sinks, "alibi_slopes": case.slopes}
     call = AttentionCall(
         *(jnp.asarray(x) for x in (query, key, value, limits)),
         AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap),
@@ -460,12 +458,11 @@ def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: in
     ],
 )
 def test_everything_else_gets_the_portable_program(
-    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+    size: int, dtype: str, scale: float | None, architecture: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
-    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
-    assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
+    with bijax.lowering_for(architecture):
+        assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 
 
 def test_unsupported_calls_are_named() -> None:

@@ -11,7 +11,7 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaAttentionContract, attention_contract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention import triton
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.ops.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.ops.attention.triton._tile import float_of_e4m3
 from tests.eight_bits import composed
 from tests.grad.test_attention import visible_keys
@@ -83,12 +83,12 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
         return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(found, axis=-1)[..., :-1], v)
 
     options = AttentionOptions(0.2, causal=True, soft_cap=2.0)
-    call = AttentionCall(q, k, v, LIMITS, options, bias=BIAS, mask=MASK, slopes=slopes, sinks=sinks)
+    call = AttentionCall(q, k, v, LIMITS, options, bias=BIAS, mask=MASK, alibi_slopes=slopes, sinks=sinks)
 
     @jax.jit
     def run() -> Any:
         out, lse = triton.attention(call, **LAUNCH)
-        own, results = call.only("bias", "mask", "slopes"), AttentionResults(out, lse, ct)
+        own, results = call.only(*OF_SCORES), AttentionResults(out, lse, ct)
         of_bias = triton.score_gradients(own, results, **LAUNCH).sum(0, keepdims=True)
         return out, *triton.gradients(own, results, **LAUNCH), of_bias
 
@@ -141,8 +141,8 @@ def test_contracts_and_widths_that_it_refuses() -> None:
     with pytest.raises(UnsupportedError, match="expected an MmaAttentionContract, got AttentionContract"):
         triton.attention(AttentionCall(Q, K, V, LIMITS, AttentionOptions(1.0)), contract=attention_contract())  # type: ignore[arg-type]
     wide = jnp.zeros((1, 1, 1, 513))
+    call = AttentionCall(wide, wide, wide, LIMITS[:1], AttentionOptions(1.0))
     with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
-        call = AttentionCall(wide, wide, wide, LIMITS[:1], AttentionOptions(1.0))
         triton.attention(call, contract=mma_attention_contract("float32", 513))
     for size in (8, 24):
         with pytest.raises(ValueError, match=f"key_block must be a power of two and at least 16, got {size}"):
