@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.target import Rank, Target, names_architecture, rank
+from pallas_kernels.target import Target, names_architecture, rank
 
 _BACKENDS: Final = "pallas_kernels.backends"
 
@@ -60,7 +60,7 @@ class Kernel:
         function = self.load.func if isinstance(self.load, functools.partial) else self.load
         return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
 
-    def rank(self, target: Target) -> Rank | None:
+    def rank(self, target: Target) -> tuple[int, int] | None:
         """Returns how closely the targets that it runs on describe one; None if they do not."""
         return max((r for pattern in self.patterns if (r := rank(pattern, target)) is not None), default=None)
 
@@ -195,7 +195,7 @@ def runs_on(operation: str, target: Target) -> bool:
     return bool(_ranked(operation, target))
 
 
-def _ranked(operation: str, target: Target) -> list[tuple[Rank, Kernel]]:
+def _ranked(operation: str, target: Target) -> list[tuple[tuple[int, int], Kernel]]:
     known = kernels(operation)
     if not target.architecture and any(names_architecture(p, target.platform) for k in known for p in k.patterns):
         raise UnsupportedError(

@@ -83,10 +83,7 @@ class Target:
         return self.platform == other.platform and self.generation >= other.generation
 
 
-Rank = tuple[int, int]
-
-
-def rank(pattern: str, target: Target) -> Rank | None:
+def rank(pattern: str, target: Target) -> tuple[int, int] | None:
     """Returns how closely a pattern describes a target, the closest being the largest; None if it does not.
 
     Args:
