@@ -15,8 +15,8 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import sampled
 from tests.fuzz.guests import FOREIGN
+from tests.tiers import tiered
 
 Array = jax.Array
 Inner = Callable[[Any, Array, Array], Array]
@@ -75,7 +75,7 @@ def constant(dtype: str, length: int, ones: bool) -> Array:
     return jnp.full(length, int(ones), dtype)
 
 
-@pytest.mark.parametrize("dtype", sampled(DTYPES, FEW))
+@pytest.mark.parametrize("dtype", tiered(DTYPES, fast=FEW))
 def test_programs_of_constants_are_lowered_and_invariant(dtype: str) -> None:
     """One program with all kinds of holders, for the sake of compile time."""
     with jax.enable_x64(dtype.endswith(("64", "128"))):

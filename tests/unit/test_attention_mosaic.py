@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import (
     SPLIT_HEAD_SIZES,
     SplitAttentionContract,
     attention_contract,
-    split_attention_contract,
 )
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
@@ -190,7 +188,7 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
         key, value = pages(key), pages(value)
     limits = np.stack([case.offsets, case.queries, case.keys], axis=1).astype(np.int32)
     optional = dict(zip(("key_scale", "value_scale"), case.scales, strict=True)) | case.bias_and_mask
-    optional |= {"page_table": table, "sinks": case.sinks, "slopes": case.slopes}
+    optional |= {"page_table": table, "sinks": case.sinks, "alibi_slopes": case.slopes}
     call = AttentionCall(
         *(jnp.asarray(x) for x in (query, key, value, limits)),
         AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap),
@@ -218,7 +216,7 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     return seen & np.broadcast_to(case.bias_and_mask.get("mask", np.bool_(True)), shape)[sequence]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("decode, all keys at once, window, pages",))
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     case = CASES[name]
@@ -254,8 +252,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored])
 def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
@@ -266,7 +263,7 @@ def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
         assert_bits_equal(ours, theirs)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("decode, all keys at once",))
 @pytest.mark.parametrize("name", [name for name in CASES if "all keys at once" in name])
 def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
     case = CASES[name]
@@ -288,7 +285,7 @@ CHUNKS: Final = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("17 queries, int8",))
 @pytest.mark.parametrize("name", CHUNKS)
 def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> None:
     case, *others = CHUNKS[name]
@@ -301,8 +298,10 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     assert not races()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)])
+@pytest.mark.tier("full", fast=("prefill",))
+@pytest.mark.parametrize(
+    ("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)], ids=["decode", "whole", "prefill"]
+)
 def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedule, outside: int) -> None:
     """A page that holds keys, and a number of queries; not a page behind the last key."""
     keys = np.array([20, 70, 20])
@@ -319,8 +318,7 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
         assert np.isnan(numbers[1:]).all()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("name", "at"),
     [
@@ -408,7 +406,7 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("True-pages", "True-vmap"))
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
@@ -419,7 +417,7 @@ def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
     assert "stablehlo.dot_general" not in text
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "prefill, int8, pages"
     expected = plain(name)
@@ -427,7 +425,7 @@ def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyP
     assert_bits_equal(attend(CASES[name], *data(CASES[name])), expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("256",))
 @pytest.mark.parametrize("size", SPLIT_HEAD_SIZES)
 def test_every_width_fits_into_shared_memory(size: int) -> None:
     """Mosaic raises where a kernel does not; tiles with several splits take most."""
@@ -438,7 +436,7 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
     assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("128-128",))
 @pytest.mark.parametrize(("size", "value_size"), [*((size, size) for size in SPLIT_HEAD_SIZES), (192, 128)])
 def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: int) -> None:
     token, key, value = (
@@ -460,12 +458,11 @@ def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: in
     ],
 )
 def test_everything_else_gets_the_portable_program(
-    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+    size: int, dtype: str, scale: float | None, architecture: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
-    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
-    assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
+    with bijax.lowering_for(architecture):
+        assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 
 
 def test_unsupported_calls_are_named() -> None:

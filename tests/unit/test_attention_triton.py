@@ -11,11 +11,11 @@ from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MmaAttentionContract, attention_contract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention import triton
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.ops.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.ops.attention.triton._tile import float_of_e4m3
 from tests.eight_bits import composed
-from tests.exhaustive import rarely
 from tests.grad.test_attention import visible_keys
+from tests.tiers import full_only
 
 KEYS, HEADS, KEY_HEADS, SIZE = 50, 4, 2, 24
 CONTRACT = MmaAttentionContract(32, 16)
@@ -40,8 +40,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, **optional: jax.A
     return triton.attention(call, **LAUNCH)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("case", ["window", "bias and mask"])
 def test_results_and_gradients(case: str) -> None:
     arrays = {} if case == "window" else {"bias": BIAS, "mask": MASK}
@@ -84,12 +83,12 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
         return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(found, axis=-1)[..., :-1], v)
 
     options = AttentionOptions(0.2, causal=True, soft_cap=2.0)
-    call = AttentionCall(q, k, v, LIMITS, options, bias=BIAS, mask=MASK, slopes=slopes, sinks=sinks)
+    call = AttentionCall(q, k, v, LIMITS, options, bias=BIAS, mask=MASK, alibi_slopes=slopes, sinks=sinks)
 
     @jax.jit
     def run() -> Any:
         out, lse = triton.attention(call, **LAUNCH)
-        own, results = call.only("bias", "mask", "slopes"), AttentionResults(out, lse, ct)
+        own, results = call.only(*OF_SCORES), AttentionResults(out, lse, ct)
         of_bias = triton.score_gradients(own, results, **LAUNCH).sum(0, keepdims=True)
         return out, *triton.gradients(own, results, **LAUNCH), of_bias
 
@@ -98,7 +97,7 @@ def test_cap_sinks_slopes_and_values_of_another_width() -> None:
         np.testing.assert_allclose(np.asarray(ours, np.float32), right, atol=3e-2)
 
 
-@pytest.mark.parametrize("dtype", ["int8", rarely("float8_e4m3fn")])
+@pytest.mark.parametrize("dtype", ["int8", full_only("float8_e4m3fn")])
 def test_keys_and_values_of_8_bits(dtype: str) -> None:
     q = Q.astype(jnp.bfloat16)
     k, v = ((20 * x).astype(dtype) for x in (K, V))
@@ -142,8 +141,8 @@ def test_contracts_and_widths_that_it_refuses() -> None:
     with pytest.raises(UnsupportedError, match="expected an MmaAttentionContract, got AttentionContract"):
         triton.attention(AttentionCall(Q, K, V, LIMITS, AttentionOptions(1.0)), contract=attention_contract())  # type: ignore[arg-type]
     wide = jnp.zeros((1, 1, 1, 513))
+    call = AttentionCall(wide, wide, wide, LIMITS[:1], AttentionOptions(1.0))
     with pytest.raises(UnsupportedError, match="at most 512 elements, got 513"):
-        call = AttentionCall(wide, wide, wide, LIMITS[:1], AttentionOptions(1.0))
         triton.attention(call, contract=mma_attention_contract("float32", 513))
     for size in (8, 24):
         with pytest.raises(ValueError, match=f"key_block must be a power of two and at least 16, got {size}"):

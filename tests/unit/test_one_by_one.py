@@ -14,9 +14,9 @@ from pallas_kernels.ops.attention.cpu import launch
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.parts.xla.one_by_one import one_by_one
 from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, REFERENCE, Tile
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
-SHAPES = [ProgramShape(2, 2, 8, 8), *(rarely(ProgramShape(*s)) for s in ((3, 3, 64, 64, True), (1, 2, 256, 192)))]
+SHAPES = [ProgramShape(2, 2, 8, 8), *(full_only(ProgramShape(*s)) for s in ((3, 3, 64, 64, True), (1, 2, 256, 192)))]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
