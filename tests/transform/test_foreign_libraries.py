@@ -78,7 +78,7 @@ QUICK = ("error_if mapped", "error_if, gradient", "BCOO from the left", "welch")
 WITHOUT_CALLBACKS = [name for name in FUNCTIONS if not name.startswith(("error_if", "callbacks"))]
 
 
-@pytest.mark.tier("full", fast=QUICK)
+@pytest.mark.tier("full", fault=QUICK)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_do_not_depend_on_the_batch(name: str) -> None:
     function = jax.jit(bijax.invariant(FUNCTIONS[name]))
