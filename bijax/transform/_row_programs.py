@@ -1,4 +1,4 @@
-"""Row programs in the place of the equations that they stand for, on a Hopper GPU; see `_row_regions`."""
+"""Row programs in the place of the equations that they stand for, where there is a kernel; see `_row_regions`."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive, Var
 
-from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.architecture import target_for
 from bijax.lax.product_of_parts import ProductOfParts
 from bijax.transform._row_equations import INLINED, in_order, inlined, needed
 from bijax.transform._row_kinds import Labels, Region, is_variable
@@ -18,6 +18,7 @@ from bijax.transform._row_products import PRODUCT, products_of
 from bijax.transform._row_regions import Program
 from bijax.transform._row_steps import late, used
 from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, RowProgram, Step
+from pallas_kernels.registry import runs_on
 
 Equation = Any
 
@@ -56,7 +57,7 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
     equations = inlined(jaxpr.eqns)
     if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in equations):
         return jaxpr
-    if cuda_architecture() != HOPPER:
+    if not runs_on("row_program", target_for("cuda")):
         return jaxpr
     equations = needed(equations, jaxpr.outvars)
     program = Program(equations, jaxpr.outvars, [wanted(e) for e in equations])

@@ -11,7 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, bits, hostile_rows
-from pallas_kernels.ops.attention.cpu import AttentionSpec
+from pallas_kernels.ops.attention.call import AttentionOptions
 from pallas_kernels.ops.attention.cpu import launch as cpu
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.schedule.cpu.attention import REFERENCE, Tile, attention_tiles
@@ -271,10 +271,10 @@ def test_a_tile_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
     """The control of the comparison: a scale that differs in its last bit."""
     right = cpu.attend
 
-    def wrong(*args: Any, tile: Tile, spec: AttentionSpec, **others: Any) -> Any:
+    def wrong(*args: Any, tile: Tile, options: AttentionOptions, **others: Any) -> Any:
         if tile != REFERENCE:
-            spec = dataclasses.replace(spec, scale=float(np.nextafter(np.float32(spec.scale), 1)))
-        return right(*args, tile=tile, spec=spec, **others)
+            options = dataclasses.replace(options, scale=float(np.nextafter(np.float32(options.scale), 1)))
+        return right(*args, tile=tile, options=options, **others)
 
     shape = ProgramShape(KEY_HEADS, HEADS // KEY_HEADS, SIZE, SIZE)
     assert cpu.honours_contract(Tile(3, 1), shape)

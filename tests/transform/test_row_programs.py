@@ -1,7 +1,7 @@
 """Row programs under Mosaic's interpreter against the pieces that they stand for, and where they are found."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,20 +24,25 @@ from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.matmul.hopper import parts
 from pallas_kernels.ops.row_program import hopper
 from pallas_kernels.ops.rows.fold import fold_axis
+from pallas_kernels.registry import Kernel, registered
 
 Arrays = tuple[jax.Array, ...]
 ROWS, HEADS, COLUMNS = 3, 2, 128
 
 
+INTERPRETED = "sm_999"
+"""A target whose kernels are Hopper's under the interpreter."""
+
+
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreted = functools.partial(hopper.run_program, interpret=plgpu.InterpretGPUParams())
-    monkeypatch.setattr(_row_layout, "hopper", SimpleNamespace(run_program=interpreted))
+def interpreter() -> Iterator[None]:
+    kernel = functools.partial(hopper.run_program, interpret=plgpu.InterpretGPUParams())
+    with registered(Kernel("row_program", INTERPRETED, kernel, row_contract())), bijax.lowering_for(INTERPRETED):
+        yield
 
 
 def rewritten(jaxpr: Any) -> Any:
-    with bijax.lowering_for("sm_90"):
-        return _row_programs.with_row_programs(jaxpr, lambda eqn: not eqn.effects)
+    return _row_programs.with_row_programs(jaxpr, lambda eqn: not eqn.effects)
 
 
 def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], *, plain: bool = False) -> Arrays:
@@ -262,7 +267,8 @@ def test_products_take_parts(on_the_left: bool, monkeypatch: pytest.MonkeyPatch)
         # Sums over several dimensions go along the order of the left operand's.
         assert bool(found) == (fits and (on_the_left or contracting[1] == tuple(sorted(contracting[1])))), shape
         for product in found.values():
-            y = product_of_parts(parts._beside(x.reshape(32, 128), 3, 16), other, product=product)
+            with bijax.lowering_for("sm_90"):
+                y = product_of_parts(parts._beside(x.reshape(32, 128), 3, 16), other, product=product)
             assert_bits_equal(y, multiply(*operands))
 
 
@@ -275,8 +281,7 @@ def test_plain_sums_differ() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "count"), [("sm_90", 1), ("sm_80", 0)])
-def test_programs_for_hopper_have_them(architecture: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_row_layout, "hopper", hopper)
+def test_programs_for_hopper_have_them(architecture: str, count: int) -> None:
     x = jax.ShapeDtypeStruct((4, 8, 256), jnp.float32)
 
     def lowered(function: Callable[..., Any]) -> str:

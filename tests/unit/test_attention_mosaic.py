@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import (
     SPLIT_HEAD_SIZES,
     SplitAttentionContract,
     attention_contract,
-    split_attention_contract,
 )
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.ops.attention.hopper import attention, launch
 from pallas_kernels.schedule.hopper.attention import (
     DecodeSchedule,
@@ -188,18 +187,14 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
 
         key, value = pages(key), pages(value)
     limits = np.stack([case.offsets, case.queries, case.keys], axis=1).astype(np.int32)
-    out, lse = attention(
+    optional = dict(zip(("key_scale", "value_scale"), case.scales, strict=True)) | case.bias_and_mask
+    optional |= {"page_table": table, "sinks": case.sinks, "alibi_slopes": case.slopes}
+    call = AttentionCall(
         *(jnp.asarray(x) for x in (query, key, value, limits)),
-        *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes, *case.scales)),
-        contract=case.contract,
-        scale=case.size**-0.5,
-        causal=case.causal,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        schedule=case.schedule,
-        interpret=INTERPRETER,
-        **{name: jnp.asarray(x) for name, x in case.bias_and_mask.items()},
+        AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap),
+        **{name: jnp.asarray(x) for name, x in optional.items() if x is not None},
     )
+    out, lse = attention(call, contract=case.contract, schedule=case.schedule, interpret=INTERPRETER)
     return np.asarray(out), np.asarray(lse)
 
 
@@ -314,8 +309,9 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
     cache = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32, 1, 64)), jnp.bfloat16)
     limits = np.stack([keys - 1, np.array([1, 1, -1]), keys], axis=1).astype(np.int32)
     table = np.array([[0, outside, outside], [1, 2, outside], [3, 4, 5]], np.int32)
-    arrays = (jnp.asarray(x) for x in (query, cache, cache, limits, table))
-    for found in attention(*arrays, contract=CONTRACT, scale=0.1, schedule=schedule, interpret=INTERPRETER):
+    query, cache, limits, table = (jnp.asarray(x) for x in (query, cache, limits, table))
+    call = AttentionCall(query, cache, cache, limits, AttentionOptions(0.1), table)
+    for found in attention(call, contract=CONTRACT, schedule=schedule, interpret=INTERPRETER):
         numbers = np.asarray(found, np.float32)
         assert np.isfinite(numbers[0]).all()
         assert numbers[0].any()
@@ -462,25 +458,24 @@ def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: in
     ],
 )
 def test_everything_else_gets_the_portable_program(
-    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+    size: int, dtype: str, scale: float | None, architecture: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
-    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
-    assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
+    with bijax.lowering_for(architecture):
+        assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 
 
 def test_unsupported_calls_are_named() -> None:
     x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones((1, 3), jnp.int32)
-    contract = split_attention_contract(64, "bfloat16")
+    call = AttentionCall(x, x, x, n, AttentionOptions(1.0))
     with pytest.raises(UnsupportedError, match="expected a SplitAttentionContract"):
-        attention(x, x, x, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
+        attention(call, contract=attention_contract())  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="expected a scale"):
-        attention(x, x, x, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
+        attention(dataclasses.replace(call, options=AttentionOptions(0.0)), contract=CONTRACT)
     with pytest.raises(UnsupportedError, match="at most 8 rows"):
-        attention(x, x, x, n, contract=CONTRACT, scale=1.0, schedule=SWAP)
+        attention(call, contract=CONTRACT, schedule=SWAP)
     with pytest.raises(UnsupportedError, match="a cache of 8 bits alone"):
-        attention(x, x, x, n, contract=CONTRACT, scale=1.0, schedule=WALKERS)
+        attention(call, contract=CONTRACT, schedule=WALKERS)
 
 
 def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:
