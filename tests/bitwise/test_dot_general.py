@@ -122,7 +122,7 @@ def check(spec: str, arrays: tuple[np.ndarray, np.ndarray], *, stock: bool = Fal
     return differing
 
 
-@pytest.mark.tier("full", fast=("outer product", "one column"))
+@pytest.mark.tier("full", fast=("x @ w", "stack, K last"))
 @pytest.mark.parametrize("name", SPECS)
 def test_an_element_does_not_know_how_many_others_there_are(name: str) -> None:
     check(SPECS[name], data(SPECS[name]))

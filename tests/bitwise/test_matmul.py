@@ -25,7 +25,7 @@ def weights(k: int, n: int, dtype: str, *, transpose: bool = False) -> jax.Array
     return jnp.asarray(np.ascontiguousarray(w.T) if transpose else w)
 
 
-@pytest.mark.tier("full", fast=("(1, 5, 33)-576-192-bfloat16",))
+@pytest.mark.tier("full", fast=("(1, 5, 33)-576-192-float32",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("k", "n"), KS_AND_NS)
 @pytest.mark.parametrize("sizes", [(1, 5, 33), (2, 17)], ids=str)

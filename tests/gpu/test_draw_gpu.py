@@ -8,7 +8,7 @@ from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
 from pallas_kernels.ops.sampling import triton
 from pallas_kernels.schedule.triton.sampling import DrawTile
-from tests.sampling.test_draw import given, wrong
+from tests.sampling.draw_cases import given, wrong
 
 pytestmark = pytest.mark.gpu
 

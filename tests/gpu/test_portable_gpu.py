@@ -14,7 +14,7 @@ from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_row
 from pallas_kernels.contract import ChunkContract, MatmulContract
 from pallas_kernels.ops.matmul import triton
 from pallas_kernels.schedule.triton.matmul import FEW_ROWS, MANY_ROWS
-from tests.bitwise.test_matmul import emulate
+from tests.bitwise.matmul_reference import emulate
 
 pytestmark = pytest.mark.gpu
 

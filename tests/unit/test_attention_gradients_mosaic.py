@@ -19,8 +19,8 @@ from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, A
 from pallas_kernels.ops.attention.hopper import attention_gradients
 from pallas_kernels.ops.attention.hopper.gradients import Body
 from pallas_kernels.schedule.hopper.attention import GradientSchedule
+from tests.unit.attention_programs import INTERPRETER, lowered
 from tests.unit.mosaic import Races
-from tests.unit.test_attention_mosaic import INTERPRETER, lowered
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

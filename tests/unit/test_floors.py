@@ -1,6 +1,7 @@
-"""Imports run downwards only: the floors of the design, read from the sources."""
+"""Imports run downwards only: the floors of the design, read from the sources; tests do not import each other."""
 
 import ast
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ FLOORS = (
     ("bijax.hlo", 2.75),
     ("bijax.transform", 3),
     ("bijax.parallel", 3),
+    ("bijax.sampling", 3),
     ("flax_layers", 4),
     ("bijax.serving", 5),
     ("bijax.server", 5),
@@ -36,13 +38,17 @@ FLOORS = (
     ("bijax.cli", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),
-    ("bijax", 3),
 )
+ROOT_FLOOR = 3  # of `bijax` itself, which exports what is below
 BACKENDS = {"portable", "cpu", "hopper", "triton"}
 
 
-def floor(module: str) -> int:
-    return next(f for prefix, f in FLOORS if module == prefix or module.startswith(prefix + "."))
+def floor(module: str) -> float:
+    if module == "bijax":
+        return ROOT_FLOOR
+    found = [f for prefix, f in FLOORS if module == prefix or module.startswith(prefix + ".")]
+    assert found, f"{module} has no floor: choose one, here and in CONTRIBUTING.md"
+    return found[0]
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -104,6 +110,56 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
 def test_imports_run_downwards() -> None:
     found = [v for module, path in modules() for v in violations(module, path.read_text(), path.name == "__init__.py")]
     assert not found, "\n".join(found)
+
+
+def test_a_new_package_needs_a_floor() -> None:
+    with pytest.raises(AssertionError, match=r"bijax\.new\.part has no floor"):
+        floor("bijax.new.part")
+
+
+def test_contributing_names_every_package() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    packages = {path.parent.name for path in (ROOT / "bijax").glob("*/__init__.py")}
+    assert len(packages) > 10
+    missing = [name for name in sorted(packages) if f"`bijax/{name}/`" not in page]
+    assert not missing, f"the floors in CONTRIBUTING.md lack {missing}"
+
+
+def imported_tests(source: str, module: str) -> list[str]:
+    """Returns the test modules that a module imports, in texts that it runs as programs as well."""
+    trees = [ast.parse(source)]
+    texts = [n.value for n in ast.walk(trees[0]) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    for text in texts:
+        with contextlib.suppress(SyntaxError, ValueError):
+            trees += [ast.parse(text)] if "import" in text else []
+    names = [name for tree in trees for name in imports(ast.unparse(tree), module, is_package=False)]
+    return [name for name in names if any(part.startswith("test_") for part in name.split("."))]
+
+
+def test_no_module_imports_a_test() -> None:
+    """What several tests use is a module of its own: a test that moves, or that is left out, takes nothing along."""
+    found = {}
+    for folder in ("tests", "benchmarks", "examples", "scripts", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            if path != Path(__file__) and (names := imported_tests(path.read_text(), module)):
+                found[module] = names
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tests.unit.test_floors import floor",
+        "from tests.unit import test_floors",
+        "import tests.unit.test_floors",
+        "from .test_floors import floor",
+        "def f():\n    from tests.unit import test_floors as floors",
+        "PROGRAM = 'from tests.unit import test_floors'",
+    ],
+)
+def test_an_imported_test_is_found(source: str) -> None:
+    assert imported_tests(source, "tests.unit.test_shapes")
 
 
 def test_every_package_is_read() -> None:

@@ -15,8 +15,8 @@ from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue, make_store
 from pallas_kernels.ops.matmul.hopper.launch import gated_matmul, matmul
 from pallas_kernels.schedule.hopper.fused_matmul import ShardSchedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.unit.matmul_operands import operands
 from tests.unit.mosaic import Races, interpreter
-from tests.unit.test_matmul_mosaic import operands
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

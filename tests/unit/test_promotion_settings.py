@@ -13,7 +13,7 @@ from jax import lax
 
 import bijax
 from bijax.transform._tables import FENCED, ORDERED, RACING, STABLE, TAKEN_OUT, VECTORS
-from tests.transform import test_vectors
+from tests.transform import vector_functions
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -124,7 +124,7 @@ def combined(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 PRIMITIVES: dict[str, Function] = {
-    **test_vectors.FUNCTIONS,
+    **vector_functions.FUNCTIONS,
     "mul": lambda x, y: x * y,
     "square": lambda x, y: lax.square(x),
     "integer_pow": lambda x, y: lax.integer_pow(x, 3),
@@ -167,7 +167,7 @@ def test_every_operation_and_every_replaced_primitive_is_here() -> None:
     assert {*OPERATIONS, *WITHOUT_GRADIENT, *OF_ENGINES} == public - NO_OPERATIONS
     replaced = {*FENCED, *VECTORS, *ORDERED, *RACING, *STABLE, *TAKEN_OUT}
     of_cudnn = {name for name in replaced if name.startswith("dot_product_attention_")}  # for GPUs alone
-    assert set(PRIMITIVES) == replaced - test_vectors.WITHOUT_TEST - of_cudnn
+    assert set(PRIMITIVES) == replaced - vector_functions.WITHOUT_TEST - of_cudnn
 
 
 @pytest.mark.tier(
