@@ -211,11 +211,11 @@ def _text(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(sorted(parts) if isinstance(value, frozenset) else parts)})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_text(value[k])}' for k in sorted(value))}}}"
+    if isinstance(value, RecordTree):
+        return f"records {_tree_text(value.tree)}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return f"{_text(type(value))}{_text(fields)}"
-    if isinstance(value, RecordTree):
-        return f"records {_tree_text(value.tree)}"
     if isinstance(value, (type, types.FunctionType)) or hasattr(value, "__wrapped__"):
         return _named(value)
     raise _WithoutTextError

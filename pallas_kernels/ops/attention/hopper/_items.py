@@ -11,9 +11,9 @@ from jax import lax
 
 from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.ops.attention.hopper._decode_results import Place
+from pallas_kernels.ops.attention.hopper._merge_walk import MERGED_ROWS
 from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup
 from pallas_kernels.ops.attention.hopper._sight import Blocks
-from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS
 from pallas_kernels.parts.hopper.columns import COLUMNS
 from pallas_kernels.parts.hopper.tile import ROWS
 from pallas_kernels.schedule.hopper.attention import DecodeSchedule

@@ -11,14 +11,16 @@ from pallas_kernels.contract import KEY_BLOCK, AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.ops.attention.hopper._delta import delta
+from pallas_kernels.ops.attention.hopper._gradient_launch import gradients
+from pallas_kernels.ops.attention.hopper._gradient_scratch import scratch_types, wide_scratch_types
 from pallas_kernels.ops.attention.hopper._gradient_steps import GradientCall, Operands
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Tiles
 from pallas_kernels.ops.attention.hopper._operands import padded
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
 from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.ops.attention.hopper.gradients import Body, gradients, scratch_types
-from pallas_kernels.ops.attention.hopper.wide_gradients import WideBody, wide_scratch_types
+from pallas_kernels.ops.attention.hopper.gradients import Body
+from pallas_kernels.ops.attention.hopper.wide_gradients import WideBody
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import GradientSchedule, gradient_schedule
 

@@ -9,7 +9,7 @@ a tile has at most 8 rows, which are wgmma's columns. `_decode_launch` has the l
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -20,25 +20,16 @@ from jax import lax
 from pallas_kernels.ops.attention.call import OF_HEADS, AttentionCall
 from pallas_kernels.ops.attention.hopper import _decode_launch
 from pallas_kernels.ops.attention.hopper._byte_ring import ByteRing
-from pallas_kernels.ops.attention.hopper._byte_walk import ByteWalk, LeftRing
+from pallas_kernels.ops.attention.hopper._byte_walk import LeftRing
 from pallas_kernels.ops.attention.hopper._decode_results import Results, store_columns, store_rows
-from pallas_kernels.ops.attention.hopper._factors import factors_of, scale_rows, scaled_rows
+from pallas_kernels.ops.attention.hopper._item_rows import ItemRows
 from pallas_kernels.ops.attention.hopper._items import Item, Items
-from pallas_kernels.ops.attention.hopper._online import Stats, of_queries, result
+from pallas_kernels.ops.attention.hopper._merge_walk import padded_splits
 from pallas_kernels.ops.attention.hopper._ring import Ring, drain
-from pallas_kernels.ops.attention.hopper._score_operands import ScoreOperands, TileRows
 from pallas_kernels.ops.attention.hopper._scratch import Scratch
-from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup
+from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.ops.attention.hopper._swap import check_swap
-from pallas_kernels.ops.attention.hopper._swapped_walk import SwappedWalk
-from pallas_kernels.ops.attention.hopper._walk import Walk
-from pallas_kernels.ops.attention.hopper.merge import merge, padded_splits
-from pallas_kernels.parts.hopper.bytes_left import turn_queries
-from pallas_kernels.parts.hopper.columns import COLUMN, COLUMNS
-from pallas_kernels.parts.hopper.products import WIDEST
-from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic
-
-_WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four warpgroups, ptxas takes no wider ones
+from pallas_kernels.ops.attention.hopper.merge import merge
 
 
 @dataclass(frozen=True)
@@ -117,157 +108,35 @@ class Body(Items):
 
             @pl.when(some)
             def _() -> None:
-                self.one_item(_Tile(self.setup, refs, item, first + lax.rem(done, 2), position), results, scratch, ring)
+                self.one_item(
+                    ItemRows(self.setup, refs, item, first + lax.rem(done, 2), position), results, scratch, ring
+                )
 
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0), done + jnp.where(some, 1, 0)
 
         lax.fori_loop(0, self.count(walker), one, (jnp.int32(0), jnp.int32(0)))
 
-    def one_item(self, tile: "_Tile", results: Results, scratch: Scratch, ring: Any) -> None:
+    def one_item(self, rows: ItemRows, results: Results, scratch: Scratch, ring: Any) -> None:
         """Walks the keys of a tile of rows and stores what they give."""
-        place = self.place(tile.item)
-        target = results.of(place, tile.item.split, self.schedule.whole)
-        queries = scratch.queries.at[tile.slot]
-        plgpu.barrier_wait(scratch.queries_full.at[tile.slot])
+        place = self.place(rows.item)
+        target = results.of(place, rows.item.split, self.schedule.whole)
+        queries = scratch.queries.at[rows.slot]
+        plgpu.barrier_wait(scratch.queries_full.at[rows.slot])
 
         def after_scores() -> None:
-            plgpu.barrier_arrive(scratch.queries_free.at[tile.slot])
+            plgpu.barrier_arrive(scratch.queries_free.at[rows.slot])
 
         if scratch.shared is not None:
-            columns, stats = tile.walk_as_columns(queries, ring, scratch.shared, after_scores)
+            columns, stats = rows.walk_as_columns(queries, ring, scratch.shared, after_scores)
             of_bytes = isinstance(ring, LeftRing)
-            store_columns(target.values, target.numbers, place, columns, stats, self.rows, tile.interpret, of_bytes)
+            store_columns(target.values, target.numbers, place, columns, stats, self.rows, rows.interpret, of_bytes)
             return
-        values, stats = tile.walk(queries, ring, scratch.parked, after_scores)
+        values, stats = rows.walk(queries, ring, scratch.parked, after_scores)
         numbers: tuple[jax.Array, ...] = stats
         if self.schedule.whole:
-            values, lse = tile.results(values, stats, results.values.dtype)
+            values, lse = rows.results(values, stats, results.values.dtype)
             numbers = (lse,)
-        store_rows(target.values, target.numbers, place, values, numbers, self.counts, tile.interpret)
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """The rows of an item, inside of the kernel.
-
-    Attributes:
-        setup: What is fixed about the launch.
-        refs: The arrays of the call.
-        item: The item.
-        slot: Where its queries lie.
-        position: Position in the ring of its first block.
-    """
-
-    setup: Setup
-    refs: AttentionCall
-    item: Item
-    slot: Any
-    position: Any
-
-    @property
-    def interpret(self) -> bool:
-        """Whether Mosaic's interpreter runs the kernel."""
-        return bool(self.setup.interpret)
-
-    @property
-    def lengths(self) -> Lengths:
-        """Numbers of each sequence."""
-        return Lengths(self.refs.limits)
-
-    @property
-    def keys(self) -> Any:
-        """Keys of the sequence."""
-        return self.lengths.keys[self.item.sequence]
-
-    def query(self, row: jax.Array) -> jax.Array:
-        """Returns the query to which a row of the tile belongs."""
-        found: jax.Array = lax.div(self.item.tile * ROWS + row, jnp.full_like(row, self.setup.group))
-        return found
-
-    def queries_of_rows(self) -> jax.Array:
-        """Returns the query of each row, (64,) int32."""
-        return self.query(plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW))
-
-    def heads_of_rows(self) -> jax.Array:
-        """Returns the query head of each row, (64,) int32."""
-        row = self.item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-        found: jax.Array = self.item.head * self.setup.group + lax.rem(row, jnp.full_like(row, self.setup.group))
-        return found
-
-    def positions(self, count: int, layout: Any) -> jax.Array:
-        """Returns the positions of the queries of the first rows, (count,) int32."""
-        rows = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout)
-        found: jax.Array = self.lengths.offsets[self.item.sequence] + self.query(rows)
-        return found
-
-    def of_rows(self, numbers: Any) -> jax.Array | None:
-        """Returns numbers (B or 1, heads, rows) of each row, (64,), or None."""
-        if numbers is None:
-            return None
-        item = self.item
-        sequence, rows = item.sequence if numbers.shape[0] > 1 else 0, pl.ds(item.tile * ROWS, ROWS)
-        found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
-        return found
-
-    def factors(self, of_all: Any) -> Any:
-        """Returns the factors of the key head's columns, in GPU memory."""
-        return factors_of(of_all, self.item.sequence, self.item.head)
-
-    def walk_as_columns(
-        self, queries: Any, ring: Any, shared: Any, after_scores: Callable[[], None]
-    ) -> tuple[tuple[jax.Array, ...], Stats]:
-        """Walks the keys with the rows as wgmma's columns."""
-        form: Callable[..., SwappedWalk] = SwappedWalk
-        if isinstance(ring, LeftRing):
-            turn_queries(queries, self.factors(self.refs.key_scale), self.setup.unit, self.interpret)
-            form = ByteWalk
-        return form(
-            factor=self.setup.scoring.factor,
-            sight=self.setup.sight,
-            positions=lambda: self.positions(COLUMNS, COLUMN),
-            length=self.keys,
-            blocks=self.item.blocks,
-            queries=queries,
-            ring=ring,
-            position=self.position,
-            shared=shared,
-            after_scores=after_scores,
-            interpret=self.interpret,
-        ).run()
-
-    def walk(self, queries: Any, ring: Ring, parked: Any, after_scores: Callable[[], None]) -> tuple[jax.Array, Stats]:
-        """Walks the keys with the rows as wgmma's rows."""
-        refs, setup = self.refs, self.setup
-        if refs.key_scale is not None:
-            scale_rows(queries, self.factors(refs.key_scale), setup.unit, self.interpret)
-        rows = TileRows(self.item.sequence, self.heads_of_rows, self.queries_of_rows, self.of_rows, self.interpret)
-        return Walk(
-            contract=setup.contract,
-            scoring=setup.scoring,
-            sight=setup.sight,
-            positions=lambda: self.positions(ROWS, ROW),
-            operands=ScoreOperands.of(refs, rows),
-            length=self.keys,
-            blocks=self.item.blocks,
-            queries=queries,
-            ring=ring,
-            position=self.position,
-            parked=parked,
-            after_scores=after_scores,
-            interpret=self.interpret,
-            widest=WIDEST if refs.key_scale is None else _WIDEST_OF_FOUR,
-        ).run()
-
-    def results(self, values: jax.Array, stats: Stats, dtype: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns the outputs of the rows and their log-sum-exp, of values and stats of all keys."""
-        refs, sequence = self.refs, self.item.sequence
-        queries = self.queries_of_rows()
-        wrong = self.setup.leads_outside(refs.page_table, sequence, self.keys)
-        stats = of_queries(stats, queries, self.lengths.queries[sequence], wrong)
-        values, lse = result(values, stats, self.of_rows(refs.sinks), Arithmetic(interpret=self.interpret))
-        if refs.value_scale is None:
-            return values.astype(dtype), lse
-        return scaled_rows(values, self.factors(refs.value_scale), self.setup.unit, dtype, self.interpret), lse
+        store_rows(target.values, target.numbers, place, values, numbers, self.counts, rows.interpret)
 
 
 def decode(call: AttentionCall, body: Body) -> tuple[jax.Array, jax.Array]:

@@ -8,7 +8,7 @@ fourth warpgroup adds to it in memory, when the block of keys behind its own has
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -16,8 +16,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.ops.attention.hopper._gradient_scratch import Scratch
 from pallas_kernels.ops.attention.hopper._gradient_steps import (
-    MARKS,
     NEVER,
     PARTS,
     STATS,
@@ -30,48 +30,8 @@ from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
 from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.products import finish, share, start
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled, tiled
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
 from pallas_kernels.schedule.hopper.attention import GradientSchedule
-
-
-class Scratch(NamedTuple):
-    """Shared memory and barriers.
-
-    Attributes:
-        keys: (H / 64, 2, 64, 64), pieces of columns and rows.
-        values: (2, 64, H).
-        marks: (2, 128) float32.
-        queries: (stages, rows, H).
-        cotangents: (stages, rows, H).
-        stats: (stages, 3, rows) float32.
-        slopes: (2, 2, rows / 64, 64, 64), of keys (rows) and queries (columns), twice.
-        sums: (2, 64, 64) float32, what is to be added to the gradient of queries.
-        cache_full: Barrier of keys, values and marks.
-        queries_full: Barriers of queries and stats.
-        cotangents_full: Barriers of cotangents.
-        sums_full: Barrier.
-        cache_free: Barrier.
-        stage_free: Barriers of queries, stats and cotangents.
-        sums_free: Barrier.
-        together: Barrier of the warpgroups that compute.
-    """
-
-    keys: Any
-    values: Any
-    marks: Any
-    queries: Any
-    cotangents: Any
-    stats: Any
-    slopes: Any
-    sums: Any
-    cache_full: Any
-    queries_full: Any
-    cotangents_full: Any
-    sums_full: Any
-    cache_free: Any
-    stage_free: Any
-    sums_free: Any
-    together: Any
 
 
 @dataclass(frozen=True)
@@ -442,106 +402,3 @@ def zero_rows(ref: Any, bad: jax.Array) -> None:
     """Writes zeros to the rows of a tile (64, n) in shared memory where `bad` (64,) is not 0."""
     found = plgpu.load(ref, layout=TILE)
     ref[...] = jnp.where(lax.broadcast_in_dim(bad, found.shape, [0]) != 0, jnp.zeros((), found.dtype), found)
-
-
-def gradients(
-    given: Operands, lengths: Lengths, *, body: Body, scratch_types: Sequence[Any]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Runs the kernel.
-
-    Args:
-        given: Arrays (B, T, N, H) and (B, S, K, H), T and S multiples of 8; stats (B, N, 3, T') and marks
-            (B, K, 2, S') float32, T' and S' being T and S rounded up to whole tiles and blocks.
-        lengths: Numbers of each sequence.
-        body: The kernel's program.
-        scratch_types: The types of what it takes as `Scratch`.
-
-    Returns:
-        The gradient of queries (B, T', N, H), float32, before the factor `scale`, defined for tiles of queries that see
-        any key; those of keys and values (B, S, K, H).
-    """
-    call, schedule, tiles, dtype = body.call, body.schedule, body.tiles, given.query.dtype
-    batch, _, heads, size = given.query.shape
-    sums: tuple[int, ...] = (batch, tiles.across * tiles.rows, heads, size)
-    if call.interpret:
-        sums = (tiles.blocks, *sums)
-    count = len([x for x in given if x is not None])
-
-    def kernel(*refs: Any) -> None:
-        operands, numbers, refs = Operands(*refs[:count]), Lengths(refs[count]), refs[count + 1 :]
-        results, refs = Results(*refs[:3]), refs[3:]
-        scratch = body.scratch(refs)
-        warpgroup = lax.axis_index("warpgroup")
-        turns = None
-        if not call.interpret:
-            turns = pl.get_global(plgpu.SemaphoreType.REGULAR((batch * heads * tiles.across,)))
-
-        @pl.when(warpgroup < PARTS)
-        def _() -> None:
-            plgpu.set_max_registers(schedule.registers[0], action="increase")
-            body.compute(operands.slopes, numbers, results, scratch)
-
-        @pl.when(warpgroup == PARTS)
-        def _() -> None:
-            plgpu.set_max_registers(schedule.registers[1], action="decrease")
-            body.produce(operands, numbers, scratch)
-
-        if not call.interpret:
-
-            @pl.when(warpgroup == PARTS + 1)
-            def _() -> None:
-                plgpu.set_max_registers(schedule.registers[1], action="decrease")
-                body.add(numbers, turns, results.query, scratch)
-
-    launch = plgpu.kernel(
-        kernel,
-        out_type=[
-            jax.ShapeDtypeStruct(sums, jnp.float32),
-            *(jax.ShapeDtypeStruct(x.shape, dtype) for x in (given.key, given.value)),
-        ],
-        grid=(tiles.size,),
-        grid_names=("block",),
-        kernel_name="attention_gradients",
-        num_threads=PARTS + (1 if call.interpret else 2),
-        thread_name="warpgroup",
-        scratch_types=scratch_types,
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        interpret=call.interpret,
-    )
-    dq, dk, dv = launch(*given[:count], lengths.numbers)
-    if call.interpret:
-        dq = _in_order(dq, lengths, tiles)
-    return dq, dk, dv
-
-
-def _in_order(parts: jax.Array, lengths: Lengths, tiles: Tiles) -> jax.Array:
-    """Returns the sum over blocks of keys downwards of those that a tile of queries sees (blocks, B, T', N, H)."""
-    first, last = tiles.blocks_of_tiles(lengths)
-    total = jnp.zeros(parts.shape[1:], jnp.float32)
-    for block in range(tiles.blocks - 1, -1, -1):
-        inside = jnp.repeat((block >= first) & (block <= last), tiles.rows, axis=1)[..., None, None]
-        total = jnp.where(inside, total + parts[block], total)
-    return total
-
-
-def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
-    """Returns the types of `Scratch`."""
-    tiles, stages, size = call.tiles, schedule.stages, call.size
-    cached = PARTS * (call.columns + 1) + 1
-    return [
-        plgpu.SMEM((call.columns, PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((PARTS, ROWS, size), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((MARKS, tiles.block), jnp.float32),
-        *[plgpu.SMEM((stages, tiles.rows, size), dtype, transforms=tiled(dtype))] * 2,
-        plgpu.SMEM((stages, STATS, tiles.rows), jnp.float32),
-        plgpu.SMEM((2, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
-        plgpu.Barrier(num_arrivals=cached),
-        plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        plgpu.Barrier(num_barriers=stages),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
-        plgpu.Barrier(),
-        plgpu.Barrier(num_arrivals=PARTS),
-    ]

@@ -6,7 +6,7 @@ so that neither waits for the other; each multiplies its own columns. Everything
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -14,12 +14,11 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.ops.attention.hopper._gradient_scratch import WideScratch, rounds_of
 from pallas_kernels.ops.attention.hopper._gradient_steps import (
-    MARKS,
     NEVER,
     PARTS,
     STATS,
-    GradientCall,
     Operands,
     Results,
     Step,
@@ -28,54 +27,7 @@ from pallas_kernels.ops.attention.hopper._gradient_tiles import Item
 from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.ops.attention.hopper.gradients import Body, zero_rows
 from pallas_kernels.parts.hopper.products import finish, share, start
-from pallas_kernels.parts.hopper.tile import ROWS, TILE, filled, tiled
-from pallas_kernels.schedule.hopper.attention import GradientSchedule
-
-_WIDEST_SUMS: Final = 96  # columns that are handed on at once
-
-
-class WideScratch(NamedTuple):
-    """Shared memory and barriers; `gradients.Scratch` says what for.
-
-    Attributes:
-        keys: (2 * rounds, 64, columns of a round).
-        values: (2, 64, V / 2).
-        marks: (2, 64) float32.
-        queries: (stages, 2, 64, H / 2).
-        cotangents: (stages of cotangents, 2, 64, V / 2).
-        stats: (stages, 3, 64) float32.
-        slopes: (2, 64, 64), of keys (rows) and queries (columns), for each warpgroup.
-        sums: (2, 64, columns of a round) float32.
-        cache_full: Barrier of keys, values and marks.
-        queries_full: Barriers of queries and stats.
-        cotangents_full: Barriers of cotangents.
-        sums_full: Barrier.
-        cache_free: Barrier.
-        queries_free: Barriers of queries and stats.
-        cotangents_free: Barriers of cotangents.
-        sums_free: Barrier.
-        together: Barrier of the warpgroups that compute.
-        alone: A barrier of each of them.
-    """
-
-    keys: Any
-    values: Any
-    marks: Any
-    queries: Any
-    cotangents: Any
-    stats: Any
-    slopes: Any
-    sums: Any
-    cache_full: Any
-    queries_full: Any
-    cotangents_full: Any
-    sums_full: Any
-    cache_free: Any
-    queries_free: Any
-    cotangents_free: Any
-    sums_free: Any
-    together: Any
-    alone: Any
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, filled
 
 
 @dataclass(frozen=True)
@@ -246,35 +198,3 @@ class WideBody(Body):
             plgpu.copy_smem_to_gmem(scratch.keys.at[at], place)
         plgpu.wait_smem_to_gmem(0)
         plgpu.barrier_arrive(scratch.cache_free)
-
-
-def rounds_of(call: GradientCall) -> int:
-    """Returns in how many pieces a warpgroup hands on what it gives to a tile's queries."""
-    return -(-call.size // PARTS // _WIDEST_SUMS)
-
-
-def wide_scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
-    """Returns the types of `WideScratch`."""
-    stages, few, rounds = schedule.stages, schedule.cotangent_stages, rounds_of(call)
-    half, value_half = call.size // PARTS, call.value_size // PARTS
-    width = half // rounds
-    return [
-        plgpu.SMEM((PARTS * rounds, ROWS, width), dtype, transforms=tiled(dtype, width)),
-        plgpu.SMEM((PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
-        plgpu.SMEM((MARKS, ROWS), jnp.float32),
-        plgpu.SMEM((stages, PARTS, ROWS, half), dtype, transforms=tiled(dtype, half)),
-        plgpu.SMEM((few, PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
-        plgpu.SMEM((stages, STATS, ROWS), jnp.float32),
-        plgpu.SMEM((PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((PARTS, ROWS, width), jnp.float32, transforms=tiled(jnp.float32)),
-        plgpu.Barrier(num_arrivals=PARTS * (rounds + 1) + 1),
-        plgpu.Barrier(num_arrivals=PARTS + 1, num_barriers=stages),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
-        plgpu.Barrier(),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_barriers=PARTS),
-    ]
