@@ -23,7 +23,7 @@ from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.ops.attention.hopper._merge_walk import MERGED_ROWS, WARP, Form, MergeWalk
 from pallas_kernels.ops.attention.hopper._online import of_queries, result
 from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup, refs_of
-from pallas_kernels.parts.hopper.inline import held, inline
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import count, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, i32, store_few, thread_of_warpgroup
 
