@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 from bijax.transform import _compiled, _jax_private
-from bijax.transform._tables import named
+from bijax.transform.rules.registry import named
 
 
 def allowed_names(allow: Iterable[str]) -> tuple[str, ...]:

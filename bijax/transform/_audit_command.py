@@ -13,8 +13,8 @@ from typing import Any
 
 from bijax import hlo
 from bijax.transform._audit_report import Audit
-from bijax.transform._tables import PLATFORMS
 from bijax.transform.audit import audit
+from bijax.transform.rules.registry import PLATFORMS
 
 DESCRIPTION = """\
 Says of every operation of a function whether its bits can depend on the size of the batch, and why: which operations

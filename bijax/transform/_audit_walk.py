@@ -11,7 +11,9 @@ from bijax.core.tag import TAG
 from bijax.hlo._frames import user_line
 from bijax.transform._callbacks import is_conditional
 from bijax.transform._entered import programs_of
-from bijax.transform._tables import IN_REGIONS, RECURSE, TAKEN_OUT, is_known, table_name
+from bijax.transform.rules.names import rule_name
+from bijax.transform.rules.regions import IN_REGIONS, TAKEN_OUT
+from bijax.transform.rules.registry import is_known, is_program
 
 _MACHINERY = re.compile(r"/jax/|/bijax/")
 
@@ -65,7 +67,7 @@ def equations(
     """
     for eqn in _live(jaxpr):
         name = eqn.primitive.name
-        inner = list(_programs(eqn, platform)) if name in RECURSE else []
+        inner = list(_programs(eqn, platform)) if is_program(name) else []
         entered = None if is_known(name) else programs_of(eqn, platform)
         stack = _stack(eqn)
         line = user_line(stack) or outer_line or _library_line(stack)
@@ -86,7 +88,7 @@ def equations(
                 by_itself=entered.by_itself if entered else (),
             )
         trips = int(eqn.params["length"]) if name == "scan" else 1
-        if (operation := table_name(name, eqn.params)) in TAKEN_OUT:
+        if (operation := rule_name(name, eqn.params)) in TAKEN_OUT:
             inner = [eqn.params[key] for key in IN_REGIONS[operation]]
             trips = _elements(eqn, operation)
         for program in inner:

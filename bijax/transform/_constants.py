@@ -17,7 +17,8 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
 from bijax.transform import _fences
-from bijax.transform._tables import KEEP, MOVES, RECURSE
+from bijax.transform.rules._kept import MOVES
+from bijax.transform.rules.registry import is_program, names_of
 
 _FLUSHED: Final = {"bfloat16": 120, "float32": 120, "complex64": 120, "float64": 1000, "complex128": 1000}
 """Types whose subnormal numbers the instructions of a CPU take for zeros, and the spread that is safe."""
@@ -28,7 +29,7 @@ _OF_ARRAYS: Final = 50.0
 _OF_INTEGERS: Final = 64.0
 _MANTISSA: Final = 53
 
-_MOVES: Final = frozenset({"select_n", *(name for name, why in KEEP.items() if why == MOVES)})
+_MOVES: Final = frozenset({"select_n", *names_of(MOVES)})
 _UNCHANGED: Final = frozenset(["abs", "clamp", "copysign", "imag", "max", "min", "neg", "real", "sign"])
 _COMPARISONS: Final = frozenset(["eq", "ge", "gt", "is_finite", "le", "lt", "ne"])
 
@@ -119,7 +120,7 @@ def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool
         operands = [known(x) for x in eqn.invars]
         results: list[Known] = [None] * len(eqn.outvars)
         if any(x is not None for x in operands) and is_meant(eqn):
-            if eqn.primitive.name in RECURSE:
+            if is_program(eqn.primitive.name):
                 places, used, results = _call(eqn, operands)
                 found.used.update(*(x.arguments for x in (operands[i] for i in used) if x is not None))
                 hide(number, places)

@@ -19,8 +19,10 @@ from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._callbacks import GUARDED, RAISING
 from bijax.transform._entered import why_not
 from bijax.transform._state import of_equation
-from bijax.transform._tables import ORDER_FREE, OWN_CONTRACT, PLATFORMS, Kind, Verdict, table_name, verdict
-from bijax.transform._uses import uses
+from bijax.transform.rules._kept import ORDER_FREE, OWN_CONTRACT
+from bijax.transform.rules.names import rule_name
+from bijax.transform.rules.registry import PLATFORMS, Kind, Verdict, verdict
+from bijax.transform.rules.uses import uses
 from pallas_kernels.errors import UnsupportedError
 
 _BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT)
@@ -166,7 +168,7 @@ def _decide(equation: Equation, platform: str) -> tuple[Decision, str, bool]:
         return "invariant", "code of a kernel of bijax", False
     request = of_equation(equation.metadata)
     dtypes = tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
-    name = table_name(equation.name, equation.parameters, equation.operands)
+    name = rule_name(equation.name, equation.parameters, equation.operands)
     found = verdict(name, dtypes, platform, request.allowed)
     if found.allowed:
         return "believed", found.evidence, True

@@ -17,8 +17,9 @@ from bijax.core.contracts import recording
 from bijax.core.primitive import KERNELS
 from bijax.transform import _kernel_table
 from bijax.transform._kernel_table import Row
-from bijax.transform._refused import CUDNN_ATTENTION
-from bijax.transform._tables import CHOOSING, ORDERED, RACING
+from bijax.transform.rules._elementwise import CHOOSING
+from bijax.transform.rules._ordered import COLLECTIVES, ORDERED, PRODUCTS, RACING
+from bijax.transform.rules.names import CUDNN_ATTENTION
 from pallas_kernels import contract
 from pallas_kernels.ops.cumulative.portable import scan_axis
 from pallas_kernels.ops.softmax import portable as softmax
@@ -136,7 +137,7 @@ def test_every_operation_with_an_order_has_a_contract(table: list[Row]) -> None:
     shared = {"psum_invariant", "reduce_scatter", "scatter-sub", "scatter-mul", "reduce_prod", "cumprod"}
     shared |= {*CUDNN_ATTENTION}  # by the kernels of attention; JAX binds them only where cuDNN is installed
     reached = {name for row in table for name in row.primitives}
-    assert set(ORDERED) - exact - set(RACING) - shared <= reached
+    assert {*ORDERED, *COLLECTIVES, PRODUCTS} - exact - set(RACING) - shared <= reached
 
 
 def kernels(table: list[Row]) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import VECTORS
+from bijax.transform.rules._elementwise import VECTORS
 from tests.exhaustive import rarely
 
 ROWS = 16

@@ -1,7 +1,9 @@
-"""Why an operation of JAX is refused, and what to use in its place."""
+"""Rules for operations of JAX that are refused: why, and what to use instead."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
+
+from bijax.transform.rules.names import CUDNN_ATTENTION
+from bijax.transform.rules.registry import Kind, Rule, is_known, register
 
 _LIBRARY: Final = "a library computes it and chooses its algorithm by the shapes"
 _CUDNN: Final = "cuDNN computes it and chooses its kernel by the shapes"
@@ -21,11 +23,6 @@ def _each(reason: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), reason)
 
 
-CUDNN_ATTENTION: Final = tuple(
-    f"dot_product_attention_{way}{wrapper}" for way in ("fwd", "bwd") for wrapper in ("", "_wrapper")
-)
-"""The primitives of cuDNN's attention that are replaced, but for the variants below."""
-
 _CUDNN_VARIANTS: Final = {
     "with dropout": f"{_CUDNN}, and its random numbers follow the place in the batch; put the dropout behind"
     " attention (dropout_rate=0)",
@@ -35,27 +32,6 @@ _CUDNN_VARIANTS: Final = {
     "of packed sequences": f"{_CUDNN}; use bijax.dot_product_attention with cu_query_seq_lengths",
 }
 
-
-def cudnn_variant(parameters: Mapping[str, Any], operands: Sequence[Any]) -> str:
-    """Returns in which way a call of cuDNN's attention is one that is not replaced; nothing if it is replaced.
-
-    Args:
-        parameters: Those of the primitive.
-        operands: Abstract values of its operands.
-    """
-    if parameters.get("dropout_rate"):
-        return "with dropout"
-    if any(parameters.get(name) is not None for name in ("score_mod", "score_mod_jaxpr")):
-        return "with a score_mod"
-    if getattr(parameters.get("mask_type"), "name", "") == "ALIBI":
-        return "with ALiBi"
-    if len(operands) > _OFFSETS and len(operands[_OFFSETS].shape) == 2:
-        return "of packed sequences"
-    return ""
-
-
-_OFFSETS: Final = 6
-"""Index of the offsets of packed sequences among the operands."""
 
 HOLDING: Final = frozenset({"call_exported", "custom_partitioning", "select_and_scatter"})
 """Those that hold programs, which would be plain JAX if they were let pass."""
@@ -86,3 +62,14 @@ REFUSED: Final = {
     **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
 }
 """Reasons by the name of the primitive. Of any other that is in no table, nothing is known."""
+
+for _name, _reason in REFUSED.items():
+    register([_name], Rule(Kind.REFUSE, _reason, permitted=Kind.ENTER))
+
+
+def may_be_allowed(name: str) -> bool:
+    """Returns whether it can be right to let a primitive pass that was refused.
+
+    What is made invariant for other operands would then follow the batch, and so would all of a program that is held.
+    """
+    return name not in HOLDING and (name in REFUSED or not is_known(name))

@@ -13,7 +13,21 @@ from jax import lax
 
 from bijax.core.tag import kernel_code
 from bijax.transform._state import Request, tagged
-from bijax.transform._tables import IN_REGIONS
+
+IN_REGIONS: Final = {
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul"), ("update_jaxpr",)),
+    **dict.fromkeys(("scatter-sub", "scatter_apply"), ("update_jaxpr",)),
+    **dict.fromkeys(("reduce", "reduce_window"), ("jaxpr",)),
+    "select_and_scatter": ("select_jaxpr", "scatter_jaxpr"),
+}
+"""Parameters that hold programs which are lowered into a region of one instruction."""
+
+TAKEN_OUT: Final = {
+    "scatter_apply": "its function is taken out of XLA's scatter: gathered, applied as often as indices meet, written",
+    "reduce": "its function is taken out of XLA's reduction, and applied by a fixed tree of neighbours",
+    "reduce_window": "its function is taken out of XLA's reduction, and applied upwards in each window",
+}
+"""Operations that carry a program of the user's, which becomes a part of the program around, and the evidence."""
 
 _CONSTANTS: Final = {"scatter_apply": "update_consts", "reduce_window": "consts"}
 _UNUSED: Final = frozenset({"computation", "update_consts", "consts"})
@@ -25,7 +39,7 @@ def without_region(
     """Returns a replacement that is given the program of a primitive as a function, and its other parameters.
 
     Args:
-        name: Name of the operation, one of `_tables.TAKEN_OUT`.
+        name: Name of the operation, one of `TAKEN_OUT`.
         function: The replacement; it takes the keyword argument `program`, a function of scalars.
         parameters: Parameters of the primitive.
         request: Under which the program's operations are lowered, unless they carry tags of their own.
@@ -42,6 +56,11 @@ def without_region(
         return function(*operands, program=program, **others)
 
     return run, {k: v for k, v in parameters.items() if k != key and k not in _UNUSED}
+
+
+def without_programs(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a primitive whose name says what its program does, without the program."""
+    return {k: v for k, v in parameters.items() if k not in IN_REGIONS.get(name, ())}
 
 
 def with_plain_region(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
