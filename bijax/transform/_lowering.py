@@ -26,14 +26,12 @@ from bijax.transform._constants import with_hidden_constants
 from bijax.transform._in_place import IN_PLACE, with_update_before
 from bijax.transform._jax_private import Context, Rule
 from bijax.transform._results import ARRANGEMENT, with_arrangements
-from bijax.transform._row_layout import run_row_program
-from bijax.transform._row_products import PRODUCT
-from bijax.transform._row_programs import ROW_PROGRAM, with_row_programs
 from bijax.transform._scaled import with_product
 from bijax.transform._settled import SETTLED, settled, with_settled_reshapes
 from bijax.transform._state import INVARIANT, OFF, current, of_equation, requested
 from bijax.transform._whole_values import with_whole_values
 from bijax.transform.errors import NotInvariantError
+from bijax.transform.fusion import PRODUCT, ROW_PROGRAM, run_row_program, with_row_programs
 from bijax.transform.rules._elementwise import ELEMENTWISE, hold
 from bijax.transform.rules._kept import COUNTER, ORDER_FREE
 from bijax.transform.rules._refused import may_be_allowed
@@ -61,7 +59,7 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     if request.enabled:
         _compiled.note(ctx.module)
     if tuple(ctx.platforms) == ("cuda",) and getattr(ctx.axis_context, "num_devices", 0) in (None, 1):
-        jaxpr = with_row_programs(jaxpr, functools.partial(_may_join, request.enabled))
+        jaxpr = with_row_programs(jaxpr, _may_join)
     is_meant = functools.partial(_is_invariant, request.enabled)
     if is_partitioned(ctx):
         jaxpr = with_whole_values(jaxpr, is_meant, refused(ctx))
@@ -88,9 +86,10 @@ def _is_invariant(enabled: bool, eqn: Any) -> bool:
     return bool(tag == INVARIANT or (tag is None and enabled))
 
 
-def _may_join(enabled: bool, eqn: Any) -> bool:
+def _may_join(eqn: Any) -> bool:
     """Returns whether an equation may become part of a row program."""
-    if not _is_invariant(enabled, eqn) or eqn.effects or eqn.ctx.compute_type is not None:
+    request = of_equation(eqn.ctx.xla_metadata)
+    if not (request.enabled and request.fuse_rows) or eqn.effects or eqn.ctx.compute_type is not None:
         return False
     return not any(is_explicit(v.aval) for v in (*eqn.invars, *eqn.outvars))
 

@@ -28,6 +28,9 @@ PLAIN: Final = "plain"
 ALLOWED: Final = "bijax_allowed"
 """Attribute that lists the primitives which the caller lets pass."""
 
+APART: Final = "bijax_apart"
+"""Attribute of an equation that is not to become part of a row program."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -36,10 +39,12 @@ class Request:
     Attributes:
         enabled: Whether to make the program invariant.
         allowed: Names of primitives that may stay although they are not known to be invariant.
+        fuse_rows: Whether operations on rows may become row programs (`bijax.transform.fusion`).
     """
 
     enabled: bool = False
     allowed: tuple[str, ...] = ()
+    fuse_rows: bool = True
 
 
 OFF: Final = Request()
@@ -60,14 +65,14 @@ def tagged(request: Request) -> contextlib.AbstractContextManager[None]:
     """Tags the equations that are traced inside, in this thread, with a request."""
     tag = INVARIANT if request.enabled else PLAIN
     manager: contextlib.AbstractContextManager[None] = set_xla_metadata(
-        **{TAG: tag, ALLOWED: " ".join(request.allowed) or None}
+        **{TAG: tag, ALLOWED: " ".join(request.allowed) or None, APART: None if request.fuse_rows else "true"}
     )
     return manager
 
 
 def untagged() -> contextlib.AbstractContextManager[None]:
     """Leaves the equations that are traced inside, in this thread, without a tag."""
-    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(**{TAG: None, ALLOWED: None})
+    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(**{TAG: None, ALLOWED: None, APART: None})
     return manager
 
 
@@ -174,4 +179,5 @@ def of_equation(metadata: dict[str, str] | None) -> Request:
         return current()
     if tag in (KERNEL, PLAIN):
         return OFF
-    return Request(True, tuple((metadata or {}).get(ALLOWED, "").split()))
+    found = metadata or {}
+    return Request(True, tuple(found.get(ALLOWED, "").split()), APART not in found)

@@ -18,7 +18,7 @@ from bijax.transform._audit_report import Audit, Decision, Operation
 from bijax.transform._audit_walk import Equation, equations
 from bijax.transform._callbacks import GUARDED, RAISING
 from bijax.transform._entered import why_not
-from bijax.transform._state import of_equation
+from bijax.transform._state import Request, of_equation
 from bijax.transform.rules._kept import ORDER_FREE, OWN_CONTRACT
 from bijax.transform.rules.names import rule_name
 from bijax.transform.rules.registry import PLATFORMS, Kind, Verdict, verdict
@@ -77,7 +77,7 @@ def audit(
     compiled, platform = flag("bijax.audit", "compiled", compiled), platform_of("bijax.audit", platform)
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         found = looked_at(fn, args, kwargs, platform, strict=False)
-        operations = _operations([operation for operation, _ in found])
+        operations = _operations([operation for operation, *_ in found])
         report = None
         if compiled and not any(o.verdict == "refused" for o in operations):
             here = platform == _present()
@@ -88,8 +88,8 @@ def audit(
 
 def looked_at(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, *, strict: bool
-) -> Iterator[tuple[Operation, tuple[str, ...]]]:
-    """Yields every operation of a program, and what `uses` says of it.
+) -> Iterator[tuple[Operation, tuple[str, ...], Request]]:
+    """Yields every operation of a program, what `uses` says of it, and the request under which it is.
 
     Args:
         fn: As for `audit`, as all that follows.
@@ -112,7 +112,7 @@ def looked_at(
             with contextlib.nullcontext() if strict else contextlib.suppress(UnsupportedError):
                 terms = _uses(equation, platform, known)
         ids = tuple(sorted({term.partition(" ")[0] for term in terms}))
-        yield dataclasses.replace(operation, contracts=ids), terms
+        yield dataclasses.replace(operation, contracts=ids), terms, of_equation(equation.metadata)
 
 
 def _uses(equation: Equation, platform: str, known: dict[Any, tuple[str, ...]]) -> tuple[str, ...]:

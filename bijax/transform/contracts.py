@@ -11,6 +11,7 @@ from typing import Any
 from bijax.core.architecture import cuda_architecture, lowering_for
 from bijax.core.checks import check_callable
 from bijax.transform.audit import looked_at, platform_of
+from bijax.transform.fusion import has_row_programs
 from pallas_kernels.contract import XLA_FUNCTIONS, LapackContract
 
 
@@ -28,6 +29,8 @@ class Manifest:
         platform: "cpu" or "cuda".
         architecture: That of the GPU, such as "sm_90", or of the processor.
         fingerprint: 32 hexadecimal digits.
+        row_programs: Whether operations on rows may be computed by one kernel (Hopper GPUs; `fuse_rows` of
+            `bijax.invariant`). It is a schedule, so it is no part of the fingerprint.
     """
 
     ids: tuple[str, ...]
@@ -37,6 +40,7 @@ class Manifest:
     platform: str
     architecture: str
     fingerprint: str
+    row_programs: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything as values that `json.dumps` takes."""
@@ -45,7 +49,9 @@ class Manifest:
     def __str__(self) -> str:
         named = {"believed": self.believed, "allowed by the caller": self.allowed}
         outside = [f"{title}: {', '.join(names)}" for title, names in named.items() if names]
-        return "\n".join([f"{self.fingerprint} on {self.platform} {self.architecture}", *self.ids, *outside])
+        schedules = ["row programs (no part of the fingerprint)"] if self.row_programs else []
+        head = f"{self.fingerprint} on {self.platform} {self.architecture}"
+        return "\n".join([head, *self.ids, *outside, *schedules])
 
 
 def contracts(
@@ -98,7 +104,7 @@ def contracts(
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         here = cuda_architecture() if platform == "cuda" else machine.machine()
         found = list(looked_at(fn, args, kwargs, platform, strict=True))
-    for operation, _ in found:
+    for operation, *_ in found:
         if operation.verdict in ("variant", "refused"):
             raise ValueError(
                 "bijax.contracts: expected a program whose operations are all invariant, got"
@@ -106,10 +112,10 @@ def contracts(
                 f" {operation.evidence}. Make the program invariant with bijax.invariant; bijax.audit lists all such"
                 " operations."
             )
-    terms = sorted({term for _, some in found for term in some})
+    terms = sorted({term for _, some, _ in found for term in some})
     ids = sorted({term.partition(" ")[0] for term in terms})
-    believed = sorted({operation.primitive for operation, _ in found if operation.unknown})
-    allowed = sorted({operation.primitive for operation, _ in found if operation.allowed})
+    believed = sorted({operation.primitive for operation, *_ in found if operation.unknown})
+    allowed = sorted({operation.primitive for operation, *_ in found if operation.allowed})
     libraries = [
         f"{name} {importlib.metadata.version(name)}"
         for contract, name in ((XLA_FUNCTIONS, "jaxlib"), (LapackContract(), "scipy"))
@@ -117,4 +123,6 @@ def contracts(
     ]
     text = "\n".join([platform, here, *libraries, *terms, *believed, *(f"allowed {name}" for name in allowed)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return Manifest(tuple(ids), tuple(terms), tuple(believed), tuple(allowed), platform, here, digest)
+    fused = [request.fuse_rows for _, _, request in found if request.enabled]
+    row_programs = platform == "cuda" and has_row_programs(here) and any(fused)
+    return Manifest(tuple(ids), tuple(terms), tuple(believed), tuple(allowed), platform, here, digest, row_programs)

@@ -1,4 +1,4 @@
-"""Row programs in the place of the equations that they stand for, on a Hopper GPU; see `_row_regions`."""
+"""Row programs in the place of the equations that they stand for, on a Hopper GPU; see `_regions`."""
 
 import itertools
 import math
@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive, Var
 
-from bijax.core.architecture import HOPPER, cuda_architecture
+from bijax.core.architecture import HOPPER, cuda_architecture, cuda_device
 from bijax.lax.product_of_parts import ProductOfParts
-from bijax.transform._row_equations import INLINED, in_order, inlined, needed
-from bijax.transform._row_kinds import Labels, Region, is_variable
-from bijax.transform._row_layout import Layout
-from bijax.transform._row_products import PRODUCT, products_of
-from bijax.transform._row_regions import Program
-from bijax.transform._row_steps import late, used
+from bijax.transform.fusion._equations import INLINED, in_order, inlined, needed
+from bijax.transform.fusion._kinds import Labels, Region, is_variable
+from bijax.transform.fusion._layout import Layout
+from bijax.transform.fusion._probe import check_functions
+from bijax.transform.fusion._products import PRODUCT, products_of
+from bijax.transform.fusion._regions import Program
+from bijax.transform.fusion._steps import late, used
 from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, RowProgram, Step
 
 Equation = Any
@@ -44,6 +45,11 @@ _ROUNDED: Final = frozenset({"add", "sub", "mul", "div", "exp", "sum"})
 _SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient"})
 
 
+def has_row_programs(architecture: str) -> bool:
+    """Returns whether there are kernels for row programs on an architecture."""
+    return architecture == HOPPER
+
+
 def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
     """Returns a program in which row programs stand for the equations of regions; the same one if there are none.
 
@@ -56,7 +62,7 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
     equations = inlined(jaxpr.eqns)
     if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in equations):
         return jaxpr
-    if cuda_architecture() != HOPPER:
+    if not has_row_programs(cuda_architecture()):
         return jaxpr
     equations = needed(equations, jaxpr.outvars)
     program = Program(equations, jaxpr.outvars, [wanted(e) for e in equations])
@@ -73,6 +79,8 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
         gone |= region.equations - kept | {*new}
     if not replaced:
         return jaxpr
+    if (device := cuda_device()) is not None:  # a program that is only lowered runs elsewhere
+        check_functions(device)
     left = [(i, e) for i, e in enumerate(equations) if i not in gone]
     return jaxpr.replace(eqns=in_order([*left, *replaced.items()]))
 

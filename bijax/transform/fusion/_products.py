@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from bijax.dispatch.matmul import Product, parts_of
 from bijax.dispatch.precision import precision_name
 from bijax.lax.product_of_parts import ProductOfParts
-from bijax.transform._row_regions import Program
+from bijax.transform.fusion._regions import Program
 from pallas_kernels.contract import PartsChunkContract
 
 Equation = Any

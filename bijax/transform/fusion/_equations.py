@@ -7,8 +7,8 @@ from typing import Any, Final
 from jax.extend.core import DropVar, Var
 
 from bijax.core.tag import TAG
-from bijax.transform._row_kinds import is_variable
-from bijax.transform._row_regions import MASKING, NAMES
+from bijax.transform.fusion._kinds import is_variable
+from bijax.transform.fusion._regions import MASKING, NAMES
 
 Equation = Any
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from bijax.core.contracts import run
 from bijax.core.on_first_use import on_first_use
-from bijax.transform._row_kinds import Labels
+from bijax.transform.fusion._kinds import Labels
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.row_program.program import Order, RowProgram
 

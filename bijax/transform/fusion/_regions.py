@@ -15,8 +15,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from bijax.transform._row_kinds import FLOATS, TESTS, VECTOR, Kind, Region, arranged, is_variable, transposed, types_fit
-from bijax.transform._row_ones import reads_one, writes_one
+from bijax.transform.fusion._kinds import (
+    FLOATS,
+    TESTS,
+    VECTOR,
+    Kind,
+    Region,
+    arranged,
+    is_variable,
+    transposed,
+    types_fit,
+)
+from bijax.transform.fusion._ones import reads_one, writes_one
 
 Equation = Any
 
