@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from bijax.core.contracts import without_recording
-from bijax.core.lowered_forms import is_own, lower_once
+from bijax.core.lowering_cache.lowered_forms import is_own, lower_once
 from bijax.core.partitioning import is_partitioned, mark
 from bijax.core.tag import kernel_code
 from pallas_kernels.errors import UnsupportedError

@@ -1,6 +1,7 @@
 """Everything of JAX that is not public and that the transform needs, with the reason for each.
 
-`bijax.core._jax_private` has what the lowered forms of kernels need.
+`bijax.core.lowering_cache._jax_private` has what the caches of lowered kernels need, and `bijax.core._jax_private` what
+programs for several devices do.
 
 - `mlir.jaxpr_subcomp` lowers the equations of a program, one after the other, by the rules of global tables. JAX has no
   public way to lower one program by other rules than the next (`LoweringParameters.override_lowering_rules` holds for a
@@ -28,7 +29,8 @@ from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from bijax.core._jax_private import missing
+from bijax.core import _jax_private as _of_devices
+from bijax.core.lowering_cache import _jax_private as _of_caches
 from pallas_kernels.errors import UnsupportedError
 
 SUPPORTED: Final = ">=0.11.2,<0.12.1"
@@ -76,7 +78,7 @@ def check() -> None:
     for name in ("current", "user_frames"):
         if not callable(getattr(source_info_util, name, None)):
             wrong.append(f"there is no source_info_util.{name}")
-    wrong += missing()
+    wrong += _of_devices.missing() + _of_caches.missing()
     if wrong:
         raise UnsupportedError(
             f"bijax.invariant: expected JAX {SUPPORTED}, got {jax.__version__}, which lowers programs in another way:"

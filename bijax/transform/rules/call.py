@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.extend.mlir import lower_with_sharding_in_types
 
-from bijax.core.lowered_forms import lower_once
+from bijax.core.lowering_cache.lowered_forms import lower_once
 from bijax.core.tag import kernel_code
 from bijax.lax.dot_general import Arrangement
 from bijax.transform._jax_private import Context, Rule

@@ -21,8 +21,8 @@ import jax
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.core import _jax_private
 from bijax.core.architecture import cuda_device
+from bijax.core.lowering_cache import _jax_private
 from bijax.core.tag import kernel_code
 from pallas_kernels.parts.xla.own_settings import own_settings
 
