@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from bijax.demo.arguments import Arguments, add_demo_parser
 from bijax.demo.errors import DemoError
 from bijax.determinism.command import DeterminismError, add_determinism_parser, run_determinism
+from bijax.inspect.audit_command import AuditError, add_audit_parser, run_audit
 from bijax.server.command import add_serve_parser, run_serve
 from bijax.server.errors import ServeError
-from bijax.transform._audit_command import AuditError, add_audit_parser, run_audit
 
 DISTRIBUTION = "batch-invariant-jax"
 DEMO_PACKAGES = ("flax", "gguf", "jinja2", "matplotlib", "rich", "safetensors", "tokenizers")
@@ -85,7 +85,7 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 def _kernels() -> int:
     # Here, because the calls that it lists are made when it is imported.
-    from bijax.transform._kernel_table import table
+    from bijax.inspect.kernel_table import table
 
     print(table().plain())
     return 0

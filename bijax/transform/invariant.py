@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from bijax.core.checks import check_callable, flag
-from bijax.transform._allowed import allowed_names
-from bijax.transform._boundary import Copies, fenced, write_back
-from bijax.transform._lowering import install
-from bijax.transform._state import Request, requested
+from bijax.transform.hook.allowed import allowed_names
+from bijax.transform.hook.boundary import Copies, fenced, write_back
+from bijax.transform.hook.lowering import install
+from bijax.transform.hook.state import Request, requested
 
 _STAGES = ("lower", "trace", "eval_shape")
 

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from bijax.core.checks import flag
-from bijax.transform._allowed import allowed_names
-from bijax.transform._lowering import install
-from bijax.transform._state import (
+from bijax.transform.hook.allowed import allowed_names
+from bijax.transform.hook.lowering import install
+from bijax.transform.hook.state import (
     OFF,
     Request,
     close_everywhere,

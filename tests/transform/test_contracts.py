@@ -15,8 +15,8 @@ import bijax
 from bijax.cli import main
 from bijax.core.contracts import recording
 from bijax.core.primitive import KERNELS
-from bijax.transform import _kernel_table
-from bijax.transform._kernel_table import Row
+from bijax.inspect import kernel_table
+from bijax.inspect.kernel_table import Row
 from bijax.transform.rules._elementwise import CHOOSING
 from bijax.transform.rules._ordered import COLLECTIVES, ORDERED, PRODUCTS, RACING
 from bijax.transform.rules.names import CUDNN_ATTENTION
@@ -37,7 +37,7 @@ def fingerprint(fn: Callable[..., Any], rows: int, dtype: str = "float32", **opt
 
 @pytest.fixture(scope="module")
 def table() -> list[Row]:
-    return list(_kernel_table.rows())
+    return list(kernel_table.rows())
 
 
 def test_the_ids_of_a_program() -> None:
@@ -195,8 +195,8 @@ def test_another_scan_contract_is_another_order() -> None:
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    few = tuple(case for case in _kernel_table.CASES if case.operation == "gated_matmul")
-    monkeypatch.setattr(_kernel_table, "CASES", few)
+    few = tuple(case for case in kernel_table.CASES if case.operation == "gated_matmul")
+    monkeypatch.setattr(kernel_table, "CASES", few)
     assert main(["kernels"]) == 0
     printed = capsys.readouterr().out
     assert "elementwise/v1/f32-ptx, matmul/v1/f32-wgmma16-chain" in printed

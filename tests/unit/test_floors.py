@@ -24,6 +24,8 @@ FLOORS = (
     ("bijax.ops", 2.75),
     ("bijax.hlo", 2.75),
     ("bijax.transform", 3),
+    ("bijax.sampling", 3),
+    ("bijax.inspect", 3.25),
     ("bijax.parallel", 3),
     ("flax_layers", 4),
     ("bijax.serving", 5),
@@ -33,7 +35,7 @@ FLOORS = (
     ("bijax.cli", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),
-    ("bijax", 3),
+    ("bijax", 3.5),
 )
 BACKENDS = {"portable", "cpu", "hopper", "triton"}
 

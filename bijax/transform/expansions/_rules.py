@@ -9,11 +9,11 @@ import jax
 
 from bijax.core.contracts import Use
 from bijax.core.tag import kernel_code
-from bijax.transform._audit_walk import Equation, equations
-from bijax.transform._state import of_equation, tagged
 from bijax.transform.expansions import _lapack
 from bijax.transform.expansions._stacks import one_by_one, over_stack
+from bijax.transform.hook.state import of_equation, tagged
 from bijax.transform.rules.call import Call, traced
+from bijax.transform.rules.equations import Equation, equations
 from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_complex, is_real, register
 from bijax.transform.rules.uses import dtypes_of, kernels_of
 from pallas_kernels.contract import LapackContract

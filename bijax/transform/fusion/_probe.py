@@ -10,7 +10,7 @@ from jax import lax
 
 from bijax.core.on_first_use import on_first_use
 from bijax.core.tag import kernel_code
-from bijax.transform._state import OFF, Request, requested, tagged
+from bijax.transform.hook.state import OFF, Request, requested, tagged
 from pallas_kernels.contract import row_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.row_program.program import RowProgram, Step

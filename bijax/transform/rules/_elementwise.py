@@ -11,13 +11,15 @@ import numpy as np
 from bijax.core.tag import kernel_code
 from bijax.lax.extremes import clamp, cummax, cummin, maximum, minimum
 from bijax.lax.flat import on_vectors
-from bijax.transform import _fences, _fences_gpu
-from bijax.transform._jax_private import Context
-from bijax.transform._jax_private import Rule as Stock
+from bijax.transform.cpu import fences
+from bijax.transform.gpu import fences as gpu_fences
+from bijax.transform.hook._jax_private import Context
+from bijax.transform.hook._jax_private import Rule as Stock
 from bijax.transform.rules._kept import EXACT, INTEGER, ORDER_FREE
 from bijax.transform.rules.call import Call, traced
 from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_real, register
 from bijax.transform.rules.uses import fixed
+from bijax.transform.rules.values import repeated
 from pallas_kernels.contract import XLA_FUNCTIONS
 
 HELD: Final = (
@@ -85,7 +87,7 @@ def hold(name: str, stock: Stock, ctx: Context, *operands: Any, **parameters: An
         return traced(_SPELT_OUT[name], ctx, operands, parameters)
     # A rule that traces a program of its own is fenced inside too, as the code of a kernel.
     with kernel_code():
-        return _fences_gpu.fenced(name, stock, ctx, operands, parameters)
+        return gpu_fences.fenced(name, stock, ctx, operands, parameters)
 
 
 def has_an_order(dtypes: Dtypes) -> bool:
@@ -99,15 +101,15 @@ def _held(call: Call) -> Sequence[Any]:
 
 def _product(call: Call) -> Sequence[Any]:
     (product,) = call.stock(call.ctx, *call.operands, **call.parameters)
-    return [_fences.fence_product(product)]
+    return [fences.fence_product(product)]
 
 
 def _quotient(call: Call) -> Sequence[Any]:
     (out,) = call.ctx.avals_out
-    numerator, denominator = (_fences.repeated(x, out.shape) for x in call.operands)
-    hidden = _fences.hide(denominator)
+    numerator, denominator = (repeated(x, out.shape) for x in call.operands)
+    hidden = fences.hide(denominator)
     (quotient,) = call.stock(call.ctx.replace(avals_in=[out, out]), numerator, hidden, **call.parameters)
-    return [_fences.hide(quotient)]
+    return [fences.hide(quotient)]
 
 
 def _one_minus_square(call: Call) -> Sequence[Any]:
@@ -125,7 +127,7 @@ def _vectors(call: Call) -> Sequence[Any]:
 
 
 def _narrowed(call: Call) -> Sequence[Any]:
-    return call.stock(call.ctx, _fences.without_subnormal_numbers(call.operands[0]), **call.parameters)
+    return call.stock(call.ctx, fences.without_subnormal_numbers(call.operands[0]), **call.parameters)
 
 
 def _log2(x: jax.Array, **_: Any) -> jax.Array:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from bijax.transform import _fences
+from bijax.transform.cpu import fences
 from bijax.transform.rules.call import Call
 from bijax.transform.rules.registry import Dtypes, Kind, Rule, is_complex, register
 from pallas_kernels.parts.xla.join import of_matrices, would_be_nested
@@ -62,13 +62,13 @@ def _has_subnormal_zeros(dtypes: Dtypes) -> bool:
 
 
 def _compared(call: Call) -> Sequence[Any]:
-    return call.stock(call.ctx, *map(_fences.without_subnormal_numbers, call.operands), **call.parameters)
+    return call.stock(call.ctx, *map(fences.without_subnormal_numbers, call.operands), **call.parameters)
 
 
 def _apart(call: Call) -> Sequence[Any]:
     moved = call.as_it_is()
     is_single = all(n == 1 for n in call.parameters["slice_sizes"])
-    return _fences.alone(moved) if is_single else moved
+    return fences.alone(moved) if is_single else moved
 
 
 def _as_matrices(call: Call) -> Sequence[Any]:

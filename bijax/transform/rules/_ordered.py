@@ -26,13 +26,13 @@ from bijax.lax.windows import (
 )
 from bijax.ops._cudnn_attention import cudnn_attention, cudnn_attention_gradients
 from bijax.parallel._collectives import psum, reduce_scatter
-from bijax.transform._operands import look_through_transposes
-from bijax.transform._results import ARRANGEMENT
 from bijax.transform.rules._elementwise import has_an_order
 from bijax.transform.rules._kept import INTEGER, ORDER_FREE
 from bijax.transform.rules.call import Call, traced
+from bijax.transform.rules.operands import look_through_transposes
 from bijax.transform.rules.regions import TAKEN_OUT, without_programs, without_region
 from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_in_floats, is_real, register
+from bijax.transform.rules.results import ARRANGEMENT
 from bijax.transform.rules.uses import by_tracing, fixed
 from pallas_kernels.contract import FoldContract, PairContract
 

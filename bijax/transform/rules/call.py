@@ -12,8 +12,8 @@ from jax.extend.mlir import lower_with_sharding_in_types
 from bijax.core.lowering_cache.lowered_forms import lower_once
 from bijax.core.tag import kernel_code
 from bijax.lax.dot_general import Arrangement
-from bijax.transform._jax_private import Context, Rule
-from bijax.transform._state import Request
+from bijax.transform.hook._jax_private import Context, Rule
+from bijax.transform.hook.state import Request
 from pallas_kernels.parts.xla.own_settings import of_width, without_mesh
 
 

@@ -12,7 +12,7 @@ import jax
 from jax import lax
 
 from bijax.core.tag import kernel_code
-from bijax.transform._state import Request, tagged
+from bijax.transform.hook.state import Request, tagged
 
 IN_REGIONS: Final = {
     **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul"), ("update_jaxpr",)),

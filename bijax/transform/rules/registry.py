@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from bijax.core.contracts import Use
 
 if TYPE_CHECKING:
-    from bijax.transform._audit_walk import Equation
     from bijax.transform.rules.call import Call
+    from bijax.transform.rules.equations import Equation
 
 Dtypes = tuple[Any, ...]
 

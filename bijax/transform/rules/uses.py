@@ -8,8 +8,8 @@ import jax
 from bijax.core.contracts import Use, recording
 from bijax.core.primitive import KERNELS
 from bijax.core.tag import KERNEL, TAG, kernel_code
-from bijax.transform._audit_walk import Equation, equations
-from bijax.transform._state import of_equation
+from bijax.transform.hook.state import of_equation
+from bijax.transform.rules.equations import Equation, equations
 from bijax.transform.rules.names import rule_name
 from bijax.transform.rules.registry import verdict
 from pallas_kernels.errors import UnsupportedError

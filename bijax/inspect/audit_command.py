@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bijax import hlo
-from bijax.transform._audit_report import Audit
-from bijax.transform.audit import audit
+from bijax.inspect.audit import audit
+from bijax.inspect.audit_report import Audit
 from bijax.transform.rules.registry import PLATFORMS
 
 DESCRIPTION = """\

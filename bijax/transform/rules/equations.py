@@ -9,8 +9,8 @@ from typing import Any
 
 from bijax.core.tag import TAG
 from bijax.hlo._frames import user_line
-from bijax.transform._callbacks import is_conditional
-from bijax.transform._entered import programs_of
+from bijax.transform.hook.callbacks import is_conditional
+from bijax.transform.hook.entered import programs_of
 from bijax.transform.rules.names import rule_name
 from bijax.transform.rules.regions import IN_REGIONS, TAKEN_OUT
 from bijax.transform.rules.registry import is_known, is_program

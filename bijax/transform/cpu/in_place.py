@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from jax.interpreters.mlir import ir
 
-from bijax.transform import _fences
+from bijax.transform.cpu import fences
 
 IN_PLACE: Final = {
     "dynamic_update_slice": 1,
@@ -38,7 +38,7 @@ def with_update_before(name: str, operands: Sequence[Any]) -> list[Any]:
     values = list(operands)
     place = IN_PLACE[name]
     if _may_read(values[place], values[0]):
-        values[place : place + 1] = _fences.alone([values[place]])
+        values[place : place + 1] = fences.alone([values[place]])
     return values
 
 

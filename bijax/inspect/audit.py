@@ -13,13 +13,13 @@ from bijax.core.architecture import lowering_for
 from bijax.core.checks import check_callable, flag
 from bijax.core.tag import KERNEL, TAG
 from bijax.hlo._trace import traced
-from bijax.transform._audit_flops import flops
-from bijax.transform._audit_report import Audit, Decision, Operation
-from bijax.transform._audit_walk import Equation, equations
-from bijax.transform._callbacks import GUARDED, RAISING
-from bijax.transform._entered import why_not
-from bijax.transform._state import Request, of_equation
+from bijax.inspect.audit_flops import flops
+from bijax.inspect.audit_report import Audit, Decision, Operation
+from bijax.transform.hook.callbacks import GUARDED, RAISING
+from bijax.transform.hook.entered import why_not
+from bijax.transform.hook.state import Request, of_equation
 from bijax.transform.rules._kept import ORDER_FREE, OWN_CONTRACT
+from bijax.transform.rules.equations import Equation, equations
 from bijax.transform.rules.names import rule_name
 from bijax.transform.rules.registry import PLATFORMS, Kind, Verdict, verdict
 from bijax.transform.rules.uses import uses

@@ -16,7 +16,7 @@ from jax.extend.core import Literal, Primitive, Var
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.transform import _fences
+from bijax.transform.cpu import fences
 from bijax.transform.rules._kept import MOVES
 from bijax.transform.rules.registry import is_program, names_of
 
@@ -257,7 +257,7 @@ def _spread_of(numbers: np.ndarray) -> float:
 
 
 def _hide(_: Any, constant: Any) -> Sequence[Any]:
-    return [_fences.hide_constant(constant)]
+    return [fences.hide_constant(constant)]
 
 
 def _hold(ctx: Any, constant: Any) -> Sequence[Any]:

@@ -13,7 +13,7 @@ programs for several devices do.
 - `mlir._uncacheable_primitives` says which rules must be given the operands themselves.
 - `mlir.lower_per_platform` chooses among rules in a program for several platforms.
 - `source_info_util` has the line of the user's program that an equation comes from.
-- `stages.Compiled.__call__` runs a program that was compiled before; see `_watch.py`. (It is public. That it can be
+- `stages.Compiled.__call__` runs a program that was compiled before; see `watch.py`. (It is public. That it can be
   preceded by a check is not.)
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bijax.core.architecture import cuda_architecture, lowering_for
 from bijax.core.checks import check_callable
-from bijax.transform.audit import looked_at, platform_of
+from bijax.inspect.audit import looked_at, platform_of
 from bijax.transform.fusion import has_row_programs
 from pallas_kernels.contract import XLA_FUNCTIONS, LapackContract
 

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-from bijax.transform import _compiled, _jax_private
+from bijax.transform.hook import _jax_private, compiled
 from bijax.transform.rules.registry import named
 
 
@@ -28,7 +28,7 @@ def allowed_names(allow: Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_known(names: tuple[str, ...]) -> None:
-    known = {_compiled.NAME} | named() | _jax_private.names_of_primitives()
+    known = {compiled.NAME} | named() | _jax_private.names_of_primitives()
     for name in names:
         if name not in known:
             near = " or ".join(map(repr, difflib.get_close_matches(name, sorted(known), n=2)))

@@ -16,8 +16,8 @@ from bijax.hlo._table import Rows
 from bijax.lax.scatter import scatter_add
 from bijax.ops.rotate_heads import rotate_and_store
 from bijax.sampling import sample
-from bijax.transform._audit_walk import equations
 from bijax.transform.invariant import invariant
+from bijax.transform.rules.equations import equations
 from bijax.transform.rules.uses import kernels_of
 
 TARGETS: Final[tuple[tuple[str, str], ...]] = (("cpu", ""), ("cuda", "sm_90"), ("cuda", "sm_80"))

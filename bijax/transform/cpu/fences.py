@@ -5,7 +5,6 @@ XLA and LLVM see through everything but a value that they cannot know, so a zero
 on each element and no pass over memory, since the fused loop stays one loop.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
+from bijax.transform.rules.values import positions, spread
 from pallas_kernels.parts.xla.opaque import emit_opaque_number, emit_opaque_zero
 
 Value = Any
@@ -34,7 +34,7 @@ def fence_product(product: Value) -> Value:
     element: Any = shaped.element_type
     integers = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(element.width))
     bits = hlo.bitcast_convert(integers, product)
-    zero = _repeated(_as_wide_as(bits, emit_opaque_zero()), integers)
+    zero = spread(_as_wide_as(bits, emit_opaque_zero()), integers)
     # Not an exclusive or: two of them, one after the other, would leave nothing hidden.
     return hlo.bitcast_convert(shaped, hlo.or_(bits, zero))
 
@@ -49,7 +49,7 @@ def hide_constant(constant: Value) -> Value:
         return hlo.complex(*(fence_product(part) for part in (hlo.real(constant), hlo.imag(constant))))
     if isinstance(shaped.element_type, ir.IntegerType):
         # Not a union, which of bits that are all ones would be constant still: a bool that is true.
-        return hlo.xor(constant, _repeated(_as_wide_as(constant, emit_opaque_zero()), shaped))
+        return hlo.xor(constant, spread(_as_wide_as(constant, emit_opaque_zero()), shaped))
     return fence_product(constant)
 
 
@@ -69,7 +69,7 @@ def without_subnormal_numbers(value: Value) -> Value:
     shaped = ir.RankedTensorType(value.type)
     scalar = ir.RankedTensorType.get([], shaped.element_type)
     one = hlo.constant(ir.DenseElementsAttr.get_splat(scalar, ir.FloatAttr.get(shaped.element_type, 1.0)))
-    return hlo.multiply(value, _repeated(fence_product(one), shaped))
+    return hlo.multiply(value, spread(fence_product(one), shaped))
 
 
 def _is_computed(value: Value) -> bool:
@@ -118,38 +118,11 @@ def hide(value: Value) -> Value:
     number, none = emit_opaque_number(), mlir.ir_constant(np.uint32(2**31 - 1))
     true = hlo.compare(number, none, hlo.ComparisonDirectionAttr.get("NE"))
     places = positions(shaped)
-    other = hlo.or_(places, _repeated(_as_wide_as(places, number), places.type))
-    return hlo.select(_repeated(true, mask), value, hlo.bitcast_convert(shaped, other))
-
-
-def positions(shaped: Any) -> Value:
-    """Returns the position of each element in an array, counted over all dimensions, as unsigned integers.
-
-    Args:
-        shaped: Type of an array of floating-point numbers; the integers are as wide as these.
-    """
-    element: Any = shaped.element_type
-    integers = ir.IntegerType.get_unsigned(element.width)
-    first = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
-    flat = hlo.iota(ir.RankedTensorType.get([math.prod(shaped.shape)], integers), first)
-    return hlo.reshape(ir.RankedTensorType.get(shaped.shape, integers), flat)
-
-
-def repeated(value: Value, shape: Sequence[int]) -> Value:
-    """Returns the value with the last dimensions of a shape, in which it may have the length 1, or none at all."""
-    held = ir.RankedTensorType(value.type)
-    if tuple(held.shape) == tuple(shape):
-        return value
-    return _repeated(value, ir.RankedTensorType.get(shape, held.element_type))
+    other = hlo.or_(places, spread(_as_wide_as(places, number), places.type))
+    return hlo.select(spread(true, mask), value, hlo.bitcast_convert(shaped, other))
 
 
 def _as_wide_as(integers: Value, number: Value) -> Value:
     """Returns a number as a scalar of the element type of an array of integers."""
     scalar = ir.RankedTensorType.get([], ir.RankedTensorType(integers.type).element_type)
     return number if number.type == scalar else hlo.convert(scalar, number)
-
-
-def _repeated(value: Value, shape: Any) -> Value:
-    rank = shape.rank
-    last = range(rank - ir.RankedTensorType(value.type).rank, rank)
-    return hlo.broadcast_in_dim(shape, value, ir.DenseI64ArrayAttr.get(list(last)))

@@ -21,17 +21,16 @@ from bijax.core.primitive import BEFORE_LOWERING, LOWERED_IN
 from bijax.core.tag import KERNEL, TAG
 from bijax.hlo._frames import user_line
 from bijax.lax.product_of_parts import product_of_parts
-from bijax.transform import _callbacks, _compiled, _entered, _jax_private
-from bijax.transform._constants import with_hidden_constants
-from bijax.transform._in_place import IN_PLACE, with_update_before
-from bijax.transform._jax_private import Context, Rule
-from bijax.transform._results import ARRANGEMENT, with_arrangements
-from bijax.transform._scaled import with_product
-from bijax.transform._settled import SETTLED, settled, with_settled_reshapes
-from bijax.transform._state import INVARIANT, OFF, current, of_equation, requested
-from bijax.transform._whole_values import with_whole_values
+from bijax.transform.cpu.constants import with_hidden_constants
+from bijax.transform.cpu.in_place import IN_PLACE, with_update_before
+from bijax.transform.cpu.scaled import with_product
+from bijax.transform.cpu.settled import SETTLED, settled, with_settled_reshapes
 from bijax.transform.errors import NotInvariantError
 from bijax.transform.fusion import PRODUCT, ROW_PROGRAM, run_row_program, with_row_programs
+from bijax.transform.hook import _jax_private, callbacks, compiled, entered
+from bijax.transform.hook._jax_private import Context, Rule
+from bijax.transform.hook.state import INVARIANT, OFF, current, of_equation, requested
+from bijax.transform.hook.whole_values import with_whole_values
 from bijax.transform.rules._elementwise import ELEMENTWISE, hold
 from bijax.transform.rules._kept import COUNTER, ORDER_FREE
 from bijax.transform.rules._refused import may_be_allowed
@@ -39,9 +38,10 @@ from bijax.transform.rules.call import Call, is_explicit, traced
 from bijax.transform.rules.names import rule_name
 from bijax.transform.rules.regions import with_plain_region
 from bijax.transform.rules.registry import PLATFORMS, Kind, is_known, is_program, rules_of, verdict
+from bijax.transform.rules.results import ARRANGEMENT, with_arrangements
 from pallas_kernels.errors import UnsupportedError
 
-_PACKAGE: Final = str(Path(__file__).parents[1])
+_PACKAGE: Final = str(Path(__file__).parents[2])
 
 
 def install() -> None:
@@ -50,14 +50,14 @@ def install() -> None:
     Raises:
         UnsupportedError: If this version of JAX is not supported.
     """
-    _jax_private.install(_entered.noting(_lower))
+    _jax_private.install(entered.noting(_lower))
 
 
 def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     """Lowers a program: what `_jax_private.install` puts in front of JAX's own function."""
     request = current()
     if request.enabled:
-        _compiled.note(ctx.module)
+        compiled.note(ctx.module)
     if tuple(ctx.platforms) == ("cuda",) and getattr(ctx.axis_context, "num_devices", 0) in (None, 1):
         jaxpr = with_row_programs(jaxpr, _may_join)
     is_meant = functools.partial(_is_invariant, request.enabled)
@@ -94,25 +94,12 @@ def _may_join(eqn: Any) -> bool:
     return not any(is_explicit(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
-def _row_program(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-    return traced(run_row_program, ctx, operands, parameters, multiple_results=True)
+def _stands_for(function: Callable[..., Any], ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    return traced(function, ctx, operands, parameters, multiple_results=function is run_row_program)
 
 
-mlir.register_lowering(ROW_PROGRAM, _row_program)
-
-
-def _product_of_parts(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-    return traced(product_of_parts, ctx, operands, parameters)
-
-
-mlir.register_lowering(PRODUCT, _product_of_parts)
-
-
-def _settled(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
-    return traced(settled, ctx, operands, parameters)
-
-
-mlir.register_lowering(SETTLED, _settled)
+for _primitive, _function in ((ROW_PROGRAM, run_row_program), (PRODUCT, product_of_parts), (SETTLED, settled)):
+    mlir.register_lowering(_primitive, functools.partial(_stands_for, _function))
 
 
 def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
@@ -190,7 +177,7 @@ def _with_program(primitive: Primitive, ctx: Context, *operands: Any, **paramete
         module = _jax_private.with_caches_of(request, module)
     inner = ctx.replace(module_context=module)
     # A program that was traced elsewhere has equations without the tag.
-    with _compiled.inside_of(request), _callbacks.branches(primitive.name, parameters):
+    with compiled.inside_of(request), callbacks.branches(primitive.name, parameters):
         if specific or default is None:
             return _jax_private.lower_per_platform(inner, primitive.name, specific, default, *operands, **parameters)
         lowered = default(inner, *operands, **parameters)
@@ -235,9 +222,9 @@ def _lower_made(make: Callable[..., Call], ctx: Context, *operands: Any, **param
 def _lower_call(call: Call) -> Sequence[Any]:
     """Lowers a call of a primitive by the rule that holds for it (`bijax.transform.rules`)."""
     found = verdict(call.name, call.dtypes, call.platform, call.request.allowed)
-    if call.name == _callbacks.RAISING and _callbacks.in_branch() and not found.allowed:
+    if call.name == callbacks.RAISING and callbacks.in_branch() and not found.allowed:
         line = _line() or _library_line()
-        guarded = _callbacks.only_raising(call.parameters, _describe(call.name, call.ctx), line)
+        guarded = callbacks.only_raising(call.parameters, _describe(call.name, call.ctx), line)
         return call.stock(call.ctx, *call.operands, **guarded)
     if found.kind is Kind.REFUSE:
         raise _refusal(call, found.evidence)
@@ -263,9 +250,9 @@ def _entering(call: Call, allowed: bool) -> Sequence[Any]:
     # A platform's own rule is there to call a library; that for all platforms is JAX code more often.
     rule = call.stock if allowed else call.general
     parameters = with_plain_region(call.name, call.parameters)
-    lowered, by_itself = _entered.enter(rule, call.request, call.ctx, call.operands, parameters)
+    lowered, by_itself = entered.enter(rule, call.request, call.ctx, call.operands, parameters)
     if by_itself and not allowed:
-        raise _refusal(call, _entered.why_not(by_itself))
+        raise _refusal(call, entered.why_not(by_itself))
     return lowered
 
 

@@ -17,7 +17,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.stages import Compiled
 
 from bijax.core.tag import KERNEL, TAG
-from bijax.transform._watch import Watch
+from bijax.transform.hook.watch import Watch
 
 INVARIANT: Final = "invariant"
 """Tag of an equation that is to be made invariant."""

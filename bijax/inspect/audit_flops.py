@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 
-from bijax.transform._audit_walk import Equation
 from bijax.transform.rules._elementwise import FENCED, VECTORS
+from bijax.transform.rules.equations import Equation
 
 _ELEMENTWISE: Final = {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
 _OTHERS: Final = ("reduce_precision", "reduce_window")  # the function of the latter counts by itself

@@ -1,7 +1,7 @@
 """Programs that were compiled before, called inside of an invariant function.
 
 Such a program is neither traced nor lowered again, so no rule meets it: it would run as it was compiled, and nothing
-would be said. The call itself is the only place where that can be seen (`_watch.py`).
+would be said. The call itself is the only place where that can be seen (`watch.py`).
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from jax.stages import Compiled
 from bijax import hlo
 from bijax.core.tag import TAG, in_kernel_code
 from bijax.hlo._frames import user_line
-from bijax.transform._state import BEFORE_CALLS, INVARIANT, Request, current, requested
 from bijax.transform.errors import NotInvariantError
+from bijax.transform.hook.state import BEFORE_CALLS, INVARIANT, Request, current, requested
 
 NAME: Final = "call_compiled"
 """The name under which `allow` lets such a call pass."""

@@ -16,9 +16,9 @@ import jax
 from jax.interpreters.mlir import ir
 
 from bijax.core.primitive import BEFORE_LOWERING
-from bijax.transform._compiled import inside_of
-from bijax.transform._jax_private import Context, Hook, Rule, with_caches_of
-from bijax.transform._state import Request, current, requested, untagged
+from bijax.transform.hook._jax_private import Context, Hook, Rule, with_caches_of
+from bijax.transform.hook.compiled import inside_of
+from bijax.transform.hook.state import Request, current, requested, untagged
 
 _HARMLESS: Final = frozenset(
     "stablehlo." + name

@@ -35,7 +35,7 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.transform._fences import positions, repeated
+from bijax.transform.rules.values import positions, repeated, spread
 
 Context = Any
 Value = Any
@@ -120,7 +120,7 @@ def _logistic(x: Value) -> Value:
     The denominator may be seen to be broadcast, since a product with 1 is exact, but not to be constant.
     """
     element: Any = ir.RankedTensorType(x.type).element_type
-    one = _repeated(mlir.ir_constant(np.ones((), f"float{element.width}")), x.type)
+    one = spread(mlir.ir_constant(np.ones((), f"float{element.width}")), x.type)
     power = _through_shift(hlo.exponential(_through_shift(hlo.negate(x), _own_shift("exp"))))
     return hlo.divide(one, _through_zero(_through_shift(hlo.add(one, power))))
 
@@ -144,11 +144,11 @@ def _through_shift(value: Value, places: int = 1) -> Value:
     if not isinstance(shaped.element_type, ir.F64Type):
         return _through(lambda bits: _absorbed(bits, places), value)
     always = _is_absorbed(hlo.bitcast_convert(_as_integers(shaped), value), places)
-    return hlo.select(always, value, _repeated(mlir.ir_constant(np.float64(0)), shaped))
+    return hlo.select(always, value, spread(mlir.ir_constant(np.float64(0)), shaped))
 
 
 def _absorbed(bits: Value, places: int = 1) -> Value:
-    by = _repeated(mlir.ir_constant(np.asarray(places, _unsigned(bits))), bits.type)
+    by = spread(mlir.ir_constant(np.asarray(places, _unsigned(bits))), bits.type)
     return hlo.or_(bits, hlo.and_(bits, hlo.shift_right_logical(bits, by)))
 
 
@@ -169,7 +169,7 @@ def _through_zero(value: Value) -> Value:
     """Returns the value by way of an exclusive or with a zero of which no compiler can tell."""
 
     def mask(bits: Value) -> Value:
-        return hlo.xor(bits, _repeated(_hidden(np.zeros((), _unsigned(bits))), bits.type))
+        return hlo.xor(bits, spread(_hidden(np.zeros((), _unsigned(bits))), bits.type))
 
     return _through(mask, value)
 
@@ -208,10 +208,6 @@ def _operands(value: Value, *names: str) -> list[Value]:
 
 def _hidden(constant: np.ndarray) -> Value:
     return hlo.OptimizationBarrierOp([mlir.ir_constant(constant)]).results[0]
-
-
-def _repeated(scalar: Value, shape: Any) -> Value:
-    return hlo.broadcast_in_dim(shape, scalar, ir.DenseI64ArrayAttr.get([]))
 
 
 def _computed(denominator: Value) -> Value:
