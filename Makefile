@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command that the target runs.
 
 VENV := .venv
-BENCHMARKS := $(wildcard benchmarks/bench_*.py)
+BENCHMARKS := $(basename $(notdir $(wildcard benchmarks/bench_*.py)))
 export PYTHON
 
 .PHONY: help demo serve test test-all lint format docs docs-links bench gallery lock clean
@@ -46,13 +46,13 @@ docs-links: ## ask every outside address that the documentation names
 	@sh scripts/setup.sh $(VENV) docs
 	$(VENV)/bin/python -m sphinx -b linkcheck -q docs build/docs-links
 
-bench: ## run the benchmarks (BENCHMARKS=benchmarks/bench_matmul.py for one)
+bench: ## run the benchmarks (BENCHMARKS=bench_matmul for one)
 	@sh scripts/setup.sh $(VENV) demo bench
-	@set -e; for file in $(BENCHMARKS); do echo "$$file"; $(VENV)/bin/python $$file $(ARGS); done
+	@set -e; for name in $(BENCHMARKS); do echo "$$name"; $(VENV)/bin/python -m benchmarks.$$name $(ARGS); done
 
 gallery: ## run other libraries' programs, and write their figures into the documentation
 	@sh scripts/setup.sh $(VENV) gallery
-	$(VENV)/bin/python benchmarks/gallery.py $(ARGS)
+	$(VENV)/bin/python -m benchmarks.gallery $(ARGS)
 
 lock: ## resolve the newest versions of all dependencies into constraints.txt
 	@python=$$(sh scripts/find_python.sh) && "$$python" scripts/lock.py

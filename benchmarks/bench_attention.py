@@ -1,14 +1,14 @@
 """Attention on a Hopper GPU, through the public functions: cuDNN's (`jax.nn`) and ours in the same run.
 
-    PYTHONPATH=. python benchmarks/bench_attention.py
+    python -m benchmarks.bench_attention
 
 Prefill is a whole batch of equal lengths, also "with gradients" (the forward and the backward pass), decode one query
 of each sequence against its cache, also from pages of 64 keys in any order and from a cache of int8. The ratio of a row
 with gradients is to cuDNN as JAX calls it, whose sums come in any order; `deterministic_us` is cuDNN's time with
 `xla_gpu_deterministic_ops`. `one_split_us` is the time of our own prefill where all keys are one split, as decode could
-not have them: what its splits cost prefill. Times are device times of all kernels of a call (CUPTI), medians of calls
-that take turns; calls walk through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s of
-the products that the mask leaves, or TB/s of keys and values.
+not have them: what its splits cost prefill. Times are device times of all kernels of a call (CUPTI), medians of
+alternating calls; calls cycle through sets of arguments that together do not fit into the L2 cache. `rate` is TFLOP/s
+of the products that the mask leaves, or TB/s of keys and values.
 """
 
 import argparse
@@ -17,17 +17,17 @@ import math
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import device_time_us
-from harness import RESULTS, cell, device_name, record, write
 
 import bijax
+from benchmarks.device_time import device_time_us
+from benchmarks.harness import add_json, cell, save
 from pallas_kernels.contract import SplitAttentionContract
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.ops.attention.hopper.launch import attention
 
 ROTATED_BYTES: Final = 150_000_000  # several times the L2 cache
@@ -110,7 +110,7 @@ KINDS: Final = {"prefill": PREFILL, "gradients": GRADIENTS, "decode": DECODE}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     parser.add_argument("--only", choices=[*KINDS], help="one part of the table")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
@@ -121,9 +121,7 @@ def main() -> None:
         pending = [{name: pool.submit(compiled, case, name) for name in programs(case)} for case in cases]
         ready = [{name: program.result() for name, program in row.items()} for row in pending]
     cells = [measure(case, row) for case, row in zip(cases, ready, strict=True)]
-    result = record("attention_bf16", cells)
-    path = write(result, arguments.json or RESULTS / f"attention_bf16_{device_name()}.json")
-    print(f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}")
+    save("attention_bf16", cells, arguments.json)
 
 
 def programs(case: Case) -> dict[str, Any]:
@@ -158,8 +156,8 @@ def one_split(case: Case) -> Callable[..., jax.Array]:
     limits = np.tile(np.array([[0, case.queries, case.keys]], np.int32), (case.batch, 1))
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        given = q, k, v, jnp.asarray(limits)
-        return attention(*given, contract=contract, scale=case.size**-0.5, causal=case.causal)[0]
+        options = AttentionOptions(case.size**-0.5, case.causal)
+        return attention(AttentionCall(q, k, v, jnp.asarray(limits), options), contract=contract)[0]
 
     return program
 

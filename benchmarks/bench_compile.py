@@ -1,9 +1,10 @@
 """How long SmolLM2-135M is lowered and compiled on a CPU: the whole model as one program, in a new process.
 
-    python benchmarks/bench_compile.py [--json FILE]
+    python -m benchmarks.bench_compile [--json FILE]
 
-Beside the time there is the processor time, which other work on the machine changes less. "again" is the same program a
-second time in the process, after `jax.clear_caches()`: then products are not compared with their reference again.
+`ratio` is plain JAX's wall time over ours, `processor_ratio` the same of the processor time, which other work on the
+machine changes less. "again" is the same program a second time in the process, after `jax.clear_caches()`: then
+products are not compared with their reference again.
 """
 
 import argparse
@@ -12,16 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from harness import record, show, write
 from rich.progress import track
 
 import bijax
+from benchmarks.harness import add_json, save, show
 from flax_layers import INVARIANT, PLAIN, Llama
 from flax_layers.checkpoint import load_checkpoint, smollm2_path
 
@@ -62,11 +62,11 @@ def once(name: str, cell: str) -> dict[str, dict[str, float]]:
 
 
 def measured() -> list[dict[str, Any]]:
-    """Returns a row for each model but the plain one, program and cache: the least of processes that take turns."""
+    """Returns a row for each model but the plain one, program and cache: the least of alternating processes."""
     found: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     runs = [(cell, name) for _ in range(PROCESSES) for cell in CELLS for name in MODELS]
     for cell, name in track(runs, description="processes"):
-        call = [sys.executable, __file__, "--once", name, cell]
+        call = [sys.executable, "-m", "benchmarks.bench_compile", "--once", name, cell]
         done = subprocess.run(call, capture_output=True, text=True, check=True)
         for cache, seconds in json.loads(done.stdout.splitlines()[-1]).items():
             found.setdefault((cell, name, cache), []).append(seconds)
@@ -77,25 +77,25 @@ def measured() -> list[dict[str, Any]]:
         ours, plain = (
             {key: min(s[key] for s in some) for key in some[0]} for some in (seconds, found[cell, "plain", cache])
         )
-        row = {"program": cell, "model": name, "cache": cache, **ours}
+        row = {"model": name, "case": cell, "cache": cache, **ours}
         row |= {f"plain_{key}": value for key, value in plain.items()}
-        row["ratio"] = round(plain["processor_s"] / ours["processor_s"], 2)
-        row["ratio_of_wall"] = round(plain["wall_s"] / ours["wall_s"], 2)
+        row["ratio"] = round(plain["wall_s"] / ours["wall_s"], 3)
+        row["processor_ratio"] = round(plain["processor_s"] / ours["processor_s"], 3)
         rows.append(row)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    add_json(parser)
     parser.add_argument("--once", nargs=2, metavar=("MODEL", "PROGRAM"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.once:
         print(json.dumps(once(*arguments.once)))
         return
-    result = record("compile", measured())
-    show(result)
-    print(f"written to {write(result, arguments.json)}")
+    rows = measured()
+    show("compile", rows)
+    save("compile", rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Decoding SmolLM2-135M in float32: bijax against the same model on plain JAX, in one run.
 
 A step computes one new token for each sequence: the blocks, the vocabulary projection, the log-probabilities and the
-greedy choice. `generate` runs it for every token; the two models take turns. The peak memory of each is read in a
+greedy choice. `generate` runs it for every token; the two models alternate. The peak memory of each is read in a
 process of its own (Linux). Needs the extra `demo` and the wheel that `make bench` installs.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import cell, interleaved_us, run
 
+from benchmarks.harness import cell, interleaved_us, run
 from flax_layers import INVARIANT, PLAIN, Llama, generate
 from flax_layers.checkpoint import load_checkpoint, smollm2_path
 from flax_layers.models._layered import LayeredModel
@@ -34,7 +34,7 @@ def step(model: Llama, batch: int) -> Any:
 
 def peak_mib(name: str, batch: int) -> float:
     """Returns the peak memory of generating 16 tokens, from a process that does nothing else."""
-    command = [sys.executable, __file__, "--peak", name, str(batch)]
+    command = [sys.executable, "-m", "benchmarks.bench_decode", "--peak", name, str(batch)]
     return float(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 

@@ -1,20 +1,19 @@
 """Chains of element-wise operations on a GPU: `bijax.invariant`, whose fences they pass, against plain XLA.
 
-python benchmarks/bench_elementwise_gpu.py
+python -m benchmarks.bench_elementwise_gpu
 """
 
 import argparse
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import RESULTS, cell, device_name, record, write
 
 import bijax
+from benchmarks.harness import add_json, cell, save
 
 KINDS: dict[str, list[Callable[[jax.Array, jax.Array], jax.Array]]] = {
     "arithmetic": [
@@ -50,7 +49,7 @@ def chain(kind: str, length: int) -> Callable[[jax.Array, jax.Array], jax.Array]
 
 def measure(kind: str, length: int, mebibytes: int, dtype: str) -> dict[str, Any]:
     """Returns device times and their ratio."""
-    from device_time import device_time_us  # needs the CUDA build of jax
+    from benchmarks.device_time import device_time_us  # needs the CUDA build of jax
 
     columns = 4096
     rows = mebibytes * 2**20 // columns // jnp.dtype(dtype).itemsize
@@ -69,7 +68,7 @@ def measure(kind: str, length: int, mebibytes: int, dtype: str) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Element-wise chains on a GPU.")
-    parser.add_argument("--json", type=Path)
+    add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(f"bench_elementwise_gpu needs a GPU, this process runs on {jax.default_backend()}: nothing measured")
@@ -81,9 +80,7 @@ def main() -> None:
                 cells += [measure(kind, length, mebibytes, dtype) for length in LENGTHS]
                 ratios = [c["ratio"] for c in cells[-len(LENGTHS) :]]
                 print(f"{kind:10s} {dtype:8s} {mebibytes:4d} MiB {ratios}", flush=True)
-    result = record("elementwise", cells)
-    path = write(result, arguments.json or RESULTS / f"elementwise_{device_name()}.json")
-    print(f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}")
+    save("elementwise", cells, arguments.json)
 
 
 if __name__ == "__main__":

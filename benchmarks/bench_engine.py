@@ -1,9 +1,9 @@
-"""Tokens a second of the engine, against the same engine with JAX's own operations, and a static batch beside it.
+"""Tokens a second of the engine, against the same engine with JAX's own operations, and against a static batch.
 
     python -m benchmarks.bench_engine --json FILE --plot FILE
 
-Requests of mixed lengths, half of them sampled, are served by both engines in turns, and once more without dispatching
-ahead. `ratio` is ours over plain: by the clock on the wall, best round of each, and by the processor time of the
+Requests of mixed lengths, half of them sampled, are served by both engines alternately, and once more without
+dispatching ahead. `ratio` is ours over plain: by the wall clock, best round of each, and by the processor time of the
 process, which other work on the machine disturbs less. Then a step of the largest batch, all sequences decoding:
 `step_ms` of the engine, `model_ms` of the model alone (blocks and logits of a static batch of that size), `overhead`,
 which is what the step takes longer, scheduling and sampling, and `plan_ms`, the host's planning; with `_cpu` by the
@@ -11,7 +11,6 @@ processor time.
 """
 
 import argparse
-import datetime
 import json
 import os
 import time
@@ -23,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness import commit, device_words
+from benchmarks.harness import add_json, device_words, save
 from bijax.serving import Engine, EngineOptions, SamplingParams
 from bijax.serving.batches import cut
 from bijax.serving.model import Model
@@ -53,7 +52,7 @@ def requests(number: int, vocab_size: int, longest: int) -> tuple[list[list[int]
 
 
 def serve(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> tuple[float, float, Any]:
-    """Returns tokens a second by the wall and by the processor, and all tokens."""
+    """Returns tokens a second of wall time and of processor time, and all tokens."""
     engine.flush_cache()
     start, used = time.perf_counter(), time.process_time()
     outputs = engine.generate(prompts, params)
@@ -119,7 +118,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=int, default=256, help="about the longest sequence")
-    parser.add_argument("--json", type=Path, default=None)
+    add_json(parser)
     parser.add_argument("--plot", type=Path, default=None)
     EngineOptions.add_flags(parser)
     parsed = parser.parse_args()
@@ -156,12 +155,6 @@ def main() -> None:
     best = {name: max(found) for name, found in wall.items()}
     most = {name: max(found) for name, found in cpu.items()}
     result = {
-        "benchmark": "engine",
-        "device": device_words(),
-        "jax": jax.__version__,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "load": round(os.getloadavg()[0], 1),
         "requests": parsed.requests,
         "longest": parsed.longest,
         "options": {n: v for n, v in vars(given).items() if v is not None},
@@ -173,8 +166,8 @@ def main() -> None:
         "largest_batch": largest_batch(engines["bijax"], prompts[0], 20),
     }
     print(json.dumps(result, indent=1))
-    if parsed.json is not None:
-        parsed.json.write_text(json.dumps(result, indent=1) + "\n")
+    if parsed.model is None or parsed.json is not None:
+        save("engine_smollm2", [result], parsed.json, load=round(os.getloadavg()[0], 1))
     if parsed.plot is not None:
         plot(result, parsed.plot)
 
@@ -192,7 +185,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     names = [name for name in ("model_ms", "step_ms", "plan_ms") if name in parts]
     right.barh([name.removesuffix("_ms") for name in names], [parts[name] for name in names])
     right.set(xlabel="ms", title="a step of the largest batch")
-    figure.suptitle(f"{result['device']}, jax {result['jax']}, {result['date']}")
+    figure.suptitle(f"{device_words()}, jax {jax.__version__}")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -1,30 +1,29 @@
 """The engine on a GPU: a Llama of the 1B shape with random weights, in bfloat16, 64 requests at once.
 
-    PYTHONPATH=. python benchmarks/bench_engine_gpu.py --layers 4 --json FILE
+    python -m benchmarks.bench_engine_gpu --layers 4 --json FILE
 
 The same requests are served by the engine, by the engine with JAX's own operations, and by a static batch: the jitted
 model alone, whose most probable tokens go into its next call, at the engine's mean length. `step` is the time of a step
-of 64 sequences by the clock on the wall, without the steps in which prompts are computed; `host` is the time that the
+of 64 sequences by the wall clock, without the steps in which prompts are computed; `host` is the time that the
 host works in it. Then the time to the first token of a prompt of 4160 tokens, 4096 of them in the prefix cache or not,
-the host's part of it, and `alone`: the jitted model with the 64 tokens behind the cached ones.
-All outputs are compared between the rounds before anything is timed.
+the host's part of it, and `alone`: the jitted model with the 64 tokens after the cached ones. `ratio` is the tokens a
+second of the engine over those of the engine with JAX's own operations, both greedy. All outputs are compared between
+the rounds before anything is timed.
 """
 
 import argparse
-import json
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_model_gpu import config
 from flax import nnx
-from harness import commit, device_words
 
+from benchmarks.bench_model_gpu import config
+from benchmarks.harness import add_json, save
 from bijax.serving import Engine, EngineOptions, SamplingParams
 from flax_layers import Llama, ServedLlama
 
@@ -101,7 +100,7 @@ def static_us(model: Llama, *, batch: int, tokens: int, start: int, calls: int =
     for _ in range(calls - 3):
         last, cache = program(state, last, cache)
     jax.block_until_ready(last)
-    return (time.perf_counter() - begin) / (calls - 3) * 1e6
+    return round((time.perf_counter() - begin) / (calls - 3) * 1e6, 1)
 
 
 def static_step_us(model: Llama) -> float:
@@ -185,14 +184,14 @@ def prefix_cell(model: Llama) -> dict[str, float]:
         "hit_ms": round(hit, 3),
         "hit_host_ms": round(min(host["hit"][1:]) * 1e3, 3),
         "alone_ms": round(static_us(model, batch=1, tokens=PAGE, start=CACHED) / 1e3, 3),
-        "ratio": round(miss / hit, 2),
+        "miss_over_hit": round(miss / hit, 2),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The engine on a GPU.")
     parser.add_argument("--layers", type=int, nargs="+", default=[4])
-    parser.add_argument("--json", type=Path, required=True)
+    add_json(parser)
     arguments = parser.parse_args()
     cells = []
     for layers in arguments.layers:
@@ -203,8 +202,9 @@ def main() -> None:
             start = time.perf_counter()
             cell[name] = measure(model)
             print(f"{layers} layers: {name} {cell[name]} ({time.perf_counter() - start:.1f} s)", flush=True)
-            head = {"benchmark": "engine", "device": device_words(), "jax": jax.__version__, "commit": commit()}
-            arguments.json.write_text(json.dumps({**head, "cells": cells}, indent=1) + "\n")
+        rates = [cell["engine"][name]["greedy"]["tokens_per_s"] for name in ("bijax", "plain")]
+        cell["ratio"] = round(rates[0] / rates[1], 3)
+        save("engine", cells, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,33 @@
 """The row operators of an inference engine on a CPU, against the same steps in plain JAX.
 
-    PYTHONPATH=. python benchmarks/bench_engine_rows.py
+    python -m benchmarks.bench_engine_rows
 
-Times are processor seconds of the process, the least of some turns that both programs take, so that other work on the
-machine disturbs them little. Small calls are repeated until the clock has something to count.
+Times are processor seconds of the process, the least of several rounds in which both programs alternate, so
+that other work on the machine disturbs them little. Short calls are repeated for the sake of the clock's resolution.
 """
 
 import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import jax
-from engine_cases import Case, cases
-from harness import RESULTS, cell, record, write
+
+from benchmarks.engine_cases import Case, cases
+from benchmarks.harness import add_json, cell, save
 
 TOKENS: Final = (1, 64, 1024)
 COLUMNS: Final = 2048
 EXPERTS: Final = 64
-TURNS: Final = 9
-SECONDS: Final = 0.05  # of a turn
+ROUNDS: Final = 9
+SECONDS: Final = 0.05  # of a round
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=lambda s: tuple(map(int, s.split(","))), default=TOKENS)
     parser.add_argument("--only", default="", help="a part of the operators' names")
-    parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
+    add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "cpu":
         print(f"bench_engine_rows measures processor time, this process runs on {jax.default_backend()}: nothing done")
@@ -37,8 +37,7 @@ def main() -> None:
         shape = {"operator": case.name, "tokens": case.tokens, "columns": case.columns}
         found.append(cell(*(1e6 * s for s in _seconds(case)), **shape))
         print(found[-1], flush=True)
-    result = record("engine_rows", found)
-    print(write(result, (arguments.json or RESULTS) / "engine_rows_cpu.json"), result["geomean"], result["worst"])
+    save("engine_rows", found, arguments.json)
 
 
 def _seconds(case: Case) -> list[float]:
@@ -46,8 +45,8 @@ def _seconds(case: Case) -> list[float]:
     make = jax.jit(case.make)
     calls = [_call(case, function, make) for function in (case.ours, case.plain)]
     number = [max(1, int(SECONDS / max(_cost(call, 3), 1e-7))) for call in calls]
-    turns = [[_cost(call, n) for call, n in zip(calls, number, strict=True)] for _ in range(TURNS)]
-    return [min(times) for times in zip(*turns, strict=True)]
+    rounds = [[_cost(call, n) for call, n in zip(calls, number, strict=True)] for _ in range(ROUNDS)]
+    return [min(times) for times in zip(*rounds, strict=True)]
 
 
 def _call(case: Case, function: Callable[..., Any], make: Callable[[jax.Array], Any]) -> Callable[[], None]:

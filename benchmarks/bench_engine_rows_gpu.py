@@ -1,6 +1,6 @@
 """Row operators of an inference engine on a Hopper GPU, against the same steps in plain JAX and the memory floor.
 
-    PYTHONPATH=. python benchmarks/bench_engine_rows_gpu.py --limit-s 200
+    python -m benchmarks.bench_engine_rows_gpu --limit-s 200
 
 Times are device times of all kernels of a call, medians; `kernels` is how many of them a call runs. The floor is the
 time of the bytes that have to be read and written, at the speed of a copy in the same run.
@@ -10,13 +10,13 @@ import argparse
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import jax
-from device_time import copy_bytes_per_us, device_time_us
-from engine_cases import Case, cases
-from harness import RESULTS, cell, device_name, record, write
+
+from benchmarks.device_time import copy_bytes_per_us, device_time_us
+from benchmarks.engine_cases import Case, cases
+from benchmarks.harness import add_json, cell, save
 
 TOKENS: Final = (8, 64, 2048, 8192)
 COLUMNS: Final = 7168
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=COLUMNS)
     parser.add_argument("--only", default="", help="a part of the operators' names")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further operator after this time")
-    parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
+    add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(f"bench_engine_rows_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing done")
@@ -50,9 +50,7 @@ def main() -> None:
         shape = {"operator": case.name, "tokens": case.tokens, "columns": case.columns, "floor_us": round(floor, 2)}
         cells.append(cell(*times, **shape, of_floor=round(times[0] / floor, 2)))
         print(cells[-1], flush=True)
-    result = record("engine_rows", cells)
-    folder = arguments.json or RESULTS
-    print(write(result, folder / f"engine_rows_{device_name()}.json"), result["geomean"], result["worst"], flush=True)
+    save("engine_rows", cells, arguments.json)
 
 
 def _compiled(case: Case, function: Any) -> Any:

@@ -1,25 +1,24 @@
-"""Products with an epilogue, gated pairs and shards of K on a Hopper GPU, through the public functions, beside XLA's.
+"""Products with an epilogue, gated products and split K on a Hopper GPU, through the public functions, and XLA's.
 
-    PYTHONPATH=. python benchmarks/bench_fused_gpu.py
+    python -m benchmarks.bench_fused_gpu
 
 XLA gets the same formula under `jax.jit` and fuses what it can. Times are device times of all kernels of a call
-(CUPTI), medians; calls walk through sets of arguments that together do not fit into the L2 cache.
+(CUPTI), medians; calls cycle through sets of arguments that together do not fit into the L2 cache.
 """
 
 import argparse
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from bench_linear_gpu import ROTATED_BYTES, THREADS, array
-from device_time import device_time_us
-from harness import RESULTS, cell, device_name, record, write
 
 import bijax
+from benchmarks.bench_linear_gpu import ROTATED_BYTES, THREADS, array
+from benchmarks.device_time import device_time_us
+from benchmarks.harness import add_json, cell, save
 
 Shape = tuple[int, ...]
 
@@ -37,7 +36,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """Yields bias and activation, bias, residual, gated pairs, then the shards of K that `split_k="auto"` takes."""
+    """Yields bias and activation, bias, residual, gated products, then `split_k="auto"`."""
     for k, n in ((4096, 4096), (4096, 14336)):
         for m in (8, 64, 512, 4096):
             x, w, bias, y = (m, k), (k, n), (n,), (m, n)
@@ -75,7 +74,7 @@ def cases() -> Iterator[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(f"bench_fused_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
@@ -85,9 +84,7 @@ def main() -> None:
         pending = [[pool.submit(compiled, case, program) for program in (case.xla, case.ours)] for case in found]
         programs = [[program.result() for program in row] for row in pending]
     cells = [measure(case, *row) for case, row in zip(found, programs, strict=True)]
-    result = record("fused_bf16", cells)
-    path = write(result, arguments.json or RESULTS / f"fused_bf16_{device_name()}.json")
-    print(f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}")
+    save("fused_bf16", cells, arguments.json)
 
 
 def compiled(case: Case, program: Callable[..., jax.Array]) -> Any:

@@ -1,9 +1,9 @@
-"""What `bijax.invariant` costs factorisations of many small matrices on a CPU, and a small Gaussian process.
+"""The cost of `bijax.invariant` for factorisations of many small matrices on a CPU, and for a small Gaussian process.
 
-    python benchmarks/bench_linalg.py [--json FILE]
+    python -m benchmarks.bench_linalg [--json FILE]
 
 `ratio` is plain JAX's time over that of the same function under `bijax.invariant`, `first_ratio` the same of the first
-call, with nothing cached; both in processor time, in turns.
+call, with nothing cached; both in processor time, with alternating calls.
 """
 
 import time
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from harness import cell, interleaved_us, run
 from jax.scipy.linalg import expm, solve_triangular
 
 import bijax
+from benchmarks.harness import cell, interleaved_us, run
 
 BATCHES: Final = (8, 64, 512)
 SIZES: Final = {"float32": (2, 6, 16), "float64": (3, 6, 16)}
@@ -74,7 +74,7 @@ def matrices(batch: int, n: int, dtype: str) -> jax.Array:
 
 
 def repeated(function: Callable[..., Any], x: jax.Array, times: int) -> Callable[[], Any]:
-    """Returns a call that runs a program some times: the clock of all threads is too coarse for a single run."""
+    """Returns a call that runs a program several times: the clock of all threads is too coarse for a single run."""
 
     def call() -> Any:
         for _ in range(times):
@@ -85,7 +85,7 @@ def repeated(function: Callable[..., Any], x: jax.Array, times: int) -> Callable
 
 
 def first_s(function: Callable[..., Any], x: jax.Array) -> float:
-    """Returns the least processor time of some first calls, in seconds."""
+    """Returns the least processor time of several first calls, in seconds."""
     taken = []
     for _ in range(FIRST_CALLS):
         jax.clear_caches()

@@ -1,10 +1,10 @@
 """Linear layers and stacks of products on a Hopper GPU, through the public functions: XLA's and ours in the same run.
 
-    PYTHONPATH=. python benchmarks/bench_linear_gpu.py
+    python -m benchmarks.bench_linear_gpu
 
 `forward` is a product, `both` the product and its two gradients. Times are device times of all kernels of a call
-(CUPTI), medians; calls walk through sets of arguments that together do not fit into the L2 cache. `temporary` is what
-the compiled program needs beside its arguments and results, in MB.
+(CUPTI), medians; calls cycle through sets of arguments that together do not fit into the L2 cache. `temporary` is what
+the compiled program needs in addition to its arguments and results, in MB.
 """
 
 import argparse
@@ -12,16 +12,15 @@ import functools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import device_time_us
-from harness import RESULTS, cell, device_name, record, write
 
 import bijax
+from benchmarks.device_time import device_time_us
+from benchmarks.harness import add_json, cell, save
 
 ROTATED_BYTES: Final = 250_000_000  # several times the L2 cache
 THREADS: Final = 8
@@ -55,7 +54,7 @@ CASES: Final = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(f"bench_linear_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
@@ -64,9 +63,7 @@ def main() -> None:
         pending = [[pool.submit(compiled, case, product) for product in products(case)] for case in CASES]
         programs = [[program.result() for program in row] for row in pending]
     cells = [measure(case, row) for case, row in zip(CASES, programs, strict=True)]
-    result = record("linear_bf16", cells)
-    path = write(result, arguments.json or RESULTS / f"linear_bf16_{device_name()}.json")
-    print(f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}")
+    save("linear_bf16", cells, arguments.json)
 
 
 def products(case: Case) -> tuple[Product, Product, Product]:

@@ -1,6 +1,6 @@
 """The loss of a language model's last layer and its gradients on a GPU: time, memory and bits.
 
-    PYTHONPATH=. python benchmarks/bench_loss_gpu.py
+    python -m benchmarks.bench_loss_gpu
 
 The cross entropy of float32 logits, with the gradients of the hidden states and of the vocabulary (V, K), as tied
 embeddings are stored:
@@ -12,20 +12,19 @@ embeddings are stored:
 | plain | JAX's product with `preferred_element_type=float32`, `log_softmax` and the label's entry |
 
 `ratio` is the time of `plain` over that of `fused`, `pair_ratio` the same over that of `pair`. Memory is what XLA plans
-beside arguments and results. Loss and both gradients of `fused` are compared with those of `pair` bit for bit.
+in addition to arguments and results. Loss and both gradients of `fused` are compared with those of `pair` bit for bit.
 """
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import RESULTS, device_name, interleaved_us, record, show, write
 
 import bijax
+from benchmarks.harness import add_json, interleaved_us, save, show
 
 CASES: Final = ((2048, 2048, 128256), (8192, 2048, 128256), (8192, 4096, 128256), (16384, 2048, 32000))
 """Rows, width and words."""
@@ -74,15 +73,14 @@ def run(rows: int, width: int, words: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A loss over a vocabulary on a GPU.")
-    parser.add_argument("--json", type=Path)
+    add_json(parser)
     arguments = parser.parse_args()
     rows = []
     for case in CASES:
         rows.append(run(*case))
         print(rows[-1], flush=True)
-    result = record("linear_cross_entropy", rows)
-    show(result)
-    print(f"written to {write(result, arguments.json or RESULTS / f'loss_bf16_{device_name()}.json')}")
+    show("loss_bf16", rows)
+    save("loss_bf16", rows, arguments.json)
 
 
 if __name__ == "__main__":

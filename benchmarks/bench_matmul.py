@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import cell, interleaved_us, run
 from jax import lax
 
 import bijax
+from benchmarks.harness import cell, interleaved_us, run
 
 SHAPES = (
     (2048, 2048, False),

@@ -1,8 +1,8 @@
 """Float32 matmul on a Hopper GPU: XLA's dot and ours in the same run, at both precisions, for both storages.
 
-    PYTHONPATH=. python benchmarks/bench_matmul_f32_gpu.py
+    python -m benchmarks.bench_matmul_f32_gpu
 
-Times are device times of all kernels of a call (CUPTI), medians over calls that walk through copies of the weights, so
+Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the weights, so
 that nothing stays in the L2 cache. All programs are compiled before anything is timed, because XLA tries its kernels on
 the device while it compiles. The file is written after every (K, N).
 """
@@ -12,16 +12,16 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import device_time_us
-from harness import RESULTS, cell, device_name, record, write
 from jax import lax
 
+from benchmarks.device_time import device_time_us
+from benchmarks.harness import add_json, cell, save
+from benchmarks.record import summary
 from pallas_kernels.contract import Tf32Contract, split_contract
 from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
 
@@ -36,22 +36,22 @@ Program = Callable[[jax.Array, jax.Array], jax.Array]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further (K, N) after this time")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(
             f"bench_matmul_f32_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured"
         )
         return
-    path = arguments.json or RESULTS / f"matmul_f32_{device_name()}.json"
     deadline = time.monotonic() + arguments.limit_s
     with ThreadPoolExecutor(THREADS) as pool:
-        pending = {case: pool.submit(compiled, *case) for case in cases()}
+        pending = {case: pool.submit(compiled, *case) for case in cases(arguments.weights)}
         programs = {case: program.result() for case, program in pending.items()}
     print(f"{len(programs)} programs compiled", flush=True)
     cells: list[dict[str, Any]] = []
-    for k, n in WEIGHTS:
+    for k, n in arguments.weights:
         for transpose_w in (False, True):
             if time.monotonic() > deadline:
                 print(f"The limit of {arguments.limit_s} s is reached before K={k}, N={n}, {transpose_w=}.")
@@ -71,21 +71,21 @@ def main() -> None:
                     for c in cells[-len(PRECISIONS) :]
                 )
                 print(f"{'NK' if transpose_w else 'KN'} {m:5d} {k:6d} {n:6d}  {line}", flush=True)
-            write(record("matmul_f32", cells), path)
+            save("matmul_f32", cells, arguments.json)
     for precision in PRECISIONS:
         for transpose_w in (False, True):
             part = [c for c in cells if (c["precision"], c["transpose_w"]) == (precision, transpose_w)]
             if part:
-                result = record("", part)
-                print(
-                    f"{precision} {'NK' if transpose_w else 'KN'}: {len(part)} cells, geometric mean"
-                    f" {result['geomean']}, worst {result['worst']}"
-                )
+                print(f"{precision} {'NK' if transpose_w else 'KN'}: {len(part)} cells, {summary(part)}")
 
 
-def cases() -> Iterator[tuple[str, bool, int, int, int, bool]]:
+def pairs(text: str) -> tuple[tuple[int, int], ...]:
+    return tuple((int(k), int(n)) for k, n in (pair.split("x") for pair in text.split(",")))
+
+
+def cases(shapes: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, bool, int, int, int, bool]]:
     """Yields (precision, whether weights are stored as (N, K), M, K, N, whether the program is ours)."""
-    for k, n in WEIGHTS:
+    for k, n in shapes:
         for transpose_w in (False, True):
             for m in ROWS:
                 for precision in PRECISIONS:

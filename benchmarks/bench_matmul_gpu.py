@@ -1,8 +1,8 @@
 """Matmul on a Hopper GPU: XLA's default dot and ours in the same run.
 
-    PYTHONPATH=. python benchmarks/bench_matmul_gpu.py --dtype bfloat16
+    python -m benchmarks.bench_matmul_gpu --dtype bfloat16
 
-Times are device times of all kernels of a call (CUPTI), medians over calls that walk through copies of the weights, so
+Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the weights, so
 that nothing stays in the L2 cache. Both sides see the same arrays. The file is written after every (K, N).
 """
 
@@ -10,13 +10,13 @@ import argparse
 import functools
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
-from device_time import device_time_us
-from harness import RESULTS, cell, device_name, record, write
-from workers import Job, Program, Workers
+
+from benchmarks.device_time import device_time_us
+from benchmarks.harness import add_json, cell, save
+from benchmarks.workers import Job, Program, Workers
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 WEIGHTS = (
@@ -46,7 +46,6 @@ def main() -> None:
         print(f"bench_matmul_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
     short = {"bfloat16": "bf16", "float16": "f16"}[arguments.dtype]
-    path = arguments.json or RESULTS / f"matmul_{short}_{device_name()}.json"
     deadline = time.monotonic() + arguments.limit_s
     cells: list[dict[str, Any]] = []
     jobs = {(k, n): [Job(m, k, n, arguments.dtype) for m in arguments.rows] for k, n in arguments.weights}
@@ -75,11 +74,7 @@ def main() -> None:
                     f" ratio {xla_us / ours_us:.3f}  {gigabytes:5.0f} GB/s  {teraflops:4.0f} TFLOP/s",
                     flush=True,
                 )
-            result = record(f"matmul_{short}", cells)
-            write(result, path)
-            print(
-                f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}", flush=True
-            )
+            save(f"matmul_{short}", cells, arguments.json)
 
 
 def parse() -> argparse.Namespace:
@@ -88,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=integers, default=ROWS, help="values of M, separated by commas")
     parser.add_argument("--weights", type=pairs, default=WEIGHTS, help="KxN pairs, separated by commas")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further (K, N) after this time")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     return parser.parse_args()
 
 
@@ -101,7 +96,7 @@ def pairs(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def time_us(program: Program, xs: list[jax.Array], ws: list[jax.Array]) -> float:
-    """Returns the median device time of a call, in µs; calls walk through the arrays."""
+    """Returns the median device time of a call, in µs; calls cycle through the arrays."""
     m = xs[0].shape[0]
     expected_us = max(2e-6 * m * ws[0].size / 700, ws[0].size * 2 / 4e6)
     calls = int(min(max(2 * len(ws), 8), max(8, 20_000 / expected_us)))

@@ -1,46 +1,43 @@
 """Models of the Llama-1B shape on a GPU: bijax's own, `bijax.invariant` around plain ones, and the untouched ones.
 
-    PYTHONPATH=. python benchmarks/bench_model_gpu.py --layers 4
-    PYTHONPATH=. python benchmarks/bench_model_gpu.py --layers 16 --cells train:4x2048 --params float32 --remat
+    python -m benchmarks.bench_model_gpu --layers 4
+    python -m benchmarks.bench_model_gpu --layers 16 --cells train:4x2048 --params float32 --remat
 
-Steps are jitted and timed by the clock on the wall, in turns: a token against a cache, which is given away and comes
-back; a prompt; value and gradient of the loss; a training step with optax's adamw, of a batch at once or by units
-(`accumulate`: `bijax.accumulate_gradients` beside a loop that adds gradients). They compute in bfloat16; weights are
+Steps are jitted and timed by the wall clock, alternately: a token against a cache, which is donated and returned; a
+prompt; value and gradient of the loss; a training step with optax's adamw, of a batch at once or by units
+(`accumulate`: `bijax.accumulate_gradients` against a loop that adds gradients). They compute in bfloat16; weights are
 random, those of a training step in the dtype of `--params`. What is measured:
 
-| model | is | beside |
+| model | is | against |
 |---|---|---|
 | own | `flax_layers.Llama`, with `bijax.softmax_cross_entropy` | the faster of the two plain Llamas |
-| transformed | `bijax.invariant` around the plain Llama with XLA's attention | the same untouched |
+| transformed | `bijax.invariant` around the plain Llama with XLA's attention | the same without it |
 | transformed_cudnn | the same with cuDNN's attention | the faster of the two plain Llamas |
-| drop_in | one of Flax's layers (`nnx.MultiHeadAttention`, ...), converted and transformed | the same untouched |
+| drop_in | one of Flax's layers (`nnx.MultiHeadAttention`, ...), converted and transformed | the same without it |
 | drop_in_cudnn | the same with cuDNN's attention | the faster of the two plain Flax models |
 
 The plain Llama is the same model with JAX's own operations. `ratio` is the other's time over ours. A step of decoding
-is short beside what the host does before and behind it, so it is timed in more turns, and once more in a row, where
-each step takes the cache of the last one and nobody waits in between (`queued_ratio`). Peak memory is what XLA plans:
-arguments, results and temporary memory. Times of lowering and compiling are those of eight programs at once, and mean
-little, unless `--compile-times` takes one program after the other, which makes a run several times as long.
+is short compared with what the host does before and after it, so it is timed in more rounds, and once more in a loop,
+where each step takes the cache of the previous one without waiting for it (`queued_ratio`). Peak memory is what XLA
+plans: arguments, results and temporary memory. `bench_compile_gpu` measures lowering and compiling.
 """
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from cudnn_ops import CudnnOps
-from device_time import kernel_table
 from flax import nnx
-from flax_transformer import FlaxTransformer
-from harness import RESULTS, device_name, interleaved_us, queued_us, record, show, write
-from model_steps import Arrays, Cell, Loss, arrays, call, own_loss, plain_loss, step
 
 import bijax
+from benchmarks.cudnn_ops import CudnnOps
+from benchmarks.device_time import kernel_table
+from benchmarks.flax_transformer import FlaxTransformer
+from benchmarks.harness import add_json, interleaved_us, queued_us, save, show
+from benchmarks.model_steps import Arrays, Cell, Loss, arrays, call, own_loss, plain_loss, step
 from flax_layers import INVARIANT, PLAIN, Llama, convert
 from flax_layers.checkpoint import LlamaConfig
 
@@ -52,14 +49,14 @@ CELLS: Final = (
 TRAINING: Final = ("train", "accumulate")
 MODELS: Final = ("own", "transformed", "transformed_cudnn", "drop_in", "drop_in_cudnn")
 
-BESIDE: Final = {
+AGAINST: Final = {
     "own": ("xla", "cudnn"),
     "transformed": ("xla",),
     "transformed_cudnn": ("xla", "cudnn"),
     "drop_in": ("flax",),
     "drop_in_cudnn": ("flax", "flax_cudnn"),
 }
-"""The untouched models, of which the faster one is compared."""
+"""The plain models; the faster one is compared."""
 
 CONVERTED: Final = {"drop_in": "flax", "drop_in_cudnn": "flax_cudnn"}
 TRANSFORMED: Final = {"transformed": "xla", "transformed_cudnn": "cudnn"}
@@ -112,33 +109,25 @@ class Program:
     Attributes:
         run: The program.
         peak_mib: Its arguments, results and temporary memory.
-        lower_s: Seconds of tracing and lowering.
-        compile_s: Seconds of compiling.
     """
 
     run: Any
     peak_mib: int
-    lower_s: float
-    compile_s: float
 
 
 def compiled(made: Any, held: tuple[Any, ...], changed: int) -> Program:
-    start = time.perf_counter()
-    lowered = jax.jit(made, donate_argnums=tuple(range(changed))).lower(*held)
-    middle = time.perf_counter()
-    program = lowered.compile()
-    end = time.perf_counter()
+    program = jax.jit(made, donate_argnums=tuple(range(changed))).lower(*held).compile()
     memory = program.memory_analysis()
     if memory is None:
         raise RuntimeError("expected XLA to say how much memory a program takes, got nothing.")
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     peak = total - memory.alias_size_in_bytes
-    return Program(program, round(peak / 2**20), round(middle - start, 2), round(end - middle, 2))
+    return Program(program, round(peak / 2**20))
 
 
 def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yields a name, its step and the name of the model whose arrays it takes, for what a cell compares."""
-    for name in dict.fromkeys([*(plain for n in names for plain in BESIDE[n]), *names]):
+    for name in dict.fromkeys([*(plain for n in names for plain in AGAINST[n]), *names]):
         if "flax" in name or "drop_in" in name:
             if cell.kind == "decode":
                 continue  # the cache of Flax's layer has one length for all sequences
@@ -146,7 +135,7 @@ def programs(cell: Cell, names: Sequence[str], found: dict[str, Any]) -> Iterato
             yield name, bijax.invariant(made) if name in CONVERTED else made, "flax"
             continue
         loss: Loss = own_loss if name == "own" else plain_loss
-        made = step(found[TRANSFORMED.get(name, name)], cell, loss, plain=name not in BESIDE)
+        made = step(found[TRANSFORMED.get(name, name)], cell, loss, plain=name not in AGAINST)
         yield name, bijax.invariant(made) if name in TRANSFORMED else made, "xla"
 
 
@@ -168,27 +157,24 @@ def measure(
         print(f"{cell}, {name}: {sum(us for *_, us in table):.0f} µs in {sum(n for _, n, _ in table):.0f} kernels")
         for kernel, count, us in table[:kernels]:
             print(f"{us:10.1f} µs in {count:6} of {kernel[:100]}", flush=True)
-    for name in (n for n in found if n in BESIDE):
-        plain = min(BESIDE[name], key=times.__getitem__)
-        row = {"model": name, "case": str(cell), "ours_us": round(times[name], 1), "beside": plain}
+    for name in (n for n in found if n in AGAINST):
+        plain = min(AGAINST[name], key=times.__getitem__)
+        row = {"model": name, "case": str(cell), "ours_us": round(times[name], 1), "against": plain}
         row |= {"xla_us": round(times[plain], 1), "ratio": round(times[plain] / times[name], 3)}
         if queued:
-            other = min(queued[beside] for beside in BESIDE[name])
+            other = min(queued[other_name] for other_name in AGAINST[name])
             row |= {"queued_us": round(queued[name], 1), "xla_queued_us": round(other, 1)}
             row |= {"queued_ratio": round(other / queued[name], 3)}
-        for figure in ("peak_mib", "lower_s", "compile_s"):
-            row |= {figure: getattr(found[name], figure), f"plain_{figure}": getattr(found[plain], figure)}
-        yield row
+        yield row | {"peak_mib": found[name].peak_mib, "plain_peak_mib": found[plain].peak_mib}
 
 
 def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the lines of cells whose models have parameters of one dtype."""
     params = arguments.params if cells[0].kind in TRAINING else "bfloat16"
     found = models(names, arguments.layers, max(cell.keys for cell in cells), params, arguments.remat)
-    threads = 1 if arguments.compile_times else THREADS
     ready: list[dict[str, Future[Program]]] = []
     sources: list[dict[str, str]] = []
-    with ThreadPoolExecutor(threads) as pool:  # XLA tunes on the GPU while it compiles: before anything is timed
+    with ThreadPoolExecutor(THREADS) as pool:  # XLA tunes on the GPU while it compiles: before anything is timed
         for cell in cells:
             ready.append({})
             sources.append({})
@@ -200,7 +186,9 @@ def run(cells: Sequence[Cell], names: Sequence[str], arguments: argparse.Namespa
         shared = {name: arrays(found[name], cell) for name in dict.fromkeys(source.values())}
         given = {name: shared[plain] for name, plain in source.items()}
         for line in measure(cell, given, row, arguments.settle, arguments.kernels):
-            yield line | ({"params": params, "remat": arguments.remat} if cell.kind in TRAINING else {})
+            name = {"model": line["model"], "layers": arguments.layers}
+            training = {"params": params, "remat": arguments.remat} if cell.kind in TRAINING else {}
+            yield name | line | training
         row.clear()
 
 
@@ -212,9 +200,8 @@ def main() -> None:
     parser.add_argument("--params", default="float32", choices=["float32", "bfloat16"], help="for training steps")
     parser.add_argument("--remat", action="store_true", help="compute blocks again in the backward pass")
     parser.add_argument("--settle", type=float, default=0.5, help="seconds that a program runs before it is timed")
-    parser.add_argument("--compile-times", action="store_true", help="compile one program after the other")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each program, longest first")
-    parser.add_argument("--json", type=Path)
+    add_json(parser)
     arguments = parser.parse_args()
     names = arguments.models.split(",")
     if unknown := set(names) - set(MODELS):
@@ -226,9 +213,8 @@ def main() -> None:
             for row in run(some, names, arguments):
                 print(row, flush=True)
                 rows.append(row)
-    result = record(f"model_llama_1b_{arguments.layers}_layers", rows)
-    show(result)
-    print(f"written to {write(result, arguments.json or RESULTS / f'model_bf16_{device_name()}.json')}")
+    show("model_bf16", rows)
+    save("model_bf16", rows, arguments.json)
 
 
 if __name__ == "__main__":

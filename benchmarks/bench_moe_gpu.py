@@ -1,14 +1,14 @@
 """Products of rows in groups (experts) and of int8 matrices on a Hopper GPU, against XLA's in the same run.
 
-    PYTHONPATH=. python benchmarks/bench_moe_gpu.py --limit-s 400
+    python -m benchmarks.bench_moe_gpu --limit-s 400
 
-Grouped products: 8, 64 and 256 experts of DeepSeek-V3 and Qwen3-MoE, rows shared out evenly, by Zipf's law or all to
-one expert. XLA's times are the smaller of `jax.lax.ragged_dot` (left out where it would multiply all rows by all
-experts for more than a few ms) and of a loop of dots whose sizes are known when it is compiled. int8: XLA's dot with
-the same scales behind it, and our product of bfloat16. float8: XLA's dot of float8 matrices with scales, which sums as
-its library does. Layers: router, experts and their sum, in one program, against the fastest form in plain JAX: by
+Grouped products: 8, 64 and 256 experts of DeepSeek-V3 and Qwen3-MoE, rows divided evenly, by Zipf's law or all to one
+expert. XLA's times are the smaller of `jax.lax.ragged_dot` (left out where it would multiply all rows by all experts
+for more than a few ms) and of a loop of dots whose sizes are known when it is compiled. int8: XLA's dot followed by
+the same scales, and our product of bfloat16. float8: XLA's dot of float8 matrices with scales, which sums as its
+library does. Layers: router, experts and their sum, in one program, against the fastest form in plain JAX: by
 `ragged_dot`, with all tokens by all experts, or with copies of the weights of a few tokens' experts. Times are device
-times of all kernels of a call, medians; those of layers are also taken by the clock on the wall.
+times of all kernels of a call, medians; layers are also timed by the wall clock.
 """
 
 import argparse
@@ -17,17 +17,16 @@ import itertools
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import device_time_us, in_turns_us
-from harness import RESULTS, cell, device_name, interleaved_us, record, write
-from moe_layers import LAYERS, TOKENS, MoELayer
-from workers import Job, Workers
 
+from benchmarks.device_time import device_time_us, in_turns_us
+from benchmarks.harness import add_json, cell, interleaved_us, save
+from benchmarks.moe_layers import LAYERS, TOKENS, MoELayer
+from benchmarks.workers import Job, Workers
 from pallas_kernels.contract import Float8Contract, QuantContract, WgmmaContract
 from pallas_kernels.ops.matmul.hopper.groups import group_matmul
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
@@ -116,21 +115,26 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part of the benchmark")
     parser.add_argument("--layers", default="", help="a part of the names of whole layers")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further shape after this time")
-    parser.add_argument("--json", type=Path, help="folder for the figures (default: benchmarks/results)")
+    add_json(parser)
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         print(f"bench_moe_gpu needs a Hopper GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
     deadline = time.monotonic() + arguments.limit_s
     wanted = [arguments.only] if arguments.only else PARTS
+
+    def keep(name: str, cells: list[dict[str, Any]]) -> None:
+        if cells:
+            save(name, cells, arguments.json)
+
     if "layers" in wanted:
-        save("moe_layer", layer_cells(arguments.layers, deadline), arguments.json)
+        keep("moe_layer", layer_cells(arguments.layers, deadline))
     if "int8" in wanted:
         jobs = [Bytes(*shape, along_k) for shape in INT8 for along_k in (True, False)]
-        save("quant_matmul", byte_cells(jobs, deadline), arguments.json)
+        keep("quant_matmul", byte_cells(jobs, deadline))
     if "float8" in wanted:
         jobs = [Bytes(*shape, True, FLOAT8) for shape in FLOAT8_SHAPES]
-        save("float8_matmul", byte_cells(jobs, deadline), arguments.json)
+        keep("float8_matmul", byte_cells(jobs, deadline))
     if "groups" in wanted:
         shapes = [
             (name, Groups(m, g, k, n))
@@ -139,7 +143,7 @@ def main() -> None:
             for m in arguments.rows
         ]
         with Workers() as workers:
-            save("group_matmul", group_cells(workers, shapes, arguments.loads.split(","), deadline), arguments.json)
+            keep("group_matmul", group_cells(workers, shapes, arguments.loads.split(","), deadline))
 
 
 def byte_cells(jobs: list[Bytes], deadline: float) -> list[dict[str, Any]]:
@@ -198,7 +202,7 @@ def layer_cell(shape: dict[str, Any], programs: dict[str, Any], given: list[Any]
     calls = [functools.partial(program, *given[0]) for program in programs.values()]
     wall = dict(zip(programs, interleaved_us(calls, seconds=0.1, rounds=3), strict=True))
     best = min((name for name in device if name != "ours"), key=lambda name: device[name])
-    others = {f"{name} us": round(us, 1) for name, us in device.items() if name != "ours"}
+    others = {f"{name}_us": round(us, 1) for name, us in device.items() if name != "ours"}
     times = {"ours_wall_us": round(wall["ours"], 1), "plain_wall_us": round(wall[best], 1)}
     return cell(device["ours"], device[best], **shape, plain=best, **times, **others)
 
@@ -279,14 +283,6 @@ def arrays(seed: int, operands: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.A
     """Returns random operands."""
     made: tuple[jax.Array, ...] = maker(operands)(jax.random.key(seed))
     return made
-
-
-def save(name: str, cells: list[dict[str, Any]], folder: Path | None) -> None:
-    if not cells:
-        return
-    result = record(name, cells)
-    path = write(result, (folder or RESULTS) / f"{name}_{device_name()}.json")
-    print(f"{len(cells)} cells, geometric mean {result['geomean']}, worst {result['worst']}: {path}", flush=True)
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Row operations on a GPU: XLA's default and ours in the same run, beside the floor that memory sets.
+"""Row operations on a GPU: XLA's default and ours in the same run, and the floor that memory sets.
 
-    PYTHONPATH=. python benchmarks/bench_rows.py --ops softmax,log_softmax --dtypes float32
+    python -m benchmarks.bench_rows --ops softmax,log_softmax --dtypes float32
 
-Times are device times of all kernels of a call (CUPTI), medians over calls that walk through copies of the arguments,
+Times are device times of all kernels of a call (CUPTI), medians over calls that cycle through copies of the arguments,
 so that small arrays do not stay in the L2 cache. The floor is the time of a plain copy, at the bandwidth measured in
 the same run, of every array once in and once out. Temporary memory is what XLA's memory analysis says; there are always
 some float32 numbers for each row, so only what is over 1 % of x counts. The file is written after every operation.
@@ -15,15 +15,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from device_time import copy_bytes_per_us, device_time_us
-from harness import RESULTS, cell, device_name, record, write
 
 import bijax
+from benchmarks.device_time import copy_bytes_per_us, device_time_us
+from benchmarks.harness import add_json, cell, save
 
 ROWS = (1, 8, 64, 512, 4096, 16384)
 COLUMNS = (576, 2048, 4096, 8192, 32000, 128256)
@@ -145,7 +144,6 @@ def main() -> None:
     if jax.default_backend() != "gpu":
         print(f"bench_rows needs a GPU, this process runs on {jax.default_backend()}: nothing measured")
         return
-    path = arguments.json or RESULTS / f"rows_{device_name()}.json"
     deadline = time.monotonic() + arguments.limit_s
     bandwidth = copy_bytes_per_us()
     print(f"a plain copy reads and writes {bandwidth / 1e6:.2f} TB/s", flush=True)
@@ -172,10 +170,11 @@ def main() -> None:
                     failed.append(f"{name} {shape}: {type(error).__name__}: {error}"[:300])
                     print(failed[-1], flush=True)
             if cells:
-                write({**record("rows", cells), "copy_tb_per_s": round(bandwidth / 1e6, 3), "failed": failed}, path)
+                more = {"copy_tb_per_s": round(bandwidth / 1e6, 3), "failed": failed}
+                save("rows", cells, arguments.json, **more)
             show(name, cells)
             print(f"{name}: compiled in {compiled_s:.0f} s, {time.monotonic() - start:.0f} s in all", flush=True)
-    print(f"{len(cells)} cells, {len(failed)} failed: {path}")
+    print(f"{len(cells)} cells, {len(failed)} failed")
 
 
 def parse() -> argparse.Namespace:
@@ -185,7 +184,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=integers, help="numbers of rows, separated by commas")
     parser.add_argument("--columns", type=integers, default=COLUMNS, help="numbers of columns, separated by commas")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="measure nothing further after this time")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""What `bijax.invariant` costs a model that knows nothing of it: SmolLM2-135M on plain JAX, untouched and transformed.
+"""The cost of `bijax.invariant` for a model in plain JAX: SmolLM2-135M, untouched and transformed.
 
 A step decodes one token for each of B sequences that hold 64 tokens, as in `bench_decode.py`; the prefill computes
-these 64 tokens. "bijax" is the same model on the library's own operations. All take turns in one run. Tracing and
+these 64 tokens. "bijax" is the same model on the library's own operations. All alternate in one run. Tracing and
 compiling are timed once each, for the program of one block.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import cell, interleaved_us, run
 
 import bijax
+from benchmarks.harness import cell, interleaved_us, run
 from flax_layers import INVARIANT, PLAIN, Llama
 from flax_layers.checkpoint import load_checkpoint, smollm2_path
 from flax_layers.models._layered import LayeredModel, _extend
@@ -37,7 +37,7 @@ def steps(model: Llama, batch: int, transform: Any) -> tuple[Any, Any]:
 
 
 def building_s(model: Llama, transform: Any, times: int = 5) -> dict[str, float]:
-    """Returns the least time of some to trace, lower and compile one block at batch 8, with nothing cached, seconds.
+    """Returns the least seconds of several runs to trace, lower and compile one block at batch 8, uncached.
 
     Products are compared with their reference once per process; that falls into the first time.
     """

@@ -1,4 +1,4 @@
-"""The row operators of an inference engine as programs to time, each beside the same step in plain JAX."""
+"""The row operators of an inference engine as programs to time, each with the same step in plain JAX."""
 
 import functools
 from collections.abc import Callable, Iterator

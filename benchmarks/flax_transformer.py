@@ -27,7 +27,7 @@ def attention(
 
 
 class FlaxBlock(nnx.Module):
-    """Attention and a gated MLP, each behind a norm and added to the residual stream."""
+    """Attention and a gated MLP, each preceded by a norm and added to the residual stream."""
 
     def __init__(self, config: LlamaConfig, *, implementation: str, dtype: Any, param_dtype: Any) -> None:
         common: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": nnx.Rngs(0)}

@@ -1,4 +1,4 @@
-"""Programs of other libraries, plain and under `bijax.invariant`: whose bits depend on the batch, and what it costs.
+"""Programs of other libraries, plain and under `bijax.invariant`: which bits depend on the batch, and the cost.
 
 Each program runs in a process of its own, so that the first call is that of a new process. The time of a first call is
 that of tracing, lowering, compiling and running it once; bijax compares the forms of a product with its contract then.
@@ -15,18 +15,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gallery_programs import EXAMPLES, Program, programs, take
-from harness import cell, interleaved_us, record, show, write
 from rich.console import Console
 from rich.progress import track
 
 import bijax
+from benchmarks.gallery_programs import EXAMPLES, Program, programs, take
+from benchmarks.harness import add_json, cell, interleaved_us, save, show
 from bijax.testing import bits
 
 SIZES = (2, 3, 8)
@@ -45,7 +44,7 @@ def first_s(fn: Callable[[Any], Any], batch: Any) -> float:
 
 
 def differing(fn: Callable[[Any], Any], batch: Any) -> int:
-    """Returns how many examples have other bits in a batch than alone, over all sizes."""
+    """Returns how many examples have different bits in a batch and alone, over all sizes."""
     singles = [jax.tree.leaves(fn(take(batch, slice(i, i + 1)))) for i in range(EXAMPLES)]
     alone = [np.concatenate([bits(part) for part in parts]) for parts in zip(*singles, strict=True)]
     found = 0
@@ -93,7 +92,7 @@ def in_processes(program: Program, seconds: float) -> dict[str, Any]:
     module = program.make.__module__.rpartition(".")[2]
 
     def run(*options: str) -> Any:
-        command = [sys.executable, __file__, "--one", module, program.name, *options]
+        command = [sys.executable, "-m", "benchmarks.gallery", "--one", module, program.name, *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -111,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Programs of other libraries, plain and under bijax.invariant.")
     parser.add_argument("--programs", nargs="*", metavar="NAME", help="some of the programs")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long to time each program")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     parser.add_argument("--one", nargs=2, metavar=("MODULE", "NAME"), help="print the figures of one, as JSON")
     parser.add_argument("--again", type=int, help="with --one: only the first call, plain (0) or invariant (1)")
     arguments = parser.parse_args()
@@ -127,11 +126,9 @@ def main() -> int:
     cells = []
     for name in progress:
         cells.append(in_processes(known[name], arguments.seconds))
-        result = record("gallery", cells)
-        path = write(result, arguments.json)  # after each one: all of them take half an hour
-    show(result)
-    print(f"written to {path}")
-    return int(any(figures["differing"] for figures in result["cells"]))
+        save("gallery", cells, arguments.json)  # after each one: all of them take half an hour
+    show("gallery", cells)
+    return int(any(figures["differing"] for figures in cells))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""What every benchmark shares: fair timing of two programs, the project's JSON form, the table."""
+"""Shared by all benchmarks: timing of programs against each other, the state of a run, writing results."""
 
 import argparse
 import datetime
-import json
-import math
+import functools
+import importlib.metadata
 import platform
 import random
+import re
 import statistics
 import subprocess
 import time
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks import record
 
 
 def interleaved_us(
@@ -31,15 +32,15 @@ def interleaved_us(
 ) -> list[float]:
     """Returns the time of each call in microseconds: the median over rounds of each round's best.
 
-    Calls take turns in every round, so that a change of the machine's speed meets all of them, and each round has
-    another order; the best of a round leaves out what other processes took.
+    The calls alternate in every round, so that a change of the machine's speed affects all of them, in a different
+    order in each round; the best of a round leaves out the time of other processes.
 
     Args:
         calls: What is timed.
         seconds: How long all of it takes about, without `settle`.
-        rounds: Turns of each call.
-        settle: Seconds that a call runs in its turn before it is timed. A GPU at its power limit sets its clock by what
-            it did in the last half second: without this a program behind a frugal one seems faster.
+        rounds: Number of rounds.
+        settle: Seconds that a call runs in each round before it is timed. A GPU at its power limit sets its clock by
+            the load of the last half second: without this a program after a frugal one seems faster.
         clock: `time.process_time` counts the threads of this process.
     """
     for call in calls:
@@ -58,15 +59,15 @@ def interleaved_us(
 
 
 def queued_us(calls: Sequence[Callable[[], Any]], *, repeats: int = 40, rounds: int = 7) -> list[float]:
-    """Returns the time of each call in microseconds where it is not waited for before the next one.
+    """Returns the time of each call in microseconds where the next one does not wait for it.
 
-    What a loop sees whose steps take each other's results: the device works without a pause, if the host keeps up.
-    The median over rounds, in each of which the calls take turns in another order.
+    This is the time of a loop whose steps take each other's results: the device works without a pause if the host
+    keeps up. The median over rounds, each with the calls in a different order.
 
     Args:
         calls: What is timed.
-        repeats: How often a call is made in its turn.
-        rounds: Turns of each call.
+        repeats: How often a call is made in each round.
+        rounds: Number of rounds.
     """
     found: list[list[float]] = [[] for _ in calls]
     order = random.Random(0)
@@ -88,14 +89,16 @@ def _once(call: Callable[[], Any], clock: Callable[[], float]) -> float:
 
 
 def device_name() -> str:
-    """Returns a name for file names and tables: 'h200', or the processor of the CPU."""
+    """Returns a name for file names and tables: 'h200', 'h100' or 'cpu'."""
+    if jax.default_backend() != "gpu":
+        return "cpu"
     kind = jax.devices()[0].device_kind
-    if jax.default_backend() == "gpu":
-        return kind.split()[-1].lower()
-    return "cpu"
+    named = re.search(r"\b[A-Z]+\d+\b", kind)  # "NVIDIA H100 80GB HBM3"
+    return (named[0] if named else kind.split()[-1]).lower()
 
 
 def device_words() -> str:
+    """Returns the name of the GPU, or of the processor with its number of cores."""
     if jax.default_backend() == "gpu":
         return str(jax.devices()[0].device_kind)
     model = platform.processor() or platform.machine()
@@ -106,59 +109,74 @@ def device_words() -> str:
     return model
 
 
-def commit() -> str:
-    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
-
-
-def record(benchmark: str, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the project's JSON object of one benchmark; `ratio` is XLA's time over ours."""
-    ratios = [cell["ratio"] for cell in cells]
+@functools.cache
+def state() -> dict[str, Any]:
+    """Returns what a part of a file of results says about this run: device, versions, date, commit and clean tree."""
+    # Results that this run has written already are no change of what is measured.
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
     return {
-        "benchmark": benchmark,
         "device": device_words(),
-        "jax": jax.__version__,
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "cells": list(cells),
-        "geomean": round(math.exp(statistics.fmean(math.log(r) for r in ratios)), 3),
-        "worst": round(min(ratios), 3),
+        "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
+        "clean": changes == "",
     }
 
 
+def _git(*arguments: str) -> str | None:
+    """Returns what git prints, None if it fails."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout.strip()
+
+
+def save(benchmark: str, cells: Sequence[dict[str, Any]], path: Path | None = None, **more: Any) -> Path:
+    """Adds the cells of this run to the file of a benchmark; returns where that is.
+
+    Args:
+        benchmark: Its name, one of `record.KEYS`.
+        cells: What was measured.
+        path: A file, or the folder that holds it; `benchmarks/results` by default.
+        more: Figures of the run as a whole.
+    """
+    path = path or record.RESULTS
+    target = path if path.suffix == ".json" else path / f"{benchmark}_{device_name()}.json"
+    old = record.read(target) if target.exists() else None
+    head = state()
+    if not head["clean"]:
+        more = {"rerun": "measured with uncommitted changes", **more}
+    record.write(record.merged(benchmark, [record.part(cells, **head, **more)], old), target)
+    found = record.summary(cells)
+    print(f"{len(cells)} cells" + "".join(f", {name} {value}" for name, value in found.items()) + f": {target}")
+    return target
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument `--json`."""
+    parser.add_argument("--json", type=Path, help="file or folder for the figures (default: benchmarks/results)")
+
+
 def cell(ours_us: float, xla_us: float, **shape: Any) -> dict[str, Any]:
+    """Returns a cell; `ratio` is the other side's time over ours."""
     return {**shape, "ours_us": round(ours_us, 2), "xla_us": round(xla_us, 2), "ratio": round(xla_us / ours_us, 3)}
 
 
-def write(result: dict[str, Any], path: Path | None = None) -> Path:
-    path = path or RESULTS / f"{result['benchmark']}_{device_name()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = ",\n  ".join(json.dumps(c) for c in result["cells"])
-    head = json.dumps({k: v for k, v in result.items() if k not in ("cells", "geomean", "worst")})
-    path.write_text(
-        f'{head[:-1]}, "cells": [\n  {rows}\n], "geomean": {result["geomean"]}, "worst": {result["worst"]}}}\n'
-    )
-    return path
-
-
-def show(result: dict[str, Any]) -> None:
-    columns = list(result["cells"][0])
-    table = Table(title=f"{result['benchmark']} on {result['device']}, jax {result['jax']}, {result['date']}")
+def show(benchmark: str, cells: Sequence[dict[str, Any]]) -> None:
+    """Prints a table."""
+    table = Table(title=f"{benchmark} on {device_words()}, jax {jax.__version__}")
+    columns = dict.fromkeys(name for row in cells for name in row)
     for name in columns:
         table.add_column(name, justify="right")
-    for row in result["cells"]:
+    for row in cells:
         table.add_row(*(str(row.get(name, "")) for name in columns))
-    console = Console()
-    console.print(table)
-    console.print(f"ratio = XLA's time / ours. geometric mean {result['geomean']}, worst {result['worst']}")
+    Console().print(table)
 
 
 def run(benchmark: str, cases: Sequence[Any], measure: Callable[[Any], dict[str, Any]]) -> None:
     """Measures all cases with a progress bar, prints the table and writes the JSON."""
     parser = argparse.ArgumentParser(description=f"Benchmark {benchmark}.")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results)")
+    add_json(parser)
     arguments = parser.parse_args()
     cells = [measure(case) for case in track(cases, description=benchmark, console=Console(stderr=True))]
-    result = record(benchmark, cells)
-    show(result)
-    print(f"written to {write(result, arguments.json)}")
+    show(benchmark, cells)
+    save(benchmark, cells, arguments.json)

@@ -51,7 +51,7 @@ class Cell:
 @jax.tree_util.register_dataclass
 @dataclass
 class Arrays:
-    """What programs are called with; those that a step returns take the place of those that it was given.
+    """Arguments of programs; the arrays that a step returns replace those that it received.
 
     Attributes:
         changed: A cache, or parameters and the optimizer's state: given away by each call.

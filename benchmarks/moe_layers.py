@@ -52,7 +52,7 @@ class MoELayer:
         return weights
 
     def tokens(self, number: int) -> jax.ShapeDtypeStruct:
-        """Returns the shape of so many tokens."""
+        """Returns the shape of a number of tokens."""
         return jax.ShapeDtypeStruct((number, self.features), jnp.bfloat16)
 
     def bytes_of_weights(self, quantized: bool) -> int:

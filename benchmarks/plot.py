@@ -1,10 +1,9 @@
 """Draws the results of a benchmark: ratio of XLA's time to ours over the number of rows, one line or row per shape.
 
-python benchmarks/plot.py benchmarks/results/matmul_f32_cpu.json
+python -m benchmarks.plot benchmarks/results/matmul_f32_cpu.json
 """
 
 import argparse
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
+from benchmarks import record
+
 INK, GRID = "#22303c", "#d8dee4"
 MOST_LINES = 8
 SHAPE = (
-    *("case", "precision", "storage", "transpose_w", "k", "n", "columns"),
+    *("layers", "case", "params", "precision", "storage", "transpose_w", "k", "n", "columns"),
     *("batch", "keys", "heads", "key_heads", "size", "tokens"),
 )
 
@@ -26,14 +27,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     Where lines would be too many to tell apart, or the axis has names, a table of coloured ratios takes their place.
     """
-    across = next(iter(result["cells"][0]))
-    by_name = isinstance(result["cells"][0][across], str)
-    lines = {label(row, result["cells"], across) for row in result["cells"]}
-    if by_name or ("op" not in result["cells"][0] and len(lines) > MOST_LINES):
+    found = record.cells(result)
+    across = next(iter(found[0]))
+    by_name = isinstance(found[0][across], str)
+    lines = {label(row, found, across) for row in found}
+    if by_name or ("op" not in found[0] and len(lines) > MOST_LINES):
         draw_table(result, across, path)
         return
     panels: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in result["cells"]:
+    for row in found:
         panels[f"{row['op']}, {row['dtype']}" if "op" in row else ""].append(row)
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
@@ -45,8 +47,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set_visible(False)
     for axes, (name, cells) in zip(grid.flat, panels.items(), strict=False):
         draw_panel(axes, across, cells, name)
-    title = f"{result['benchmark']} on {result['device']}, jax {result['jax']}"
-    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=11)
+    figure.suptitle(title_of(result), color=INK, x=0.01, ha="left", fontsize=11)
     for axes in grid[-1]:
         axes.set_xlabel(across, fontsize=9)
     figure.supylabel("XLA's time / ours (above 1: ours is faster)", fontsize=10)
@@ -74,7 +75,7 @@ def draw_panel(axes: Any, across: str, cells: list[dict[str, Any]], name: str) -
 
 def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
     """Writes a PNG of the ratios: a row for each shape, green where ours is faster, red where it is slower."""
-    cells = result["cells"]
+    cells = record.cells(result)
     names = list(dict.fromkeys(label(row, cells, across) for row in cells))
     ticks = sorted({row[across] for row in cells})
     figure = Figure(figsize=(2.6 + 0.55 * len(ticks), 1.4 + 0.28 * len(names)), dpi=160, layout="constrained")
@@ -88,14 +89,20 @@ def draw_table(result: dict[str, Any], across: str, path: Path) -> None:
         for j, ratio in enumerate(line):
             if ratio == ratio:
                 axes.text(j, i, f"{ratio:.2f}", ha="center", va="center", fontsize=7, color=INK)
-    turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if isinstance(ticks[0], str) else {}
-    axes.set_xticks(range(len(ticks)), [str(t) for t in ticks], fontsize=8, **turned)
+    slanted: dict[str, Any] = {"rotation": 30, "ha": "right"} if isinstance(ticks[0], str) else {}
+    axes.set_xticks(range(len(ticks)), [str(t) for t in ticks], fontsize=8, **slanted)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel(across)
     axes.spines[:].set_visible(False)
-    title = f"{result['benchmark']} on {result['device']}, jax {result['jax']}: XLA's time / ours"
-    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=9)
+    figure.suptitle(f"{title_of(result)}: XLA's time / ours", color=INK, x=0.01, ha="left", fontsize=9)
     figure.savefig(path)
+
+
+def title_of(result: dict[str, Any]) -> str:
+    """Returns the benchmark, the devices and the versions of JAX."""
+    devices = " and ".join(dict.fromkeys(one["device"] for one in result["parts"]))
+    versions = " and ".join(sorted({one["versions"]["jax"] for one in result["parts"]}))
+    return f"{result['benchmark']} on {devices}, jax {versions}"
 
 
 def label(row: dict[str, Any], cells: list[dict[str, Any]], across: str) -> str:
@@ -114,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="+")
     for path in parser.parse_args().results:
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
+        draw(record.read(path), path.with_suffix(".png"))
         print(f"drawn to {path.with_suffix('.png')}")
 
 

@@ -1,6 +1,6 @@
 """Times the candidate schedules of the Hopper matmul and writes the table of the best ones.
 
-    PYTHONPATH=. python benchmarks/tune_matmul_gpu.py --candidates 6
+    python -m benchmarks.tune_matmul_gpu --candidates 6
 
 A shape enters `pallas_kernels/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster than the one
 that the rule would choose. Rows are powers of two; a table entry holds for all rows down to the power below.
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from bench_matmul_gpu import WEIGHTS, activations, integers, pairs, time_us, weights
-from workers import Job, Program, Workers
 
+from benchmarks.bench_matmul_gpu import WEIGHTS, activations, integers, pairs, time_us, weights
+from benchmarks.workers import Job, Program, Workers
 from pallas_kernels.schedule.hopper import matmul
 
 TABLE = Path(matmul.__file__).with_suffix(".json")
@@ -74,7 +74,7 @@ def programs(workers: Workers, m: int, shape: Shape, count: int) -> dict[str, Fu
 
 
 def tune(m: int, shape: Shape, futures: dict[str, Future[Program]]) -> str | None:
-    """Returns the name of the best candidate, None where the rule's choice will do."""
+    """Returns the name of the best candidate, None where the rule's choice is good enough."""
     k, n, transpose_w = shape
     xs, ws = activations(m, k, DTYPE), weights(*((n, k) if transpose_w else (k, n)), DTYPE)
     times: dict[str, float] = {}

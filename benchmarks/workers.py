@@ -1,7 +1,7 @@
 """Programs of many Hopper schedules at once: lowered in worker processes, compiled in threads.
 
 Lowering a kernel holds the interpreter lock for 0.1 to 0.3 s, so threads alone do not speed it up. A worker process
-without a GPU lowers the program for CUDA and hands its StableHLO back; XLA compiles it outside of the lock.
+without a GPU lowers the program for CUDA and returns its StableHLO; XLA compiles it without the lock.
 """
 
 import dataclasses

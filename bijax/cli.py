@@ -10,6 +10,7 @@ from bijax.demo.arguments import Arguments, add_demo_parser
 from bijax.demo.errors import DemoError
 from bijax.determinism.command import DeterminismError, add_determinism_parser, run_determinism
 from bijax.inspect.audit_command import AuditError, add_audit_parser, run_audit
+from bijax.inspect.kernels_command import KernelsError, add_kernels_parser, run_kernels
 from bijax.server.command import add_serve_parser, run_serve
 from bijax.server.errors import ServeError
 
@@ -40,12 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_audit_parser(commands)
     add_demo_parser(commands)
-    commands.add_parser(
-        "kernels",
-        help="list which kernel serves which case, and under which contract",
-        description="Lists operations, machines, dtypes and cases with the contracts that fix their bits, and the"
-        " kernels that compute them.",
-    )
+    add_kernels_parser(commands)
     add_serve_parser(commands)
     add_determinism_parser(commands)
     parsed = parser.parse_args(argv)
@@ -54,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "audit":
                 return run_audit(parsed)
             case "kernels":
-                return _kernels()
+                return run_kernels(parsed)
             case "test-deterministic":
                 return run_determinism(parsed)
             case "serve":
                 return run_serve(parsed)
             case _:
                 return _demo(parsed)
-    except (AuditError, DemoError, DeterminismError, ServeError) as error:
+    except (AuditError, DemoError, DeterminismError, KernelsError, ServeError) as error:
         print(f"bijax {parsed.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -81,14 +77,6 @@ def _demo(parsed: argparse.Namespace) -> int:
     from bijax.demo.run import run_demo
 
     return run_demo(arguments)
-
-
-def _kernels() -> int:
-    # Here, because the calls that it lists are made when it is imported.
-    from bijax.inspect.kernel_table import table
-
-    print(table().plain())
-    return 0
 
 
 def _version() -> str:

@@ -64,7 +64,7 @@ def _generate(app: Any) -> None:
     generated.mkdir(exist_ok=True)
     pictures.draw(generated)
     (generated / "refused.md").write_text(refused.table(), encoding="utf-8")
-    (generated / "gallery.md").write_text(gallery_table.table(), encoding="utf-8")
+    (generated / "gallery.md").write_text(gallery_table.page(), encoding="utf-8")
     members.write_pages(HERE / "modules")
     shutil.copytree(ROOT / "notebooks", HERE / "notebooks", dirs_exist_ok=True)
 
@@ -73,6 +73,7 @@ def setup(app: Any) -> None:
     """Connects the project's own steps."""
     app.add_directive("public-members", members.PublicMembers)
     app.connect("builder-inited", _generate)
+    app.connect("builder-inited", docstrings.show_whole_signatures)
     app.connect("autodoc-process-docstring", docstrings.process_docstring, priority=400)
     app.connect("autodoc-process-signature", docstrings.process_signature)
     app.connect("autodoc-skip-member", docstrings.skip_member)

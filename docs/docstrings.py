@@ -15,6 +15,7 @@ _OBJECT = re.compile(r"<(?:function|class|built-in function) '?([\w.]+)(?:\.<loc
 # What linen adds to the fields of each of its classes.
 _LINEN_FIELDS = ", parent=<flax.linen.module._Sentinel object>, name=None"
 _LABEL = re.compile(r"^(Guarantee|Source):(?= )")
+_OVERLOADED = ("bijax.ops.attention", "bijax.ops.paged_attention")
 _SECTION = re.compile(r"^\w+:$", re.MULTILINE)
 
 
@@ -55,7 +56,7 @@ def process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
 def process_signature(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None] | None:
-    """Shows the arguments of classes whose metaclass takes any, as Flax's does, and names in place of addresses."""
+    """Shows the arguments of classes whose metaclass takes any, as Flax's does, and names instead of addresses."""
     if what == "class":
         # The metaclass's, not that of the class.
         app.env.current_document.autodoc_annotations.get(name, {}).pop("return", None)
@@ -63,6 +64,16 @@ def process_signature(
             parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
             signature = str(inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters]))
     return signature and _OBJECT.sub(r"\1", signature.replace(_LINEN_FIELDS, "")), returns
+
+
+def show_whole_signatures(app: Any) -> None:
+    """Makes Sphinx show the signature of a function instead of its overloads, which leave its keywords to a type."""
+    from sphinx.pycode import ModuleAnalyzer  # type checkers and linters need no Sphinx
+
+    for module in _OVERLOADED:
+        analyzer = ModuleAnalyzer.for_module(module)
+        analyzer.analyze()
+        analyzer.overloads.clear()
 
 
 def skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:

@@ -1,32 +1,25 @@
 """The table of the gallery, from the figures that `benchmarks/gallery.py` wrote."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-FIGURES = Path(__file__).parent.parent / "benchmarks" / "results" / "gallery_cpu.json"
+from benchmarks.tables.figures import of, table
 
 
-def table() -> str:
-    """Returns the table in Markdown, with the machine below."""
-    result = json.loads(FIGURES.read_text(encoding="utf-8"))
-    lines = [
-        "| program | changed, plain JAX | changed, bijax | time | first call | filled caches | another size |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for figures in result["cells"]:
-        library, _, what = figures["program"].partition(": ")
-        lines.append(
-            f"| **{library}** {what} | {figures['differing_plain']} of {figures['compared']}"
-            f" | {figures['differing']} of {figures['compared']} | {1 / figures['ratio']:.1f}"
-            f" | {_beside(figures, 'first_call')} | {_beside(figures, 'first_call_again')}"
-            f" | {_beside(figures, 'another_size')} |"
-        )
-    note = f"{result['device']}, jax {result['jax']}, {result['date']}"
-    return "\n".join([*lines, "", f"*{note}; processor time, on a machine with other work.*", ""])
+def page() -> str:
+    """Returns the table in Markdown, followed by the machines."""
+    figures = of("gallery", "cpu")
+    rows = []
+    for cell in figures.cells:
+        library, _, what = cell["program"].partition(": ")
+        counts = [f"{cell[name]} of {cell['compared']}" for name in ("differing_plain", "differing")]
+        times = [_first(cell, name) for name in ("first_call", "first_call_again", "another_size")]
+        rows.append([f"**{library}** {what}", *counts, f"{1 / cell['ratio']:.1f}", *times])
+    head = ["program", "changed, plain JAX", "changed, bijax", "time", "first call", "filled caches", "another size"]
+    busy = ", on a machine with other work" if any(part.get("busy") for part in figures.parts) else ""
+    return f"{table(head, rows, 'lrrrrrr')}\n\n*{figures.source}; processor time{busy}.*\n"
 
 
-def _beside(figures: dict[str, Any], what: str) -> str:
-    """Returns seconds of bijax, and how often plain JAX's fit in."""
-    seconds = figures[f"{what}_s"]
-    return f"{seconds:.2f} s, {seconds / figures[f'{what}_plain_s']:.1f}"
+def _first(cell: dict[str, Any], what: str) -> str:
+    """Returns the seconds of bijax, and their ratio to plain JAX's."""
+    seconds = cell[f"{what}_s"]
+    return f"{seconds:.2f} s ({seconds / cell[f'{what}_plain_s']:.1f} ×)"

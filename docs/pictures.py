@@ -49,8 +49,8 @@ def _orders(ink: str) -> Figure:
     figure, axes = _canvas(8, 3.3)
     lines = [
         (25, "XLA, 1 row", "four pieces at once,\nadded as a tree", [(0, 4), (4, 8), (8, 12), (12, 16)], ORANGE),
-        (15, "XLA, 8 rows", "one piece, upwards", [(0, 16)], BLUE),
-        (5, "bijax, any rows", "blocks of fixed length,\nadded upwards", [(0, 8), (8, 16)], GREEN),
+        (15, "XLA, 8 rows", "one piece, in order", [(0, 16)], BLUE),
+        (5, "bijax, any rows", "blocks of fixed length,\nadded in order", [(0, 8), (8, 16)], GREEN),
     ]
     left, step, height = 17.0, 2.2, 3.6
     axes.text(left + 8 * step, 31.2, "the 16 products of one element of the result, along K", ha="center", color=ink)

@@ -28,7 +28,7 @@ from flax_layers.checkpoint import LlamaConfig
 from flax_layers.ops import INVARIANT
 
 EQUALS = 10
-"""The token behind the digits, which are 0 to 9."""
+"""The token after the digits, which are 0 to 9."""
 
 
 @dataclasses.dataclass(frozen=True)

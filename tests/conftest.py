@@ -1,10 +1,9 @@
-"""Which tests run: all of a sweep or a sample of it, and GPU tests where there is a GPU; what processes share."""
+"""Which tests run: those of the tiers asked for, and GPU tests where there is a GPU; what processes share."""
 
 import atexit
 import contextlib
 import gc
 import os
-import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,11 +25,16 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax  # reads the environment
 
 import bijax
-from tests.exhaustive import LONG_DOCTESTS
+from tests import tiers
+from tests.tiers import pytest_addoption as pytest_addoption
+from tests.tiers import pytest_pycollect_makeitem as pytest_pycollect_makeitem
 
 # Programs in memory are many objects, and few of them garbage: looking through them as often as Python does by default
 # takes a tenth of the time to collect the tests.
 gc.set_threshold(50_000)
+
+MAX_ID = 60
+"""Length of the ids that are made of values."""
 
 
 @pytest.fixture(scope="module")
@@ -54,36 +58,23 @@ def _what_is_patched_stays_here(request: pytest.FixtureRequest) -> Iterator[None
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--exhaustive", action="store_true", help="run the tests that are marked exhaustive too")
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Returns an id that says what a collection holds: pytest numbers them, and a new case would move the others."""
+    if isinstance(val, tuple | list | dict) and is_plain(val) and len(str(val)) <= MAX_ID:
+        return str(val)
+    return None
+
+
+def is_plain(val: object) -> bool:
+    if isinstance(val, tuple | list | dict):
+        return all(map(is_plain, val.values() if isinstance(val, dict) else val))
+    return val is None or isinstance(val, str | int | float)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--exhaustive"):
-        left_out = {item.nodeid for item in items if is_exhaustive(item)} | not_sampled(items)
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
-        items[:] = [item for item in items if item.nodeid not in left_out]
+    tiers.deselect(config, items)
     if any(item.get_closest_marker("gpu") for item in items) and jax.default_backend() != "gpu":
         skip = pytest.mark.skip(reason=f"needs an NVIDIA GPU, this process runs on {jax.default_backend()}")
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
-
-
-def is_exhaustive(item: pytest.Item) -> bool:
-    long = isinstance(item, pytest.DoctestItem) and item.name in LONG_DOCTESTS
-    return long or item.get_closest_marker("exhaustive") is not None
-
-
-def not_sampled(items: list[pytest.Item]) -> set[str]:
-    """Returns the cases that a test with the marker `sample` leaves to `--exhaustive`: all but a fixed few."""
-    sweeps: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sample") and not item.get_closest_marker("exhaustive"):
-            sweeps.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = set()
-    for name, cases in sweeps.items():
-        count = cases[0].get_closest_marker("sample").args[0]
-        kept = random.Random(name).sample(range(len(cases)), min(count, len(cases)))
-        left_out |= {case.nodeid for i, case in enumerate(cases) if i not in kept}
-    return left_out

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def haiku_convnet() -> tuple[Function, jax.Array]:

@@ -7,7 +7,7 @@ import tinygp
 from flowjax.distributions import Normal
 from flowjax.flows import masked_autoregressive_flow
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def flowjax_density() -> tuple[Function, jax.Array]:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def e3nn_harmonics() -> tuple[Function, jax.Array]:

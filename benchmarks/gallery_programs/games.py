@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import mctx
 import pgx
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def pgx_policy() -> tuple[Function, tuple[jax.Array, jax.Array]]:

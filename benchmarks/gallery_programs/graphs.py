@@ -1,11 +1,11 @@
-"""Networks of graphs. A batch of graphs is one graph whose nodes and edges lie one behind the other."""
+"""Graph networks. A batch of graphs is one graph with the concatenated nodes and edges."""
 
 import jax
 import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 NODES, EDGES, WIDTH = 12, 40, 64
 Graphs = dict[str, jax.Array]
@@ -19,7 +19,7 @@ def _graphs() -> Graphs:
 
 
 def _of_graphs(net) -> tuple[Function, Graphs]:
-    """Batches the graphs as `jraph.batch` does, which is for arrays outside of jit."""
+    """Batches the graphs as `jraph.batch` does, which is for arrays outside jit."""
 
     def apply(graphs: Graphs) -> jax.Array:
         n = graphs["nodes"].shape[0]

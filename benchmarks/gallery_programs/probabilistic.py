@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer.util import log_density
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 X, Y = normal(0, 50, 10), normal(1, 50)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def haiku_lstm() -> tuple[Function, jax.Array]:

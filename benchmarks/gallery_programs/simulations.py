@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax_md import energy, simulate, space
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def jax_md_run() -> tuple[Function, tuple[jax.Array, jax.Array]]:

@@ -7,7 +7,7 @@ import lineax
 import optax
 import optimistix
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def diffrax_adaptive() -> tuple[Function, jax.Array]:

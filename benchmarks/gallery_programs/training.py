@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen
 
-from gallery_programs.program import EXAMPLES, Function, Program, normal
+from benchmarks.gallery_programs.program import EXAMPLES, Function, Program, normal
 
 
 def optax_fits() -> tuple[Function, tuple[jax.Array, jax.Array]]:

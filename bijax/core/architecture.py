@@ -1,15 +1,12 @@
-"""The GPU for which a program is lowered."""
+"""The target for which a program is lowered."""
 
 import contextlib
-import re
-from typing import Final
 
 import jax
 from jax.extend.backend import backends
 
 from pallas_kernels.errors import UnsupportedError
-
-HOPPER: Final = "sm_90"
+from pallas_kernels.target import Target
 
 # Part of the keys of JAX's caches, so that nothing lowered for one architecture is used for another.
 _named = jax.make_user_context(default_value=None)
@@ -33,12 +30,18 @@ def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
         >>> with lowering_for("sm_80"):
         ...     lowered = jax.jit(bijax.softmax).trace(x).lower(lowering_platforms=("cuda",))
     """
-    if not isinstance(architecture, str) or not re.fullmatch(r"sm_\d{2,3}", architecture):
+    if not isinstance(architecture, str) or not Target.parse(architecture).architecture:
         raise ValueError(
             f"bijax.lowering_for: expected the name of an architecture such as 'sm_90', got {architecture!r}."
         )
     manager: contextlib.AbstractContextManager[None] = _named(architecture)
     return manager
+
+
+def target_for(platform: str) -> Target:
+    """Returns what programs for a platform are lowered for: with the architecture, as far as it is known."""
+    known = platform == "cuda" and (_named.value is not None or "cuda" in backends())
+    return Target(platform, cuda_architecture() if known else "")
 
 
 def cuda_architecture() -> str:

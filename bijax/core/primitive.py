@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from bijax.core.architecture import target_for
 from bijax.core.contracts import without_recording
 from bijax.core.lowering_cache.lowered_forms import is_own, lower_once
 from bijax.core.partitioning import is_partitioned, mark
@@ -28,29 +29,38 @@ from pallas_kernels.parts.xla.own_settings import of_width, own_tracing, without
 
 Arrays = tuple[jax.Array, ...]
 Kernel = Callable[..., Arrays]
+Backend = Callable[..., Arrays]
+"""A function of a target, arrays and hashable keyword parameters."""
 FoldRule = Callable[[int, Arrays, Sequence[int | None], dict[str, Any]], Arrays | None]
 
 
 def define_kernel(
-    name: str, backends: dict[str, Kernel], fold: FoldRule | None = None, shapes: Kernel | None = None
+    name: str,
+    backend: Backend,
+    fold: FoldRule | None = None,
+    shapes: Kernel | None = None,
+    *,
+    lowered_once: bool = True,
 ) -> Callable[..., Arrays]:
     """Makes a primitive of a kernel.
 
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
-        backends: The kernel for each platform of JAX ("cpu", "cuda", ...). A kernel maps arrays and hashable keyword
-            parameters to a tuple of arrays; all backends return the same shapes and dtypes.
+        backend: Maps the target that is lowered for, arrays and hashable keyword parameters to a tuple of arrays, which
+            have the same shapes and dtypes on all targets.
         fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
             in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
             repeated for every entry of the axis.
         shapes: A function of the same arguments that is cheap to trace, from which the shapes and dtypes of the results
-            are taken; the last backend by default.
+            are taken; the backend on a CPU by default.
+        lowered_once: Whether equal calls share one lowered form (`bijax.core.lowering_cache.lowered_forms`).
 
     Returns:
         A function of arrays and keyword parameters that returns a tuple of arrays.
     """
     primitive = Primitive(f"bijax_{name}")
     primitive.multiple_results = True
+    backends = {platform: _on_platform(backend, platform) for platform in PLATFORMS}
 
     def call(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
         return tuple(primitive.bind(*vary_alike(arrays), **parameters))
@@ -67,8 +77,7 @@ def define_kernel(
         _check_values(primitive.name, results)
         return results
 
-    # Not the first, which is the CPU's: tracing it would compile and compare schedules for a mere shape.
-    cheapest = shapes or list(backends.values())[-1]
+    cheapest = shapes or backends["cpu"]
 
     @functools.cache
     def results(avals: tuple[jax.ShapeDtypeStruct, ...], parameters: tuple[tuple[str, Hashable], ...]) -> Arrays:
@@ -102,9 +111,17 @@ def define_kernel(
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = no_derivative
     for platform, kernel in backends.items():
-        mlir.register_lowering(primitive, _rule(primitive.name, kernel), platform=platform)
+        mlir.register_lowering(primitive, _rule(primitive.name, kernel, lowered_once), platform=platform)
     KERNELS[primitive.name] = backends
     return call
+
+
+def _on_platform(backend: Backend, platform: str) -> Kernel:
+    @functools.wraps(backend)
+    def kernel(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
+        return backend(target_for(platform), *arrays, **parameters)
+
+    return kernel
 
 
 def _check_values(name: str, results: Arrays) -> None:
@@ -125,6 +142,10 @@ def _check_values(name: str, results: Arrays) -> None:
                 raise FloatingPointError(f"invalid value (inf) encountered in {name}")
 
 
+PLATFORMS: Final = ("cpu", "cuda")
+"""The platforms of JAX for which kernels are lowered."""
+
+
 KERNELS: Final[dict[str, dict[str, Kernel]]] = {}
 """The backends of every kernel, by the name of its primitive and the platform."""
 
@@ -137,8 +158,10 @@ LOWERED_IN: Final[list[Callable[[], AbstractContextManager[None]]]] = []
 """Contexts in which kernels are lowered: what makes sure that they are lowered alike whatever is asked of a program."""
 
 
-def _rule(name: str, kernel: Kernel) -> Callable[..., Any]:
-    lower = lower_once(_tagged(kernel), name=name) if is_own(kernel) else mlir.lower_fun(_tagged(kernel))
+def _rule(name: str, kernel: Kernel, lowered_once: bool) -> Callable[..., Any]:
+    lower = (
+        lower_once(_tagged(kernel), name=name) if lowered_once and is_own(kernel) else mlir.lower_fun(_tagged(kernel))
+    )
 
     def rule(ctx: Any, *operands: Any, **parameters: Hashable) -> Any:
         if "cuda" in (ctx.platforms or ctx.module_context.platforms):

@@ -1,78 +1,45 @@
-"""The backends of matmul: for each platform the kernels and the contract under which they sum.
+r"""Products, stacks of products and gradients of weights as primitives.
 
-A backend's functions take matrices or stacks of them, and choose their contract themselves, from the length of the
-sum, the storage of the weights, the dtype and the architecture; never from the number of rows.
+Each takes one parameter, `product: Product`. The kernel and its contract are chosen when a program is lowered, from
+the length of the sum, the storage of the weights, the dtypes and the target; never from the number of rows. To find
+the kernels: `git grep '"matmul"\|"weight_gradient"' pallas_kernels/backends`.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.core.architecture import HOPPER, cuda_architecture
-from bijax.core.contracts import note, run
-from bijax.core.on_first_use import on_first_use
+from bijax.core.contracts import note
+from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.kernels import run_kernel
 from pallas_kernels.contract import (
-    ChunkContract,
-    MatmulContract,
-    PartsChunkContract,
     PartsContract,
+    ProductSpec,
     ShardContract,
-    SplitChunkContract,
-    SplitWgmmaContract,
-    Tf32Contract,
-    WgmmaChunkContract,
     WgmmaContract,
     add_as_tree,
-    chunk_contract,
-    matmul_contract,
     shard_length,
-    split_contract,
 )
-from pallas_kernels.ops.matmul import cpu
-from pallas_kernels.ops.matmul.cpu import gradient, stacked
+from pallas_kernels.registry import find, serves
+from pallas_kernels.target import Target
 
-if TYPE_CHECKING:
-    from pallas_kernels.ops.matmul import hopper, triton
-    from pallas_kernels.ops.matmul.hopper import bf16x6, parts, tf32
-else:
-    hopper = on_first_use("pallas_kernels.ops.matmul.hopper.launch")
-    bf16x6 = on_first_use("pallas_kernels.ops.matmul.hopper.bf16x6")
-    parts = on_first_use("pallas_kernels.ops.matmul.hopper.parts")
-    tf32 = on_first_use("pallas_kernels.ops.matmul.hopper.tf32")
-    triton = on_first_use("pallas_kernels.ops.matmul.triton")
-
-Kernel = Callable[..., jax.Array]
-Matmul = Callable[[jax.Array, jax.Array, jax.Array | None, "Product"], jax.Array]
-
-_WIDE: Final = MatmulContract(128, dtype="float64")
-
-IN_TF32: Final = {
-    "default",
-    "high",
-    "tf32_tf32_f32",
-    "f16_f16_f32",
-    "f16_f16_f16",
-    "bf16_bf16_f32",
-    "bf16_bf16_bf16",
-}
-"""The precisions for which JAX multiplies float32 operands in TF32 on a GPU, or in less; every other is float32."""
+Parameters = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a backend is told of a product besides its operands.
+    """What a product is besides its operands.
 
     Attributes:
         out_dtype: Dtype of the result, to which the sum is rounded once.
         transpose_w: Whether the weights are stored as (N, K).
         precision: See `bijax.dispatch.precision.precision_name`.
         as_columns: Whether weights stored as (N, K) stand for their transpose: the sum has the order of `x @ w` then.
-        shards: Shards into which K is cut, each summed under the backend's contract and the sums added as a tree
+        shards: Shards into which K is cut, each summed under the contract for a whole K and the sums added as a tree
             (`pallas_kernels.contract.add_as_tree`); 1 leaves K whole. Gradients of weights have none.
     """
 
@@ -82,234 +49,182 @@ class Product:
     as_columns: bool = False
     shards: int = 1
 
+    def spec(self, x: jax.Array, w: jax.Array, activation: str | None = None) -> ProductSpec:
+        """Returns what the contract of the product of rows and weights is chosen by."""
+        along_k, dtypes = self.transpose_w and not self.as_columns, (x.dtype.name, w.dtype.name)
+        return ProductSpec(dtypes, self.out_dtype, x.shape[-1], along_k, self.precision, self.shards, activation)
 
-class Backend(NamedTuple):
-    """The functions of a backend.
+    def gradient_spec(self, x: jax.Array, g: jax.Array) -> ProductSpec:
+        """Returns what the contract of the gradient of the weights is chosen by."""
+        return ProductSpec((x.dtype.name, g.dtype.name), self.out_dtype, precision=self.precision)
 
-    Attributes:
-        matmul: Maps x (M, K), w (K, N) or (N, K), a bias (N,) or None, and the product to (M, N). Or a stack of
-            weights, with a stack of x or one x, to a stack.
-        weight_gradient: Maps x (M, K), g (M, N), a float32 sum to continue or None, and the product of which it is the
-            gradient to (K, N), or (N, K) with `transpose_w`. Or a stack of x, of g or of both, to a stack.
+
+def multiply(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, product: Product) -> Arrays:
+    """Multiplies x (M, K) by w (K, N) or (N, K), and adds a bias (N,); or stacks of both, or one x by a stack of w."""
+    options = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
+    if not serves("matmul", target, replace(product, shards=1).spec(x, w), x, w, **options):
+        x, w = _promoted(x, w, product)
+    if product.shards > 1:
+        return (_in_shards(target, x, w, bias, product),)
+    return (run_kernel("matmul", target, product.spec(x, w), x, w, like=products_like, **options),)
+
+
+def sum_products(
+    target: Target, x: jax.Array, g: jax.Array, total: jax.Array | None = None, *, product: Product
+) -> Arrays:
+    """Returns the gradient of the weights in `multiply` from x (M, K) and g (M, N), or stacks of one or both of them.
+
+    It has the shape of the weights, and continues a float32 sum `total` of that shape if there is one.
     """
-
-    matmul: Matmul
-    weight_gradient: Callable[[jax.Array, jax.Array, jax.Array | None, Product], jax.Array]
-
-
-def _by_shards(matmul: Matmul) -> Matmul:
-    """Returns a backend's matmul that also takes K cut into shards: products of the parts, and a tree of additions."""
-
-    def by_shards(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-        k = x.shape[-1]
-        length = shard_length(k, product.shards)
-        if length >= k or product.shards == 1:
-            return matmul(x, w, bias, replace(product, shards=1))
-        note(add_as_tree, ShardContract(product.shards), arrays=(x, w))
-        part = replace(product, shards=1, out_dtype="float32")
-        k_axis = w.ndim - (1 if product.transpose_w else 2)
-
-        def shard(index: int) -> jax.Array:
-            start, stop = index * length, min(k, (index + 1) * length)
-            return matmul(x[..., start:stop], lax.slice_in_dim(w, start, stop, axis=k_axis), None, part)
-
-        total: jax.Array = add_as_tree(shard, -(-k // length))
-        return (total if bias is None else total + bias.astype(jnp.float32)).astype(product.out_dtype)
-
-    return by_shards
+    options = {"accumulate": total, "out_dtype": product.out_dtype}
+    if not serves("weight_gradient", target, product.gradient_spec(x, g), x, g, **options):
+        x, g = _promoted(x, g, product)
+    left, right = (g, x) if product.transpose_w else (x, g)
+    spec = product.gradient_spec(left, right)
+    return (run_kernel("weight_gradient", target, spec, left, right, like=gradients_like, **options),)
 
 
-def _cpu_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_matmul((cpu.matmul, stacked.matmul), x, w, bias, product)
+def _promoted(a: jax.Array, b: jax.Array, product: Product) -> Arrays:
+    """Returns operands that no kernel takes as they are in a dtype that holds their values and the sum."""
+    wide = product.out_dtype == "float64"
+    dtype = jnp.dtype(jnp.float64) if wide else jnp.promote_types(a.dtype, b.dtype)
+    return a.astype(dtype), b.astype(dtype)
 
 
-def _cpu_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    kernels = gradient.weight_gradient, gradient.stacked_weight_gradient
-    return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
-
-
-def _triton_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    return _fold_matmul((triton.matmul, triton.matmul), x, w, bias, product)
-
-
-def _triton_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    kernels = triton.weight_gradient, triton.weight_gradient
-    return _fold_gradient(kernels, chunk_contract(), x, g, total, product)
-
-
-def _fold_matmul(
-    kernels: tuple[Kernel, Kernel], x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product
-) -> jax.Array:
-    """Multiplies by a kernel for matrices or by one for stacks, under a `MatmulContract`."""
-    if "float64" in (x.dtype.name, w.dtype.name, product.out_dtype):
-        contract = _WIDE
-    else:
-        contract = matmul_contract(x.shape[-1], transpose_w=product.transpose_w and not product.as_columns)
-    single, stack = kernels
-    if w.ndim == 2:
-        y = run(single, x, w, like=sums_like, contract=contract, transpose_w=product.transpose_w)
-    else:
+def _in_shards(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
+    """Cuts K into shards: in one kernel where there is one, otherwise as products that are added as a tree."""
+    options = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
+    if serves("split_matmul", target, product.spec(x, w), x, w, **options):
+        if w.ndim == 2:
+            spec = product.spec(x, w)
+            y: jax.Array = run_kernel("split_matmul", target, spec, x, w, like=products_like, **options)
+            return y
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
-        y = run(stack, x, w, like=sums_like, contract=contract, transpose_w=product.transpose_w)
-    return (y if bias is None else y + bias.astype(jnp.float32)).astype(product.out_dtype)
+        y = lax.map(lambda entry: _in_shards(target, entry[0], entry[1], bias, product), (x, w))
+        return y
+    k = x.shape[-1]
+    length = shard_length(k, product.shards)
+    if length >= k:
+        return multiply(target, x, w, bias, product=replace(product, shards=1))[0]
+    note(add_as_tree, ShardContract(product.shards), arrays=(x, w))
+    part = replace(product, shards=1, out_dtype="float32")
+    k_axis = w.ndim - (1 if product.transpose_w else 2)
+
+    def shard(index: int) -> jax.Array:
+        start, stop = index * length, min(k, (index + 1) * length)
+        return multiply(target, x[..., start:stop], lax.slice_in_dim(w, start, stop, axis=k_axis), product=part)[0]
+
+    total: jax.Array = add_as_tree(shard, -(-k // length))
+    return (total if bias is None else total + bias.astype(jnp.float32)).astype(product.out_dtype)
 
 
-def _fold_gradient(
-    kernels: tuple[Kernel, Kernel],
-    contract: ChunkContract | SplitChunkContract,
-    x: jax.Array,
-    g: jax.Array,
-    total: jax.Array | None,
-    product: Product,
-) -> jax.Array:
-    """The same for gradients, under a contract of chunks."""
-    left, right = (g, x) if product.transpose_w else (x, g)
-    single, stack = (functools.partial(run, kernel, like=_gradient_sums, contract=contract) for kernel in kernels)
-    lead = x.shape[:-2] or g.shape[:-2]
-    left, right = (jnp.broadcast_to(a, (*lead, *a.shape[-2:])) for a in (left, right))
-    if not lead:
-        y = single(left, right, accumulate=total)
-    elif total is None:
-        y = stack(left, right)
-    else:
-        y = lax.map(lambda entry: single(*entry[:2], accumulate=entry[2]), (left, right, total))
-    return y.astype(product.out_dtype)
+def storage_is_free(target: Target, x: jax.Array, w: jax.Array, product: Product) -> bool:
+    """Returns whether products of two operands have one order of the sum, whatever their storage and place."""
+    spec = product.spec(x, w)
+    if not serves("matmul", target, spec, x, w):
+        x, w = _promoted(x, w, product)
+    contract = find("matmul", target, product.spec(x, w), x, w).contracts["contract"]
+    return isinstance(contract, (WgmmaContract, PartsContract))
 
 
-def _hopper_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    if product.shards > 1 and w.ndim > 2:
-        x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
-        stack: jax.Array = lax.map(lambda entry: _hopper_matmul(entry[0], entry[1], bias, product), (x, w))
-        return stack
-    return run(
-        hopper.matmul,
-        x,
-        w,
-        like=sums_like,
-        contract=hopper_contract(product),
-        transpose_w=product.transpose_w,
-        bias=bias,
-        out_dtype=product.out_dtype,
-    )
-
-
-def hopper_contract(product: Product) -> WgmmaContract | SplitWgmmaContract:
-    """Returns the contract under which wgmma sums a product."""
-    return WgmmaContract() if product.shards == 1 else SplitWgmmaContract(product.shards)
-
-
-def _hopper_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    left, right = (g, x) if product.transpose_w else (x, g)
-    return run(
-        hopper.weight_gradient,
-        left,
-        right,
-        like=_gradient_sums,
-        contract=WgmmaChunkContract(),
-        accumulate=total,
-        out_dtype=product.out_dtype,
-    )
-
-
-def _hopper_float32_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    bias = None if bias is None else bias.astype(jnp.float32)
-    options: dict[str, Any] = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
-    if product.precision in IN_TF32:
-        return run(tf32.matmul, x, w, like=sums_like, contract=Tf32Contract(), **options)
-    return run(bf16x6.matmul, x, w, like=sums_like, contract=split_contract(x.shape[-1]), **options)
-
-
-def _hopper_float32_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    def stack(x: jax.Array, g: jax.Array, *, contract: SplitChunkContract) -> jax.Array:
-        entries: jax.Array = lax.map(lambda e: bf16x6.weight_gradient(*e, contract=contract), (x, g))
-        return entries
-
-    return _fold_gradient((bf16x6.weight_gradient, stack), SplitChunkContract(), x, g, total, product)
-
-
-def parts_of(product: Product) -> int:
-    """Returns the bfloat16 parts of a float32 operand beside a bfloat16 one: as exact as JAX's product, or more."""
-    return 2 if product.precision in IN_TF32 else 3
-
-
-def _hopper_mixed_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    return run(
-        parts.matmul,
-        x,
-        w,
-        like=sums_like,
-        contract=PartsContract(parts_of(product)),
-        transpose_w=product.transpose_w,
-        bias=bias,
-        out_dtype=product.out_dtype,
-    )
-
-
-def _hopper_mixed_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    left, right = (g, x) if product.transpose_w else (x, g)
-    return run(
-        parts.weight_gradient,
-        left,
-        right,
-        like=_gradient_sums,
-        contract=PartsChunkContract(parts_of(product)),
-        accumulate=total,
-        out_dtype=product.out_dtype,
-    )
-
-
-def sums_like(
-    x: jax.Array, w: jax.Array, *, transpose_w: bool = False, out_dtype: Any = jnp.float32, **_: Any
+def products_like(
+    x: jax.Array, w: jax.Array, *_: jax.Array, transpose_w: bool = False, out_dtype: Any = jnp.float32, **__: Any
 ) -> jax.Array:
     """Returns an array of the shape of a product."""
     return jnp.zeros((*w.shape[:-2], x.shape[-2], w.shape[-2 if transpose_w else -1]), out_dtype)
 
 
-def _gradient_sums(x: jax.Array, g: jax.Array, *, out_dtype: Any = jnp.float32, **_: Any) -> jax.Array:
+def gradients_like(x: jax.Array, g: jax.Array, *, out_dtype: Any = jnp.float32, **_: Any) -> jax.Array:
     """Returns an array of the shape of a weight gradient."""
     lead = x.shape[:-2] or g.shape[:-2]
     return jnp.zeros((*lead, x.shape[-1], g.shape[-1]), out_dtype)
 
 
-CPU: Final = Backend(_by_shards(_cpu_matmul), _cpu_weight_gradient)
-PORTABLE: Final = Backend(_by_shards(_triton_matmul), _triton_weight_gradient)
-HOPPER_16_BIT: Final = Backend(_hopper_matmul, _hopper_weight_gradient)
-HOPPER_FLOAT32: Final = Backend(_by_shards(_hopper_float32_matmul), _hopper_float32_weight_gradient)
-HOPPER_MIXED: Final = Backend(_by_shards(_hopper_mixed_matmul), _hopper_mixed_weight_gradient)
-
-CUDA: Final[dict[tuple[str, str], Backend]] = {
-    (HOPPER, "bfloat16"): HOPPER_16_BIT,
-    (HOPPER, "float16"): HOPPER_16_BIT,
-    (HOPPER, "float32"): HOPPER_FLOAT32,
-}
-"""The backend for an architecture and the dtype of the operands; `PORTABLE` serves every other pair."""
+def _fold_matmul(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters) -> Arrays:
+    """Rows of a mapped x are more rows; mapped weights are a stack of products."""
+    if any(d is not None for d in axes[2:]):
+        return _add_mapped_bias(matmul_kernel, size, arrays, axes, parameters)
+    bias = arrays[2:]
+    if axes[1] is None:
+        (rows,) = fold_rows(size, arrays[:1], axes[:1])
+        return unfold_rows(size, matmul_kernel(rows, arrays[1], *bias, **parameters))
+    return stacked_matmul_kernel(*_in_front(arrays[:2], axes[:2]), *bias, **parameters)
 
 
-def _cuda_matmul(x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    backend, x, w = for_operands(x, w, product)
-    return backend.matmul(x, w, bias, product)
+def _fold_stacked_matmul(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters) -> Arrays:
+    """Stacks of a mapped axis are one stack."""
+    if any(d is not None for d in axes[2:]):
+        return _add_mapped_bias(stacked_matmul_kernel, size, arrays, axes, parameters)
+    operands = _fold_stacks(size, arrays[:2], axes[:2])
+    return unfold_rows(size, stacked_matmul_kernel(*operands, *arrays[2:], **parameters))
 
 
-def _cuda_weight_gradient(x: jax.Array, g: jax.Array, total: jax.Array | None, product: Product) -> jax.Array:
-    backend, x, g = for_operands(x, g, product)
-    return backend.weight_gradient(x, g, total, product)
+def _add_mapped_bias(
+    kernel: Kernel, size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters
+) -> Arrays:
+    """Adds a bias for each entry of the axis to the float32 sums, and rounds after that, as a kernel does."""
+    product: Product = parameters["product"]
+    wide = replace(product, out_dtype="float32")
+    if axes[0] is None and axes[1] is None:
+        (y,) = kernel(*arrays[:2], product=wide)
+        y = y[None]
+    else:
+        (y,) = jax.vmap(lambda x, w: kernel(x, w, product=wide), axes[:2])(*arrays[:2])
+    (bias,) = _in_front(arrays[2:], axes[2:])
+    bias = bias.astype(jnp.float32).reshape(size, *(1,) * (y.ndim - 2), bias.shape[1])
+    return ((y + bias).astype(product.out_dtype),)
 
 
-def for_operands(a: jax.Array, b: jax.Array, product: Product) -> tuple[Backend, jax.Array, jax.Array]:
-    """Returns the backend for two operands, and the operands in a dtype that it takes and that holds their values."""
-    mixed = {a.dtype.name, b.dtype.name} == {"bfloat16", "float32"} and product.out_dtype != "float64"
-    if mixed and cuda_architecture() == HOPPER:
-        return HOPPER_MIXED, a, b
-    dtype = jnp.promote_types(a.dtype, b.dtype)
-    if product.out_dtype == "float64":
-        dtype = jnp.dtype("float64")
-    return CUDA.get((cuda_architecture(), dtype.name), PORTABLE), a.astype(dtype), b.astype(dtype)
+def _fold_gradient(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters) -> Arrays:
+    """Gradients of a mapped axis are a stack."""
+    x, g, *total = _in_front(arrays, axes)
+    total = [jnp.broadcast_to(t, (size, *t.shape[-2:])) for t in total]
+    if x.ndim == g.ndim == 2:  # only the sum to continue is mapped
+        x = jnp.broadcast_to(x, (size, *x.shape))
+    return stacked_weight_gradient_kernel(x, g, *total, **parameters)
 
 
-def storage_is_free(a: jax.Array, b: jax.Array, product: Product) -> bool:
-    """Returns whether a GPU's products of two operands have one order of the sum, whatever their storage and place."""
-    return for_operands(a, b, product)[0] in (HOPPER_16_BIT, HOPPER_MIXED)
+def _fold_stacked_gradient(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters) -> Arrays:
+    return unfold_rows(size, stacked_weight_gradient_kernel(*_fold_stacks(size, arrays, axes), **parameters))
 
 
-PLATFORMS: Final = {"cpu": CPU, "cuda": Backend(_cuda_matmul, _cuda_weight_gradient)}
-"""The backend that a platform's lowering calls."""
+def _in_front(arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
+    """Returns the arrays with a mapped axis in front; those that do not carry it are as they were."""
+    return tuple(a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(arrays, axes, strict=True))
+
+
+def _fold_stacks(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
+    """Returns stacks with the mapped axis merged into theirs; a matrix that every entry shares is repeated."""
+    arrays = _in_front(arrays, axes)
+    matrices = [a.ndim - (d is not None) == 2 for a, d in zip(arrays, axes, strict=True)]
+    entries = next(a.shape[-3] for a, matrix in zip(arrays, matrices, strict=True) if not matrix)
+    whole = (
+        jnp.broadcast_to(a[..., None, :, :], (*a.shape[:-2], entries, *a.shape[-2:])) if matrix else a
+        for a, matrix in zip(arrays, matrices, strict=True)
+    )
+    return fold_rows(size, tuple(whole), [None if d is None else 0 for d in axes])
+
+
+def _product_shape(x: jax.Array, w: jax.Array, *_: jax.Array, product: Product) -> Arrays:
+    n = w.shape[-2 if product.transpose_w else -1]
+    return (jnp.zeros((*w.shape[:-2], x.shape[-2], n), product.out_dtype),)
+
+
+def _gradient_shape(x: jax.Array, g: jax.Array, *_: jax.Array, product: Product) -> Arrays:
+    k, n, lead = x.shape[-1], g.shape[-1], x.shape[:-2] or g.shape[:-2]
+    return (jnp.zeros((*lead, *((n, k) if product.transpose_w else (k, n))), product.out_dtype),)
+
+
+matmul_kernel = define_kernel("matmul", multiply, _fold_matmul, _product_shape)
+"""(M, K) x (K, N), or (N, K) with `transpose_w`; a third operand (N,) is a bias."""
+
+stacked_matmul_kernel = define_kernel("stacked_matmul", multiply, _fold_stacked_matmul, _product_shape)
+"""(G, M, K) or (M, K) x (G, K, N), or (G, N, K) with `transpose_w`; a third operand (N,) is a bias."""
+
+weight_gradient_kernel = define_kernel("weight_gradient", sum_products, _fold_gradient, _gradient_shape)
+"""(M, K), (M, N); a third operand is a float32 sum to continue."""
+
+stacked_weight_gradient_kernel = define_kernel(
+    "stacked_weight_gradient", sum_products, _fold_stacked_gradient, _gradient_shape
+)
+"""(G, M, K), (G, M, N), of which one may be a matrix; a third operand is a stack of float32 sums to continue."""

@@ -1,6 +1,5 @@
 """What the operations on rows share: arranging an array as rows, and kernels whose arrays have rows in front."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -8,11 +7,9 @@ from typing import Any
 
 import jax
 
-from bijax.core.architecture import HOPPER, cuda_architecture
-from bijax.core.contracts import run
-from bijax.core.primitive import Arrays, Kernel, define_kernel, fold_rows, unfold_rows
-from pallas_kernels.contract import PTX_FUNCTIONS, XLA_FUNCTIONS
-from pallas_kernels.parts.served import Served
+from bijax.core.primitive import Arrays, Backend, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.kernels import as_tuple, run_kernel
+from pallas_kernels.target import Target
 
 
 def as_rows(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
@@ -36,95 +33,35 @@ def as_rows(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, Callable[[j
     return moved.reshape(math.prod(x.shape[a] for a in kept), math.prod(x.shape[a] for a in axes)), back
 
 
-@dataclasses.dataclass(frozen=True)
-class Orders:
-    """The contracts of a row operation.
-
-    Attributes:
-        portable: The contract of the portable form, for rows of so many columns; None if nothing is summed.
-        hopper: That of the kernel for Hopper GPUs, where it is another one.
-        functions: Whether exp and log, or other code of single elements, fix bits; then kernels get `functions` too.
-    """
-
-    portable: Callable[[int], Any] | None = None
-    hopper: Callable[[int], Any] | None = None
-    functions: bool = False
-
-    def options(self, columns: int, on_hopper: bool) -> dict[str, Any]:
-        """Returns the contracts as the options of a kernel."""
-        options: dict[str, Any] = {}
-        if chosen := (self.hopper or self.portable) if on_hopper else self.portable:
-            options["contract"] = chosen(columns)
-        if self.functions:
-            options["functions"] = PTX_FUNCTIONS if on_hopper else XLA_FUNCTIONS
-        return options
-
-
-def row_backends(
-    portable: Callable[..., Any], hopper: Callable[[], Callable[..., Any]] | None, orders: Orders
-) -> dict[str, Kernel]:
-    """Returns the table of backends of a row operation: its kernel for Hopper GPUs, the portable form elsewhere.
+def row_backend(operation: str) -> Backend:
+    """Returns what runs the kernels of a row operation, whose contracts are chosen by the number of columns.
 
     Args:
-        portable: Takes arrays and hashable parameters; returns an array or a tuple of arrays.
-        hopper: Returns a function of the same arguments with the same results, for GPUs of that architecture; None if
-            there is none.
-        orders: The contracts, which the functions get by the name of `contract` and `functions`.
+        operation: Name of the operation in the registry. Its kernels take arrays and hashable parameters, and return an
+            array or a tuple of arrays. The one for a CPU is traced for the shapes of the results.
 
     Returns:
-        For each platform a function of arrays, with their names in `names` if the kernels take them by name.
+        A function of a target and arrays, with their names in `names` if the kernels take them by name.
     """
 
-    def on_cuda(*arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
+    def run_rows(target: Target, *arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
+        columns = arrays[0].shape[1] if arrays[0].ndim > 1 else 1
         by_name: dict[str, Any] = dict(zip(names, arrays, strict=True)) if names else {}
-        if hopper is None or cuda_architecture() != HOPPER:
-            return anywhere(*arrays, names=names, **parameters)
-        kernel, given = hopper(), () if names else arrays
-        options = {**by_name, **orders.options(_columns(arrays), on_hopper=True), **parameters}
-        if isinstance(kernel, Served) and not kernel.serves(*given, **options):
-            return anywhere(*arrays, names=names, **parameters)
-        like = functools.partial(_as_portable, portable, orders, _columns(arrays))
-        return as_tuple(run(kernel, *given, like=like, **options))
+        like = functools.partial(run_kernel, operation, Target("cpu"), columns)
+        given = () if names else arrays
+        return as_tuple(run_kernel(operation, target, columns, *given, like=like, **by_name, **parameters))
 
-    def anywhere(*arrays: jax.Array, names: tuple[str, ...] = (), **parameters: Any) -> Arrays:
-        by_name: dict[str, Any] = dict(zip(names, arrays, strict=True)) if names else {}
-        options = orders.options(_columns(arrays), on_hopper=False)
-        return as_tuple(run(portable, *(() if names else arrays), **by_name, **options, **parameters))
-
-    # The last one is traced for the shapes of the results.
-    return {"cuda": on_cuda, "cpu": anywhere}
+    return run_rows
 
 
-def _columns(arrays: Sequence[jax.Array]) -> int:
-    """Returns the length of a row."""
-    return arrays[0].shape[1] if arrays[0].ndim > 1 else 1
-
-
-def _as_portable(portable: Callable[..., Any], orders: Orders, columns: int, *arrays: jax.Array, **options: Any) -> Any:
-    return portable(*arrays, **{**options, **orders.options(columns, on_hopper=False)})
-
-
-def as_tuple(results: Any) -> Arrays:
-    """Returns the results of a kernel, which may be one array, as a tuple."""
-    return results if isinstance(results, tuple) else (results,)
-
-
-def define_row_kernel(
-    name: str,
-    kernel: Callable[..., Any],
-    hopper: Callable[[], Callable[..., Any]] | None = None,
-    *,
-    orders: Orders,
-    folds: bool = True,
-) -> Callable[..., Arrays]:
-    """Makes a primitive of a kernel that computes every row on its own.
+def define_row_kernel(name: str, operation: str | None = None, *, folds: bool = True) -> Callable[..., Arrays]:
+    """Makes a primitive of an operation that computes every row on its own.
 
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
-        kernel: Takes arrays and hashable parameters by name; returns an array or a tuple of arrays, all with rows in
-            front. Arguments with two and more dimensions have rows in front, those with one are shared by all rows.
-        hopper: Returns a function of the same arguments with the same results, for Hopper GPUs.
-        orders: The contracts, which both get by the name of `contract` and `functions`.
+        operation: Name of the operation in the registry, if it is another one; see `row_backend`. Its kernels take
+            arrays by name, all with rows in front: those with two and more dimensions have rows in front, those with
+            one are shared by all rows.
         folds: Whether all arguments with two and more dimensions have the same rows, so that `vmap` adds more of them.
 
     Returns:
@@ -139,7 +76,7 @@ def define_row_kernel(
         folded = (a if n == 1 else fold_rows(size, (a,), (d,))[0] for a, d, n in zip(arrays, axes, dims, strict=True))
         return unfold_rows(size, primitive(*folded, **parameters))
 
-    primitive = define_kernel(name, row_backends(kernel, hopper, orders), fold if folds else None)
+    primitive = define_kernel(name, row_backend(operation or name), fold if folds else None)
 
     def call(arrays: dict[str, jax.Array | None], **parameters: Any) -> Arrays:
         given = {n: a for n, a in arrays.items() if a is not None}

@@ -103,6 +103,7 @@ def contracts(
     platform = platform_of("bijax.contracts", platform)
     with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
         here = cuda_architecture() if platform == "cuda" else machine.machine()
+        has_programs = platform == "cuda" and has_row_programs()
         found = list(looked_at(fn, args, kwargs, platform, strict=True))
     for operation, *_ in found:
         if operation.verdict in ("variant", "refused"):
@@ -123,6 +124,5 @@ def contracts(
     ]
     text = "\n".join([platform, here, *libraries, *terms, *believed, *(f"allowed {name}" for name in allowed)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    fused = [request.fuse_rows for _, _, request in found if request.enabled]
-    row_programs = platform == "cuda" and has_row_programs(here) and any(fused)
-    return Manifest(tuple(ids), tuple(terms), tuple(believed), tuple(allowed), platform, here, digest, row_programs)
+    fused = has_programs and any(request.enabled and request.fuse_rows for *_, request in found)
+    return Manifest(tuple(ids), tuple(terms), tuple(believed), tuple(allowed), platform, here, digest, fused)

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -12,16 +12,16 @@ from jax import lax
 
 from bijax import ops
 from bijax.core.architecture import lowering_for
-from bijax.hlo._table import Rows
 from bijax.lax.scatter import scatter_add
 from bijax.ops.rotate_heads import rotate_and_store
 from bijax.sampling import sample
 from bijax.transform.invariant import invariant
 from bijax.transform.rules.equations import equations
 from bijax.transform.rules.uses import kernels_of
+from pallas_kernels.target import Target
 
-TARGETS: Final[tuple[tuple[str, str], ...]] = (("cpu", ""), ("cuda", "sm_90"), ("cuda", "sm_80"))
-"""Platforms with the architecture; the last one stands for every GPU without kernels of its own."""
+TARGETS: Final = tuple(map(Target.parse, ("cpu", "sm_90", "sm_80")))
+"""The last one stands for every GPU without kernels of its own."""
 
 _FLOATS: Final = ("float32", "bfloat16", "float16")
 _LABELS: Final = "int32"
@@ -279,16 +279,16 @@ class Row:
     primitives: tuple[str, ...]
 
 
-def rows() -> Iterator[Row]:
-    """Yields what serves every case on every target, dtypes that are served alike together."""
+def rows(targets: Sequence[Target] = TARGETS) -> Iterator[Row]:
+    """Yields what serves every case on each target, dtypes that are served alike together."""
     for case in CASES:
         traced = {dtype: _traced(case, dtype) for dtype in case.dtypes}
-        for platform, architecture in TARGETS:
+        for target in targets:
             served: dict[tuple[tuple[str, ...], ...], list[str]] = {}
             for dtype, program in traced.items():
-                served.setdefault(_served(program, platform, architecture), []).append(dtype)
+                served.setdefault(_served(program, target), []).append(dtype)
             for found, dtypes in served.items():
-                yield Row(case, architecture or platform, tuple(dtypes), *found)
+                yield Row(case, str(target), tuple(dtypes), *found)
 
 
 def _traced(case: Case, dtype: str) -> Any:
@@ -296,27 +296,11 @@ def _traced(case: Case, dtype: str) -> Any:
         return jax.make_jaxpr(lambda *arrays: case.function(*arrays))(*case.arrays(dtype))
 
 
-def _served(program: Any, platform: str, architecture: str) -> tuple[tuple[str, ...], ...]:
-    with lowering_for(architecture) if architecture else contextlib.nullcontext():
+def _served(program: Any, target: Target) -> tuple[tuple[str, ...], ...]:
+    platform = target.platform
+    with lowering_for(target.architecture) if target.architecture else contextlib.nullcontext():
         found = [(use, e.name) for e in equations(program, platform) for use in kernels_of(e, platform)]
     contracts = {use.contract for use, _ in found}
     kernels = {use.kernel for use, _ in found if use.kernel}
     primitives = {name for _, name in found}
     return tuple(sorted(contracts)), tuple(sorted(kernels)), tuple(sorted(primitives))
-
-
-def table() -> Rows:
-    """Returns the table of `bijax kernels`."""
-    lines = []
-    for row in rows():
-        case = f"{row.case.operation}{', ' if row.case.case else ''}{row.case.case}"
-        dtypes = ", ".join(d.replace("float", "f") for d in row.dtypes)
-        lines.append((case, row.target, dtypes, ", ".join(row.contracts), ", ".join(map(_short, row.kernels))))
-    header = ("operation, case", "target", "dtypes", "contracts", "kernels")
-    return Rows("Contracts and kernels; sm_80 stands for every GPU but Hopper", header, tuple(lines), "")
-
-
-def _short(kernel: str) -> str:
-    for folder in ("pallas_kernels.ops.", "bijax.lax.", "bijax.ops."):
-        kernel = kernel.removeprefix(folder)
-    return kernel.replace(".launch.", ".")

@@ -29,16 +29,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bijax.core.architecture import target_for
 from bijax.core.checks import FLOATS, describe
-from bijax.dispatch.matmul import IN_TF32, Product, storage_is_free
-from bijax.dispatch.matmul_kernels import (
+from bijax.dispatch.matmul import (
+    Product,
     matmul_kernel,
     stacked_matmul_kernel,
     stacked_weight_gradient_kernel,
+    storage_is_free,
     weight_gradient_kernel,
 )
 from bijax.dispatch.precision import precision_name
-from pallas_kernels.contract import matmul_contract
+from pallas_kernels.contract import IN_TF32, matmul_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.row_major import row_major
 from pallas_kernels.parts.xla.tiles import isolate
@@ -118,7 +120,7 @@ def dot_general(
     if arrangement is not None and not wide:
         if not on_gpu and arrangement is Arrangement.OF_LHS and _is_gradient_of_a_matrix(left, right):
             return _gradient(right, left, product)[0].T
-        if on_gpu and storage_is_free(lhs, rhs, product):
+        if on_gpu and storage_is_free(target_for("cuda"), lhs, rhs, product):
             return _arranged_product(left, right, product, arrangement).reshape(out.shape)
     return (_wide_product if wide else _product)(left, right, product).reshape(out.shape)
 

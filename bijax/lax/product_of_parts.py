@@ -1,17 +1,13 @@
-"""Products of a float32 matrix, whose bfloat16 parts are made already, by a bfloat16 array on a Hopper GPU."""
+"""Products of a float32 matrix, whose bfloat16 parts are made already, by a bfloat16 array on a GPU that has them."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bijax.core.contracts import run
-from bijax.core.on_first_use import on_first_use
-from pallas_kernels.contract import PartsChunkContract, PartsContract
-
-parts: Any = on_first_use("pallas_kernels.ops.matmul.hopper.parts")
+from bijax.core.architecture import target_for
+from bijax.dispatch.kernels import run_kernel
 
 
 @dataclass(frozen=True)
@@ -61,19 +57,12 @@ def product_of_parts(x: jax.Array, other: jax.Array, *, product: ProductOfParts)
     weights = weights.reshape([*stack, *(math.prod(other.shape[d] for d in group) for group in groups)])
     x = x.reshape(*stack, -1, x.shape[1])
     own: tuple[int, ...]
+    target, dtype = target_for("cuda"), product.dtype
     if product.over_rows:
-        contract = PartsChunkContract(product.count)
-        y = run(parts.weight_gradient_of_parts, x, weights, contract=contract, out_dtype=product.dtype)
+        y = run_kernel("weight_gradient_of_parts", target, product.count, x, weights, out_dtype=dtype)
         own = x.shape[-1:]
     else:
-        y = run(
-            parts.matmul_of_parts,
-            x,
-            weights,
-            contract=PartsContract(product.count),
-            transpose_w=by_rows,
-            out_dtype=product.dtype,
-        )
+        y = run_kernel("matmul_of_parts", target, product.count, x, weights, transpose_w=by_rows, out_dtype=dtype)
         own = rows
     y = y.reshape(*lead, *own, *(other.shape[d] for d in free))
     first = range(len(lead), len(lead) + len(own))

@@ -5,12 +5,9 @@ from typing import Any
 import jax
 from jax import lax
 
-from bijax.core.contracts import run
-from bijax.core.primitive import Arrays, define_kernel
+from bijax.core.primitive import define_kernel
+from bijax.dispatch.kernels import backend_of
 from bijax.lax.scatter_windows import apart, as_windows, window_starts
-from pallas_kernels.contract import FoldContract
-from pallas_kernels.ops.scatter.portable import scatter_windows
-from pallas_kernels.ops.scatter.rounds import scatter_rounds
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.lanes import Combine
 from pallas_kernels.parts.xla.tiles import isolate
@@ -136,15 +133,7 @@ def _scatter(
         return result.astype(operand.dtype)
     updates = as_windows(updates, operand.ndim, numbers)
     starts, inside = window_starts(indices, operand.shape, updates.shape[1:], numbers, mode)
-    return _kernel(operand, starts, inside, updates, combine=combine, contract=FoldContract("scatter"))[0]
+    return _kernel(operand, starts, inside, updates, combine=combine)[0]
 
 
-def _one_after_the_other(*arrays: jax.Array, combine: Combine, contract: FoldContract) -> Arrays:
-    return (run(scatter_windows, *arrays, combine=combine, contract=contract),)
-
-
-def _in_rounds(*arrays: jax.Array, combine: Combine, contract: FoldContract) -> Arrays:
-    return (run(scatter_rounds, *arrays, combine=combine, contract=contract),)
-
-
-_kernel = define_kernel("scatter", {"cpu": _one_after_the_other, "cuda": _in_rounds})
+_kernel = define_kernel("scatter", backend_of("scatter"))

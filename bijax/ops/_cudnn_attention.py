@@ -1,40 +1,17 @@
 """JAX's primitives for cuDNN's attention, with their operands and parameters, by the library's own attention."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bijax.ops._attention_arguments import limits_of
-from bijax.ops._attention_rule import Extras, attend, bias_gradient, gradients
-from pallas_kernels.contract import attention_contract
-from pallas_kernels.ops.attention.cpu import AttentionSpec
+from bijax.ops._attention_rule import attend, bias_gradient, gradients
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
 
 _HEADS_FIRST = 1
 """Value of the parameter `layout` for (B, N, T, H), in place of (B, T, N, H)."""
-
-
-class _Call(NamedTuple):
-    """What the operands and parameters of a primitive mean.
-
-    Attributes:
-        arrays: Queries, keys and values, (B, T, N, H), (B, S, K, H) and (B, S, K, V).
-        limits: (B, 3) int32, as `bijax.ops._attention_rule.attend` takes them.
-        extras: The bias, if there is one.
-        spec: What is fixed.
-        heads_first: Whether operands and results have the heads before the tokens.
-    """
-
-    arrays: tuple[jax.Array, jax.Array, jax.Array]
-    limits: jax.Array | np.ndarray
-    extras: Extras
-    spec: AttentionSpec
-    heads_first: bool
-
-    def arranged(self, x: jax.Array) -> jax.Array:
-        """Returns an array (B, T, N, H) in the layout of the primitive, or one of that layout as (B, T, N, H)."""
-        return jnp.swapaxes(x, 1, 2) if self.heads_first else x
 
 
 def cudnn_attention(*operands: jax.Array, is_training: bool, **parameters: Any) -> tuple[jax.Array, ...]:
@@ -52,9 +29,9 @@ def cudnn_attention(*operands: jax.Array, is_training: bool, **parameters: Any) 
     Guarantee: row-invariant: the bits are those of `bijax.dot_product_attention`. The pages of each sequence are
     gathered first, since keys and values have tables of their own.
     """
-    call = _call(operands[:10], parameters)
-    out, lse = attend(*call.arrays, call.limits, None, call.extras, call.spec, "dot_product_attention_fwd")
-    return (call.arranged(out), jnp.swapaxes(lse, 1, 2)) if is_training else (call.arranged(out),)
+    out, lse = attend(_call(operands[:10], parameters), None, "dot_product_attention_fwd")
+    out = _arranged(out, parameters)
+    return (out, jnp.swapaxes(lse, 1, 2)) if is_training else (out,)
 
 
 def cudnn_attention_gradients(*operands: jax.Array, **parameters: Any) -> tuple[jax.Array, ...]:
@@ -71,18 +48,21 @@ def cudnn_attention_gradients(*operands: jax.Array, **parameters: Any) -> tuple[
     """
     call = _call(operands[:10], parameters)
     lse = jnp.swapaxes(operands[10], 1, 2)
-    out, cotangent = (call.arranged(x) for x in operands[11:13])
-    arguments = (*call.arrays, out, lse, cotangent, call.limits, call.extras, call.spec)
-    found = tuple(call.arranged(g) for g in gradients(*arguments))
+    out, cotangent = (_arranged(x, parameters) for x in operands[11:13])
+    results = AttentionResults(out, lse, cotangent)
+    found = tuple(_arranged(g, parameters) for g in gradients(call, results))
     has_bias_gradient = parameters["variadic_args"][1]
-    return (*found, bias_gradient(*arguments)) if has_bias_gradient else found
+    return (*found, bias_gradient(call, results)) if has_bias_gradient else found
 
 
-def _call(operands: tuple[jax.Array, ...], parameters: dict[str, Any]) -> _Call:
+def _arranged(x: jax.Array, parameters: dict[str, Any]) -> jax.Array:
+    """Returns an array (B, T, N, H) in the layout of the primitive, or one of that layout as (B, T, N, H)."""
+    return jnp.swapaxes(x, 1, 2) if parameters["layout"] == _HEADS_FIRST else x
+
+
+def _call(operands: tuple[jax.Array, ...], parameters: dict[str, Any]) -> AttentionCall:
     query, key, value, bias, query_lengths, key_lengths, _, _, key_table, value_table = operands
-    heads_first = parameters["layout"] == _HEADS_FIRST
-    if heads_first:
-        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    query, key, value = (_arranged(x, parameters) for x in (query, key, value))
     paged = key_table.ndim == 4
     if paged:
         key, value = _gathered(key, key_table), _gathered(value, value_table)
@@ -97,9 +77,8 @@ def _call(operands: tuple[jax.Array, ...], parameters: dict[str, Any]) -> _Call:
     # A query at p sees keys behind p - length, and none behind itself.
     length = parameters["sliding_window_length"]
     window = (length - 1, 0) if length else None
-    spec = AttentionSpec(attention_contract(), float(parameters["scale"]), mask.endswith("CAUSAL"), window)
-    extras = Extras(bias=bias if parameters["variadic_args"][0] else None)
-    return _Call((query, key, value), limits, extras, spec, heads_first)
+    options = AttentionOptions(float(parameters["scale"]), mask.endswith("CAUSAL"), window)
+    return AttentionCall(query, key, value, limits, options, bias=bias if parameters["variadic_args"][0] else None)
 
 
 def _gathered(pages: jax.Array, table: jax.Array) -> jax.Array:

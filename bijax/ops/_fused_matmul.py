@@ -8,26 +8,23 @@ computes the products again, so that no float32 activation waits in memory for t
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.matmul import HOPPER_16_BIT, PLATFORMS, Backend, Product, for_operands, hopper_contract
+from bijax.dispatch.kernels import run_kernel
+from bijax.dispatch.matmul import Product, multiply, products_like
 from bijax.ops._matmul_derivatives import differentiable_matmul, matmul_gradients
 from bijax.ops.elementwise import elementwise
-from pallas_kernels.contract import PTX_FUNCTIONS, XLA_FUNCTIONS
+from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.ops.elementwise import portable
 from pallas_kernels.ops.matmul.activations import activate
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.matmul import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.matmul.hopper.launch")
+from pallas_kernels.registry import serves
+from pallas_kernels.target import Target
 
 Optional = jax.Array | None
 
@@ -116,12 +113,32 @@ def _pull_back_gated(activation: str | None) -> Callable[..., tuple[jax.Array, j
     return pull_back
 
 
-def _compose(backend: Backend, x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arrays:
-    """Computes it from a backend's plain products."""
+def _fused(target: Target, x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arrays:
+    """Runs the kernel where there is one."""
+    product = fusion.product
     up, bias, residual = _name(others, fusion)
-    products = [backend.matmul(x, w, bias, fusion.wide)]
+    operation, operands = "fused_matmul", [x, w]
+    options = {
+        "transpose_w": product.transpose_w,
+        "out_dtype": product.out_dtype,
+        "activation": fusion.activation,
+    }
+    if up is None:
+        options |= {"bias": bias, "residual": residual}
+    else:
+        operation, operands = "gated_matmul", [x, w, up]
+    spec = product.spec(x, w, fusion.activation)
+    if not serves(operation, target, spec, *operands, **options):
+        return _compose(target, x, w, *others, fusion=fusion)
+    return (run_kernel(operation, target, spec, *operands, like=products_like, **options),)
+
+
+def _compose(target: Target, x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arrays:
+    """Computes it from plain products."""
+    up, bias, residual = _name(others, fusion)
+    products = [multiply(target, x, w, bias, product=fusion.wide)[0]]
     if up is not None:
-        products.append(backend.matmul(x, up, None, fusion.wide))
+        products += multiply(target, x, up, product=fusion.wide)
     last = () if residual is None else (residual,)
 
     def finish(first: jax.Array, *rest: jax.Array) -> Arrays:
@@ -133,31 +150,6 @@ def _compose(backend: Backend, x: jax.Array, w: jax.Array, *others: jax.Array, f
         return (y.astype(fusion.product.out_dtype),)
 
     return run(portable.elementwise, *products, *last, program=finish, functions=XLA_FUNCTIONS)
-
-
-def _cuda(x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arrays:
-    """Runs the kernel where there is one."""
-    product = fusion.product
-    backend, x, w = for_operands(x, w, product)
-    if backend is not HOPPER_16_BIT:
-        return _compose(backend, x, w, *others, fusion=fusion)
-    up, bias, residual = _name(others, fusion)
-    common: dict[str, Any] = {
-        "contract": hopper_contract(product),
-        "transpose_w": product.transpose_w,
-        "out_dtype": product.out_dtype,
-        "activation": fusion.activation,
-        "like": _like,
-    }
-    if fusion.activation in ("gelu", "silu"):
-        common["functions"] = PTX_FUNCTIONS
-    if up is not None:
-        return (run(hopper.gated_matmul, x, w, up, **common),)
-    return (run(hopper.matmul, x, w, bias=bias, residual=residual, **common),)
-
-
-def _like(x: jax.Array, w: jax.Array, *_: jax.Array, transpose_w: bool, out_dtype: Any, **__: Any) -> jax.Array:
-    return jnp.zeros((x.shape[0], w.shape[-2 if transpose_w else -1]), out_dtype)
 
 
 def _name(others: Sequence[jax.Array], fusion: Fusion) -> tuple[Optional, Optional, Optional]:
@@ -182,7 +174,5 @@ def _shape(x: jax.Array, w: jax.Array, *_: jax.Array, fusion: Fusion) -> Arrays:
     return (jnp.zeros((x.shape[0], n), fusion.product.out_dtype),)
 
 
-fused_matmul_kernel = define_kernel(
-    "fused_matmul", {"cpu": functools.partial(_compose, PLATFORMS["cpu"]), "cuda": _cuda}, _fold, _shape
-)
+fused_matmul_kernel = define_kernel("fused_matmul", _fused, _fold, _shape)
 """(M, K) x (K, N), or (N, K) with `transpose_w`, then `up`, `bias`, `residual` as far as given; parameter `fusion`."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays
-from bijax.dispatch.matmul import Product
-from bijax.dispatch.matmul_kernels import (
+from bijax.dispatch.matmul import (
+    Product,
     matmul_kernel,
     stacked_matmul_kernel,
     stacked_weight_gradient_kernel,

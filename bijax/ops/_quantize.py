@@ -1,20 +1,13 @@
 """Quantisation of rows as primitives, which choose their kernel for the platform."""
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from bijax.core.on_first_use import on_first_use
-from bijax.dispatch.rows import Orders, define_row_kernel
-from pallas_kernels.contract import QuantizeContract, row_contract
-from pallas_kernels.ops.quantize import portable
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.quantize import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.quantize.hopper")
+from bijax.dispatch.rows import define_row_kernel
+from pallas_kernels.contract import QuantizeContract
 
 FORMATS: Final = ("int8", "float8_e4m3fn")
 """Names of the dtypes of 8 bits that rows are quantised to."""
@@ -35,21 +28,11 @@ def format_of(op: str, dtype: Any) -> QuantizeContract:
     return QuantizeContract(name)
 
 
-_kernel = define_row_kernel("quantize", portable.quantize, lambda: hopper.quantize, orders=Orders())
+_kernel = define_row_kernel("quantize")
 # Rows that are picked by number stand where they stand: a mapped axis cannot be merged into them.
-_picked_kernel = define_row_kernel(
-    "quantize_picked", portable.quantize, lambda: hopper.quantize, orders=Orders(), folds=False
-)
-_swiglu_kernel = define_row_kernel(
-    "quantize_swiglu",
-    portable.quantize_swiglu,
-    lambda: hopper.quantize_swiglu,
-    orders=Orders(functions=True),
-    folds=False,
-)
-_norm_kernel = define_row_kernel(
-    "quantize_norm", portable.quantize_norm, lambda: hopper.quantize_norm, orders=Orders(lambda _: row_contract())
-)
+_picked_kernel = define_row_kernel("quantize_picked", "quantize", folds=False)
+_swiglu_kernel = define_row_kernel("quantize_swiglu", folds=False)
+_norm_kernel = define_row_kernel("quantize_norm")
 
 
 def quantize_rows(x: jax.Array, smooth: jax.Array | None, contract: QuantizeContract) -> tuple[jax.Array, jax.Array]:

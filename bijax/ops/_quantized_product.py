@@ -6,31 +6,24 @@ bits. Those of float8 follow `Float8Contract`.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from bijax.core.architecture import HOPPER, cuda_architecture
-from bijax.core.contracts import note, run
-from bijax.core.on_first_use import on_first_use
+from bijax.core.contracts import note
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.kernels import run_kernel
 from bijax.ops._experts import rows_by_count
 from bijax.ops._float8_product import CONTRACT as FLOAT8
 from bijax.ops._float8_product import float8_product
 from bijax.ops._integer_product import dequantize, integer_product
-from pallas_kernels.contract import Float8Contract, QuantContract
+from pallas_kernels.contract import QuantContract
 from pallas_kernels.ops.ragged_dot.portable import multiply_groups
-from pallas_kernels.schedule.hopper.int8 import turns_in_kernel
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.matmul.hopper import int8
-else:
-    int8 = on_first_use("pallas_kernels.ops.matmul.hopper.int8")
-
+from pallas_kernels.registry import serves
+from pallas_kernels.target import Target
 
 _CONTRACT: Final = QuantContract()
-_ON_HOPPER: Final = Float8Contract("wgmma32")
 
 
 def _is_float8(x: jax.Array) -> bool:
@@ -57,7 +50,8 @@ def _portable(
     return (dequantize(total, row, column, bias[0] if bias else None, jnp.dtype(dtype)),)
 
 
-def _cuda(
+def _quantized(
+    target: Target,
     x: jax.Array,
     w: jax.Array,
     row: jax.Array,
@@ -66,13 +60,12 @@ def _cuda(
     transposed: tuple[bool, bool],
     dtype: str,
 ) -> Arrays:
-    if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w):
-        return _portable(x, w, row, column, *bias, transposed=transposed, dtype=dtype)
-    added = bias[0] if bias else None
-    x = x.T if transposed[0] else x
-    along_k = transposed[1] or _is_float8(x) or not turns_in_kernel(x.shape[0])
-    w = w.T if along_k and not transposed[1] else w
-    return _run_on_hopper(x, w, row, column, transpose_w=along_k, bias=added, out_dtype=dtype)
+    given = x, w, row, column
+    options = {"bias": bias[0] if bias else None, "transposed": transposed, "out_dtype": dtype}
+    if not serves("quantized_product", target, x.dtype.name, *given, **options):
+        return _portable(*given, *bias, transposed=transposed, dtype=dtype)
+    like = functools.partial(_results_like, rows=x.shape[int(transposed[0])])
+    return (run_kernel("quantized_product", target, x.dtype.name, *given, like=like, **options),)
 
 
 def _portable_groups(
@@ -95,24 +88,18 @@ def _portable_groups(
     return (dequantize(total, row, by_row, None, jnp.dtype(dtype)),)
 
 
-def _cuda_groups(
-    x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
+def _quantized_groups(
+    target: Target, x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
 ) -> Arrays:
-    if cuda_architecture() != HOPPER or not int8.quant_matmul.serves(x, w, sizes=sizes):
-        return _portable_groups(x, w, row, column, sizes, dtype=dtype)
-    along_k = _is_float8(x) or not turns_in_kernel(x.shape[0], w.shape[0])
-    w = w.swapaxes(1, 2) if along_k else w
-    return _run_on_hopper(x, w, row, column, transpose_w=along_k, sizes=sizes, out_dtype=dtype)
+    given = x, w, row, column, sizes
+    if not serves("quantized_groups", target, x.dtype.name, *given, out_dtype=dtype):
+        return _portable_groups(*given, dtype=dtype)
+    like = functools.partial(_results_like, rows=x.shape[0])
+    return (run_kernel("quantized_groups", target, x.dtype.name, *given, like=like, out_dtype=dtype),)
 
 
-def _run_on_hopper(x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, **options: Any) -> Arrays:
-    contract = _ON_HOPPER if _is_float8(x) else _CONTRACT
-    like = functools.partial(_results_like, rows=x.shape[0], columns=column.shape[-1])
-    return (run(int8.quant_matmul, x, w, row, column, like=like, contract=contract, **options),)
-
-
-def _results_like(*_: jax.Array, rows: int, columns: int, out_dtype: str, **__: Any) -> jax.Array:
-    return jnp.zeros((rows, columns), out_dtype)
+def _results_like(*arrays: jax.Array, rows: int, out_dtype: str, **_: Any) -> jax.Array:
+    return jnp.zeros((rows, arrays[3].shape[-1]), out_dtype)
 
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays | None:
@@ -131,10 +118,8 @@ def _groups_shape(x: jax.Array, w: jax.Array, *_: jax.Array, dtype: str) -> Arra
     return (jnp.zeros((x.shape[0], w.shape[2]), dtype),)
 
 
-quantized_kernel = define_kernel("quantized_product", {"cpu": _portable, "cuda": _cuda}, _fold, _shape)
+quantized_kernel = define_kernel("quantized_product", _quantized, _fold, _shape)
 """(M, K) x (K, N) of 8 bits, either stored the other way round; scales (M,) and (N,); a fifth one is a bias (N,)."""
 
-quantized_groups_kernel = define_kernel(
-    "quantized_groups", {"cpu": _portable_groups, "cuda": _cuda_groups}, shapes=_groups_shape
-)
+quantized_groups_kernel = define_kernel("quantized_groups", _quantized_groups, shapes=_groups_shape)
 """(M, K) x (G, K, N) of 8 bits, scales (M,) and (G, N), and sizes (G,) int32."""

@@ -1,6 +1,6 @@
 """Attention: the same bits for a query in any batch, at any place in it and in any chunk of its sequence."""
 
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ from bijax.ops._attention_arguments import (
     score_array,
     window_sizes,
 )
+from bijax.ops._attention_keywords import ContiguousKeywords
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
-from bijax.ops._attention_rule import Extras, attend
+from bijax.ops._attention_rule import attend
 from bijax.ops._packed import Packed, check_packed, find_packed
 from bijax.ops._sequences import Names
-from pallas_kernels.contract import attention_contract
-from pallas_kernels.ops.attention.cpu import AttentionSpec
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 
 _OP: Final = "bijax.dot_product_attention"
 
@@ -35,22 +35,8 @@ def dot_product_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    cu_key_value_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    max_key_value_seq_length: int | None = None,
     return_residual: Literal[False] = False,
+    **options: Unpack[ContiguousKeywords],
 ) -> jax.Array: ...
 
 
@@ -62,22 +48,8 @@ def dot_product_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    cu_key_value_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    max_key_value_seq_length: int | None = None,
     return_residual: Literal[True],
+    **options: Unpack[ContiguousKeywords],
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -89,22 +61,8 @@ def dot_product_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    cu_key_value_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    max_key_value_seq_length: int | None = None,
     return_residual: bool,
+    **options: Unpack[ContiguousKeywords],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
@@ -246,8 +204,7 @@ def dot_product_attention(
     batch, length = query.shape[:2]
     if key.shape[0] != batch:
         raise ValueError(f"{_OP}: query, key and value must hold as many sequences (first dimension), {came}.")
-    spec = AttentionSpec(
-        attention_contract(),
+    options = AttentionOptions(
         scale_factor(_OP, scale, query.shape[3]),
         flag(_OP, "is_causal", is_causal),
         window_sizes(_OP, local_window_size),
@@ -266,16 +223,20 @@ def dot_product_attention(
     )
     valid = both(valid_offsets, both(valid_queries, valid_keys))
     sizes = (batch, query.shape[2], length, key.shape[1])
-    extras = Extras(
+    call = AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        options=options,
         bias=score_array(_OP, "bias", bias, sizes, single=single),
         mask=score_array(_OP, "mask", mask, sizes, single=single),
         sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
-        slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
+        alibi_slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
         key_scale=key_scale,
         value_scale=value_scale,
+        limits=limits_of(offsets, query_lengths, key_lengths),
     )
-    limits = limits_of(offsets, query_lengths, key_lengths)
-    out, lse = attend(query, key, value, limits, valid, extras, spec, _OP)
+    out, lse = attend(call, valid, _OP)
     if packed is not None:
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     elif single:

@@ -1,7 +1,7 @@
 """Cross entropy of logits against integer labels."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +9,8 @@ import numpy as np
 
 from bijax.core.checks import as_array, describe, float_array, integer, real
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
-from bijax.dispatch.rows import Orders, define_row_kernel
-from pallas_kernels.contract import online_row_contract, row_contract
-from pallas_kernels.ops.cross_entropy import portable
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.cross_entropy import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.cross_entropy.hopper")
+from bijax.dispatch.rows import define_row_kernel
 
 _OP = "bijax.softmax_cross_entropy"
 
@@ -118,15 +110,5 @@ def _backward(z_loss: float, saved: Arrays, g: jax.Array) -> tuple[jax.Array, np
 
 row_losses.defvjp(_forward, _backward)
 
-_kernel = define_row_kernel(
-    "cross_entropy",
-    portable.cross_entropy,
-    lambda: hopper.cross_entropy,
-    orders=Orders(lambda _: row_contract(), online_row_contract, functions=True),
-)
-_gradient_kernel = define_row_kernel(
-    "cross_entropy_gradient",
-    portable.cross_entropy_gradient,
-    lambda: hopper.cross_entropy_gradient,
-    orders=Orders(functions=True),
-)
+_kernel = define_row_kernel("cross_entropy")
+_gradient_kernel = define_row_kernel("cross_entropy_gradient")

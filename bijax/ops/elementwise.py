@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bijax.core.checks import FLOATS, check_callable, describe
-from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
 from bijax.core.explicit_axes import gathered
-from bijax.core.primitive import Arrays, Kernel, define_kernel, in_front
+from bijax.core.primitive import Arrays, define_kernel, in_front
+from bijax.dispatch.kernels import backend_of
 from bijax.ops._broadcast import sum_to_shape
 from bijax.ops._straight_line import StraightLine, straight_line
-from pallas_kernels.contract import XLA_FUNCTIONS, ElementwiseContract, honour
-from pallas_kernels.ops.elementwise import portable
 from pallas_kernels.parts.xla.own_settings import without_mesh
 
 _OP = "bijax.elementwise"
@@ -167,14 +165,9 @@ def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dic
     return _kernel(*in_front(size, arrays, axes), **parameters)
 
 
-def _fused(*arrays: jax.Array, program: StraightLine, functions: ElementwiseContract) -> Arrays:
-    """The program as it is: on a GPU the fences of its lowered operations keep its bits, in any fusion."""
-    honour("elementwise", functions, XLA_FUNCTIONS)
+def _shapes(*arrays: jax.Array, program: StraightLine) -> Arrays:
     return program(*arrays)
 
 
-def _backend(kernel: Callable[..., Arrays]) -> Kernel:
-    return functools.partial(run, kernel, functions=XLA_FUNCTIONS)
-
-
-_kernel = define_kernel("elementwise", {"cpu": _backend(portable.elementwise), "cuda": _backend(_fused)}, _fold)
+# A user's programs may be many and are short: their forms are not kept.
+_kernel = define_kernel("elementwise", backend_of("elementwise", _shapes), _fold, _shapes, lowered_once=False)

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import describe, float_array, integer_array
-from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
 from bijax.core.partitioning import whole_array
 from bijax.core.primitive import Arrays, define_kernel
-from pallas_kernels.contract import ChunkContract, chunk_contract
-from pallas_kernels.ops.embedding import portable, rounds
+from bijax.dispatch.kernels import backend_of
 
 _OP = "bijax.embed"
 
@@ -65,19 +63,11 @@ def _forward(table: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Arrays]:
 
 def _backward(saved: Arrays, g: jax.Array) -> tuple[jax.Array, None]:
     table, tokens = saved
-    (dtable,) = _gradient(tokens, g, jnp.zeros_like(table), contract=chunk_contract())
+    (dtable,) = _gradient(tokens, g, jnp.zeros_like(table))
     return dtable, None
 
 
 _embed.defvjp(_forward, _backward)
 
 
-def _by_row(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
-    return (run(portable.table_gradient, tokens, g, total, contract=contract),)
-
-
-def _in_rounds(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> Arrays:
-    return (run(rounds.table_gradient, tokens, g, total, contract=contract),)
-
-
-_gradient = define_kernel("embed_gradient", {"cpu": _by_row, "cuda": _in_rounds})
+_gradient = define_kernel("embed_gradient", backend_of("embed_gradient"))

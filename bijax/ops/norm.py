@@ -1,24 +1,16 @@
 """Norms over the last axis."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import jax
 
 from bijax.core.checks import describe, float_array, row_vector, same_dtype
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import define_kernel
-from bijax.dispatch.rows import Orders, as_rows, define_row_kernel, row_backends
+from bijax.dispatch.rows import as_rows, define_row_kernel, row_backend
 from bijax.ops._norm_arguments import add_offset, check_eps
 from bijax.ops.sum_rows import sum_rows
-from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.ops.norm import portable
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.norm import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.norm.hopper")
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0) -> Any:
@@ -219,17 +211,8 @@ def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Ar
     return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)
 
 
-_ORDERS: Final = Orders(lambda _: row_contract())
-
-rms_norm_kernel = define_row_kernel("rms_norm", portable.rms_norm, lambda: hopper.rms_norm, orders=_ORDERS)
-rms_norm_gradient_kernel = define_row_kernel(
-    "rms_norm_gradient", portable.rms_norm_gradient, lambda: hopper.rms_norm_gradient, orders=_ORDERS
-)
-_layer_norm_kernel = define_row_kernel("layer_norm", portable.layer_norm, lambda: hopper.layer_norm, orders=_ORDERS)
-_layer_norm_gradient_kernel = define_row_kernel(
-    "layer_norm_gradient", portable.layer_norm_gradient, lambda: hopper.layer_norm_gradient, orders=_ORDERS
-)
-_weight_gradient_kernel = define_kernel(
-    "norm_weight_gradient",
-    row_backends(portable.weight_gradient, lambda: hopper.weight_gradient, Orders(lambda _: chunk_contract())),
-)
+rms_norm_kernel = define_row_kernel("rms_norm")
+rms_norm_gradient_kernel = define_row_kernel("rms_norm_gradient")
+_layer_norm_kernel = define_row_kernel("layer_norm")
+_layer_norm_gradient_kernel = define_row_kernel("layer_norm_gradient")
+_weight_gradient_kernel = define_kernel("norm_weight_gradient", row_backend("norm_weight_gradient"))

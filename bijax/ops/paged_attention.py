@@ -1,6 +1,6 @@
 """Attention to keys that lie in pages, with the bits of contiguous ones."""
 
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,13 @@ from bijax.ops._attention_arguments import (
     score_array,
     window_sizes,
 )
+from bijax.ops._attention_keywords import PagedKeywords
 from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
-from bijax.ops._attention_rule import Extras, attend
+from bijax.ops._attention_rule import attend
 from bijax.ops._common_prefix import check_common_prefix
 from bijax.ops._packed import check_packed, find_packed
 from bijax.ops._sequences import Names
-from pallas_kernels.contract import attention_contract
-from pallas_kernels.ops.attention.cpu import AttentionSpec
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 
 _OP: Final = "bijax.paged_attention"
 
@@ -40,20 +40,8 @@ def paged_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = True,
-    query_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    common_prefix_length: Any = None,
     return_residual: Literal[False] = False,
+    **options: Unpack[PagedKeywords],
 ) -> jax.Array: ...
 
 
@@ -67,20 +55,8 @@ def paged_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = True,
-    query_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    common_prefix_length: Any = None,
     return_residual: Literal[True],
+    **options: Unpack[PagedKeywords],
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
@@ -94,20 +70,8 @@ def paged_attention(
     bias: Any = None,
     mask: Any = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = True,
-    query_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_offset: Any = None,
-    logits_soft_cap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    key_scale: Any = None,
-    value_scale: Any = None,
-    cu_query_seq_lengths: Any = None,
-    max_query_seq_length: int | None = None,
-    common_prefix_length: Any = None,
     return_residual: bool,
+    **options: Unpack[PagedKeywords],
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
@@ -237,8 +201,7 @@ def paged_attention(
     if page < 1:
         raise ValueError(f"{_OP}: a page must hold at least 1 key, {came}.")
     page_table = _table(page_table, batch)
-    spec = AttentionSpec(
-        attention_contract(),
+    options = AttentionOptions(
         scale_factor(_OP, scale, query.shape[3]),
         flag(_OP, "is_causal", is_causal),
         window_sizes(_OP, local_window_size),
@@ -259,18 +222,22 @@ def paged_attention(
     common_prefix, valid_prefix = check_common_prefix(_OP, common_prefix_length, page_table, key_lengths, page)
     valid = both(valid, valid_prefix)
     sizes = (batch, query.shape[2], length, capacity)
-    extras = Extras(
+    call = AttentionCall(
+        query=query,
+        key=key_pages,
+        value=value_pages,
+        options=options,
         page_table=narrowed_table(page_table),
         bias=score_array(_OP, "bias", bias, sizes, single=False),
         mask=score_array(_OP, "mask", mask, sizes, single=False),
         sinks=of_heads(_OP, "sinks", sinks, query.shape[2]),
-        slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
+        alibi_slopes=of_heads(_OP, "alibi_slopes", alibi_slopes, query.shape[2]),
         key_scale=key_scale,
         value_scale=value_scale,
         common_prefix=common_prefix,
+        limits=limits_of(offsets, query_lengths, key_lengths),
     )
-    limits = limits_of(offsets, query_lengths, key_lengths)
-    out, lse = attend(query, key_pages, value_pages, limits, valid, extras, spec, _OP)
+    out, lse = attend(call, valid, _OP)
     if packed is not None:
         out, lse = packed.unpad(out), packed.unpad(lse, -jnp.inf)
     return (out, lse) if flag(_OP, "return_residual", return_residual) else out

@@ -3,24 +3,16 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import axis_indices, flag, float_array
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
-from bijax.dispatch.rows import Orders, define_row_kernel
-from pallas_kernels.contract import row_contract
-from pallas_kernels.ops.rows import portable
+from bijax.dispatch.rows import define_row_kernel
 from pallas_kernels.parts.xla.lanes import divide
 from pallas_kernels.parts.xla.tiles import isolate
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.rows import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.rows.hopper")
 
 
 def sum(x: Any, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> jax.Array:
@@ -134,6 +126,4 @@ def _spread_backward(length: int, dtype: jnp.dtype, mean: bool, _: None, ct: jax
 _reduce.defvjp(_reduce_forward, _reduce_backward)
 _spread.defvjp(_spread_forward, _spread_backward)
 
-_kernel = define_row_kernel(
-    "sum_axis", portable.sum_axis, lambda: hopper.sum_axis, orders=Orders(lambda _: row_contract())
-)
+_kernel = define_row_kernel("sum_axis")

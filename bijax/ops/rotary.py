@@ -8,14 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.core.checks import describe, flag, float_array, integer, integer_array
-from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
 from bijax.core.partitioning import whole_array
 from bijax.core.primitive import Arrays, define_kernel, in_front
+from bijax.dispatch.kernels import backend_of
 from bijax.ops._engine_arguments import check_known, check_shape, narrowed
 from bijax.ops._sequences import locate_tokens
-from pallas_kernels.contract import XLA_FUNCTIONS
-from pallas_kernels.ops.rotary import portable
 
 _OP = "bijax.rotary_embedding"
 
@@ -136,20 +134,15 @@ def _rows_of(table: jax.Array, position: jax.Array, right: jax.Array) -> jax.Arr
     return jnp.where(right[..., None], rows, jnp.asarray(jnp.nan, table.dtype))[..., None, :]
 
 
-def _on_cpu(x: jax.Array, sin: jax.Array, cos: jax.Array, **options: Any) -> Arrays:
-    return (run(portable.rotate, x, sin, cos, functions=XLA_FUNCTIONS, **options),)
-
-
-def _on_cuda(x: jax.Array, sin: jax.Array, cos: jax.Array, **options: Any) -> Arrays:
-    # The fences of lowered operations keep products and sums apart.
-    return (run(portable.rotated, x, sin, cos, functions=XLA_FUNCTIONS, fence=lambda product: product, **options),)
-
-
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: dict[str, Any]) -> Arrays:
     return _kernel(*in_front(size, arrays, axes), **parameters)
 
 
-_kernel = define_kernel("rotate", {"cpu": _on_cpu, "cuda": _on_cuda}, _fold)
+def _shapes(x: jax.Array, *_: jax.Array, **__: Any) -> Arrays:
+    return (x,)
+
+
+_kernel = define_kernel("rotate", backend_of("rotate", _shapes), _fold, _shapes)
 
 
 @custom_vjp(nondiff_argnums=(4,))

@@ -2,25 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import FLOATS
-from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel, in_front, unfold_rows
+from bijax.dispatch.kernels import backend_of
 from bijax.ops.elementwise import elementwise
-from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.ops.rotary import portable
 from pallas_kernels.parts.xla.join import halves, join
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.rotary import triton
-else:
-    triton = on_first_use("pallas_kernels.ops.rotary.triton")
 
 
 def rotate_heads(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -142,17 +135,6 @@ def _turn(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -
     return portable.turn(first, second, cos, sin)
 
 
-def _on_cpu(*arrays: jax.Array) -> Arrays:
-    return run(portable.rotate_and_store, *arrays, functions=XLA_FUNCTIONS)
-
-
-def _on_cuda(*arrays: jax.Array) -> Arrays:
-    if triton.rotate_and_store.serves(*arrays):
-        return run(triton.rotate_and_store, *arrays, functions=XLA_FUNCTIONS, like=_shapes)
-    # The fences of lowered operations keep products and sums apart.
-    return run(portable.rotate_and_store, *arrays, functions=XLA_FUNCTIONS, compute=lambda program, *a: program(*a))
-
-
 def _shapes(heads: jax.Array, *arrays: jax.Array, **_: Any) -> Arrays:
     keys, values = arrays[3:5]
     return heads[:, : heads.shape[1] - 2 * keys.shape[1]], keys, values
@@ -168,4 +150,4 @@ def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], _: dict[str, An
     return unfold_rows(size, _kernel(*(x.reshape(size * x.shape[1], *x.shape[2:]) for x in given)))
 
 
-_kernel = define_kernel("rotate_and_store", {"cpu": _on_cpu, "cuda": _on_cuda}, _fold, _shapes)
+_kernel = define_kernel("rotate_and_store", backend_of("rotate_and_store", _shapes), _fold, _shapes)

@@ -1,23 +1,15 @@
 """Softmax, log_softmax and logsumexp over any set of axes."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import axis_indices, flag, float_array
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
-from bijax.dispatch.rows import Orders, as_rows, define_row_kernel
-from pallas_kernels.contract import online_row_contract, row_contract
-from pallas_kernels.ops.softmax import portable
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.softmax import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.softmax.hopper")
+from bijax.dispatch.rows import as_rows, define_row_kernel
 
 
 def softmax(x: Any, axis: int | Sequence[int] | None = -1) -> jax.Array:
@@ -156,26 +148,9 @@ def _logsumexp_backward(saved: Arrays, g: jax.Array) -> Arrays:
 
 _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
 
-_STATISTICS: Final = Orders(lambda _: row_contract(), online_row_contract, functions=True)
-_FUNCTIONS: Final = Orders(functions=True)
-
-_softmax_kernel = define_row_kernel("softmax", portable.softmax, lambda: hopper.softmax, orders=_STATISTICS)
-_softmax_gradient_kernel = define_row_kernel(
-    "softmax_gradient",
-    portable.softmax_gradient,
-    lambda: hopper.softmax_gradient,
-    orders=Orders(lambda _: row_contract()),
-)
-_log_softmax_kernel = define_row_kernel(
-    "log_softmax", portable.log_softmax, lambda: hopper.log_softmax, orders=_STATISTICS
-)
-_log_softmax_gradient_kernel = define_row_kernel(
-    "log_softmax_gradient",
-    portable.log_softmax_gradient,
-    lambda: hopper.log_softmax_gradient,
-    orders=Orders(lambda _: row_contract(), functions=True),
-)
-_logsumexp_kernel = define_row_kernel("logsumexp", portable.logsumexp, lambda: hopper.logsumexp, orders=_STATISTICS)
-_logsumexp_gradient_kernel = define_row_kernel(
-    "logsumexp_gradient", portable.logsumexp_gradient, lambda: hopper.logsumexp_gradient, orders=_FUNCTIONS
-)
+_softmax_kernel = define_row_kernel("softmax")
+_softmax_gradient_kernel = define_row_kernel("softmax_gradient")
+_log_softmax_kernel = define_row_kernel("log_softmax")
+_log_softmax_gradient_kernel = define_row_kernel("log_softmax_gradient")
+_logsumexp_kernel = define_row_kernel("logsumexp")
+_logsumexp_gradient_kernel = define_row_kernel("logsumexp_gradient")

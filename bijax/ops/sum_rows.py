@@ -1,21 +1,11 @@
 """Sums over the rows of a batch, for the gradients of weights that every row shares."""
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import define_kernel
-from bijax.dispatch.rows import Orders, row_backends
-from pallas_kernels.contract import chunk_contract
-from pallas_kernels.ops.rows import portable
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.rows import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.rows.hopper")
+from bijax.dispatch.rows import row_backend
 
 
 @custom_vjp()
@@ -38,6 +28,4 @@ def _backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
 sum_rows.defvjp(_forward, _backward)
 
 
-_kernel = define_kernel(
-    "sum_rows", row_backends(portable.sum_rows, lambda: hopper.sum_rows, Orders(lambda _: chunk_contract()))
-)
+_kernel = define_kernel("sum_rows", row_backend("sum_rows"))

@@ -1,25 +1,17 @@
 """Variances and standard deviations over any set of axes, in a fixed order of additions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bijax.core.checks import axis_indices, flag, float_array, integer
 from bijax.core.derivative import custom_vjp
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays
-from bijax.dispatch.rows import Orders, define_row_kernel
+from bijax.dispatch.rows import define_row_kernel
 from bijax.ops.reductions import arrange
-from pallas_kernels.contract import row_contract
-from pallas_kernels.ops.rows import portable
 from pallas_kernels.parts.xla.tiles import isolate
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.rows import hopper
-else:
-    hopper = on_first_use("pallas_kernels.ops.rows.hopper")
 
 
 def var(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
@@ -132,7 +124,5 @@ def _root_backward(ddof: int, saved: Arrays, g: jax.Array) -> Arrays:
 
 _standard_deviation.defvjp(_root_forward, _root_backward)
 
-_kernel = define_row_kernel(
-    "variance", portable.variance, lambda: hopper.variance, orders=Orders(lambda _: row_contract())
-)
-_gradient_kernel = define_row_kernel("variance_gradient", portable.variance_gradient, orders=Orders(functions=True))
+_kernel = define_row_kernel("variance")
+_gradient_kernel = define_row_kernel("variance_gradient")

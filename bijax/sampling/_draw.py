@@ -1,25 +1,20 @@
 """Drawing tokens: the first of the largest logits, with noise where the temperature is above 0."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bijax.core.contracts import run
-from bijax.core.on_first_use import on_first_use
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
+from bijax.dispatch.kernels import run_kernel
 from bijax.sampling._arithmetic import Arithmetic, element
 from bijax.sampling._noise import perturb
 from bijax.sampling._order import first_largest
-from pallas_kernels.contract import GUMBEL
-
-if TYPE_CHECKING:
-    from pallas_kernels.ops.sampling import triton
-else:
-    triton = on_first_use("pallas_kernels.ops.sampling.triton")
+from pallas_kernels.registry import runs_on
+from pallas_kernels.target import Target
 
 
 def draw(
@@ -53,7 +48,13 @@ _WIDE: Final = 1 << 14
 """Columns from which a CPU draws row by row, so that a row at temperature 0 costs no noise."""
 
 
-def _on_cpu(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> Arrays:
+def _draw(target: Target, *arrays: jax.Array) -> Arrays:
+    if runs_on("draw", target):
+        return (run_kernel("draw", target, None, *arrays, like=lambda *arrays: _shapes(*arrays)[0]),)
+    return _composed(*arrays)
+
+
+def _composed(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> Arrays:
     if logits.shape[1] < _WIDE:
         return (_anywhere(logits, temperature, seeds, positions, Arithmetic()),)
 
@@ -65,23 +66,15 @@ def _on_cpu(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positio
     return (tokens,)
 
 
-def _on_cuda(*arrays: jax.Array) -> Arrays:
-    return (run(triton.draw, *arrays, like=_tokens_like, contract=GUMBEL),)
-
-
-def _tokens_like(logits: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    return jnp.zeros(logits.shape[0], jnp.int32)
-
-
-def _shape(*arrays: jax.Array) -> Arrays:
-    return (_tokens_like(*arrays),)
+def _shapes(logits: jax.Array, *_: jax.Array) -> Arrays:
+    return (jnp.zeros(logits.shape[0], jnp.int32),)
 
 
 def _fold(size: int, arrays: Arrays, axes: Sequence[int | None], _: dict[str, Any]) -> Arrays:
     return unfold_rows(size, _kernel(*fold_rows(size, arrays, axes)))
 
 
-_kernel = define_kernel("draw", {"cpu": _on_cpu, "cuda": _on_cuda}, _fold, _shape)
+_kernel = define_kernel("draw", _draw, _fold, _shapes)
 
 
 @element

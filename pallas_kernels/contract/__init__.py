@@ -38,10 +38,13 @@ from pallas_kernels.contract.matmul import MatmulContract as MatmulContract
 from pallas_kernels.contract.matmul import Tf32Contract as Tf32Contract
 from pallas_kernels.contract.matmul import WgmmaChunkContract as WgmmaChunkContract
 from pallas_kernels.contract.matmul import WgmmaContract as WgmmaContract
+from pallas_kernels.contract.matmul import chain_contract as chain_contract
 from pallas_kernels.contract.matmul import matmul_contract as matmul_contract
 from pallas_kernels.contract.pairs import PairContract as PairContract
 from pallas_kernels.contract.parts import PartsChunkContract as PartsChunkContract
 from pallas_kernels.contract.parts import PartsContract as PartsContract
+from pallas_kernels.contract.product import IN_TF32 as IN_TF32
+from pallas_kernels.contract.product import ProductSpec as ProductSpec
 from pallas_kernels.contract.quant import Float8Contract as Float8Contract
 from pallas_kernels.contract.quant import QuantContract as QuantContract
 from pallas_kernels.contract.quant import QuantizeContract as QuantizeContract

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
+from pallas_kernels.contract.product import ProductSpec
+
+_WIDE_CHAIN: Final = 128
 _LONG_CHAIN: Final = 512
 _SHORT_CHAIN: Final = 192
 _LONG_ROWS: Final = 964
@@ -145,3 +148,15 @@ def matmul_contract(k: int, *, transpose_w: bool) -> MatmulContract:
         return MatmulContract(_LONG_CHAIN)
     divisors = [b for b in range(_SHORT_CHAIN // 3, _SHORT_CHAIN + 1) if k % b == 0]
     return MatmulContract(max(divisors, default=_SHORT_CHAIN))
+
+
+def chain_contract(product: ProductSpec) -> MatmulContract:
+    """Returns the contract of a product whose elements are chains of fused multiply-adds.
+
+    Example:
+        >>> chain_contract(ProductSpec(("float32", "float64"), "float64", 576)).id
+        'matmul/v1/f64-chain128-fold'
+    """
+    if product.is_wide:
+        return MatmulContract(_WIDE_CHAIN, dtype="float64")
+    return matmul_contract(product.k, transpose_w=product.along_k)

@@ -11,11 +11,11 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, bits, hostile_rows
-from pallas_kernels.ops.attention.cpu import AttentionSpec
+from pallas_kernels.ops.attention.call import AttentionOptions
 from pallas_kernels.ops.attention.cpu import launch as cpu
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.schedule.cpu.attention import REFERENCE, Tile, attention_tiles
-from tests.exhaustive import rarely, sampled
+from tests.tiers import full_only
 
 DTYPES = ("float32", "bfloat16", "float16")
 HEADS, KEY_HEADS, SIZE = 4, 2, 32
@@ -84,9 +84,9 @@ def chunk(x: np.ndarray, start: int, used: int, given: int, garbage: float) -> n
     return queries
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("dtype", sampled(DTYPES, few=("float32", "bfloat16")))
-@pytest.mark.parametrize("sizes", [(1, 9), rarely((3,))], ids=str)
+@pytest.mark.tier("full", fast=("(1, 9)-float32",))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1, 9), (3,)], ids=str)
 def test_sequences_keep_their_bits_in_a_batch(dtype: str, sizes: tuple[int, ...]) -> None:
     q, k, v = sequences(dtype)
     lengths = np.arange(len(q), dtype=np.int32) * 17 + 5
@@ -103,13 +103,13 @@ CUTS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("bfloat16-None-(1, 64)",))
 @pytest.mark.parametrize(
     ("dtype", "window", "sizes"),
     [
         ("float32", None, (1, 7, 64)),
         ("bfloat16", None, (1, 64)),
-        rarely("float16", None, (1, 7)),
+        ("float16", None, (1, 7)),
         ("float32", (40, 3), (7,)),
     ],
 )
@@ -133,7 +133,7 @@ def test_every_way_to_cut_a_sequence(dtype: str, window: tuple[int, int] | None,
             assert (lse[:, used:] == -np.inf).all()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("256",))
 @pytest.mark.parametrize("page", [5, 16, 48, 256])
 def test_pages_hold_the_same_sequences(page: int) -> None:
     """Pages of any size and order, with garbage around the sequences and in the unused part of the table."""
@@ -156,7 +156,7 @@ def test_pages_hold_the_same_sequences(page: int) -> None:
         assert_bits_equal(list(out), [x[:, length - used : length] for x in whole(dtype)], err_msg=f"{page=} {length=}")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_a_chunk_from_pages() -> None:
     q, k, v = sequences("float32")
     pages = [x[:, :144].reshape(-1, 48, KEY_HEADS, SIZE) for x in (k, v)]
@@ -165,7 +165,7 @@ def test_a_chunk_from_pages() -> None:
     assert_bits_equal(out, whole("float32")[0][:, 137:144])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("inf",))
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_tokens_that_come_later_leave_no_trace(bad: float) -> None:
     q, k, v = (x[sorted(hostile_rows(0, (1,), "float32")).index("normal")][None] for x in sequences("float32"))
@@ -204,7 +204,7 @@ def test_signs_of_masked_values_leave_no_trace() -> None:
         assert_bits_equal(result, results[0])
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["few", "every"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_transformations_keep_the_bits(every: bool) -> None:
     q, k, v = sequences("float32")
     q, lengths = q[:, 8:9], np.asarray([9, 4, 1, 150, 7, 0, 129, 64, 65], np.int32)
@@ -237,7 +237,7 @@ def test_transformations_keep_the_bits(every: bool) -> None:
     assert_bits_equal(single(q[3], k[3], v[3], lengths[3]), y[3])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_pages_under_vmap() -> None:
     q, k, v = (x[:, :8] for x in sequences("float32"))
     q, pages = q[:, :1], [x.reshape(18, 4, *x.shape[2:]) for x in (k, v)]
@@ -257,7 +257,7 @@ def test_pages_under_vmap() -> None:
 
 
 # Heads, query heads to a key head, width.
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("shape", "tiles"),
     [((3, 3, 64, 64), [Tile(1, 64), Tile(1, 16, 64), Tile(1, 64, 64, one_block=True)]), ((1, 1, 80, 48), [Tile(3, 4)])],
@@ -271,10 +271,10 @@ def test_a_tile_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
     """The control of the comparison: a scale that differs in its last bit."""
     right = cpu.attend
 
-    def wrong(*args: Any, tile: Tile, spec: AttentionSpec, **others: Any) -> Any:
+    def wrong(*args: Any, tile: Tile, options: AttentionOptions, **others: Any) -> Any:
         if tile != REFERENCE:
-            spec = dataclasses.replace(spec, scale=float(np.nextafter(np.float32(spec.scale), 1)))
-        return right(*args, tile=tile, spec=spec, **others)
+            options = dataclasses.replace(options, scale=float(np.nextafter(np.float32(options.scale), 1)))
+        return right(*args, tile=tile, options=options, **others)
 
     shape = ProgramShape(KEY_HEADS, HEADS // KEY_HEADS, SIZE, SIZE)
     assert cpu.honours_contract(Tile(3, 1), shape)
@@ -305,7 +305,7 @@ def fused(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize("size", [80, rarely(256)])
+@pytest.mark.parametrize("size", [80, full_only(256)])
 def test_scores_are_one_fused_chain(size: int) -> None:
     """The log-sum-exp of a single score is the score."""
     rng = np.random.default_rng(size)

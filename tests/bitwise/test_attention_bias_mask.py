@@ -10,8 +10,8 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
 from tests.grad.test_attention import reference
+from tests.tiers import full_only
 
 BATCH, QUERIES, KEYS, HEADS, KEY_HEADS, SIZE = 3, 37, 150, 4, 2, 32
 
@@ -50,8 +50,7 @@ def whole(name: str) -> tuple[jax.Array, ...]:
     return run(CASES[name], *ARRAYS)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", CASES)
 def test_float64(name: str) -> None:
     found = whole(name)
@@ -77,8 +76,7 @@ def test_float64(name: str) -> None:
         assert np.abs(np.asarray(ours) - np.asarray(right)).max() <= 3e-6 * np.abs(right).max()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", CASES)
 def test_a_sequence_alone_has_the_bits_of_the_batch(name: str) -> None:
     for i in range(BATCH):
@@ -87,7 +85,7 @@ def test_a_sequence_alone_has_the_bits_of_the_batch(name: str) -> None:
         assert_bits_equal(alone, tuple(x[i : i + 1] for x in whole(name)))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_chunks_and_longer_caches() -> None:
     options = CASES["both"]
     q, k, v, _ = ARRAYS
@@ -99,7 +97,7 @@ def test_chunks_and_longer_caches() -> None:
         assert_bits_equal(found, tuple(x[:, part] for x in whole))
 
 
-@pytest.mark.parametrize("name", [rarely("bias"), rarely("mask"), "both"])
+@pytest.mark.parametrize("name", [full_only("bias"), full_only("mask"), "both"])
 def test_vmap(name: str) -> None:
     q, k, v, _ = ARRAYS
     options = CASES[name]
@@ -113,7 +111,7 @@ def test_vmap(name: str) -> None:
     assert_bits_equal(found, attend(q, k, v, options))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_a_mask_of_nothing_seen_and_of_everything() -> None:
     q, k, v, ct = ARRAYS
     out, lse, *gradients = run({"mask": np.zeros((1, 1), bool)}, q, k, v, ct)
@@ -127,7 +125,7 @@ def test_a_mask_of_nothing_seen_and_of_everything() -> None:
     assert_bits_equal(run({"mask": np.ones((1, 1), bool)}, q, k, v, ct), plain)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_what_is_masked_leaves_no_trace() -> None:
     q, k, v, ct = ARRAYS
     mask = np.ones((BATCH, 1, 1, KEYS), bool)
@@ -139,7 +137,7 @@ def test_what_is_masked_leaves_no_trace() -> None:
     assert_bits_equal(found[:3], expected[:3])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_causal_masks_mean_the_same() -> None:
     """The interval of a causal query and a mask of the same keys; the reference of other tests agrees."""
     q, k, v, _ = (x[:1, :QUERIES] for x in ARRAYS)
@@ -150,7 +148,7 @@ def test_causal_masks_mean_the_same() -> None:
     np.testing.assert_allclose(found[0], expected, atol=2e-6)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_the_control_differs() -> None:
     """Plain JAX under the same comparison of one query alone and among others."""
     q, k, v, _ = ARRAYS

@@ -13,7 +13,6 @@ from pallas_kernels.contract import attention_contract
 from pallas_kernels.ops.attention.cpu import launch as cpu
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
 from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, Tile, gradient_tiles
-from tests.exhaustive import sampled
 
 HEADS, KEY_HEADS, SIZE, LENGTH = 4, 2, 32, 150
 
@@ -59,8 +58,8 @@ def whole(dtype: str) -> Arrays:
     return tuple(np.asarray(x) for x in gradients(*sequences(dtype), zero, zero + LENGTH))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("dtype", sampled(("float32", "bfloat16", "float16"), few=("float32", "bfloat16")))
+@pytest.mark.tier("full", fast=("float32",))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
     arrays = sequences(dtype)
     zero = np.zeros(len(arrays[0]), np.int32)
@@ -76,7 +75,7 @@ def test_sequences_keep_their_bits_in_a_batch(dtype: str) -> None:
     )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("0.0",))
 @pytest.mark.parametrize("garbage", [0.0, np.nan, -np.inf])
 def test_padding_leaves_no_trace(garbage: float) -> None:
     arrays = sequences("float32")
@@ -96,7 +95,7 @@ def test_padding_leaves_no_trace(garbage: float) -> None:
         assert not x[:, LENGTH:].any()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_queries_of_a_chunk_keep_their_bits() -> None:
     q, ct, k, v = sequences("float32")
     for start in (0, 5, 100, 137):
@@ -142,7 +141,7 @@ def test_a_nan_reaches_only_what_has_seen_it() -> None:
             assert np.isnan(dv[:, :at]).all()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_transformations_keep_the_bits() -> None:
     q, ct, k, v = (x[:4] for x in sequences("float32"))
     expected = [x[:4] for x in whole("float32")[1:]]
@@ -163,7 +162,7 @@ def test_transformations_keep_the_bits() -> None:
         assert_bits_equal(single(q, k, v, ct), expected)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_tiles_agree() -> None:
     """A tile that does not agree is not used, so this is about speed: a machine where it fails is slow."""
     for tile in gradient_tiles(1000, 100):

@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 BATCH, QUERIES, KEYS, HEADS, KEY_HEADS, SIZE, VALUE_SIZE = 2, 8, 140, 4, 2, 24, 16
 OFFSET = KEYS - QUERIES
@@ -59,7 +59,7 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> tuple[Any, Any]:
     "shape",
     [
         (BATCH, 1, QUERIES, KEYS),
-        *map(rarely, [(1, HEADS, QUERIES, KEYS), (BATCH, 1, 1, KEYS), (1, HEADS, 1, 1), (QUERIES, KEYS)]),
+        *map(full_only, [(1, HEADS, QUERIES, KEYS), (BATCH, 1, 1, KEYS), (1, HEADS, 1, 1), (QUERIES, KEYS)]),
     ],
 )
 def test_float64(shape: tuple[int, ...]) -> None:
@@ -80,7 +80,7 @@ def test_float64(shape: tuple[int, ...]) -> None:
         assert np.abs(np.asarray(ours) - np.asarray(right)).max() <= 5e-6 * np.abs(right).max()
 
 
-@pytest.mark.parametrize("gradients", [False, rarely(True)], ids=["results", "gradients"])
+@pytest.mark.parametrize("gradients", [False, full_only(True)], ids=["results", "gradients"])
 def test_a_sequence_alone_and_each_query_alone(gradients: bool) -> None:
     bias = random(8, BATCH, 1, QUERIES, KEYS)
     whole = compiled(Q, K, V, CT, MASK, bias)
@@ -126,7 +126,7 @@ def test_pages_and_longer_caches() -> None:
     assert_bits_equal(paged(Q, *pages, bias=bias, mask=mask), expected)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_vmap_keeps_the_bits_of_gradients() -> None:
     """A bias that the mapped axis does not carry has a gradient for each entry."""
     bias = random(9, 1, HEADS, QUERIES, KEYS)

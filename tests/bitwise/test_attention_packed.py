@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 HEADS, KEY_HEADS, SIZE, TOKENS = 4, 2, 8, 11
 SUMS = np.array([0, 5, 5, 10], np.int32)  # the second sequence is empty, and there is a token of padding
@@ -51,7 +51,7 @@ run = jax.jit(functools.partial(packed, max_query_seq_length=6, max_key_value_se
 
 
 @pytest.mark.parametrize(
-    ("arrays", "sequences"), [((Q, K, V), (0,)), rarely((Q, K, V, CT), (0, 2))], ids=["results", "and gradients"]
+    ("arrays", "sequences"), [((Q, K, V), (0,)), full_only((Q, K, V, CT), (0, 2))], ids=["results", "and gradients"]
 )
 def test_each_sequence_has_the_bits_of_its_own(arrays: tuple[np.ndarray, ...], sequences: tuple[int, ...]) -> None:
     found = run(SUMS, KEY_SUMS, *arrays)
@@ -95,7 +95,7 @@ def test_pages() -> None:
         assert_bits_equal(tuple(x[0] for x in alone), tuple(x[own] for x in found))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_self_attention_and_no_sequences() -> None:
     k, v = K[:TOKENS], V[:TOKENS]
     found = bijax.dot_product_attention(Q, k, v, cu_query_seq_lengths=SUMS)

@@ -11,7 +11,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from tests.eight_bits import composed
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 BATCH, TOKENS, HEADS, KEY_HEADS, SIZE, PAGE = 2, 140, 4, 2, 8, 10
 
@@ -33,7 +33,9 @@ def stored(dtype: str) -> tuple[list[jax.Array], dict[str, jax.Array], list[jax.
     return caches, {"key_scale": factors[0], "value_scale": factors[1]}, wide
 
 
-@pytest.mark.parametrize(("dtype", "in_pages"), [("int8", False), rarely("int8", True), rarely("float8_e4m3fn", True)])
+@pytest.mark.parametrize(
+    ("dtype", "in_pages"), [("int8", False), full_only("int8", True), full_only("float8_e4m3fn", True)]
+)
 def test_prefill_decode_and_pages(dtype: str, in_pages: bool) -> None:
     caches, factors, _ = stored(dtype)
     q = random(0, BATCH, 12, HEADS, SIZE)
@@ -56,7 +58,7 @@ def test_prefill_decode_and_pages(dtype: str, in_pages: bool) -> None:
     assert_bits_equal(bijax.paged_attention(q, *pages, table, TOKENS, return_residual=True, **factors), whole)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_float64_and_vmap() -> None:
     """Factors that the mapped axis carries belong to its entries."""
     caches, factors, wide = stored("int8")

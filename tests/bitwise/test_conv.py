@@ -16,7 +16,7 @@ from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import equations, lowers_for_cuda, normal, substitute
-from tests.exhaustive import rarely, sampled
+from tests.tiers import full_only, tiered
 
 RULES = {"conv_general_dilated": conv_general_dilated}
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
@@ -60,8 +60,8 @@ def everything(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", sampled(CASES, few=CASES.keys() - {"batch last", "volume", "vmap of both"}))
+@pytest.mark.tier("full", fast=("groups of examples",))
+@pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_lax(name: str) -> None:
     function, *shapes = CASES[name]
     for equation in equations(everything(function), *(jnp.zeros(s) for s in shapes), name="conv_general_dilated"):
@@ -76,9 +76,9 @@ def test_results_are_those_of_lax(name: str) -> None:
         assert (np.abs(np.asarray(ours, np.float64) - exact) <= 2700 * 2.0**-24 * np.asarray(size) + 1e-30).all()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("None-bfloat16",))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("out", [None, rarely(jnp.float32)])
+@pytest.mark.parametrize("out", [None, jnp.float32])
 def test_narrow_results_are_rounded_once(out: Any, dtype: str) -> None:
     x, w = normal(1, 2, 8, 9, 3, dtype=dtype), normal(2, 3, 3, 3, 5, dtype=dtype)
     (equation,) = equations(conv(preferred_element_type=out), x, w, name="conv_general_dilated")
@@ -87,10 +87,10 @@ def test_narrow_results_are_rounded_once(out: Any, dtype: str) -> None:
     assert_bits_equal(ours, wide.astype(out or dtype))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("strides",))
 @pytest.mark.parametrize(
     "name",
-    sampled(["strides", "features first", "depthwise", "many features"], few=["strides", "depthwise", "many features"]),
+    ["strides", "features first", "depthwise", "many features"],
 )
 def test_examples_keep_their_bits(name: str) -> None:
     function, shape, kernel = CASES[name]
@@ -126,7 +126,7 @@ def test_stock_examples_do_not() -> None:
     assert report.differing_elements or differing
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("features first",))
 @pytest.mark.parametrize("name", ["strides", "features first", "groups", "depthwise"])
 def test_gradients_of_kernels_do_not_see_examples_of_zeros(name: str) -> None:
     function, shape, kernel = CASES[name]
@@ -140,7 +140,7 @@ def test_gradients_of_kernels_do_not_see_examples_of_zeros(name: str) -> None:
         assert_bits_equal(gradient(*padded), whole, err_msg=str(more))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("depthwise",))
 @pytest.mark.parametrize("name", ["same", "groups", "depthwise"])
 def test_places_and_features_keep_their_bits(name: str) -> None:
     """A crop of the image has the bits of the whole, and a feature those it has among fewer features."""
@@ -152,8 +152,8 @@ def test_places_and_features_keep_their_bits(name: str) -> None:
         assert_bits_equal(run(x, w[..., 2:4]), run(x, w)[..., 2:4])
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", sampled(["strides", "depthwise"], few=["depthwise"]))
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", tiered(["strides", "depthwise"], fast=["depthwise"]))
 def test_vmap_keeps_the_bits(name: str) -> None:
     function, shape, kernel = CASES[name]
     x, w = normal(14, 3, *shape), normal(15, 3, *kernel)
@@ -180,7 +180,7 @@ def test_sums_are_those_of_a_product() -> None:
         assert_bits_equal(jax.jit(substitute(conv(padding="VALID"), RULES))(x, w), expected, err_msg=str(features))
 
 
-@pytest.mark.parametrize("groups", [1, rarely(2)])
+@pytest.mark.parametrize("groups", [1, full_only(2)])
 def test_phases_that_share_a_product_have_the_bits_of_each_alone(groups: int) -> None:
     """A transposed convolution whose windows do not overlap: each place meets one position of the kernel."""
     x, w = normal(20, 3, 5, 4, 16 * groups), normal(21, 2, 2, 16, 6 * groups)

@@ -11,7 +11,6 @@ from jax import lax
 from bijax.lax import cumulative
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from tests.bitwise.primitive_cases import FLOATS, lowers_for_cuda, normal, substitute
-from tests.exhaustive import rarely
 
 NAMES = ("cumsum", "cumprod", "cumlogsumexp")
 RULES = {name: getattr(cumulative, name) for name in NAMES}
@@ -21,9 +20,9 @@ def every(x: jax.Array, axis: int, reverse: bool = False) -> dict[str, jax.Array
     return {name: rule(x, axis=axis, reverse=reverse) for name, rule in RULES.items()}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(33,)-150-bfloat16",))
 @pytest.mark.parametrize(("columns", "dtype"), [(150, "float32"), (150, "bfloat16")])
-@pytest.mark.parametrize("sizes", [(33,), rarely((2, 33))], ids=str)
+@pytest.mark.parametrize("sizes", [(33,), (2, 33)], ids=str)
 def test_rows_keep_their_bits(sizes: tuple[int, ...], columns: int, dtype: str) -> None:
     rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
     assert_batch_invariant(
@@ -35,7 +34,7 @@ def test_rows_keep_their_bits(sizes: tuple[int, ...], columns: int, dtype: str) 
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_the_length_of_the_axis_does_not_matter() -> None:
     run = jax.jit(lambda x: every(x, 1))
     for name, data in hostile_rows(1, (2, 17000), "float32").items():
@@ -61,7 +60,7 @@ def test_a_triangular_product_does() -> None:
     assert (here != there).any()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("float32-True",))
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_results_are_those_of_lax(dtype: str, reverse: bool) -> None:

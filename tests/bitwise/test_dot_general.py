@@ -19,7 +19,7 @@ from pallas_kernels.ops.matmul.cpu import stacked
 from pallas_kernels.ops.matmul.cpu.stacked import Storage
 from pallas_kernels.schedule.cpu.matmul import StackStep, stack_entries
 from tests.bitwise.matmul_reference import emulate
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -122,13 +122,13 @@ def check(spec: str, arrays: tuple[np.ndarray, np.ndarray], *, stock: bool = Fal
     return differing
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("outer product", "one column"))
 @pytest.mark.parametrize("name", SPECS)
 def test_an_element_does_not_know_how_many_others_there_are(name: str) -> None:
     check(SPECS[name], data(SPECS[name]))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("w @ vector", "experts", "stack, K first"))
 @pytest.mark.parametrize("name", SPECS)
 def test_neighbours_do_not_matter(name: str) -> None:
     spec = SPECS[name]
@@ -158,7 +158,7 @@ def test_control_plain_jax_differs() -> None:
     assert sum(differing) > 0
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("bik,bjk->bij-float16-float16", "ki,kj->ij-float16-float16"))
 @pytest.mark.parametrize(("left", "right"), [("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("spec", ["bik,bkj->bij", "bik,bjk->bij", "ki,kj->ij"])
 def test_narrow_types_are_summed_in_float32(spec: str, left: str, right: str) -> None:
@@ -171,7 +171,15 @@ def test_narrow_types_are_summed_in_float32(spec: str, left: str, right: str) ->
     assert_bits_equal(product(spec, preferred="float32")(x, w), wide)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "k,kj->j-(0, None)-[(6, 96), (96, 11)]",
+        "k,kj->j-(0, 0)-[(6, 96), (6, 96, 11)]",
+        "ik,kj->ij-(None, 0)-[(7, 96), (6, 96, 11)]",
+        "ik,kj->ij-(1, 2)-[(7, 6, 96), (96, 11, 6)]",
+    ),
+)
 @pytest.mark.parametrize(
     ("single", "axes", "shapes"),
     [
@@ -198,7 +206,7 @@ def test_vmap_gives_the_bits_of_the_single_product(
         assert_bits_equal(mapped[entry], product(single)(*alone), err_msg=f"entry {entry}")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("stack, transposed", "inner product"))
 @pytest.mark.parametrize(
     ("spec", "shapes", "contract"),
     [
@@ -212,6 +220,10 @@ def test_vmap_gives_the_bits_of_the_single_product(
         ("k,k->", [(70_000,), (70_000,)], matmul_contract(70_000, transpose_w=True)),
         ("bik,bkj->bij", [(2, 1, 64), (2, 64, 33)], matmul_contract(64, transpose_w=False)),
         ("ik,kj->ij", [(5, 16), (16, 9)], matmul_contract(16, transpose_w=False)),
+    ],
+    ids=[
+        *("plain", "stack of vectors", "stack, transposed", "stack over rows", "over rows", "wide stack"),
+        *("stack in the middle", "inner product", "short vectors", "short"),
     ],
 )
 def test_the_contract_is_what_is_computed(spec: str, shapes: list[tuple[int, ...]], contract: MatmulContract) -> None:
@@ -229,7 +241,7 @@ def test_the_contract_is_what_is_computed(spec: str, shapes: list[tuple[int, ...
     assert_bits_equal(actual[few], emulate(rows[few], columns, contract))
 
 
-@pytest.mark.parametrize("spec", [rarely("ki,kj->ij"), "bki,bkj->bij"])
+@pytest.mark.parametrize("spec", [full_only("ki,kj->ij"), "bki,bkj->bij"])
 def test_sums_over_rows_are_split_invariant(spec: str) -> None:
     x, g = data(spec, k=300)
     whole = product(spec)(x, g)
@@ -242,7 +254,23 @@ def test_sums_over_rows_are_split_invariant(spec: str) -> None:
     assert_bits_equal(product(spec)(*padded), whole)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "b-bik,bjk->bij",
+        "b-ki,kj->ij",
+        "b-b,bi->i",
+        "i-bki,bkj->bij",
+        "i-b,bi->i",
+        "j-ik,kj->ij",
+        "j-bik,bjk->bij",
+        "j-b,bi->i",
+        "k-bik,bjk->bij",
+        "k-bki,bkj->bij",
+        "k-ki,kj->ij",
+        "k-b,bi->i",
+    ),
+)
 @pytest.mark.parametrize("spec", ["ik,kj->ij", "bik,bjk->bij", "bki,bkj->bij", "ki,kj->ij", "b,bi->i", "bk,bk->b"])
 @pytest.mark.parametrize("letter", "bijk")
 def test_dimensions_of_length_zero(spec: str, letter: str) -> None:
@@ -252,7 +280,7 @@ def test_dimensions_of_length_zero(spec: str, letter: str) -> None:
         assert_bits_equal(product(spec)(*arrays), expected)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.tier("full", fast=("w @ x", "vector @ w", "rows of rows", "outer product"))
 @pytest.mark.parametrize("name", SPECS)
 def test_values_against_float64(name: str) -> None:
     spec = SPECS[name]
@@ -268,7 +296,7 @@ def test_lowers_for_cuda(spec: str) -> None:
     assert product(spec).trace(*data(spec)).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("bi,bj->bij",))
 @pytest.mark.parametrize("spec", ["ik,kj->ij", "bik,bjk->bij", "ki,kj->ij", "k,k->", "bi,bj->bij"])
 def test_float64(spec: str) -> None:
     with jax.enable_x64(True):
@@ -283,7 +311,7 @@ def test_float64(spec: str) -> None:
         )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("float32-Storage(transpose_x=True, transpose_w=False)",))
 @pytest.mark.parametrize("storage", [Storage(), Storage(transpose_w=True), Storage(transpose_x=True)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_stack_without_a_program_keeps_its_bits(

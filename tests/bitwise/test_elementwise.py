@@ -13,7 +13,7 @@ import pytest
 import bijax
 from bijax.ops._straight_line import straight_line
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 Function = Callable[..., Any]
 
@@ -88,9 +88,9 @@ def batch(columns: int, dtype: str, *, hostile: bool) -> tuple[jax.Array, ...]:
     return jnp.asarray(x), jnp.asarray(y[::-1].copy()), jnp.asarray(g), jnp.asarray(w)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(1, 33)-bfloat16",))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("sizes", [(1, 33), rarely((2, 130))], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 33), (2, 130)], ids=str)
 def test_functions_keep_their_bits(dtype: str, sizes: tuple[int, ...]) -> None:
     assert_batch_invariant(
         lambda *a: {name: with_gradients(bijax.elementwise(f))(*a) for name, f in FUNCTIONS.items()},
@@ -106,9 +106,9 @@ def test_functions_keep_their_bits(dtype: str, sizes: tuple[int, ...]) -> None:
 SEEDS = (22, 27)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(22,)-300",))
 @pytest.mark.parametrize("columns", [5, 300])
-@pytest.mark.parametrize("seeds", [SEEDS[:1], rarely(SEEDS)], ids=str)
+@pytest.mark.parametrize("seeds", [SEEDS[:1], SEEDS], ids=str)
 def test_random_programs_keep_their_bits(seeds: tuple[int, ...], columns: int) -> None:
     assert_batch_invariant(
         lambda *a: [with_gradients(bijax.elementwise(random_program(seed)))(*a) for seed in seeds],
@@ -143,7 +143,7 @@ def test_an_element_does_not_know_its_place() -> None:
     assert_bits_equal(f(x[5]), whole[5], err_msg="without dimensions")
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["few", "every"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_transformations_keep_the_bits(every: bool) -> None:
     x, y, g, w = (a[:12] if a.ndim > 1 else a for a in batch(77, "float32", hostile=False))
     f = with_gradients(bijax.elementwise(FUNCTIONS["masked"]))

@@ -39,7 +39,7 @@ def emulated(names: np.ndarray, g: np.ndarray) -> np.ndarray:
     return total
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("float32",))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradient_is_the_stated_sum(dtype: str) -> None:
     table = jnp.zeros((V, D), dtype)

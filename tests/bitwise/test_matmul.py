@@ -14,7 +14,7 @@ from pallas_kernels.ops.matmul import cpu
 from pallas_kernels.ops.matmul.cpu.forms import panels
 from pallas_kernels.schedule.cpu.matmul import Step, matmul_ladder, steps_by_preference
 from tests.bitwise.matmul_reference import emulate
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 DTYPES = ("float32", "bfloat16", "float16")
 KS_AND_NS = [(1, 1), (7, 5), (64, 128), (333, 77), (576, 192), (1100, 40)]
@@ -25,10 +25,10 @@ def weights(k: int, n: int, dtype: str, *, transpose: bool = False) -> jax.Array
     return jnp.asarray(np.ascontiguousarray(w.T) if transpose else w)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(1, 5, 33)-576-192-bfloat16",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("k", "n"), KS_AND_NS)
-@pytest.mark.parametrize("sizes", [(1, 5, 33), rarely((2, 17))], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 5, 33), (2, 17)], ids=str)
 def test_rows_keep_their_bits(k: int, n: int, dtype: str, sizes: tuple[int, ...]) -> None:
     w, bias = weights(k, n, dtype), weights(1, n, dtype)[0]
     x = hostile_rows(0, (33, k), dtype)
@@ -36,7 +36,7 @@ def test_rows_keep_their_bits(k: int, n: int, dtype: str, sizes: tuple[int, ...]
         assert_batch_invariant(lambda x: bijax.matmul(x, w, bias=bias), jnp.asarray(x[kind]), batch_sizes=sizes)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("False",))
 @pytest.mark.parametrize("transpose", [False, True])
 def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
     w = weights(333, 77, "float32", transpose=transpose)
@@ -49,10 +49,10 @@ def test_gradient_rows_keep_their_bits(transpose: bool) -> None:
     assert_batch_invariant(gradient, x, batch_sizes=(2, 8, 33), modes=("jit",))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(33, 513)-576-True",))
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [576, 1100])
-@pytest.mark.parametrize("sizes", [(33, 513), rarely((1, 127, 2, 3, 5, 8, 31, 65, 257, 511, 1025))], ids=str)
+@pytest.mark.parametrize("sizes", [(33, 513), (1, 127, 2, 3, 5, 8, 31, 65, 257, 511, 1025)], ids=str)
 def test_every_number_of_rows(k: int, transpose: bool, sizes: tuple[int, ...]) -> None:
     """Tiles, tails and every way to cut a batch into them."""
     w = weights(k, 40, "float32", transpose=transpose)
@@ -64,7 +64,7 @@ def test_every_number_of_rows(k: int, transpose: bool, sizes: tuple[int, ...]) -
         assert_bits_equal(bijax.matmul(rows, w, transpose_w=transpose), whole[start : start + m], err_msg=f"{m} rows")
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["few", "every"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_transformations_keep_the_bits(every: bool) -> None:
     w = weights(333, 77, "float32")
     x = jnp.asarray(hostile_rows(3, (24, 333), "float32")["wide"])
@@ -95,7 +95,7 @@ def test_transformations_keep_the_bits(every: bool) -> None:
     assert_bits_equal(bijax.matmul(x.reshape(2, 3, 4, 333), w), y.reshape(2, 3, 4, 77))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("333-True", "1100-False"))
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [5, 333, 576, 1100])
 def test_the_contract_is_what_is_computed(k: int, transpose: bool) -> None:
@@ -106,7 +106,7 @@ def test_the_contract_is_what_is_computed(k: int, transpose: bool) -> None:
     assert_bits_equal(y, emulate(x, w, contract))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("333-True",))
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("k", [333, 576, 1100])
 def test_schedules_agree_or_are_not_used(k: int, transpose: bool) -> None:
@@ -140,9 +140,9 @@ def test_preference_never_leaves_the_ladder_empty() -> None:
         assert steps[0].rows == min((s.rows for s in ladder if s.rows >= rows), default=512)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("False-False",))
 @pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("continued_and_padded", [False, rarely(True)])
+@pytest.mark.parametrize("continued_and_padded", [False, True])
 def test_aligned_micro_batches_add_up_to_the_whole(continued_and_padded: bool, transpose: bool) -> None:
     w = weights(40, 24, "float32", transpose=transpose)
     bias = weights(1, 24, "float32")[0]

@@ -28,7 +28,7 @@ def singles(function: Callable[..., jax.Array], axes: tuple[int | None, ...], *a
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("(None, None, 0)", "(None, 0, None)", "(0, None, None)"))
 @pytest.mark.parametrize("axes", AXES)
 def test_products(axes: tuple[int | None, ...]) -> None:
     shapes = ((5, 40), (40, 24), (24,))
@@ -40,7 +40,7 @@ def test_products(axes: tuple[int | None, ...]) -> None:
     assert_bits_equal(jax.vmap(multiply, axes)(x, w, bias), singles(multiply, axes, x, w, bias))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(None, None, 0)",))
 @pytest.mark.parametrize("axes", AXES)
 def test_gradients(axes: tuple[int | None, ...]) -> None:
     shapes = ((130, 16), (130, 24), (16, 24))
@@ -54,7 +54,7 @@ def test_gradients(axes: tuple[int | None, ...]) -> None:
         assert_bits_equal(jax.vmap(weight_gradient, axes[:2])(x, g), singles(weight_gradient, axes[:2], x, g))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("True-(0, None)-(0, 0)",))
 @pytest.mark.parametrize("inner", [(0, None), (None, 0), (0, 0)])
 @pytest.mark.parametrize("outer", [(0, None), (None, 0), (1, 2)])
 @pytest.mark.parametrize("transpose", [False, True])

@@ -20,7 +20,7 @@ from pallas_kernels.ops.matmul.cpu import stacked
 from pallas_kernels.ops.matmul.cpu.verify import trials
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
 from pallas_kernels.schedule.cpu.matmul import StackStep, Step
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's")
 
@@ -59,7 +59,7 @@ AROUND = [lambda y: y, lambda y: y.transpose(2, 0, 1)]
 SHAPES = [(8, 1, 2, 8), (3, 1, 64, 16), (1, 1, 7, 16), (2, 4, 3, 8), (5, 2, 8, 8)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("(8, 1, 2, 8)", "(1, 1, 7, 16)", "(2, 4, 3, 8)"))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_layout_around_a_product_changes_its_form(shape: tuple[int, int, int, int]) -> None:
     assert not any(products_differ(isolated_dot, shape, after) for after in AROUND)
@@ -77,7 +77,7 @@ def fused_chain(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return y
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("2-2-1", "3-3-2", "5-4-1"))
 @pytest.mark.parametrize(("m", "k", "n"), [(4, 3, 1), (3, 8, 1), (4, 8, 1), (2, 2, 1), (3, 3, 2), (5, 4, 1)])
 def test_a_form_is_accepted_only_if_it_is_a_fused_chain(m: int, k: int, n: int) -> None:
     """Small results say little: three of four elements of a short sum are alike in any order."""
@@ -127,7 +127,7 @@ def batches_that_differ(f: Callable[..., jax.Array]) -> list[int]:
     return [n for n in (1, 2, 3, 8) if (bits(run(*(a[:n] for a in arguments))) != whole[:n]).any()]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_an_equivariant_tensor_product() -> None:
     f, arguments = tensor_product(1)
     assert batches_that_differ(f)  # the control
@@ -139,7 +139,7 @@ def test_an_equivariant_tensor_product() -> None:
     assert hlo.compare_hlo(bijax.invariant(f), arguments, tensor_product(8)[1]).alike
 
 
-@pytest.mark.parametrize("sizes", [(1, 3), rarely((2, 8))], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 3), full_only((2, 8))], ids=str)
 def test_two_products_with_an_axis_of_length_one(sizes: tuple[int, ...]) -> None:
     """The smallest program in which a form that rounds every product was accepted."""
     c, g, a = normal(0, 3, 3, 1), normal(1, 17, 1, 3), normal(2, 17, 4, 3)

@@ -70,7 +70,7 @@ SUM_OUTER = lax.RaggedDotDimensionNumbers((((1, 2), (0, 1)), ((), ())), (2,), ()
 SUM_INNER = lax.RaggedDotDimensionNumbers((((2, 1), (1, 0)), ((), ())), (1,), ())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("outer batch-bfloat16", "no rows-bfloat16"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("numbers", "lhs", "rhs"),
@@ -84,6 +84,7 @@ SUM_INNER = lax.RaggedDotDimensionNumbers((((2, 1), (1, 0)), ((), ())), (1,), ()
         (None, (0, 5), (4, 5, 3)),
         (None, (20, 0), (4, 0, 3)),
     ],
+    ids=["plain", "inner batch", "outer batch", "batch", "outer sum", "inner sum", "no rows", "no columns"],
 )
 def test_results_are_those_of_lax(numbers: Any, lhs: tuple[int, ...], rhs: tuple[int, ...], dtype: str) -> None:
     sizes = jnp.array([3, 0, 9, 5])

@@ -17,7 +17,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.rows.fold import fold_axis
 from pallas_kernels.parts.xla import lanes
 from tests.bitwise.primitive_cases import FLOATS, lowers_for_cuda, normal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 NAMES = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")
 
@@ -26,7 +26,7 @@ def every(x: jax.Array, axes: tuple[int, ...]) -> dict[str, jax.Array]:
     return {name: getattr(reduce, name)(x, axes=axes) for name in NAMES}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("77-float16",))
 @pytest.mark.parametrize(("columns", "dtype"), [(1, "float32"), (2500, "float32"), (77, "bfloat16"), (77, "float16")])
 def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     rows = jnp.asarray(np.concatenate([*hostile_rows(0, (3, columns), dtype).values()]))
@@ -39,7 +39,7 @@ def test_rows_keep_their_bits(columns: int, dtype: str) -> None:
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_columns_and_scattered_axes_keep_their_bits() -> None:
     x = jnp.asarray(hostile_rows(1, (8, 5, 3, 41), "float32")["wide"])
     sizes: Any = {"batch_sizes": (2, 17), "neighbours": ("given", "nan"), "modes": ("jit",)}
@@ -50,7 +50,7 @@ def test_columns_and_scattered_axes_keep_their_bits() -> None:
     assert_bits_equal(jax.tree.map(lambda a: a[3], mapped), inside(x[3]), err_msg="an axis between the reduced ones")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("(3, 2, 300)-(2,)", "(2, 3, 5, 7)-(1, 3)", "(4, 0)-(1,)"))
 @pytest.mark.parametrize(
     ("shape", "axes"), [((3, 2, 300), (2,)), ((3, 5, 2, 41), (0, 1)), ((2, 3, 5, 7), (1, 3)), ((4, 0), (1,))]
 )
@@ -75,7 +75,7 @@ def test_stock_sums_do_not() -> None:
     assert report.differing_elements
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("float16-()", "float16-(3, 0, 4)"))
 @pytest.mark.parametrize("shape", [(), (3, 0, 4), (2, 3, 129)])
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_results_are_those_of_lax(shape: tuple[int, ...], dtype: str) -> None:
@@ -106,13 +106,13 @@ def test_results_are_those_of_lax(shape: tuple[int, ...], dtype: str) -> None:
                     assert (error <= bounds[name] + rounding).all(), (name, axes)
 
 
-@pytest.mark.parametrize("axes", [rarely((1,)), (2, 0)], ids=str)
+@pytest.mark.parametrize("axes", [full_only((1,)), (2, 0)], ids=str)
 def test_sums_are_those_of_bijax(axes: tuple[int, ...]) -> None:
     x = normal(3, 6, 300, 7)
     assert_bits_equal(reduce.reduce_sum(x, axes=axes), bijax.sum(x, axes))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("float16",))
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
 def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
@@ -127,7 +127,7 @@ def test_maxima_of_zeros_nans_and_infinities(dtype: str) -> None:
         assert_bits_equal(reduce.reduce_max(tiny, axes=(1,)), tiny[:, 1])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("float8_e4m3",))
 @pytest.mark.parametrize("dtype", ["float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"])
 def test_maxima_of_eight_bits(dtype: str) -> None:
     x = np.arange(256, dtype=np.uint8).view(jnp.dtype(dtype))

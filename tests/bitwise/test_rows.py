@@ -15,17 +15,17 @@ from pallas_kernels.ops.cross_entropy import portable as cross_entropy
 from pallas_kernels.ops.norm import portable as norm
 from pallas_kernels.ops.softmax import portable as softmax
 from tests.bitwise.row_cases import OURS, PLAIN, all_ops, hostile_batch, labels_of, with_gradient
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 
 # One column, less than a block of lanes, some blocks and a tail, more blocks than are unrolled and a tail. XLA compiles
 # programs of few and of many elements differently; for plain JAX the watershed lies within these sizes.
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(1, 33)-1-float32",))
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [(1, "float32"), (77, "float32"), (4200, "float32"), (333, "bfloat16"), (333, "float16")],
 )
-@pytest.mark.parametrize("sizes", [(1, 33), rarely((2, 5, 130))], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 33), (2, 5, 130)], ids=str)
 def test_rows_keep_their_bits(columns: int, dtype: str, sizes: tuple[int, ...]) -> None:
     x, g, w = hostile_batch(columns, dtype)
     assert_batch_invariant(
@@ -59,7 +59,7 @@ def test_control_plain_jax_differs() -> None:
     assert sum(map(bool, differing.values())) >= 2, differing
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_transformations_keep_the_bits() -> None:
     x, g, w = (a[:12] if a.ndim > 1 else a for a in hostile_batch(80, "float32"))
     f, y = all_ops, all_ops(x, g, w)
@@ -90,7 +90,7 @@ def test_transformations_keep_the_bits() -> None:
         assert_bits_equal(bijax.rms_norm(x, w), y["rms_norm"][0], err_msg="disable_jit")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("None",))
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 2), (2, 1)])
 def test_axes_are_rows(axis: Any) -> None:
     """Whichever axes a row lies along, its bits are those of the row laid out flat."""
@@ -107,7 +107,7 @@ def test_axes_are_rows(axis: Any) -> None:
     assert_bits_equal(y.transpose(order), bijax.softmax(flat, -1).reshape(moved.shape))
 
 
-@pytest.mark.parametrize("gradients", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradients", [False, full_only(True)], ids=["results", "and gradients"])
 def test_tiles_and_their_tails(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches run in tiles; their bits are those of one tile."""
     contract = row_contract()
@@ -137,7 +137,9 @@ def test_tiles_and_their_tails(gradients: bool, monkeypatch: pytest.MonkeyPatch)
     assert_bits_equal(run("tiles of 5 rows and a tail of 1"), whole)
 
 
-@pytest.mark.parametrize("name", ["rms_norm", rarely("head_rms_norm"), rarely("layer_norm"), rarely("elementwise")])
+@pytest.mark.parametrize(
+    "name", ["rms_norm", full_only("head_rms_norm"), full_only("layer_norm"), full_only("elementwise")]
+)
 def test_aligned_micro_batches_add_up_to_the_whole(name: str) -> None:
     """The gradients of weights, with rows cut at multiples of 128 and with rows of zeros appended."""
     rng = np.random.default_rng(4)

@@ -13,7 +13,7 @@ from tests.bitwise.row_cases import all_ops
 KINDS = ("normal", "linspace", "wide", "cancelling")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("1023-float32",))
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [*((c, "float32") for c in (1, 77, 1023, 4200)), (200, "bfloat16"), (200, "float16")],

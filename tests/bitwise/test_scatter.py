@@ -62,7 +62,7 @@ def operands(case: Case, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
     return normal(1, *shape, dtype=dtype), jnp.asarray(i, jnp.int32), normal(2, *updates, dtype=dtype)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.tier("full", fast=("differences", "elements", "windows", "vmap of windows", "unique"))
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_order_of_indices(name: str) -> None:
     """XLA:CPU, too, scatters in the order of the indices: with float32 the bits are the same."""
@@ -72,7 +72,7 @@ def test_results_are_those_of_the_order_of_indices(name: str) -> None:
     assert_bits_equal(jax.jit(substitute(case[0], RULES))(*args), jax.jit(case[0])(*args))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("float16", "float64"))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_narrow_sums_are_rounded_once(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):

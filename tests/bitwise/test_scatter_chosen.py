@@ -97,7 +97,7 @@ def bits(y: jax.Array, how: str) -> np.ndarray:
     return numbers.view(f"u{numbers.dtype.itemsize}")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("columns", "parts of rows", "a scalar"))
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_one_update_after_the_other(name: str) -> None:
     check_bits(name, lambda f: substitute(f, RULES))
@@ -116,7 +116,7 @@ def check_bits(name: str, replaced: Callable[[Function], Function]) -> None:
             assert_bits_equal(*(bits(y, how) for y in (actual, expected)), err_msg=how)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("float16", "float64"))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "float8_e4m3fn"])
 def test_other_floats(dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
@@ -127,7 +127,7 @@ def test_other_floats(dtype: str) -> None:
             assert_bits_equal(*(bits(y, how) for y in (ours, jax.jit(function)(*args))), err_msg=how)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("bool", "uint32", "key"))
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "complex64", "key"])
 def test_whatever_is_written(dtype: str) -> None:
     def run(x: jax.Array, i: jax.Array, u: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ def test_nans_have_one_payload_but_those_that_stand_still() -> None:
         assert np.asarray(y(jnp.ones(1), jnp.array([0, 0]), u)).view(np.uint32).tolist() == [0x7FC00000]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("set", "max"))
 @pytest.mark.parametrize("how", HOW)
 def test_updates_for_others_do_not_matter(how: str) -> None:
     rng = np.random.default_rng(3)
@@ -174,7 +174,7 @@ def test_updates_for_others_do_not_matter(how: str) -> None:
         assert_bits_equal(run(jnp.zeros((9, 5)), all_ids, rows)[:4], alone, err_msg=f"{how} {others}")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("max", "min"))
 @pytest.mark.parametrize("how", HOW)
 def test_gradients_follow_the_winner(how: str) -> None:
     x, i, u = operands(CASES["rows"])

@@ -16,7 +16,7 @@ from pallas_kernels.ops.embedding import rounds as embedding_rounds
 from pallas_kernels.ops.scatter.portable import scatter_windows
 from pallas_kernels.ops.scatter.rounds import scatter_rounds
 from pallas_kernels.parts.xla import rounds
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 SHAPES = {
     "rows": ((50, 6), (1, 6)),
@@ -56,11 +56,11 @@ def both(m: int, name: str, load: str, dtype: str, combine: Any) -> tuple[jax.Ar
     return first, second
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("65-bfloat16-sub-rows-even", "65-float16-mul-rows-even"))
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("dtype", "combine"), [("float32", lax.add), ("bfloat16", lax.sub), ("float16", lax.mul)])
-@pytest.mark.parametrize("m", [65, rarely(1), rarely(300)])
+@pytest.mark.parametrize("m", [65, 1, 300])
 def test_bits_of_one_after_the_other(m: int, name: str, load: str, dtype: str, combine: Any) -> None:
     assert_bits_equal(*both(m, name, load, dtype, combine))
 
@@ -79,7 +79,7 @@ def test_names_that_do_not_fit_in_one_number(monkeypatch: pytest.MonkeyPatch) ->
     assert_bits_equal(*both(65, "elements", "even", "float32", lax.add))
 
 
-@pytest.mark.parametrize("m", [rarely(5), 300])
+@pytest.mark.parametrize("m", [full_only(5), 300])
 def test_gradients_of_an_embedding(m: int) -> None:
     rng = np.random.default_rng(m)
     tokens = jnp.asarray(np.minimum(rng.zipf(1.3, m) - 2, 52), jnp.int32)  # -1, 51 and 52 are outside

@@ -34,7 +34,7 @@ def operands(kind: str, shape: tuple[int, ...], storage: Storage, dtype: str) ->
     return x, w
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("(9, 4, 32, 5)-Storage(transpose_x=True, transpose_w=False)",))
 @pytest.mark.parametrize(("shape", "storage"), STACKS)
 def test_chains_have_the_bits_of_dots(
     shape: tuple[int, ...], storage: Storage, monkeypatch: pytest.MonkeyPatch
@@ -60,7 +60,7 @@ def test_tiny_products_are_chains_first() -> None:
         assert all(step.form != "chain" for step in steps)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("gij,gj->gi",))
 @pytest.mark.parametrize("spec", ["gij,gjk->gik", "gij,gkj->gik", "gij,gj->gi", "gi,gi->g"])
 def test_entries_do_not_follow_the_stack(spec: str) -> None:
     left, right = spec.split("->")[0].split(",")

@@ -12,7 +12,6 @@ from bijax.lax import windows
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.errors import UnsupportedError
 from tests.bitwise.primitive_cases import FLOATS, compared, equations, lowers_for_cuda, normal, substitute
-from tests.exhaustive import rarely
 
 NAMES = (
     "reduce_window_sum",
@@ -52,7 +51,7 @@ def everything(x: jax.Array, window: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("float32",))
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_examples_keep_their_bits(dtype: str) -> None:
     data = hostile_rows(0, (3, 8 * 7 * 3), dtype)
@@ -67,12 +66,12 @@ def test_examples_keep_their_bits(dtype: str) -> None:
         )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("('sum', 'max')-3-float32",))
 @pytest.mark.parametrize(
     ("window", "dtype"),
     [*((i, "float32") for i in range(len(WINDOWS) + len(DILATED))), (1, "bfloat16"), (5, "float16")],
 )
-@pytest.mark.parametrize("kinds", [("sum", "max"), rarely(("min",))], ids=str)
+@pytest.mark.parametrize("kinds", [("sum", "max"), ("min",)], ids=str)
 def test_results_are_those_of_lax(kinds: tuple[str, ...], window: int, dtype: str) -> None:
     x = normal(1, 3, 8, 7, 4, dtype=dtype)
     parameters = (WINDOWS + DILATED)[window]
@@ -149,7 +148,7 @@ def test_eight_bits_without_infinities() -> None:
         windows.select_and_gather_add(x, x, select_prim=lax.ge_p, **parameters)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("max",))
 @pytest.mark.parametrize("kind", ["max", "min"])
 def test_gradients_where_negative_padding_cuts_elements_off(kind: str) -> None:
     # Small whole numbers: sums of them are exact. (JAX has no such gradient on a CPU, but for a cut operand.)

@@ -1,7 +1,6 @@
 """The gallery: its programs have equal bits at every size, and its figures are those of the programs."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -9,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.record import RESULTS, cells, read
 from tests.docs.pages import ROOT
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
-FIGURES = json.loads((ROOT / "benchmarks" / "results" / "gallery_cpu.json").read_text(encoding="utf-8"))["cells"]
+FIGURES = cells(read(RESULTS / "gallery_cpu.json"))
 LIBRARIES = (
     *("blackjax", "diffrax", "distrax", "e3nn_jax", "equinox", "flowjax", "haiku", "jax_md", "jraph", "lineax", "mctx"),
     *("numpyro", "optax", "optimistix", "pgx", "tinygp"),
@@ -26,7 +26,7 @@ def test_no_figure_shows_a_change() -> None:
     assert any(f["differing_plain"] for f in FIGURES)
 
 
-@pytest.mark.parametrize("program", [rarely(f["program"]) for f in FIGURES], ids=[f["program"] for f in FIGURES])
+@pytest.mark.parametrize("program", [full_only(f["program"]) for f in FIGURES], ids=[f["program"] for f in FIGURES])
 def test_bits_do_not_follow_the_batch(program: str, tmp_path: Path) -> None:
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
@@ -34,7 +34,8 @@ def test_bits_do_not_follow_the_batch(program: str, tmp_path: Path) -> None:
     result = tmp_path / "gallery.json"
     command = [
         sys.executable,
-        "benchmarks/gallery.py",
+        "-m",
+        "benchmarks.gallery",
         "--seconds",
         "0.1",
         "--json",
@@ -45,4 +46,4 @@ def test_bits_do_not_follow_the_batch(program: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(result.read_text())["cells"][0]["differing"] == 0
+    assert cells(read(result))[0]["differing"] == 0

@@ -48,7 +48,7 @@ def test_the_page_leads_from_an_environment_to_the_demo() -> None:
     assert model in text
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_a_newcomer_gets_to_the_demo(tmp_path: Path) -> None:
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, files.split("\0")):

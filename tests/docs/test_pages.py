@@ -19,7 +19,8 @@ RUNNABLE = [p for p in PAGES if any(not b.not_run and b.language in ("python", "
 FOR_A_GPU = [p for p in PAGES if any(b.not_run == GPU for b in blocks(p))]
 LANGUAGES = {"python", "console", "text"}
 # Tests of the same functions run anyway.
-LONG = {f"guide/{page}.md" for page in ("attention", "audit", "gradients", "layers", "model")}
+LONG = [DOCS / "guide" / f"{page}.md" for page in ("attention", "audit", "gradients", "layers", "model")]
+SHORT = [p for p in RUNNABLE if p not in LONG]
 DIRECTIVES = {"{eval-rst}", "{include}", "{image}", "{toctree}", "{note}", "{public-members}", "{code-block}"}
 
 
@@ -40,15 +41,11 @@ def run_pages(folder: Path, *arguments: Path | str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_blocks_of_short_pages_run(tmp_path: Path) -> None:
-    """In processes that import the libraries once."""
-    run_pages(tmp_path, *(page for page in RUNNABLE if name(page) not in LONG))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
-def test_blocks_run(page: Path, tmp_path: Path) -> None:
-    run_pages(tmp_path, page)
+@pytest.mark.tier("full", fast=("short pages",))
+@pytest.mark.parametrize("pages", [SHORT, *([page] for page in LONG)], ids=["short pages", *map(name, LONG)])
+def test_blocks_run(pages: list[Path], tmp_path: Path) -> None:
+    """Each page in a process of its own, those that come together after one import of the libraries."""
+    run_pages(tmp_path, *pages)
 
 
 @pytest.mark.gpu

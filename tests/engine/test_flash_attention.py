@@ -12,7 +12,7 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from tests.engine import oracles
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 HEADS, KEYS, WIDTH, SIZE, BLOCKS = 4, 2, 8, 4, 12
 PAST, NEW = np.array([5, 0, 9], np.int32), np.array([3, 4, 1], np.int32)
@@ -49,7 +49,7 @@ def strict() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("quantised", "every"),
-    [(False, False), rarely(False, True), rarely(True, False)],
+    [(False, False), full_only(False, True), full_only(True, False)],
     ids=["bfloat16", "bfloat16, in every form", "int8"],
 )
 def test_prefill_and_decode(quantised: bool, every: bool) -> None:
@@ -86,7 +86,7 @@ def test_prefill_and_decode(quantised: bool, every: bool) -> None:
     assert_bits_equal(packed, y)
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["bits", "every form"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["bits", "every form"])
 def test_whole_sequences_and_decoding(every: bool) -> None:
     qkv, lengths = normal(0, 2, 9, HEADS + 2 * KEYS, WIDTH), {"q_head_num": HEADS, "kv_head_num": KEYS}
     q, k, v = jnp.split(qkv, [HEADS, HEADS + KEYS], axis=2)

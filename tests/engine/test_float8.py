@@ -11,7 +11,7 @@ from bijax.testing import assert_batch_invariant, assert_bits_equal
 from pallas_kernels.contract import Float8Contract
 from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
 from tests.engine import oracles
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 DTYPE = jnp.float8_e4m3fn
 
@@ -68,7 +68,7 @@ def test_dtypes_that_differ_are_an_error() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("groups", [rarely(None), 3])
+@pytest.mark.parametrize("groups", [full_only(None), 3])
 def test_the_kernel_for_hopper_under_the_interpreter(groups: int | None) -> None:
     lead = () if groups is None else (groups,)
     x, w = small(0, 9, 272), small(1, *lead, 64, 272)

@@ -11,7 +11,7 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
 from tests.engine import oracles
 from tests.engine.lowering import assert_fenced_on_cuda
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 K, D, SIZE, BLOCKS = 2, 3, 4, 7
 TABLE = np.array([[5, 1, 6], [0, 3, 2], [9, 4, -1]], np.int32)  # entries 9 and -1 lead outside
@@ -43,7 +43,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("int8-True-{'ids': [0], 'past': [11], 'lengths': [1]}",))
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(("dtype", "paged"), [("bfloat16", False), ("int8", True)])
 def test_what_the_oracle_writes(case: dict[str, Any], dtype: str, paged: bool) -> None:
@@ -76,7 +76,7 @@ def test_defaults() -> None:
     assert_bits_equal(sums[0], expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("True",))
 @pytest.mark.parametrize("paged", [False, True])
 def test_donated_caches_are_written_in_place(paged: bool) -> None:
     lead = (TABLE[:2],) if paged else ()
@@ -131,7 +131,7 @@ def test_what_int8_cannot_hold_is_reported() -> None:
     assert not nothing[2].any()
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["batches", "and transformations"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["batches", "and transformations"])
 def test_tokens_keep_their_bits(every: bool) -> None:
     key, past = normal(0, 9, 2, K, D, dtype="float32"), np.arange(9, dtype=np.int32) % 3
     k = jnp.zeros((16, K, 8, D), jnp.int8)

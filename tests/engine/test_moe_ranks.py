@@ -9,7 +9,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 EXPERTS, TOPK, SHARED, C, F = 8, 3, 2, 24, 16
 
@@ -89,7 +89,7 @@ def tokens() -> jax.Array:
     return jnp.asarray(x).astype(jnp.bfloat16)
 
 
-@pytest.mark.parametrize(("ranks", "allocated"), [(2, 40), rarely(4, 40), rarely(4, None), rarely(8, None)])
+@pytest.mark.parametrize(("ranks", "allocated"), [(2, 40), full_only(4, 40), full_only(4, None), full_only(8, None)])
 def test_the_number_of_ranks_and_rows_changes_no_bit(tokens: jax.Array, ranks: int, allocated: int | None) -> None:
     one, several = jax.jit(lambda x: (layer(x), layer(x, ranks, allocated)))(tokens)
     assert np.isfinite(np.asarray(one, np.float32)).all()
@@ -97,7 +97,7 @@ def test_the_number_of_ranks_and_rows_changes_no_bit(tokens: jax.Array, ranks: i
     assert_bits_equal(several, one)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_tokens_keep_their_bits_among_others(tokens: jax.Array) -> None:
     assert_batch_invariant(layer, tokens, batch_sizes=(1, 12), neighbours=("nan",), modes=("jit",))
     y = jax.jit(layer)(tokens)
@@ -144,7 +144,7 @@ def plain(x: jax.Array, g: jax.Array) -> Any:
     return y, *pull(g)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_the_16_bit_path_and_its_gradient() -> None:
     x, g = normal(10, 12, C), normal(11, 12, C)
     options: dict[str, Any] = {"batch_sizes": (1, 12), "neighbours": ("given",), "modes": ("jit",)}

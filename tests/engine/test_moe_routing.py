@@ -11,14 +11,14 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
 from tests.engine import oracles
 from tests.engine.lowering import assert_fenced_on_cuda
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 
 def normal(seed: int, *shape: int, dtype: Any = "float32") -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("(2, 3, 7)-1-bfloat16", "(2, 4)-0-bfloat16"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("shape", "topk"), [((5, 64), 8), ((1, 3), 3), ((0, 4), 2), ((2, 3, 7), 1), ((2, 4), 0)])
 def test_the_experts_of_the_oracle(dtype: str, shape: tuple[int, ...], topk: int) -> None:
@@ -49,7 +49,7 @@ def test_ties_and_special_scores() -> None:
     assert bijax.moe_softmax_topk(scores[2:3], 5)[1][0, 3:].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["batches", "and transformations"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["batches", "and transformations"])
 def test_tokens_keep_their_bits(every: bool) -> None:
     x, w = normal(0, 17, 333), normal(1, 333, 16)
 

@@ -11,7 +11,7 @@ import bijax
 from bijax.testing import assert_bits_equal
 from tests.engine import oracles
 from tests.engine.lowering import assert_fenced_on_cuda
-from tests.exhaustive import rarely, sampled
+from tests.tiers import full_only
 
 C, TOPK, EXPERTS = 5, 3, 6
 
@@ -65,8 +65,8 @@ def tokens_of_rows(case: dict[str, Any], offset: np.ndarray) -> np.ndarray:
 OFTEN = ("a rank with shared experts", "no token", "all to one expert, none to others", "padding")
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", sampled(CASES, OFTEN))
+@pytest.mark.tier("full", fast=("a rank with shared experts",))
+@pytest.mark.parametrize("name", CASES)
 def test_rows_of_the_oracle(name: str) -> None:
     case = CASES[name]
     options, rows, shared, start, per_rank = arguments(case)
@@ -109,7 +109,7 @@ def test_rows_of_the_oracle(name: str) -> None:
         assert_bits_equal(found, oracles.gather(results, offset, weights, shared, start, per_rank, dtype))
 
 
-@pytest.mark.parametrize("count", [[2, 0, 5], rarely([0, 9, 0]), [0, 0, 0]], ids=str)
+@pytest.mark.parametrize("count", [[2, 0, 5], full_only([0, 9, 0]), [0, 0, 0]], ids=str)
 def test_products_of_the_oracle(count: list[int]) -> None:
     x, w, scale = int8(0, 9, 40), int8(1, 3, 40, 8), jnp.exp(normal(2, 9))
     columns = jnp.exp(normal(3, 3, 8))
@@ -144,7 +144,7 @@ def test_swiglu() -> None:
     assert bijax.swiglu(jnp.ones((0, 4))).shape == (0, 2)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gradients_of_the_16_bit_path() -> None:
     """The layer's gradients in float32 are those of plain JAX within rounding."""
     x, selected = normal(0, 6, C), routed(1, 6)

@@ -12,7 +12,7 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from tests.engine import oracles
 from tests.engine.lowering import assert_fenced_on_cuda
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 SIZES: dict[str, Any] = {"batch_sizes": (1, 17), "neighbours": ("given", "nan"), "modes": ("jit",)}
 
@@ -25,7 +25,7 @@ def int8(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-128, 128, shape, np.int8)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("float32-None-(0, 5)", "float16-bfloat16-(7,)"))
 @pytest.mark.parametrize(
     ("dtype", "smooth", "shape"),
     [
@@ -45,7 +45,7 @@ def test_the_quantised_rows_of_the_oracle(dtype: str, smooth: str | None, shape:
     assert_bits_equal(found, bijax.scale_dynamic_quant(x, s), err_msg="without jit")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.tier("full", fast=("denormal", "huge", "inf", "normal", "wide", "zeros"))
 @pytest.mark.parametrize("kind", sorted(hostile_rows(0, (1, 1), "float32")))
 def test_hostile_rows(kind: str) -> None:
     x = jnp.asarray(hostile_rows(3, (40, 33), "float32")[kind])
@@ -69,7 +69,7 @@ def test_rows_that_int8_cannot_hold() -> None:
     assert np.isnan(z.astype(jnp.float32)).all(1).tolist() == [False, True, True, False, False, True]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("float32-False", "bfloat16-True"))
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_norm_and_quantisation_in_one(dtype: str, residual: bool) -> None:
@@ -87,7 +87,7 @@ def test_norm_and_quantisation_in_one(dtype: str, residual: bool) -> None:
     assert bijax.add_rms_norm_dynamic_quant(x)[1].shape == x.shape
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("True-False-True-float32", "False-True-True-bfloat16"))
 @pytest.mark.parametrize(
     ("transpose_a", "transpose_b", "bias", "dtype"),
     [
@@ -125,7 +125,7 @@ def test_the_largest_sums_are_exact() -> None:
         bijax.quant_matmul(more, more.T, jnp.ones(1), jnp.ones(1))
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["batches", "and transformations"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["batches", "and transformations"])
 def test_rows_keep_their_bits(every: bool) -> None:
     x = jnp.asarray(hostile_rows(3, (17, 96), "float32")["wide"])
     w, s, q = jnp.asarray(normal(1, 96)), jnp.asarray(np.exp(normal(2, 96))), jnp.asarray(int8(3, 96, 50))

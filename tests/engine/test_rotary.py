@@ -12,7 +12,7 @@ import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report
 from tests.engine import oracles
 from tests.engine.lowering import assert_fenced_on_cuda
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 Q, KV, D, DIM, POSITIONS = 3, 1, 10, 6, 20
 H = Q + 2 * KV
@@ -27,7 +27,7 @@ def tables(dtype: str = "bfloat16") -> tuple[jax.Array, jax.Array]:
     return normal(1, POSITIONS, DIM, dtype=dtype), normal(2, POSITIONS, DIM, dtype=dtype)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("[3, 0, 4]-bfloat16-False-0",))
 @pytest.mark.parametrize(
     ("dtype", "interleaved", "offset"), [("bfloat16", False, 0), ("bfloat16", True, 4), ("float32", False, 3)]
 )
@@ -76,7 +76,7 @@ def test_what_is_traced_and_out_of_range_is_nan() -> None:
         assert np.isnan(y[:, : Q + KV, :DIM]).all()
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["batches", "and transformations"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["batches", "and transformations"])
 def test_rows_keep_their_bits(every: bool) -> None:
     x, (sin, cos) = normal(0, 9, H, D), tables("float32")
     starts = np.arange(9, dtype=np.int32)
@@ -115,7 +115,7 @@ def test_control_plain_jax_differs() -> None:
     assert batch_variance_report(plain, normal(0, 33, 333), **options).differing_elements
 
 
-@pytest.mark.parametrize("interleaved", [rarely(False), True])
+@pytest.mark.parametrize("interleaved", [full_only(False), True])
 def test_the_gradient_is_the_rotation_back(interleaved: bool) -> None:
     x, g, (sin, cos) = normal(0, 1, 3, H, D), normal(5, 1, 3, H, D), tables("float32")
     kind = {**HEADS, "rope_offset": 2, "interleaved": interleaved, "q_lens": [2]}

@@ -4,55 +4,61 @@
     python -m tests.goldens.hashes --record   writes what is missing; what differs stays, and is an error
 
 A hash changes by decision only: raise the version of the contract, which is in the key, and record again. Hashes belong
-to an architecture (of the GPU, or of the processor); where functions of XLA take part, to a version of jaxlib too.
+to a machine (`tests/goldens/machine.py`): to the architecture of a GPU or of a processor, and, where XLA's functions
+take part, to a version of jaxlib.
 """
 
 import argparse
 import hashlib
 import json
-import platform
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import jax
-import jaxlib
 import numpy as np
 
 import bijax
-from pallas_kernels.contract import XLA_FUNCTIONS
 from tests.goldens.cases import Case, cases
+from tests.goldens.machine import machine_of
 
 FILE: Final = Path(__file__).parents[1] / "goldens.json"
+RECORD: Final = "python -m tests.goldens.hashes --record"
+
+
+class Golden(NamedTuple):
+    """What is known of a case on this machine.
+
+    Attributes:
+        machine: What its bits belong to.
+        key: Its name and its contracts.
+        digest: A hash of its bits.
+    """
+
+    machine: str
+    key: str
+    digest: str
 
 
 def load() -> dict[str, dict[str, str]]:
+    """Returns the recorded hashes by machine and key."""
     found: dict[str, dict[str, str]] = json.loads(FILE.read_text()) if FILE.exists() else {}
     return found
 
 
-def key_of(name: str, case: Case) -> tuple[str, str]:
-    """Returns the machine that the bits of a case belong to, and the case with its contracts."""
+def golden(name: str, case: Case) -> Golden:
+    """Runs a case."""
     with jax.enable_x64(case.wide):
-        manifest = bijax.contracts(bijax.invariant(case.function), *case.arrays)
-    machine = processor() if manifest.platform == "cpu" else manifest.architecture
-    if XLA_FUNCTIONS.id in manifest.ids:
-        machine += f", jaxlib {jaxlib.__version__}"
-    elif manifest.platform == "cpu":
-        machine = platform.machine()
-    return machine, " | ".join([name, *manifest.ids])
+        function = bijax.invariant(case.function)
+        manifest = bijax.contracts(function, *case.arrays)
+        compiled = jax.jit(function).lower(*case.arrays).compile()
+        results = compiled(*case.arrays)
+    return Golden(machine_of(manifest, compiled.as_text()), " | ".join([name, *manifest.ids]), digest(results))
 
 
-def processor() -> str:
-    """Returns the machine with the vector instructions that XLA's functions are compiled for."""
-    info = Path("/proc/cpuinfo")
-    return platform.machine() + ("-avx512" if info.exists() and "avx512f" in info.read_text() else "")
-
-
-def digest(case: Case) -> str:
-    with jax.enable_x64(case.wide):
-        results = jax.tree.leaves(jax.jit(bijax.invariant(case.function))(*case.arrays))
-    return hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in results)).hexdigest()[:16]
+def digest(results: Any) -> str:
+    """Returns a hash of the bits of arrays."""
+    return hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in jax.tree.leaves(results))).hexdigest()[:16]
 
 
 def main() -> int:
@@ -64,8 +70,8 @@ def main() -> int:
     for name, case in cases().items():
         if arguments.only not in name:
             continue
-        machine, key = key_of(name, case)
-        found, was = digest(case), known.get(machine, {}).get(key)
+        machine, key, found = golden(name, case)
+        was = known.get(machine, {}).get(key)
         if was is None:
             missing += 1
             known.setdefault(machine, {})[key] = found

@@ -1,6 +1,7 @@
 """A common prefix of the sequences on a GPU: the bits of sequences that read each their own pages."""
 
 import functools
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -12,6 +13,7 @@ import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import split_attention_contract
 from pallas_kernels.ops.attention import hopper
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 from tests.goldens import cases
 
 pytestmark = pytest.mark.gpu
@@ -74,12 +76,12 @@ def test_shared_splits_are_read_for_the_first_sequence_alone() -> None:
     limits = np.stack([LENGTHS - 1, np.ones_like(LENGTHS), LENGTHS], axis=1).astype(np.int32)
     contract = split_attention_contract(128, "bfloat16")
     assert contract is not None
-    attend = jax.jit(functools.partial(hopper.attention, contract=contract, scale=128**-0.5, causal=True))
-    arrays = q, k, v, jnp.asarray(limits)
-    own = attend(*arrays, jnp.asarray(table, jnp.int32))
-    listed = jnp.asarray(spoiled, jnp.int32)
-    assert_bits_equal(attend(*arrays, listed, common_prefix=jnp.array([COMMON], jnp.int32)), own)
-    assert np.isnan(np.asarray(attend(*arrays, listed)[1][1:])).all()
+    attend = jax.jit(functools.partial(hopper.attention, contract=contract))
+    call = AttentionCall(q, k, v, jnp.asarray(limits), AttentionOptions(128**-0.5, causal=True))
+    own = attend(replace(call, page_table=jnp.asarray(table, jnp.int32)))
+    listed = replace(call, page_table=jnp.asarray(spoiled, jnp.int32))
+    assert_bits_equal(attend(replace(listed, common_prefix=jnp.array([COMMON], jnp.int32))), own)
+    assert np.isnan(np.asarray(attend(listed)[1][1:])).all()
 
 
 def test_traced_tables_that_differ_give_nan() -> None:

@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("window-float32",))
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in CASES), ("window", "bfloat16")])
 def test_float64(name: str, dtype: str) -> None:
     case = CASES[name]
@@ -115,8 +115,8 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.tier("full", fast=("(3, 90), causal",))
+@pytest.mark.parametrize("options", OPTIONS, ids=["30, scale, lengths", "(3, 90), causal"])
 def test_the_meaning_is_that_of_jax_nn(options: dict[str, Any]) -> None:
     q, k, v, _ = arrays(40, 150, "float32")
     attends = (bijax.dot_product_attention, jax.nn.dot_product_attention)

@@ -22,7 +22,7 @@ def close(actual: jax.Array, expected: np.ndarray, scale: np.ndarray, terms: int
     assert (error <= bound).all(), f"error up to {(error / bound).max():.2f} of the bound"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("9-1100-33-float16-True",))
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("dtype", ROUNDOFF)
 @pytest.mark.parametrize(("m", "k", "n"), [(3, 17, 9), (130, 333, 40), (9, 1100, 33)])

@@ -11,7 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 Function = Callable[..., Any]
 C = 300
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Function, Function, tuple[tuple[int, ...], ...]]] = {
 BOUNDS = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("sum over two axes-bfloat16", "log_softmax-float32"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
 def test_float64(name: str, dtype: str) -> None:
@@ -146,7 +146,7 @@ def test_rows_that_are_left_out_have_no_gradient() -> None:
     assert np.isfinite(np.asarray(dx)).all()
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["of a sum", "of a mean, and the third"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["of a sum", "of a mean, and the third"])
 def test_the_second_derivative_of_what_has_one(every: bool) -> None:
     x = jnp.asarray(np.random.default_rng(6).standard_normal(30).astype(np.float32))
     gelu = bijax.elementwise(jax.nn.gelu)
@@ -162,7 +162,7 @@ def test_the_second_derivative_of_what_has_one(every: bool) -> None:
     np.testing.assert_allclose(third, jax.grad(jax.grad(jax.grad(jax.nn.gelu)))(0.3), rtol=1e-4)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.tier("full", fast=("sum", "head_rms_norm with one weight", "layer_norm", "elementwise"))
 @pytest.mark.parametrize("name", CASES)
 def test_forward_mode_says_that_it_is_not_supported(name: str) -> None:
     ours, _, shapes = CASES[name]

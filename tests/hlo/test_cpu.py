@@ -11,7 +11,7 @@ from jax import lax
 
 import bijax
 from bijax import hlo
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 X = jnp.ones((8, 64))
 W = jnp.ones((64, 32))
@@ -123,7 +123,7 @@ def mlp(rows):
     return f, jax.grad(loss), (jnp.ones((rows, 64)), W)
 
 
-@pytest.mark.parametrize("rows", [rarely(1), 5, rarely(130)])
+@pytest.mark.parametrize("rows", [full_only(1), 5, full_only(130)])
 def test_operations_of_bijax_are_ours(rows):
     f, _, args = mlp(rows)
     report = hlo.inspect(f, *args)
@@ -145,7 +145,7 @@ def test_a_mixed_program_shows_the_part_of_xla():
     assert len([v for v in report.variant if v.terms in (32, 64) and v not in lost]) == 2
 
 
-@pytest.mark.parametrize("rows", [rarely(1), 7])
+@pytest.mark.parametrize("rows", [full_only(1), 7])
 def test_a_program_under_invariant_is_ours(rows):
     def f(x, w):
         h = jax.nn.gelu(x @ w) * 2 + 1

@@ -45,7 +45,7 @@ def arguments(f: Callable[..., Any], rows: int) -> tuple[jax.Array, ...]:
     return jax.random.split(jax.random.key(0), rows), rows_of_ones
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("trajectories-5",))
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("f", [trajectories, draws])
 def test_no_alarm_for_what_xla_made_anew(f: Callable[..., Any], rows: int) -> None:

@@ -11,15 +11,15 @@ from flax import nnx
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
 from flax_layers.models.layers import RMSNorm
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 
 def rows(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-@pytest.mark.parametrize("dtypes", ["bfloat16 bfloat16", *map(rarely, ("float32 float32", "bfloat16 float32"))])
-@pytest.mark.parametrize("ops", [INVARIANT, rarely(PLAIN)])
+@pytest.mark.parametrize("dtypes", ["bfloat16 bfloat16", *map(full_only, ("float32 float32", "bfloat16 float32"))])
+@pytest.mark.parametrize("ops", [INVARIANT, full_only(PLAIN)])
 def test_results_and_gradients(ops: Ops, dtypes: str) -> None:
     """Of rows in the dtype of the norm, and of rows that the norm widens, whose sum is not."""
     of_rows, of_scale = dtypes.split()

@@ -73,7 +73,7 @@ def _next_token(weights: dict[str, np.ndarray], config: LlamaConfig, ids: list[i
     return int(np.argmax(weights["model.embed_tokens.weight"] @ last))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_the_weights_answer_a_question(checkpoint: Checkpoint) -> None:
     """Weights in the wrong order or layout still multiply; only the right ones give the right answer."""
     weights = dict(checkpoint.weights)

@@ -12,9 +12,9 @@ from flax import nnx as flax_nnx
 
 from bijax.testing import assert_bits_equal
 from flax_layers import conversion_report, convert, linen, nnx
-from tests.exhaustive import rarely
 from tests.layers import drop_ins
 from tests.layers.drop_ins import rows
+from tests.tiers import full_only
 
 K = 300
 
@@ -55,7 +55,7 @@ def nnx_model() -> NnxModel:
     return NnxModel(flax_nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_nnx_in_place_with_shared_layers(gradient: bool) -> None:
     model, twin = nnx_model(), nnx_model()
     shared, graph = model.blocks[0].shared, flax_nnx.graphdef(model)
@@ -105,7 +105,7 @@ def test_nnx_rules() -> None:
     assert [type(model.blocks[0].down), type(model.blocks[0].norm)] == [flax_nnx.Linear, nnx.LayerNorm]
 
 
-@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_nnx_subclasses_are_reported_and_converted_by_a_rule(gradient: bool) -> None:
     model = flax_nnx.Sequential(OwnLinear(K, 33, rngs=flax_nnx.Rngs(0)), flax_nnx.relu)
     (entry,) = conversion_report(model).uncovered

@@ -15,9 +15,9 @@ from flax import nnx
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import conversion_report, convert, linen
-from tests.exhaustive import rarely
 from tests.layers import drop_ins
 from tests.layers.drop_ins import rows
+from tests.tiers import full_only
 
 K = 300
 KEY = jax.random.key(7)
@@ -54,7 +54,7 @@ def linen_model() -> Model:
     return Model(nn.Dense(9))
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["results", "and gradients and methods"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["results", "and gradients and methods"])
 def test_linen_is_equivalent(every: bool) -> None:
     model, x = linen_model(), rows(8, K)
     converted = convert(model)
@@ -84,7 +84,7 @@ def test_linen_is_equivalent(every: bool) -> None:
     drop_ins.assert_same_bits([y[:1] for y in other_ways_in(x)], other_ways_in(x[:1]))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_linen_lifted_model() -> None:
     class Carried(Block):
         @nn.compact
@@ -161,7 +161,7 @@ class InvariantHalves(Halves):
     pass
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_linen_rule_for_an_own_module_with_setup() -> None:
     model, x = nn.Sequential([Halves()]), rows(8, K)
     converted = convert(model, {Halves: InvariantHalves})

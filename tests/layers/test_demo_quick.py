@@ -8,7 +8,7 @@ from bijax import cli
 from tests.layers import checkpoint_files as files
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("real", [False, True], ids=["tiny model", "real model"])
 def test_the_quick_demo(real, tmp_path, capsys, monkeypatch):
     picture, figures = tmp_path / "picture.png", tmp_path / "figures.json"

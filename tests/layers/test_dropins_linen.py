@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import linen
-from tests.exhaustive import rarely, sampled
 from tests.layers import drop_ins
 from tests.layers.drop_ins import rows
+from tests.tiers import full_only
 
 K = 300
 KEY = jax.random.key(7)
@@ -88,8 +88,10 @@ def function(layer: Any, variables: Any) -> Callable[[jax.Array], Any]:
 FEW = [case for i, case in enumerate(NUMBERS) if case[0] not in {c[0] for c in NUMBERS[i + 1 :]} or not i]
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("case", sampled(NUMBERS, few=FEW), ids=names)
+@pytest.mark.tier(
+    "full", fast=("RMSNorm-use_scale-dtype-reduction_axes", "LayerNorm-use_fast_variance-use_bias-epsilon-dtype")
+)
+@pytest.mark.parametrize("case", NUMBERS, ids=names)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_parameters_and_numbers_are_those_of_the_original(case: Any) -> None:
     name, arguments, shape = case
@@ -131,7 +133,7 @@ BITS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("RMSNorm-scale_init",))
 @pytest.mark.parametrize("case", BITS, ids=names)
 def test_rows_do_not_depend_on_their_batch(case: Any) -> None:
     name, arguments, shape = case
@@ -146,7 +148,7 @@ def test_an_original_differs() -> None:
     assert not drop_ins.is_invariant(function(layer, layer.init(KEY, x)), x)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_embed_and_attend() -> None:
     ours, theirs = pair("Embed", {"num_embeddings": 77, "features": K})
     ids = drop_ins.tokens(8, 3, below=77)
@@ -202,7 +204,7 @@ def stacked(layers: Any) -> nn.Module:
     return nn.scan(lifted, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)()
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["of a block", "eager and of a cell"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["of a block", "eager and of a cell"])
 def test_automatic_names_and_initial_values(every: bool) -> None:
     x = rows(2, 8)
     found, expected = jax.jit(lambda x: [block(package)().init(KEY, x) for package in (linen, nn)])(x)
@@ -215,9 +217,9 @@ def test_automatic_names_and_initial_values(every: bool) -> None:
     drop_ins.assert_same_bits(found, expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("results-jit",))
 @pytest.mark.parametrize("lift", [nn.jit, nn.remat, stacked], ids=["jit", "remat", "scan of remat"])
-@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradient", [False, True], ids=["results", "and gradients"])
 def test_lifted(gradient: bool, lift: Callable[..., Any]) -> None:
     ours, theirs = (lift(p) if lift is stacked else lift(block(p))() for p in (linen, nn))
     x = rows(8, K)
@@ -226,7 +228,7 @@ def test_lifted(gradient: bool, lift: Callable[..., Any]) -> None:
     drop_ins.assert_invariant(lambda x: ours.apply(variables, x)[0], x, gradient=gradient)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_rnn() -> None:
     ours, theirs = (nn.RNN(p.OptimizedLSTMCell(40)) for p in (linen, nn))
     x = rows(8, 3, K)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import nnx
-from tests.exhaustive import rarely, sampled
 from tests.layers import drop_ins
 from tests.layers.drop_ins import rows
+from tests.tiers import full_only, tiered
 
 K = 300
 BF16, F16 = jnp.bfloat16, jnp.float16
@@ -70,7 +70,7 @@ def functional(module: flax_nnx.Module, call: Callable[[Any, jax.Array], Any]) -
     return lambda x: call(flax_nnx.merge(graph, state, copy=True), x)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("Linear-bias_init",))
 @pytest.mark.parametrize("case", NUMBERS, ids=names)
 def test_parameters_and_numbers_are_those_of_the_original(case: Case) -> None:
     name, args, kwargs, shape = case
@@ -99,7 +99,7 @@ BITS: list[Case] = [
 
 
 # A cell is in a test of its own; products are in that of transforms.
-@pytest.mark.parametrize("case", sampled(BITS, BITS[2:3]), ids=names)
+@pytest.mark.parametrize("case", tiered(BITS, fast=BITS[2:3]), ids=names)
 def test_rows_do_not_depend_on_their_batch(case: Case) -> None:
     name, args, kwargs, shape = case
     layer, _ = pair(name, *args, **kwargs)
@@ -169,7 +169,7 @@ class Block(flax_nnx.Module):
         return x + self.down(flax_nnx.relu(self.up(self.norm(x))))
 
 
-@pytest.mark.parametrize("gradients", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradients", [False, full_only(True)], ids=["results", "and gradients"])
 def test_jit_vmap_and_grad(gradients: bool) -> None:
     block, x = Block(flax_nnx.Rngs(0)), rows(8, K)
     expected = flax_nnx.jit(block)(x)
@@ -188,7 +188,7 @@ def test_jit_vmap_and_grad(gradients: bool) -> None:
     drop_ins.assert_same_bits(jax.tree.leaves(inside), jax.tree.leaves(outside))
 
 
-@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_scan_over_layers_and_remat(gradient: bool) -> None:
     @flax_nnx.split_rngs(splits=3)
     @flax_nnx.vmap(in_axes=(0,), out_axes=0)
@@ -205,7 +205,7 @@ def test_scan_over_layers_and_remat(gradient: bool) -> None:
     drop_ins.assert_invariant(functional(layers, run), rows(8, K), gradient=gradient)
 
 
-@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_rnn(gradient: bool) -> None:
     rnn = flax_nnx.RNN(nnx.GRUCell(K, 40, rngs=flax_nnx.Rngs(0)), rngs=flax_nnx.Rngs(1))
     drop_ins.assert_invariant(functional(rnn, lambda rnn, x: rnn(x)), rows(8, 3, K), gradient=gradient)

@@ -12,8 +12,8 @@ from flax import linen, nnx
 
 import flax_layers
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
 from tests.layers.drop_ins import assert_same_bits, rows, with_gradient
+from tests.tiers import full_only
 
 HOLDS = "it only holds other modules, and computes nothing"
 BASE = "a base class, without a method that computes"
@@ -99,14 +99,14 @@ def linen_recurrent(layers: Layers) -> Made:
 
 CASES = [
     pytest.param(nnx_layers, flax_layers.nnx, id="nnx"),
-    rarely(linen_layers, flax_layers.linen),
-    rarely(nnx_recurrent, flax_layers.nnx),
-    rarely(linen_recurrent, flax_layers.linen),
+    full_only(linen_layers, flax_layers.linen),
+    full_only(nnx_recurrent, flax_layers.nnx),
+    full_only(linen_recurrent, flax_layers.linen),
 ]
 
 
 @pytest.mark.parametrize(("make", "layers"), CASES)
-@pytest.mark.parametrize("gradient", [False, rarely(True)], ids=["results", "and gradients"])
+@pytest.mark.parametrize("gradient", [False, full_only(True)], ids=["results", "and gradients"])
 def test_rows_do_not_depend_on_their_batch(gradient: bool, make: Callable[[Layers], Made], layers: Layers) -> None:
     x = rows(6, 7, 5)
     run = jax.jit(with_gradient(make(layers)) if gradient else make(layers))
@@ -118,7 +118,7 @@ def test_rows_do_not_depend_on_their_batch(gradient: bool, make: Callable[[Layer
         assert_bits_equal(a, w[3:4])
 
 
-@pytest.mark.parametrize(("make", "original"), [(nnx_layers, nnx), rarely(linen_recurrent, linen)])
+@pytest.mark.parametrize(("make", "original"), [(nnx_layers, nnx), full_only(linen_recurrent, linen)])
 def test_the_numbers_are_those_of_the_originals_which_follow_the_batch(
     make: Callable[[Layers], Made], original: Layers
 ) -> None:

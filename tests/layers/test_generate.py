@@ -7,9 +7,9 @@ import pytest
 
 from bijax.testing import assert_bits_equal
 from flax_layers import PLAIN, Generation, generate
-from tests.exhaustive import rarely
 from tests.layers import reference_llama
 from tests.layers import small_llama as small
+from tests.tiers import full_only
 
 PROMPTS = [
     list(map(int, row)) for row in (small.sequences()[0][:50], *small.sequences()[1:3], small.sequences()[3][:19])
@@ -25,10 +25,11 @@ def alone() -> list[Generation]:
     return [run([prompt]) for prompt in PROMPTS]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("chunks of 7",))
 @pytest.mark.parametrize(
     "options",
     [{}, {"prefill_chunk": 1}, {"prefill_chunk": 7}, {"cache": "paged", "prefill_chunk": 7, "page_size": 5}],
+    ids=["whole", "token by token", "chunks of 7", "paged"],
 )
 def test_alone_and_in_company(alone: list[Generation], options: dict[str, Any]) -> None:
     together = run(PROMPTS, **options)
@@ -44,9 +45,9 @@ def test_the_same_bits_as_one_program_for_the_whole_model(alone: list[Generation
         assert_bits_equal(scores[len(prompt) - 1 :], one.logprobs[0])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_plain_jax_differs() -> None:
-    """The control. Texts may still agree; the bits do not."""
+    """The control; test_llama.py has one of the model that always runs. Texts may still agree; the bits do not."""
     model = small.model(PLAIN)
     expected = generate(model, PROMPTS[:1], max_new_tokens=20)
     others = [generate(model, PROMPTS, max_new_tokens=20, prefill_chunk=chunk) for chunk in (None, 1)]
@@ -73,7 +74,7 @@ def test_no_prompts() -> None:
     assert run([]) == Generation([], [])
 
 
-@pytest.mark.parametrize("fits", [False, rarely(True)], ids=["one more", "both"])
+@pytest.mark.parametrize("fits", [False, full_only(True)], ids=["one more", "both"])
 def test_a_prompt_may_fill_the_model(fits: bool) -> None:
     longest = small.CONFIG.max_position_embeddings
     prompt = (PROMPTS[0] * 6)[: longest - 1]

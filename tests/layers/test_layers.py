@@ -47,13 +47,13 @@ def rows(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("linear",))
 @pytest.mark.parametrize("make", [linear, rms_norm, mlp, attend])
 def test_rows_do_not_mind_their_batch(make: Callable[[Ops], Callable[[jax.Array], jax.Array]]) -> None:
     assert_batch_invariant(make(INVARIANT), rows(8, FEATURES), batch_sizes=SIZES, neighbours=KINDS)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_sequences_do_not_mind_their_batch() -> None:
     assert_batch_invariant(
         attention(INVARIANT), rows(4, 70, FEATURES), batch_sizes=(1, 3), modes=("jit",), neighbours=KINDS
@@ -104,7 +104,7 @@ def test_dtypes(ops: Ops) -> None:
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gradients_of_parameters_take_micro_batches() -> None:
     """Micro-batches of 128 rows, added in order, give the gradients of the whole batch bit for bit."""
     x, weight = rows(384, FEATURES), rows(384, 77)

@@ -20,20 +20,20 @@ def alone() -> list[np.ndarray]:
     return [small.in_full(small.model(), (row,))[0] for row in small.sequences()]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_in_company() -> None:
     rows = small.sequences()
     assert_bits_equal(small.in_full(small.model(), rows), alone())
     assert_bits_equal(small.in_full(small.model(), (*rows[2:], *rows[:2])), [*alone()[2:], *alone()[:2]])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_without_padding() -> None:
     row = small.sequences()[1]
     assert_bits_equal(small.in_full(small.model(), (row,), len(row))[0], alone()[1])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_eager() -> None:
     rows = small.sequences()
     tokens = small.padded(rows, small.LENGTH)
@@ -41,7 +41,7 @@ def test_eager() -> None:
     assert_bits_equal(small.trimmed(np.asarray(scores), rows), alone())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("7-contiguous",))
 @pytest.mark.parametrize(
     ("chunk", "make"),
     [(1, small.contiguous), (7, small.contiguous), (160, small.contiguous), (1, small.paged), (64, small.paged)],
@@ -50,13 +50,13 @@ def test_prefill_chunks_and_token_by_token(chunk: int, make: small.Make) -> None
     assert_bits_equal(small.in_chunks(small.model(), small.sequences(), chunk, make), alone())
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_token_by_token_alone() -> None:
     rows = small.sequences()[1:2]
     assert_bits_equal(small.in_chunks(small.model(), rows, 1), alone()[1:2])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_mixed_chunks_of_mixed_lengths() -> None:
     """Sequences at different positions, with different numbers of new tokens, in one call."""
     rows, model = small.sequences(), small.model()
@@ -79,7 +79,7 @@ def test_mixed_chunks_of_mixed_lengths() -> None:
     assert_bits_equal([np.concatenate(part)[:-1] for part in parts], alone())
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_inside_gradients() -> None:
     """The forward pass of `jax.value_and_grad`, blocks computed again in the backward pass included."""
     rows, model = small.sequences(), small.model(config=small.SHALLOW)
@@ -95,7 +95,7 @@ def test_inside_gradients() -> None:
     assert_bits_equal(small.trimmed(np.asarray(scores), rows), small.in_full(model, rows))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_under_vmap() -> None:
     rows = small.sequences()
     tokens = small.padded(rows, small.LENGTH)
@@ -123,7 +123,7 @@ def test_switching_operations_shares_the_parameters() -> None:
     assert plain.embed.embedding[...] is model.embed.embedding[...]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gradients_take_micro_batches() -> None:
     """Micro-batches of 128 tokens, added in order, give the parameter gradients of the whole batch bit for bit.
 

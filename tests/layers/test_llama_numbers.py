@@ -12,7 +12,6 @@ from flax import nnx
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Llama, Ops
 from flax_layers.checkpoint import load_checkpoint
-from tests.exhaustive import rarely
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_llama
 from tests.layers import small_llama as small
@@ -22,7 +21,7 @@ def parameters(model: Llama) -> dict:
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("False",))
 @pytest.mark.parametrize("tied", [False, True])
 def test_both_formats_give_the_same_parameters(tmp_path: Path, tied: bool) -> None:
     weights = files.random_weights(tied=tied)
@@ -49,7 +48,7 @@ def test_log_probabilities_against_float64(ops: Ops) -> None:
         np.testing.assert_allclose(actual, logprobs[np.arange(len(row) - 1), row[1:]], rtol=0, atol=1e-5)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_untied_output_projection() -> None:
     config = dataclasses.replace(small.SHALLOW, tie_word_embeddings=False)
     row = small.sequences()[1]
@@ -58,9 +57,9 @@ def test_untied_output_projection() -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("dtypes-bfloat16-0.15",))
 @pytest.mark.parametrize(("dtype", "bound"), [(jnp.bfloat16, 0.15), (jnp.float16, 0.02)])
-@pytest.mark.parametrize("numbers", [False, rarely(True)], ids=["dtypes", "numbers"])
+@pytest.mark.parametrize("numbers", [False, True], ids=["dtypes", "numbers"])
 def test_narrow_dtypes(numbers: bool, dtype: jnp.dtype, bound: float) -> None:
     """Log-probabilities are float32 whatever is inside, and near those of a float32 model."""
     model, tokens, lengths = small.model(config=small.SHALLOW, dtype=dtype), chunk(), np.full(4, 7, np.int32)
@@ -76,7 +75,7 @@ def test_narrow_dtypes(numbers: bool, dtype: jnp.dtype, bound: float) -> None:
     assert float(jnp.abs(scores - small.full(plain, tokens, tokens)).max()) < bound
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_x64() -> None:
     """64-bit mode changes neither a bit nor the dtypes of a cache, which may be the carry of a scan."""
     model, tokens, lengths = small.model(), chunk(), np.full(4, 7, np.int32)

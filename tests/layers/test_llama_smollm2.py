@@ -32,7 +32,7 @@ def ask(checkpoint: Checkpoint, question: str) -> list[int]:
     return checkpoint.tokenizer.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
 def test_logits_against_float64(checkpoint: Checkpoint, model: Llama, expected: np.ndarray, ops: Ops) -> None:
     model = nnx.with_attributes(model, ops=ops)
@@ -46,7 +46,7 @@ def test_logits_against_float64(checkpoint: Checkpoint, model: Llama, expected: 
     assert np.abs(logits - expected).max() < 2e-4
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_answer_alone_and_in_company(checkpoint: Checkpoint, model: Llama) -> None:
     prompts = [ask(checkpoint, question) for question in QUESTIONS]
     eos = checkpoint.tokenizer.eos_token_ids

@@ -17,10 +17,10 @@ from flax_layers.checkpoint import load_checkpoint
 from flax_layers.checkpoint.hf_config import hf_config
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models._layered import Layers
-from tests.exhaustive import rarely, sampled
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_family
 from tests.layers import small_llama as small
+from tests.tiers import full_only, tiered
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -100,8 +100,8 @@ WITHOUT: dict[str, dict[str, Any]] = {
 """Fields that take away what a case is about."""
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("case", sampled(CASES, CASES.keys() - {"llama, linear", "qwen3, tied", "gemma 2", "qwen2"}))
+@pytest.mark.tier("full", fast=("llama 3.1", "mistral", "qwen3"))
+@pytest.mark.parametrize("case", CASES)
 def test_logits_against_float64(folders: Any, case: str) -> None:
     model = Llama.from_checkpoint(load_checkpoint(folders(case)), ops=PLAIN)
     row = sequences()[0]
@@ -112,9 +112,11 @@ def test_logits_against_float64(folders: Any, case: str) -> None:
         assert np.abs(found - without).max() > 1e-2
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("one_program", [False, rarely(True)], ids=["a program a layer", "one program"])
-@pytest.mark.parametrize("case", sampled(["gemma 3", "gemma 2", "mistral", "qwen2", "qwen3", "llama 3.1"], ["gemma 3"]))
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("one_program", [False, full_only(True)], ids=["a program a layer", "one program"])
+@pytest.mark.parametrize(
+    "case", tiered(["gemma 3", "gemma 2", "mistral", "qwen2", "qwen3", "llama 3.1"], fast=["gemma 3"])
+)
 def test_bits(folders: Any, case: str, one_program: bool) -> None:
     """Residual streams and logits of a sequence alone, and of two in chunks from pages."""
     served = ServedLlama(Llama.from_checkpoint(load_checkpoint(folders(case))))
@@ -149,7 +151,7 @@ def in_pages(served: ServedLlama, rows: tuple[np.ndarray, ...], chunk: int) -> l
     return [found[index, : len(row)] for index, row in enumerate(rows)]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("case", CASES)
 def test_bits_of_all_ways(folders: Any, case: str) -> None:
     """Log-probabilities in whole programs, by `generate`, and by the engine."""
@@ -171,7 +173,7 @@ def test_bits_of_all_ways(folders: Any, case: str) -> None:
             assert_bits_equal(np.array([t.logprob for t in output.completions[0].logprobs], np.float32), logprobs)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_plain_jax_differs(folders: Any) -> None:
     """The control."""
     served = ServedLlama(Llama.from_checkpoint(load_checkpoint(folders("gemma 3")), ops=PLAIN))

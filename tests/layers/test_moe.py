@@ -15,10 +15,10 @@ from flax_layers import INVARIANT, PLAIN, Llama, Routing, convert, nnx
 from flax_layers.checkpoint import CheckpointError, load_checkpoint, load_expert_block
 from flax_layers.checkpoint.weights import expected_shapes
 from flax_layers.models import experts_from_checkpoint
-from tests.exhaustive import rarely, sampled
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_experts, reference_llama
 from tests.layers import small_llama as small
+from tests.tiers import full_only, tiered
 
 ROUTINGS = {
     "Qwen3": Routing(num_experts=8, topk=3),
@@ -34,7 +34,7 @@ def normal(seed: int, *shape: int) -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", sampled(ROUTINGS, ["Qwen3", "DeepSeek-V3"]))
+@pytest.mark.parametrize("name", tiered(ROUTINGS, fast=["Qwen3", "DeepSeek-V3"]))
 def test_routing(name: str) -> None:
     routing = ROUTINGS[name]
     logits = normal(0, 40, routing.num_experts)
@@ -77,7 +77,7 @@ def filled(make: Callable[[], Any]) -> Any:
     return layer
 
 
-@pytest.mark.parametrize("dtypes", [("float32",), rarely(("float32", "int8"))], ids=str)
+@pytest.mark.parametrize("dtypes", [("float32",), full_only(("float32", "int8"))], ids=str)
 def test_bits_of_a_layer(dtypes: tuple[str, ...]) -> None:
     """A token alone and among others, which load the experts, in float and in int8; plain JAX is the control."""
     routing = Routing(num_experts=4, topk=2, scoring="sigmoid", use_bias=True)
@@ -134,7 +134,7 @@ def random(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("deepseek_v2",))
 @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
 def test_expert_blocks_of_folders(tmp_path: Path, kind: str) -> None:
     shapes = {"model.layers.0.mlp.gate_proj.weight": (3, 3), "model.layers.1.self_attn.kv_a_proj.weight": (5, 4)}
@@ -158,7 +158,7 @@ def test_expert_blocks_of_folders(tmp_path: Path, kind: str) -> None:
         load_expert_block(folder, 0)
 
 
-@pytest.mark.parametrize("in_chunks", [False, rarely(True)], ids=["numbers", "and bits"])
+@pytest.mark.parametrize("in_chunks", [False, full_only(True)], ids=["numbers", "and bits"])
 def test_qwen3_moe(tmp_path: Path, in_chunks: bool) -> None:
     """A folder, its logits in float64, and the bits of sequences in a batch that is prefilled in chunks."""
     folder = files.write_folder(tmp_path / "model", fields("qwen3_moe"), {})

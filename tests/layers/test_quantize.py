@@ -20,7 +20,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("ones",))
 @pytest.mark.parametrize("smooth", [False, True], ids=["ones", "smooth scales"])
 def test_numbers_of_a_layer(smooth: bool) -> None:
     kernel, bias, x = normal(0, 20, 6), normal(1, 6), normal(2, 3, 20)
@@ -116,7 +116,7 @@ def test_bad_input() -> None:
             make()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_bits_of_a_quantised_model() -> None:
     """Sequences alone, and as a batch prefilled in chunks into a paged cache; the demo has the control."""
     config, rows = small.SHALLOW, small.sequences()[1:3]

@@ -12,8 +12,8 @@ from flax import nnx as flax_nnx
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import Routing, conversion_report, convert, linen, nnx, quantize_variables
-from tests.exhaustive import rarely
 from tests.layers.test_moe import filled
+from tests.tiers import full_only
 
 ROUTING = Routing(num_experts=4, topk=2, scoring="sigmoid", use_bias=True)
 
@@ -23,7 +23,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("bits", "int8"), [(False, False), rarely(True, False), rarely(True, True)], ids=["shapes", "float", "int8"]
+    ("bits", "int8"), [(False, False), full_only(True, False), full_only(True, True)], ids=["shapes", "float", "int8"]
 )
 def test_experts_have_the_bits_of_nnx(bits: bool, int8: bool) -> None:
     """In float and in int8, a row alone and among others. tests/layers/test_moe.py has the control."""
@@ -77,7 +77,7 @@ def parameters(model: Any, x: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: normal(1, *leaf.shape) / leaf.shape[0] ** 0.5, shapes)
 
 
-@pytest.mark.parametrize("calibrated", [(True,), rarely((False, True))])
+@pytest.mark.parametrize("calibrated", [(True,), full_only((False, True))])
 def test_a_model_is_converted_with_its_variables(calibrated: tuple[bool, ...]) -> None:
     model, x = Net(), normal(0, 6, 16) * jnp.arange(16)
     variables = parameters(model, x)

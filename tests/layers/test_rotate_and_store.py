@@ -10,7 +10,7 @@ import bijax
 from bijax.ops.rotate_heads import rotate_heads, store_rows
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.unit.rotate_cases import case
 
 HEADS, KEYS, WIDTH = 4, 2, 8
@@ -37,7 +37,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("ops", [INVARIANT, PLAIN])
-@pytest.mark.parametrize(("dtype", "cache"), [("float32", None), rarely("bfloat16", None), ("bfloat16", "float32")])
+@pytest.mark.parametrize(("dtype", "cache"), [("float32", None), full_only("bfloat16", None), ("bfloat16", "float32")])
 def test_the_bits_of_the_pieces(ops: Ops, dtype: str, cache: str | None) -> None:
     given, turned = arrays(dtype, cache)
 

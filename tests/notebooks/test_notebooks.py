@@ -24,7 +24,7 @@ def test_there_are_notebooks() -> None:
 
 
 # Pages of the documentation, tests/transform, tests/layers and tests/serving run the same functions.
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_runs(notebook: Path) -> None:
     # A cell that fails, by an assert for example, raises an error here.
     cells = execute(notebook).cells

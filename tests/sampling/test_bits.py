@@ -11,7 +11,7 @@ import pytest
 from bijax.sampling import Sampled, _draw, multinomial_with_seed, sample, seed_words
 from bijax.sampling._arithmetic import Arithmetic
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 ROWS, COLUMNS = 257, 333
 
@@ -58,7 +58,7 @@ def rows(index: Any) -> dict[str, np.ndarray]:
     return {name: array[index] for name, array in arguments().items()}
 
 
-@pytest.mark.parametrize("batch", [33, *(rarely(n) for n in (1, 2, 3, 5, 8, 16, 64, 127, 128, 129, 200, 256))])
+@pytest.mark.parametrize("batch", [33, *(full_only(n) for n in (1, 2, 3, 5, 8, 16, 64, 127, 128, 129, 200, 256))])
 def test_rows_have_the_same_bits_in_any_batch(batch: int) -> None:
     order = np.random.default_rng(batch).permutation(ROWS)
     for start in (0, 64, 128):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from bijax.sampling import multinomial_with_seed
-from tests.exhaustive import rarely
 from tests.sampling.draws import CASES, COLUMNS, LOGITS, chi_square, distribution, draw
 
 FEW, MANY = 20_000, 1_000_000
@@ -12,8 +11,10 @@ LIMIT = 5.0
 """Standard deviations. Draws are the same in every run, so a test that passes passes again."""
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("draws", [FEW, rarely(MANY)])
+@pytest.mark.tier(
+    "full", fast=("plain-20000", "temperature-20000", "top_k-20000", "top_p-20000", "frequency-20000", "presence-20000")
+)
+@pytest.mark.parametrize("draws", [FEW, MANY])
 @pytest.mark.parametrize("case", CASES)
 def test_samples_follow_the_distribution(case: str, draws: int) -> None:
     tokens = np.concatenate(

@@ -9,7 +9,6 @@ import argparse
 import collections
 import contextlib
 import ctypes
-import datetime
 import gc
 import hashlib
 import importlib.metadata
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import save
 from bijax.serving import Engine, RequestOutput
 from tests.serving.traffic import all_pages_are_back, alone, bits, engine, random_requests
 
@@ -264,16 +264,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=10_000, help="of the random traffic")
     parser.add_argument("--server-requests", type=int, default=100, help="to the servers that are killed")
     parser.add_argument("--max-waiting", type=int, default=16, help="queue of the overloaded server")
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--json", type=Path, default=None, help="file or folder for the figures")
     parsed = parser.parse_args(argv)
-    results: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "commit": _commit(),
-        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")},
-        "python": platform.python_version(),
-        "processors": os.cpu_count(),
-        "load": os.getloadavg()[0],
-    }
+    more: dict[str, Any] = {"python": platform.python_version(), "numpy": importlib.metadata.version("numpy")}
+    more["load"] = os.getloadavg()[0]
+    results: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
     for name, part in (
         ("traffic", lambda: traffic(parsed.requests)),
         ("kill", lambda: killed(parsed.server_requests)),
@@ -281,18 +277,19 @@ def main(argv: list[str] | None = None) -> int:
     ):
         start = time.monotonic()
         results[name] = part()
-        results[f"{name}_s"] = round(time.monotonic() - start, 1)
+        seconds[name] = round(time.monotonic() - start, 1)
         print(json.dumps({name: results[name]}, indent=1), flush=True)
     if parsed.json is not None:
-        parsed.json.write_text(json.dumps(results, indent=1) + "\n")
+        save("reliability", cells(results), parsed.json, **more, seconds=seconds)
     found = wrong(results)
     print("\n".join(found) or "nothing differs")
     return int(bool(found))
 
 
-def _commit() -> str:
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return git.stdout.strip()
+def cells(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the cells of the file of results."""
+    ways = [{"what": "traffic", "engine": way, **numbers} for way, numbers in results["traffic"].items()]
+    return [*ways, *({"what": name, **results[name]} for name in ("kill", "overload"))]
 
 
 if __name__ == "__main__":

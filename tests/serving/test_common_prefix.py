@@ -49,7 +49,7 @@ def test_what_is_common_is_counted_on_the_device() -> None:
     assert int(device._common_tokens(given._replace(lengths=jnp.array([1, 0, 0, 0])), 4)) == 12
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_a_model_that_is_told_gives_the_same_bits() -> None:
     """The operation makes nan of what does not lie in the pages that it is told of."""
     given = two_of_four()
@@ -75,7 +75,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return written
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_the_model_is_told_where_all_sequences_begin_alike(told: list[tuple[int, bool]]) -> None:
     options = EngineOptions(page_size=4, num_pages=64, max_running=8, max_prefill_tokens=16)
     served = Engine(ASKS, tokenizer=Letters(), eos_token_ids=(3,), options=options)

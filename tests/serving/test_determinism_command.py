@@ -9,7 +9,7 @@ SMALL = "--model toy --max-running 2 --max-prefill-tokens 16 --num-pages 40 --pa
 
 
 # `make test` runs the modes against servers (test_determinism_remote.py), and one of these with the control.
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("mode", MODES)
 def test_one_answer_each(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["test-deterministic", "--mode", mode, "--trials", "4", *SMALL]) == 0

@@ -10,7 +10,6 @@ import pytest
 import bijax
 from bijax.sampling import sample, seed_words
 from bijax.serving import SamplingParams
-from tests.exhaustive import sampled
 from tests.serving.traffic import LONGEST, PARAMS, SMALL, VOCABULARY, engine, model, random_requests
 
 WITH_LOGPROBS = [p | {"logprobs": True, "n": 1} for p in PARAMS]
@@ -48,8 +47,8 @@ def outputs() -> list[Any]:
     return engine(speculative_tokens=0).generate(*zip(*requests(), strict=True))
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("index", sampled(range(len(WITH_LOGPROBS)), [4, 5, 6, 7]))
+@pytest.mark.tier("full", fast=("4", "7"))
+@pytest.mark.parametrize("index", range(len(WITH_LOGPROBS)))
 def test_tokens_are_sampled_from_the_models_logits(index: int) -> None:
     (prompt, params), output = requests()[index], outputs()[index]
     [completion] = output.completions

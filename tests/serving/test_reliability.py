@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.serving.reliability.WAYS", {"speculation": WAYS["speculation"]})
     found = traffic(60)
@@ -31,7 +31,7 @@ def test_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["speculation"]["finished"] > 40
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_servers() -> None:
     assert wrong(GOOD | {"kill": killed(12), "overload": overload(10, max_waiting=4)}) == []
 

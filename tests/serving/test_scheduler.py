@@ -13,7 +13,7 @@ from bijax.serving.requests import make_request
 from bijax.serving.scheduler import Scheduler, Work
 from bijax.serving.sizes import Sizes
 from bijax.serving.tokens import as_tokens
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 SIZES: dict[str, Any] = {
     "num_pages": 24,
@@ -121,7 +121,7 @@ class Machine:
         return self.scheduler.pool.free == self.sizes["num_pages"]
 
 
-@pytest.mark.parametrize("seed", [*range(8), *map(rarely, range(8, 200))])
+@pytest.mark.parametrize("seed", [*range(8), *map(full_only, range(8, 200))])
 def test_random_traffic(seed: int) -> None:
     rng = np.random.default_rng(seed)
     drafts = seed % 2 * 3

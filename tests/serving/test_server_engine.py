@@ -50,7 +50,7 @@ def is_idle(server):
     return server.service.num_running == stats.num_running == stats.num_waiting == stats.kv_cache_usage == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("0.0-single", "0.0-prefix", "2.0-p_vs_d"))
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_every_mode_of_the_determinism_client_finds_one_answer(server, mode, temperature):

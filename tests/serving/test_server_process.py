@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.exhaustive import rarely
 from tests.layers import checkpoint_files
 from tests.serving.determinism_client import Client
+from tests.tiers import full_only
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,7 +96,9 @@ def answers(url):
 
 
 # Plain operations compile in half the time; test_server_engine.py serves those of bijax.
-@pytest.mark.parametrize("options", [["--no-enable-deterministic-inference"], rarely([])], ids=["plain", "invariant"])
+@pytest.mark.parametrize(
+    "options", [["--no-enable-deterministic-inference"], full_only([])], ids=["plain", "invariant"]
+)
 def test_the_command_serves_a_checkpoint(options, tmp_path):
     with served(checkpoint(tmp_path), "--served-model-name", "tiny", *options) as (process, url):
         first = answers(url)
@@ -107,7 +109,7 @@ def test_the_command_serves_a_checkpoint(options, tmp_path):
         assert process.wait(30) == 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_a_checkpoint_without_a_tokenizer(tmp_path):
     metadata = checkpoint_files.gguf_metadata() | {"tokenizer.ggml.model": "llama"}
     path = checkpoint_files.write_gguf(tmp_path / "tiny.gguf", metadata)
@@ -123,7 +125,7 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path):
             urllib.request.urlopen(f"{url}/generate", b'{"text": "abc"}', timeout=60)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_the_same_bits_after_kill_9(tmp_path):
     path = checkpoint(tmp_path)
     with served(path) as (process, url):
@@ -134,7 +136,7 @@ def test_the_same_bits_after_kill_9(tmp_path):
         assert answers(url) == first
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_sigterm_while_the_engine_starts(tmp_path):
     with started("bijax", "serve", "--model", str(checkpoint(tmp_path)), "--port", "0") as process:
         line = process.stderr.readline()

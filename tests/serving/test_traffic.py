@@ -11,7 +11,6 @@ from jax._src.monitoring import unregister_event_duration_listener
 
 from bijax.serving import Engine, EngineOptions, RequestOutput, SamplingParams
 from bijax.serving.toy import ToyModel
-from tests.exhaustive import rarely, sampled
 from tests.serving.traffic import (
     LONGEST,
     SMALL,
@@ -24,6 +23,7 @@ from tests.serving.traffic import (
     model,
     random_requests,
 )
+from tests.tiers import full_only, tiered
 
 WAYS: dict[str, dict[str, Any]] = {
     "speculation, and pages run out": {},
@@ -33,8 +33,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("number", [26, rarely(400)])
-@pytest.mark.parametrize("way", sampled(WAYS, ["speculation, and pages run out", "no speculation"]))
+@pytest.mark.parametrize("number", [26, full_only(400)])
+@pytest.mark.parametrize("way", tiered(WAYS, fast=["speculation, and pages run out", "no speculation"]))
 def test_random_traffic(way: str, number: int) -> None:
     """Requests come and go in random order, with priorities; some are aborted."""
     rng = np.random.default_rng(number)
@@ -89,7 +89,7 @@ def test_log_probabilities_of_decoding_are_those_of_a_prompt(invariant: bool) ->
     assert same == invariant
 
 
-@pytest.mark.parametrize("one_program", [True, rarely(False)])
+@pytest.mark.parametrize("one_program", [True, full_only(False)])
 def test_nothing_compiles_after_the_warm_up(one_program: bool) -> None:
     # Bound to a device, as a trainer's weights are.
     weights = jax.device_put(dataclasses.replace(model(), one_program=one_program), jax.devices()[0])

@@ -29,9 +29,9 @@ def test_trainer_and_sampler_have_the_same_bits(monkeypatch: pytest.MonkeyPatch)
     assert abs(found[3].ratio - 1) > 1e-4
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_plain_operations_differ() -> None:
-    """The control."""
+    """The control of bits; the test above has one of its own, old weights."""
     [found] = train(dataclasses.replace(SMALL, steps=1, width=128, invariant=False), lambda *_: None)
     assert found.differing > 0
 

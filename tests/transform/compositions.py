@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import bijax
 from bijax.testing import bits
 from tests.transform.lowered import unmarked_sums
 
@@ -35,12 +36,14 @@ class Composition:
         data: Rows for its second argument, `BATCH` of them.
         padded: Whether the result is a sum over the examples, of which there are always `EXAMPLES` in padded batches;
             otherwise its leaves have one row for each example.
+        no_control: Why plain JAX may have the same bits for all batch sizes, or "" where it changes some.
     """
 
     build: Callable[[Transform], Function]
     params: Any
     data: jax.Array
     padded: bool = False
+    no_control: str = ""
 
     def arguments(self, size: int) -> tuple[Any, ...]:
         """Returns the program's arguments for a batch size."""
@@ -70,11 +73,16 @@ class Composition:
         assert unmarked_sums(program, *self.arguments(BATCH)) == []
         assert self.differing_sizes(program) == []
 
+    def check_with_control(self) -> None:
+        """Asserts that the transform keeps all bits, and that the program without it does not."""
+        self.check(bijax.invariant)
+        self.check_control()
+
     def check_control(self) -> None:
         """Asserts that the same program, not transformed, leaves sums to the compiler and changes bits."""
         program = self.build(lambda f: f)
         assert unmarked_sums(program, *self.arguments(BATCH))
-        assert self.differing_sizes(program)
+        assert self.no_control or self.differing_sizes(program)
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:

@@ -14,7 +14,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.transform.compositions import normal
 
 EXAMPLES, UNIT, DIM = 32, 8, 77
@@ -71,9 +71,9 @@ def assert_same(a: Any, b: Any) -> None:
     ("loss_fn", "options", "cuts"),
     [
         (tied, {}, (4,)),
-        rarely(tied, {}, (2, 4)),
-        rarely(recurrent, {}, (2, 4)),
-        rarely(summed, {"reduction": "sum", "has_aux": True}, (2, 4)),
+        full_only(tied, {}, (2, 4)),
+        full_only(recurrent, {}, (2, 4)),
+        full_only(summed, {"reduction": "sum", "has_aux": True}, (2, 4)),
     ],
     ids=["tied in 4", "tied", "recurrent", "summed"],
 )
@@ -111,7 +111,7 @@ def test_additions_join_the_units_program_on_a_gpu_alone(platform: str, barriers
     assert len(found) == barriers
 
 
-@pytest.mark.parametrize("every", [False, rarely(True)], ids=["few", "every"])
+@pytest.mark.parametrize("every", [False, full_only(True)], ids=["few", "every"])
 def test_uneven_cuts_and_ways_to_call(every: bool) -> None:
     (gradient, whole), batch = of_tied(), (X, Y, WEIGHTS)
     add = jax.jit(gradient.add, donate_argnums=0)
@@ -150,7 +150,7 @@ def test_several_arguments_and_arguments_without_examples() -> None:
     assert_same(total.value_and_grad(), (loss, (da, db)))
 
 
-@pytest.mark.parametrize("with_bits", [False, rarely(True)], ids=["dtypes", "and bits"])
+@pytest.mark.parametrize("with_bits", [False, full_only(True)], ids=["dtypes", "and bits"])
 def test_narrow_and_wide_dtypes(with_bits: bool) -> None:
     narrow = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
     gradient = bijax.accumulate_gradients(tied, unit=UNIT)
@@ -167,7 +167,7 @@ def test_narrow_and_wide_dtypes(with_bits: bool) -> None:
         assert {g.dtype for g in jax.tree.leaves((start.value, start.grads))} == {jnp.dtype(jnp.float64)}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_random_numbers_with_a_key_for_each_example() -> None:
     def loss_fn(p: Params, x: jax.Array, keys: jax.Array) -> jax.Array:
         keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, (DIM,)))(keys)
@@ -179,7 +179,7 @@ def test_random_numbers_with_a_key_for_each_example() -> None:
     assert_same(in_parts(gradient, 2, X, keys), whole)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_nnx_state() -> None:
     model = nnx.Linear(DIM, DIM, rngs=nnx.Rngs(0))
     graph, params = nnx.split(model, nnx.Param)

@@ -255,7 +255,7 @@ def test_the_compiled_program():
     assert other.invariant
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @on_cpu
 def test_what_the_audit_calls_invariant_is_so_in_the_compiled_program():
     """The two looks agree: forward and backward, in a loop, with a scatter, a convolution and random numbers."""

@@ -177,7 +177,7 @@ def primitives(jaxpr: Any) -> set[str]:
     return names.union(*(primitives(p) for p in held if hasattr(p, "eqns")))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("scatter-min",))
 @pytest.mark.parametrize("name", RUNNING)
 def test_bits_do_not_follow_the_batch(name: str) -> None:
     program = RUNNING[name]

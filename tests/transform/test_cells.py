@@ -3,14 +3,13 @@
 import pytest
 
 import bijax
-from tests.exhaustive import rarely
 from tests.transform.cells import CELLS, sizes_that_differ
 
 SIZES = (1, 5, 33)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("sizes", [(1, 33), rarely((1, 5, 33))], ids=str)
+@pytest.mark.tier("full", fast=("equinox LSTM-(1, 33)",))
+@pytest.mark.parametrize("sizes", [(1, 33), (1, 5, 33)], ids=str)
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_are_invariant(name: str, sizes: tuple[int, ...]) -> None:
     assert not sizes_that_differ(CELLS[name](), bijax.invariant, sizes, scan="GRU" in name)

@@ -11,7 +11,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import sampled
+from tests.tiers import tiered
 
 Program = Callable[[jax.Array], jax.Array]
 
@@ -70,7 +70,7 @@ PROGRAMS: Final[dict[str, Program]] = {
 FEW: Final = ("sum in bfloat16", "product of usual numbers", "in a function", "bfloat16 of float32", "in a loop")
 
 
-@pytest.mark.parametrize("name", sampled(PROGRAMS, FEW))
+@pytest.mark.parametrize("name", tiered(PROGRAMS, fast=FEW))
 def test_a_constant_row_is_the_same_for_one_and_for_several(name: str) -> None:
     with jax.enable_x64(name.endswith("float64")):
         program = bijax.invariant(PROGRAMS[name])

@@ -15,8 +15,8 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import sampled
 from tests.fuzz.guests import FOREIGN
+from tests.tiers import tiered
 
 Array = jax.Array
 Inner = Callable[[Any, Array, Array], Array]
@@ -75,7 +75,7 @@ def constant(dtype: str, length: int, ones: bool) -> Array:
     return jnp.full(length, int(ones), dtype)
 
 
-@pytest.mark.parametrize("dtype", sampled(DTYPES, FEW))
+@pytest.mark.parametrize("dtype", tiered(DTYPES, fast=FEW))
 def test_programs_of_constants_are_lowered_and_invariant(dtype: str) -> None:
     """One program with all kinds of holders, for the sake of compile time."""
     with jax.enable_x64(dtype.endswith(("64", "128"))):
@@ -95,6 +95,26 @@ def test_programs_of_constants_are_lowered_and_invariant(dtype: str) -> None:
             assert_bits_equal(run(x[:size]), [rows[:size] for rows in whole], err_msg=str(size))
         for rows, plain in zip(whole, program(x), strict=True):
             np.testing.assert_allclose(rows, plain, rtol=1e-5)
+
+
+def test_arrays_of_different_numbers_of_every_dtype_are_lowered_and_invariant() -> None:
+    """Arrays of the program's owner, whose numbers the lowering reads or not; all dtypes in one program."""
+    kinds = [dtype for dtype in DTYPES if dtype != "key"]
+    with jax.enable_x64(True):
+        arrays = [np.arange(8).astype(jnp.dtype(dtype)) for dtype in kinds]
+
+        def program(x: Array) -> list[Array]:
+            c = jnp.zeros(x.shape, jnp.float32)
+            return [HOLDERS["jit"](jnp.asarray(a)[: len(x)], c, x) for a in arrays] + [
+                lax.map(lambda r, a=a: (jnp.where(r > 0, a, a + a) * r).real, x[:, None].astype(a.dtype).real)
+                for a in (np.array([1, 1j, 0, 2], "complex64"), np.array([1, 1j, 0, 2], "complex128"))
+            ]
+
+        x = jnp.asarray(np.random.default_rng(0).standard_normal(8), jnp.float32)
+        run = jax.jit(bijax.invariant(program))
+        whole = run(x)
+        for size in (1, 3):
+            assert_bits_equal(run(x[:size]), [rows[:size] for rows in whole], err_msg=str(size))
 
 
 def test_flags_in_the_carry_of_a_policy() -> None:

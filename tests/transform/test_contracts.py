@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import json
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from bijax.inspect.kernel_table import Row
 from bijax.transform.rules._elementwise import CHOOSING
 from bijax.transform.rules._ordered import COLLECTIVES, ORDERED, PRODUCTS, RACING
 from bijax.transform.rules.names import CUDNN_ATTENTION
-from pallas_kernels import contract
+from pallas_kernels import contract, registry
 from pallas_kernels.ops.cumulative.portable import scan_axis
 from pallas_kernels.ops.softmax import portable as softmax
 
@@ -150,17 +151,14 @@ def kernels(table: list[Row]) -> Iterator[tuple[str, Any]]:
 def test_every_kernel_takes_its_contract_and_reads_it(table: list[Row]) -> None:
     found = dict(kernels(table))
     assert len(found) > 40
-    by_spec = 0
     for name, function in found.items():
         if name == "pallas_kernels.contract.split_k.add_as_tree":
             continue  # the order itself
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-        given = [p for p in inspect.signature(function).parameters if p in ("contract", "functions", "spec")]
+        given = [p for p in inspect.signature(function).parameters if p in ("contract", "functions")]
         assert given, name
-        by_spec += "spec" in given
         read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert set(given) <= read, name
-    assert by_spec >= 2  # attention's contract is a part of its spec
 
 
 def test_a_kernel_refuses_a_contract_that_it_does_not_follow() -> None:
@@ -194,11 +192,36 @@ def test_another_scan_contract_is_another_order() -> None:
     assert (one != other).any()
 
 
-def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_cases(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     few = tuple(case for case in kernel_table.CASES if case.operation == "gated_matmul")
     monkeypatch.setattr(kernel_table, "CASES", few)
-    assert main(["kernels"]) == 0
+    assert main(["kernels", "--cases"]) == 0
     printed = capsys.readouterr().out
     assert "elementwise/v1/f32-ptx, matmul/v1/f32-wgmma16-chain" in printed
     assert "matmul.hopper.gated_matmul" in printed
     assert "sm_80" in printed
+    assert main(["kernels", "--cases", "--target", "cpu", "--json"]) == 0
+    assert {on for case in json.loads(capsys.readouterr().out) for on in case["on"]} == {"cpu"}
+
+
+def test_the_command_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*options: str) -> list[dict[str, Any]]:
+        assert main(["kernels", "--json", *options]) == 0
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return found
+
+    assert len(listed()) == len(registry.kernels())
+    hopper, anywhere = listed("--operation", "rms_norm", "--target", "sm_90")
+    assert hopper == {
+        "operation": "rms_norm",
+        "on": ["sm_90"],
+        "contracts": ["rows/v2/f32-lanes128to8192-tree"],
+        "kernel": "pallas_kernels.ops.norm.hopper:rms_norm",
+    }
+    assert [anywhere] == listed("--operation", "rms_norm", "--target", "sm_80")
+    assert {"Tf32Contract", "WgmmaContract"} <= {c for k in listed("--operation", "matmul") for c in k["contracts"]}
+    assert main(["kernels", "--operation", "matmul"]) == 0
+    assert "WgmmaContract" in capsys.readouterr().out
+    for wrong, said in ((["--operation", "nothing"], "rms_norm"), (["--target", "sm_9"], "such as 'sm_90'")):
+        assert main(["kernels", *wrong]) == 2
+        assert said in capsys.readouterr().err

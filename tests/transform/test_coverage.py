@@ -143,7 +143,7 @@ def results_and_gradient(name: str, x: jax.Array) -> Any:
     return results, jax.grad(loss)(x)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("log1p-arctan2",))
 @pytest.mark.parametrize("names", GROUPS, ids=["-".join((g[0], g[-1])).replace(" ", "_") for g in GROUPS])
 def test_results_and_gradients_are_those_of_jax(names: list[str]) -> None:
     # Several functions in one program, which saves most of the time to compile.

@@ -11,7 +11,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely, sampled
+from tests.tiers import full_only, tiered
 
 B, T, S, N, K, H = 2, 8, 40, 4, 2, 8
 LENGTHS = (jnp.array([8, 5], jnp.int32), jnp.array([40, 31], jnp.int32))
@@ -52,8 +52,8 @@ def results(attend: Any, *arrays: jax.Array, **options: Any) -> Any:
     return (out, *pull(arrays[3]))
 
 
-@pytest.mark.parametrize("compiled", [False, rarely(True)], ids=["lowered", "compiled"])
-@pytest.mark.parametrize("name", sampled(CASES, ["bias", "lengths and bias"]))
+@pytest.mark.parametrize("compiled", [False, full_only(True)], ids=["lowered", "compiled"])
+@pytest.mark.parametrize("name", tiered(CASES, fast=["bias", "lengths and bias"]))
 def test_it_has_the_bits_of_the_library(name: str, compiled: bool) -> None:
     """Forward and backward; `jax.nn` with cuDNN and ours mean the same windows, lengths and biases."""
     options = CASES[name]
@@ -83,7 +83,7 @@ def test_against_jax() -> None:
     np.testing.assert_allclose(np.asarray(found, np.float32)[seen], np.asarray(expected)[seen], atol=2e-2)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_the_log_sum_exp_vmap_and_a_sequence_alone() -> None:
     attend = functools.partial(jax.nn.dot_product_attention, implementation="cudnn", return_residual=True)
     run = jax.jit(bijax.invariant(functools.partial(attend, is_causal=True)))
@@ -95,7 +95,7 @@ def test_the_log_sum_exp_vmap_and_a_sequence_alone() -> None:
     assert_bits_equal(one(Q[:, None], KEY[:, None], VALUE[:, None])[:, 0], out)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("BTNH",))
 @pytest.mark.parametrize("layout", ["BNTH", "BTNH"])
 def test_pages_and_layouts(layout: str) -> None:
     page, order = 10, np.random.default_rng(0).permutation(B * S // 10)

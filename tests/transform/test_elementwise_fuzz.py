@@ -101,7 +101,7 @@ def batches_that_differ(run: Program, seed: int) -> list[tuple[int, int]]:
     return [(m, start) for m, start in cases if (bits(x[start : start + m]) != expected[start : start + m]).any()]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("2-elementwise",))
 @pytest.mark.parametrize("rows", [False, True], ids=["elementwise", "rows"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_programs_are_invariant(seed: int, rows: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.transform.foreign_primitives import FUNCTIONS, RULES, emitting, moving, primitive, product
 
 X = jax.random.normal(jax.random.key(0), (17, 250))
@@ -49,7 +49,7 @@ def differences(function: Callable[[jax.Array], dict[str, jax.Array]]) -> set[st
     return found
 
 
-@pytest.mark.parametrize("way", [way if way == "mapped" else rarely(way) for way in WAYS])
+@pytest.mark.parametrize("way", [way if way == "mapped" else full_only(way) for way in WAYS])
 def test_rows_do_not_depend_on_the_batch(way: str) -> None:
     jitted = jax.jit(bijax.invariant(program(way)))
     assert differences(jitted) == set()

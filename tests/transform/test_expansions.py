@@ -15,7 +15,7 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import sampled
+from tests.tiers import tiered
 
 BATCH = 8
 KEPT = [1, 4, 7]
@@ -189,8 +189,8 @@ def rows(results: Any, which: Any) -> Any:
     return [np.stack([r.real, r.imag]) if r.dtype.kind == "c" else r for r in leaves]
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", sampled(CASES, QUICK))
+@pytest.mark.tier("full", fast=("transforms", "rotary embedding"))
+@pytest.mark.parametrize("name", CASES)
 def test_rows_do_not_mind_their_neighbours_nor_their_place(name: str) -> None:
     run, x = compiled(name), CASES[name][1]
     hostile = x.copy()
@@ -201,14 +201,14 @@ def test_rows_do_not_mind_their_neighbours_nor_their_place(name: str) -> None:
     assert_bits_equal(rows(run(x[order]), slice(None)), rows(whole(name), order), err_msg="moved")
 
 
-@pytest.mark.parametrize("name", sampled(CASES, QUICK_ALONE))
+@pytest.mark.parametrize("name", tiered(CASES, fast=QUICK_ALONE))
 def test_rows_alone_have_the_bits_of_the_batch(name: str) -> None:
     x = CASES[name][1]
     for row in (0, 5):
         assert_bits_equal(rows(compiled(name)(x[row : row + 1]), [0]), rows(whole(name), [row]))
 
 
-@pytest.mark.parametrize("name", sampled(CASES, []))
+@pytest.mark.parametrize("name", tiered(CASES, fast=[]))
 def test_rows_do_not_mind_loops_and_maps(name: str) -> None:
     function, x = CASES[name]
 
@@ -282,7 +282,7 @@ for wrap in (lambda f: f, bijax.invariant):
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_equal_matrices_of_a_stack_have_equal_factors() -> None:
     """OpenBLAS's code for processors without FMA adds in an order that depends on where a matrix starts."""
     done = subprocess.run([sys.executable, "-c", PLACES], capture_output=True, text=True, check=True)

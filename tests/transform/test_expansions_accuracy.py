@@ -12,11 +12,11 @@ from jax import lax
 
 import bijax
 from bijax.transform.expansions import _lapack
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 WRITTEN_OUT = pytest.mark.parametrize("written_out", [False, True])
 """Whether small matrices are not given to LAPACK: as on a GPU."""
-DTYPES = ["float32", rarely("float64"), rarely("complex64"), rarely("complex128")]
+DTYPES = ["float32", full_only("float64"), full_only("complex64"), full_only("complex128")]
 
 
 def matrices(dtype: str, *shape: int) -> np.ndarray:
@@ -45,7 +45,7 @@ def assert_close(found: np.ndarray, wanted: np.ndarray, dtype: str, units: float
     assert error <= units * np.finfo(dtype).eps, error / np.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("n", [6, rarely(64), rarely(65), rarely(130)])
+@pytest.mark.parametrize("n", [6, full_only(64), full_only(65), full_only(130)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @WRITTEN_OUT
 def test_triangles(dtype: str, n: int, written_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +70,9 @@ def test_triangles(dtype: str, n: int, written_out: bool, monkeypatch: pytest.Mo
     assert pivots.shape == (3, n)
 
 
-@pytest.mark.parametrize("perturb", [False, rarely(True)])
-@pytest.mark.parametrize("n", [67, rarely(1), rarely(2), rarely(3)])
-@pytest.mark.parametrize("dtype", ["float32", rarely("float64")])
+@pytest.mark.parametrize("perturb", [False, full_only(True)])
+@pytest.mark.parametrize("n", [67, full_only(1), full_only(2), full_only(3)])
+@pytest.mark.parametrize("dtype", ["float32", full_only("float64")])
 def test_tridiagonal_systems(dtype: str, n: int, perturb: bool) -> None:
     x = matrices(dtype, 6, n)
     x[:, 0, 0] = x[:, 2, -1] = 0
@@ -89,7 +89,7 @@ def test_tridiagonal_systems(dtype: str, n: int, perturb: bool) -> None:
         assert np.abs(a @ got - b).max() <= 4 * np.finfo(dtype).eps * scale
 
 
-@pytest.mark.parametrize("dtype", ["float32", rarely("float64")])
+@pytest.mark.parametrize("dtype", ["float32", full_only("float64")])
 def test_what_jax_writes_out_by_itself(dtype: str) -> None:
     x = matrices(dtype, 7, 5)
     wide = x.astype(np.float64)
@@ -122,7 +122,7 @@ def test_singular_tridiagonal_systems_are_nan_and_the_others_are_not() -> None:
     assert np.isfinite(run(solve, nothing, diagonal, nothing, right)).all()
 
 
-@pytest.mark.parametrize("shape", [(6, 4), rarely((4, 6)), rarely((1, 1)), rarely((33, 20))])
+@pytest.mark.parametrize("shape", [(6, 4), full_only((4, 6)), full_only((1, 1)), full_only((33, 20))])
 @pytest.mark.parametrize("dtype", DTYPES)
 @WRITTEN_OUT
 def test_orthogonal_factors(
@@ -155,7 +155,7 @@ def test_orthogonal_factors(
 
 @pytest.mark.parametrize(
     ("dtype", "lengths"),
-    [("complex64", (60, 67)), rarely("complex64", (1, 2, 31, 61, 128, 1000)), rarely("complex128", (60, 134))],
+    [("complex64", (60, 67)), full_only("complex64", (1, 2, 31, 61, 128, 1000)), full_only("complex128", (60, 134))],
 )
 def test_transforms(dtype: str, lengths: tuple[int, ...]) -> None:
     z = matrices(dtype, max(lengths))
@@ -166,7 +166,7 @@ def test_transforms(dtype: str, lengths: tuple[int, ...]) -> None:
         assert_close(back, np.fft.ifft(wide), dtype, 8 + n**0.5)
 
 
-@pytest.mark.parametrize("n", [12, rarely(45)])
+@pytest.mark.parametrize("n", [12, full_only(45)])
 def test_transforms_of_several_axes_and_of_real_signals(n: int) -> None:
     x = matrices("float32", 4, n)
     half = np.fft.rfft2(x.astype(np.float64)).astype(np.complex64)
@@ -181,7 +181,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [rarely("complex64"), rarely("complex128")])
+@pytest.mark.parametrize("dtype", [full_only("complex64"), full_only("complex128")])
 def test_functions_of_complex_numbers(dtype: str) -> None:
     z = (matrices(dtype, 400) * 2).ravel()
     z[:6] = [0.001 + 0.0005j, 1 + 1e-4j, -2, 3j, -1e-3j, 30 - 0.5j]
@@ -214,7 +214,7 @@ def test_arithmetic_of_complex_numbers_and_its_edges() -> None:
     np.testing.assert_allclose(inverse[plain], (other**-2)[plain], rtol=1e-6)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_incomplete_beta_function() -> None:
     x = np.linspace(0.01, 0.99, 50).astype(np.float32)
     wide = x.astype(np.float64)

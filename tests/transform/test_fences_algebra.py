@@ -15,7 +15,7 @@ import pytest
 
 import bijax
 from bijax.testing._bits import unequal_bits
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 Array = jax.Array
 Numbers = dict[str, Array]
@@ -92,9 +92,9 @@ def differing(program: Callable[..., Numbers], dtype: Any) -> list[str]:
     ("dtype", "kinds"),
     [
         ("float32", FEW),
-        rarely("float32", tuple(OPERANDS)),
-        rarely("float64", tuple(OPERANDS)),
-        rarely("bfloat16", tuple(OPERANDS)),
+        full_only("float32", tuple(OPERANDS)),
+        full_only("float64", tuple(OPERANDS)),
+        full_only("bfloat16", tuple(OPERANDS)),
     ],
 )
 def test_rows_do_not_depend_on_what_is_known_of_operands(dtype: str, kinds: tuple[str, ...]) -> None:
@@ -108,7 +108,7 @@ def test_plain_jax_uses_what_it_knows_of_operands() -> None:
     assert any("/" in name for name in found)
 
 
-@pytest.mark.parametrize("kinds", [FEW[:2], rarely(tuple(OPERANDS))])
+@pytest.mark.parametrize("kinds", [FEW[:2], full_only(tuple(OPERANDS))])
 def test_gradients_of_shared_values(kinds: tuple[str, ...]) -> None:
     def program(x: Array, w: Array, s: Array) -> Numbers:
         return {name: jax.grad(lambda x, one=one: one(x, w, s).sum())(x) for name, one in programs(kinds).items()}

@@ -32,7 +32,7 @@ def arguments(fuzz: Fuzz, size: int) -> list[jax.ShapeDtypeStruct]:
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("alone-4", "kernels-3"))
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("kernels", [False, True], ids=["alone", "kernels"])
 def test_random_programs_have_a_fence_everywhere(seed: int, kernels: bool) -> None:
@@ -44,7 +44,27 @@ def test_random_programs_have_a_fence_everywhere(seed: int, kernels: bool) -> No
         assert [f for f in hlo.inspect_for("cuda", fuzz.batched(), *arrays).variant if f.kind == "elementwise"]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "atan-float32",
+        "atanh-float32",
+        "bessel_i0e-float32",
+        "bessel_i1e-float32",
+        "bessel_i1e-bfloat16",
+        "cbrt-bfloat16",
+        "cosh-float32",
+        "erfc-float32",
+        "exp2-float32",
+        "exp2-bfloat16",
+        "igammac-bfloat16",
+        "lgamma-float32",
+        "log-bfloat16",
+        "log1p-bfloat16",
+        "logistic-float32",
+        "polygamma-bfloat16",
+    ),
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_functions(name: str, dtype: str) -> None:

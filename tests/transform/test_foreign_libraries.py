@@ -12,7 +12,6 @@ from jax.experimental import checkify, io_callback, sparse
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
 
 Function = Callable[[jax.Array], Any]
 
@@ -75,11 +74,12 @@ FUNCTIONS: dict[str, Function] = {
     "welch": welch,
     "welch, gradient": jax.grad(lambda x: (welch(x) ** 2).sum()),
 }
-QUICK = ("error_if mapped", "BCOO from the left", "welch")
+QUICK = ("error_if mapped", "error_if, gradient", "BCOO from the left", "welch")
 WITHOUT_CALLBACKS = [name for name in FUNCTIONS if not name.startswith(("error_if", "callbacks"))]
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else rarely(name) for name in FUNCTIONS])
+@pytest.mark.tier("full", fast=QUICK)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_do_not_depend_on_the_batch(name: str) -> None:
     function = jax.jit(bijax.invariant(FUNCTIONS[name]))
     whole = function(X)
@@ -92,8 +92,8 @@ def test_rows_do_not_depend_on_the_batch(name: str) -> None:
     np.testing.assert_allclose(whole, FUNCTIONS[name](X), rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.exhaustive
 def test_control_plain_jax_changes_rows() -> None:
+    """Of a program that `make test` runs as well; rows of the other ones have the same bits in plain JAX."""
     function = jax.jit(FUNCTIONS["error_if, gradient"])
     whole = np.asarray(function(X))
     assert any((np.asarray(function(X[:n])) != whole[:n]).any() for n in (1, 5, 16))

@@ -59,7 +59,7 @@ def bits(x: Any) -> np.ndarray:
     return array.view(np.uint32) if array.dtype.kind == "f" else array
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("top_k-7", "scatter-max-7"))
 @pytest.mark.parametrize("columns", [7, 300])
 @pytest.mark.parametrize("name", CHOICES)
 def test_choices_do_not_depend_on_the_batch(name: str, columns: int) -> None:

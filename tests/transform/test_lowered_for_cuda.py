@@ -90,7 +90,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]]
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "matmul-sm_90",
+        "matmul, 16 bits-sm_90",
+        "matmul, gradients-sm_80",
+        "matmul, shards-sm_80",
+        "attention, gradients-sm_80",
+    ),
+)
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_80"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_product_is_left(name: str, architecture: str) -> None:

@@ -1,5 +1,6 @@
-"""The transform with control flow, nested programs and custom rules: bits keep, no sum is left to the compiler."""
+"""The transform with control flow, nested programs and custom rules: bits keep, no sum is left; plain JAX differs."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-import bijax
 from tests.transform.compositions import PARAMS, X, dw_inside, dx_inside, dx_outside, forward, mlp
 
 Params = dict[str, jax.Array]
@@ -63,6 +63,8 @@ def with_jvp(p: Params, x: jax.Array) -> jax.Array:
     return mlp(p, x) * logsumexp(x)[..., None]
 
 
+PRODUCTS = "two products of matrices, whose rows have the same bits in all batches on some processors"
+
 COMPOSITIONS = {
     "scan": forward(scanned, PARAMS, X),
     "scan dx outside": dx_outside(scanned, PARAMS, X),
@@ -71,21 +73,15 @@ COMPOSITIONS = {
     "nested jit": forward(nested, PARAMS, X),
     "remat dx outside": dx_outside(jax.checkpoint(mlp), PARAMS, X),
     "remat dx inside": dx_inside(jax.checkpoint(mlp), PARAMS, X),
-    "custom_vjp dx outside": dx_outside(with_vjp, PARAMS, X),
-    "custom_vjp dx inside": dx_inside(with_vjp, PARAMS, X),
-    "custom_vjp dw inside": dw_inside(with_vjp, PARAMS, X),
+    "custom_vjp dx outside": dataclasses.replace(dx_outside(with_vjp, PARAMS, X), no_control=PRODUCTS),
+    "custom_vjp dx inside": dataclasses.replace(dx_inside(with_vjp, PARAMS, X), no_control=PRODUCTS),
+    "custom_vjp dw inside": dataclasses.replace(dw_inside(with_vjp, PARAMS, X), no_control=PRODUCTS),
     "custom_jvp dx outside": dx_outside(with_jvp, PARAMS, X),
     "custom_jvp dx inside": dx_inside(with_jvp, PARAMS, X),
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("remat dx inside",))
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_no_batch_size_changes_a_bit(name: str) -> None:
-    COMPOSITIONS[name].check(bijax.invariant)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["scan", "while", "nested jit"])
-def test_control_plain_jax_differs(name: str) -> None:
-    COMPOSITIONS[name].check_control()
+    COMPOSITIONS[name].check_with_control()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 ALL = ["psum", "psum dx outside", "psum dx inside", "psum dw inside"]
 
 
-@pytest.mark.parametrize("names", [[], rarely(ALL)], ids=["cut batches", "and sums over devices"])
+@pytest.mark.parametrize("names", [[], full_only(ALL)], ids=["cut batches", "and sums over devices"])
 def test_two_devices(names: list[str]) -> None:
     environment = {
         **os.environ,

@@ -52,17 +52,17 @@ def live(variables: Any, x: jax.Array) -> jax.Array:
     return ResNet(live=True).apply(variables, x, mutable=["batch_stats"])[0]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_frozen_statistics() -> None:
     check_model(frozen, variables(), X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_frozen_statistics() -> None:
     check_control(frozen, variables(), X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_live_statistics_depend_on_the_batch() -> None:
     """Rows depend on each other by definition; the bits still do not depend on anything else."""
     fn = jax.jit(bijax.invariant(live))

@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.transform.compositions import normal
 from tests.transform.models import check_control, check_model
 
@@ -43,17 +43,17 @@ def forward(arrays: Any, x: jax.Array) -> jax.Array:
     return jax.vmap(eqx.combine(arrays, block()[1]))(x)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_block() -> None:
     check_model(forward, block()[0], X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_block() -> None:
     check_control(forward, block()[0], X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_filtered_transforms() -> None:
     model = eqx.combine(*block())
 
@@ -64,7 +64,7 @@ def test_filtered_transforms() -> None:
     assert_bits_equal(rows(model, X[:3]), rows(model, X)[:3])
 
 
-@pytest.mark.parametrize("depth", [0, rarely(1)])
+@pytest.mark.parametrize("depth", [0, full_only(1)])
 def test_gradient_of_a_module(depth: int) -> None:
     model = eqx.nn.MLP(76, 5, 300, depth, key=jax.random.key(1))
 

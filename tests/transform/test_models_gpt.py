@@ -54,17 +54,17 @@ def loss(params: Any, shift: jax.Array, tokens: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(log_probs, tokens[:, 1:, None], -1).mean((1, 2))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gpt() -> None:
     check_model(gpt, PARAMS, SHIFT, TOKENS)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_gpt() -> None:
     check_control(gpt, PARAMS, SHIFT, TOKENS)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gradients_of_examples() -> None:
     """A gradient for each example, by vmap of grad, is that of the example alone."""
     one = bijax.invariant(jax.grad(lambda p, s, t: loss(p, s[None], t[None])[0]))
@@ -73,7 +73,7 @@ def test_gradients_of_examples() -> None:
     jax.tree.map(lambda a, b: assert_bits_equal(a[1], b), several, alone)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gradients_by_accumulation() -> None:
     gradient = bijax.accumulate_gradients(lambda p, s, t: loss(p, s, t).mean(), unit=4)
     whole = jax.jit(gradient)(PARAMS, SHIFT, TOKENS)

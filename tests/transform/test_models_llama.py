@@ -12,7 +12,7 @@ from flax import nnx
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers.checkpoint import LlamaConfig
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.transform import plain_llama
 from tests.transform.compositions import normal
 from tests.transform.models import check_control, check_model
@@ -45,17 +45,17 @@ def forward(state: Any, shift: jax.Array, tokens: jax.Array) -> jax.Array:
     return nnx.merge(small()[0], state)(tokens, shift)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_small() -> None:
     check_model(forward, small()[1], SHIFT, TOKENS, sizes=(1,), mode=False)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_small() -> None:
     check_control(forward, small()[1], SHIFT, TOKENS)
 
 
-@pytest.mark.parametrize("fewer", [False, rarely(True)])
+@pytest.mark.parametrize("fewer", [False, full_only(True)])
 def test_padding_behind_the_tokens(fewer: bool) -> None:
     """Tokens that come later do not change a bit, be there more or fewer of them."""
     fn = jax.jit(bijax.invariant(lambda state, tokens: nnx.merge(small()[0], state)(tokens)))

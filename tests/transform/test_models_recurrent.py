@@ -50,12 +50,12 @@ def nnx_with_dx(state: Any, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.
     return y, dx
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_linen() -> None:
     check_model(linen, linen_params(), X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_nnx() -> None:
     args = (lstm()[1], X, normal(2, 8, 9, 77))
     fn = bijax.invariant(nnx_with_dx)
@@ -63,6 +63,6 @@ def test_nnx() -> None:
     assert_batch_invariant(fn, *args, batch_axes=(None, 0, 0), batch_sizes=SIZES, neighbours=NEIGHBOURS, modes=("jit",))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_linen() -> None:
     check_control(linen, linen_params(), X)

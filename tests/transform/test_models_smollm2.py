@@ -16,7 +16,7 @@ from tests.layers import reference_llama
 from tests.transform import plain_llama
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("layers", [1, 5, 30])
 def test_smollm2(layers: int) -> None:
     checkpoint = load_checkpoint(smollm2_path())

@@ -98,7 +98,7 @@ class Training:
 training = functools.cache(Training)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("model", [linen_model, nnx_model])
 def test_accumulated_training(model: Callable[[], tuple[Loss, Any]]) -> None:
     run = training(model)
@@ -108,7 +108,7 @@ def test_accumulated_training(model: Callable[[], tuple[Loss, Any]]) -> None:
     assert run.loss_fn(whole, X[0], LABELS[0]) < run.loss_fn(run.params, X[0], LABELS[0])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_whole_step_in_one_program() -> None:
     """Gradient and optimizer in one jitted function give the bits of the loop in Python."""
     run = training(linen_model)
@@ -127,7 +127,7 @@ def test_whole_step_in_one_program() -> None:
     jax.tree.map(assert_bits_equal, carry[0], run.train(1))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_plain_training() -> None:
     run = training(linen_model)
     whole, parts = (run.train(parts, invariant=False) for parts in (1, 4))

@@ -74,22 +74,22 @@ def nnx_dropout(state: Any, x: jax.Array) -> jax.Array:
     return nnx.merge(nnx_block(False)[0], state)(x)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_linen() -> None:
     check_model(linen, linen_params(), X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_nnx() -> None:
     check_model(nnx_forward, nnx_block()[1], X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_control_linen() -> None:
     check_control(linen, linen_params(), X)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_dropout(kind: str) -> None:
     """The same key gives the same bits; a row at its place keeps them, whatever stands behind it.

@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
-from tests.exhaustive import sampled
+from tests.tiers import tiered
 from tests.transform.compositions import normal
 
 OPTIMIZERS: Final[dict[str, Callable[[], optax.GradientTransformation]]] = {
@@ -64,7 +64,7 @@ def pair(name: str) -> tuple[jax.Array, jax.Array]:
     return few, trained(optimizer, params, grads)[1, :, 2:13]
 
 
-@pytest.mark.parametrize("name", sampled(OPTIMIZERS, OFTEN))
+@pytest.mark.parametrize("name", tiered(OPTIMIZERS, fast=OFTEN))
 def test_an_elements_updates_do_not_depend_on_its_array(name: str) -> None:
     few, some = pair(name)
     assert bool(jnp.isfinite(few).all())

@@ -1,7 +1,7 @@
 """Row programs under Mosaic's interpreter against the pieces that they stand for, and where they are found."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,20 +24,25 @@ from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.matmul.hopper import parts
 from pallas_kernels.ops.row_program import hopper
 from pallas_kernels.ops.rows.fold import fold_axis
+from pallas_kernels.registry import Kernel, registered
 
 Arrays = tuple[jax.Array, ...]
 ROWS, HEADS, COLUMNS = 3, 2, 128
 
 
+INTERPRETED = "sm_999"
+"""A target whose kernels are Hopper's under the interpreter."""
+
+
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreted = functools.partial(hopper.run_program, interpret=plgpu.InterpretGPUParams())
-    monkeypatch.setattr(_layout, "hopper", SimpleNamespace(run_program=interpreted))
+def interpreter() -> Iterator[None]:
+    kernel = functools.partial(hopper.run_program, interpret=plgpu.InterpretGPUParams())
+    with registered(Kernel("row_program", INTERPRETED, kernel, row_contract())), bijax.lowering_for(INTERPRETED):
+        yield
 
 
 def rewritten(jaxpr: Any) -> Any:
-    with bijax.lowering_for("sm_90"):
-        return _programs.with_row_programs(jaxpr, lambda eqn: not eqn.effects)
+    return _programs.with_row_programs(jaxpr, lambda eqn: not eqn.effects)
 
 
 def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], *, plain: bool = False) -> Arrays:
@@ -179,7 +184,7 @@ CASES: dict[str, tuple[Callable[..., Any], Arrays, int]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.exhaustive] if {"mapped", "token", "tokens"} & {*name.split()} else [])
+        pytest.param(name, marks=[pytest.mark.tier("full")] if {"mapped", "token", "tokens"} & {*name.split()} else [])
         for name in CASES
     ],
 )
@@ -195,7 +200,7 @@ def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
     assert_bits_equal(found, evaluate(traced.jaxpr, traced.consts, arrays))
 
 
-@pytest.mark.parametrize("weights", [(COLUMNS, 16), pytest.param((16, COLUMNS), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("weights", [(COLUMNS, 16), pytest.param((16, COLUMNS), marks=pytest.mark.tier("full"))])
 def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int]) -> None:
     """Where products by bfloat16 alone take them: the parts are those that the products would make."""
     x, w = normal(5, 2, 8, 16), normal(6, *weights)
@@ -262,7 +267,8 @@ def test_products_take_parts(on_the_left: bool, monkeypatch: pytest.MonkeyPatch)
         # Sums over several dimensions go along the order of the left operand's.
         assert bool(found) == (fits and (on_the_left or contracting[1] == tuple(sorted(contracting[1])))), shape
         for product in found.values():
-            y = product_of_parts(parts._beside(x.reshape(32, 128), 3, 16), other, product=product)
+            with bijax.lowering_for("sm_90"):
+                y = product_of_parts(parts._beside(x.reshape(32, 128), 3, 16), other, product=product)
             assert_bits_equal(y, multiply(*operands))
 
 
@@ -275,8 +281,7 @@ def test_plain_sums_differ() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "count"), [("sm_90", 1), ("sm_80", 0)])
-def test_programs_for_hopper_have_them(architecture: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_layout, "hopper", hopper)
+def test_programs_for_hopper_have_them(architecture: str, count: int) -> None:
     x = jax.ShapeDtypeStruct((4, 8, 256), jnp.float32)
 
     def lowered(function: Callable[..., Any]) -> str:

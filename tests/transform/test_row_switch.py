@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,7 +12,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import bijax
 from bijax.transform.fusion import _probe, _programs
+from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.row_program import hopper
+from pallas_kernels.registry import Kernel, registered
 
 X = jax.ShapeDtypeStruct((16, 512), "bfloat16")
 CPU = jax.devices("cpu")[0]
@@ -101,10 +102,10 @@ def test_other_bits_are_refused_once_and_for_all(monkeypatch: pytest.MonkeyPatch
 def test_the_comparison_is_not_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs, with the same numbers, whatever the settings are under which a program is lowered."""
     interpreted = functools.partial(hopper.run_program, interpret=plgpu.InterpretGPUParams())
-    monkeypatch.setattr(_probe, "hopper", SimpleNamespace(run_program=interpreted))
-    monkeypatch.setattr(_probe, "ROWS", 2)
     monkeypatch.setattr(_probe, "numbers", lambda: (np.ones((2, 1024), np.float32), np.full((2, 1024), np.nan, "f")))
-    wanted = _probe.both(CPU)
+    here = Kernel("row_program", "sm_999", interpreted, row_contract())
+    with registered(here), bijax.lowering_for("sm_999"):
+        wanted = _probe.both(CPU)
     for name, bits in zip(_probe.FUNCTIONS, zip(*wanted, strict=True), strict=True):
         assert len(bits) == 2, name
         assert np.isnan(bits[0]).all() == (name != "exp"), name
@@ -115,6 +116,8 @@ def test_the_comparison_is_not_the_callers(monkeypatch: pytest.MonkeyPatch) -> N
         jax.default_matmul_precision("highest"),
         jax.set_mesh(jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))),
         bijax.set_batch_invariant_mode(),
+        registered(here),
+        bijax.lowering_for("sm_999"),
     ):
         found = _probe.both(CPU)
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("which", ["some", rarely("everything")])
+@pytest.mark.parametrize("which", ["some", full_only("everything")])
 def test_bits_of_one_device(which: str) -> None:
     environment = {
         **os.environ,

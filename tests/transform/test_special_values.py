@@ -13,7 +13,6 @@ import bijax
 from bijax.transform.rules._elementwise import CHOOSING, FENCED, ROUNDED
 from bijax.transform.rules._kept import EXACT, KEEP, ORDER_FREE
 from bijax.transform.rules._ordered import RACING
-from tests.exhaustive import rarely
 from tests.transform.special_values import DTYPES, ELEMENTWISE, ROWS, bits_without_nans, special_values
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -85,23 +84,23 @@ def invariant(programs: Programs) -> Programs:
     return {name: bijax.invariant(program) for name, program in programs.items()}
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("shapes", [SHAPES, rarely(MORE_SHAPES)], ids=str)
+@pytest.mark.tier("full", fast=("3-bfloat16-((1,), (33,))",))
+@pytest.mark.parametrize("shapes", [SHAPES, MORE_SHAPES], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("step", [3, rarely(1)])
+@pytest.mark.parametrize("step", [3, 1])
 def test_elements(step: int, dtype: str, shapes: Shapes) -> None:
     assert not differing_elements(invariant(every(step, ELEMENTWISE)), dtype, shapes)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("batches", [BATCHES, rarely(MORE_BATCHES)], ids=str)
+@pytest.mark.tier("full", fast=("2-float64-((0, 1), (5, 6), (3, 7), (17, 34))",))
+@pytest.mark.parametrize("batches", [BATCHES, MORE_BATCHES], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("step", [2, rarely(1)])
+@pytest.mark.parametrize("step", [2, 1])
 def test_rows(step: int, dtype: str, batches: Batches) -> None:
     assert not differing_rows(invariant(every(step, ROWS)), dtype, batches, 2)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("max", "min", "relu"))
 @pytest.mark.parametrize("name", ["max", "min", "relu", "clip", "clamp", "convert and back", "sub"])
 def test_alone_in_a_program(name: str) -> None:
     for dtype in ("bfloat16", "float16"):

@@ -10,7 +10,7 @@ from jax import lax
 
 import bijax
 from bijax.transform.rules._elementwise import VECTORS
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 ROWS = 16
 
@@ -64,11 +64,11 @@ def test_every_such_primitive_is_here() -> None:
     ("columns", "dtype", "names", "batches"),
     [
         (5, jnp.float16, sorted(FUNCTIONS.keys() - LONG)[::2], ((0, 1),)),
-        rarely(33, jnp.float32, FUNCTIONS.keys(), ((0, 1), (7, 8))),
-        rarely(5, jnp.float16, FUNCTIONS.keys() - LONG, ((0, 1), (7, 8))),
-        rarely(33, jnp.float32, FUNCTIONS.keys(), ((3, 12),)),
-        rarely(5, jnp.float16, FUNCTIONS.keys() - LONG, ((3, 12),)),
-        rarely(5, jnp.float16, LONG, ((0, 1), (7, 8), (3, 12))),
+        full_only(33, jnp.float32, FUNCTIONS.keys(), ((0, 1), (7, 8))),
+        full_only(5, jnp.float16, FUNCTIONS.keys() - LONG, ((0, 1), (7, 8))),
+        full_only(33, jnp.float32, FUNCTIONS.keys(), ((3, 12),)),
+        full_only(5, jnp.float16, FUNCTIONS.keys() - LONG, ((3, 12),)),
+        full_only(5, jnp.float16, LONG, ((0, 1), (7, 8), (3, 12))),
     ],
     ids=["half of them", "float32", "float16", "float32 in another batch", "float16 in another batch", "float16, long"],
 )

@@ -38,7 +38,7 @@ def test_edge_sizes(query: tuple[int, ...], key: tuple[int, ...]) -> None:
     assert [g.shape for g in gradients] == [query, key, key]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_without_a_batch() -> None:
     out, lse = attend(Q[0], K[0], K[0], key_value_seq_lengths=jnp.array([70]), return_residual=True)
     assert out.shape == (3, 4, 32)

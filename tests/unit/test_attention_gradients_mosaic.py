@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.ops.attention.hopper import attention_gradients
 from pallas_kernels.ops.attention.hopper.gradients import Body
 from pallas_kernels.schedule.hopper.attention import GradientSchedule
@@ -140,18 +140,13 @@ def arrays(name: str) -> Arrays:
 
 
 def differentiate(case: Case, given: Arrays) -> list[np.ndarray]:
-    limits = np.stack([case.offsets, case.queries, case.keys], axis=1)
+    limits = jnp.asarray(np.stack([case.offsets, case.queries, case.keys], axis=1), jnp.int32)
+    options = AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap)
+    query, key, value, *results = (jnp.asarray(x) for x in given)
+    slopes = None if case.slopes is None else jnp.asarray(case.slopes)
+    call = AttentionCall(query, key, value, limits, options, alibi_slopes=slopes)
     found = attention_gradients(
-        *(jnp.asarray(x) for x in given),
-        jnp.asarray(limits, jnp.int32),
-        None if case.slopes is None else jnp.asarray(case.slopes),
-        contract=case.contract,
-        scale=case.size**-0.5,
-        causal=case.causal,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        schedule=case.schedule,
-        interpret=INTERPRETER,
+        call, AttentionResults(*results), contract=case.contract, schedule=case.schedule, interpret=INTERPRETER
     )
     return [np.asarray(x) for x in found]
 
@@ -204,7 +199,7 @@ def exactly(case: Case, given: Arrays) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("soft cap, slopes, heads of 96",))
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
     case, given = CASES[name], arrays(name)
@@ -225,7 +220,7 @@ def test_interpreted_kernels_differentiate(name: str, races: Races) -> None:
         assert not found[2][sequence, keys:].any()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_gradients_of_a_query_alone_and_of_few() -> None:
     """The gradient of a query has its bits when the other queries of its sequence are absent."""
     case, given = CASES["window, offsets"], arrays("window, offsets")
@@ -235,8 +230,7 @@ def test_gradients_of_a_query_alone_and_of_few() -> None:
     assert_bits_equal(differentiate(shorter, cut)[0][0], plain("window, offsets")[0][0, few])
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(("which", "at"), [("key", 40), ("query", 100)])
 def test_what_is_not_finite_reaches_those_who_see_it(which: str, at: int, races: Races) -> None:
     name = "causal"
@@ -282,7 +276,7 @@ def lower_gradients(*shapes: Any, **options: Any) -> str:
     return lowered(jax.grad(loss, (0, 1, 2)), *shapes)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("False-True",))
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
@@ -303,7 +297,7 @@ def test_programs_for_hopper_hold_the_kernels(wide: bool, mapped: bool) -> None:
     assert "320x320" not in text
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("192-128",))
 @pytest.mark.parametrize(("size", "value_size"), [(96, 96), (192, 128), (256, 256)])
 def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -> None:
     query, key, value = (jax.ShapeDtypeStruct((1, 320, 2, n), "bfloat16") for n in (size, size, value_size))
@@ -318,21 +312,21 @@ def test_other_widths_and_options_have_kernels_too(size: int, value_size: int) -
      (128, "bfloat16", None, "sm_80")],
 )  # fmt: skip
 def test_everything_else_gets_the_portable_program(
-    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+    size: int, dtype: str, scale: float | None, architecture: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
-    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
-    assert "mosaic_gpu" not in lower_gradients(x, x, x, scale=scale)
+    with bijax.lowering_for(architecture):
+        assert "mosaic_gpu" not in lower_gradients(x, x, x, scale=scale)
 
 
 def test_unsupported_calls_are_named() -> None:
     x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones((1, 3), jnp.int32)
-    given = x, x, x, x, jnp.ones((1, 3, 2)), x, n
+    call = AttentionCall(x, x, x, n, AttentionOptions(1.0))
+    results = AttentionResults(x, jnp.ones((1, 3, 2)), x)
     with pytest.raises(UnsupportedError, match="expected an AttentionGradientContract"):
-        attention_gradients(*given, contract=split_attention_contract(64, "bfloat16"), scale=1.0)  # type: ignore[arg-type]
+        attention_gradients(call, results, contract=split_attention_contract(64, "bfloat16"))  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="expected a scale"):
-        attention_gradients(*given, contract=CONTRACT, scale=0.0)
+        attention_gradients(dataclasses.replace(call, options=AttentionOptions(0.0)), results, contract=CONTRACT)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from pallas_kernels.contract import LEAST, SplitAttentionContract
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.ops.attention.hopper._keys import KeySource
 from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats
 from pallas_kernels.ops.attention.hopper._scores import Scoring
+from pallas_kernels.ops.attention.hopper._setup import Setup
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.merge import merge, padded_splits
-from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.tile import Arithmetic, across
 from tests.unit.mosaic import interpreter
 
@@ -48,10 +49,11 @@ def test_splits_are_merged_upwards(splits: int, spans: list[tuple[int, int]]) ->
         return offset, keys
 
     limits = np.array([(begin, 1, stop) for begin, stop in spans], np.int32)
-    call = Call(
+    options = AttentionOptions(1.0, causal=True)
+    setup = Setup(
         SplitAttentionContract(),
-        Scoring.of(1.0, None),
-        Sight.of(True, None),
+        Scoring.of(options),
+        Sight.of(options),
         KeySource(128),
         batch=2,
         queries=1,
@@ -63,8 +65,12 @@ def test_splits_are_merged_upwards(splits: int, spans: list[tuple[int, int]]) ->
         unit=1.0,
         interpret=PARAMETERS,
     )
-    given: dict[str, Any] = {"call": call, "rows": 4, "dtype": jnp.float32}
-    out, lse = jax.jit(lambda *x: merge(*x[:2], Lengths(x[2]), Further(), span, **given))(values, stats, limits)
+    given: dict[str, Any] = {"setup": setup, "rows": 4, "dtype": jnp.float32, "splits_of": span}
+
+    def run(values: jax.Array, stats: jax.Array, limits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return merge(values, stats, AttentionCall(values, values, values, limits, options), **given)
+
+    out, lse = jax.jit(run)(values, stats, limits)
     assert np.isfinite(lse).all()
     for sequence, (begin, stop) in enumerate(spans):
         expected = one_by_one(values[sequence], stats[sequence], begin, stop)

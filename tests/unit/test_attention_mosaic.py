@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.dispatch import attention as dispatch
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import (
     SPLIT_HEAD_SIZES,
     SplitAttentionContract,
     attention_contract,
-    split_attention_contract,
 )
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.ops.attention.hopper import attention, launch
 from pallas_kernels.schedule.hopper.attention import (
     DecodeSchedule,
@@ -188,18 +187,14 @@ def attend(case: Case, query: Any, key: Any, value: Any) -> tuple[np.ndarray, np
 
         key, value = pages(key), pages(value)
     limits = np.stack([case.offsets, case.queries, case.keys], axis=1).astype(np.int32)
-    out, lse = attention(
+    optional = dict(zip(("key_scale", "value_scale"), case.scales, strict=True)) | case.bias_and_mask
+    optional |= {"page_table": table, "sinks": case.sinks, "alibi_slopes": case.slopes}
+    call = AttentionCall(
         *(jnp.asarray(x) for x in (query, key, value, limits)),
-        *(None if x is None else jnp.asarray(x) for x in (table, case.sinks, case.slopes, *case.scales)),
-        contract=case.contract,
-        scale=case.size**-0.5,
-        causal=case.causal,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        schedule=case.schedule,
-        interpret=INTERPRETER,
-        **{name: jnp.asarray(x) for name, x in case.bias_and_mask.items()},
+        AttentionOptions(case.size**-0.5, case.causal, case.window, case.soft_cap),
+        **{name: jnp.asarray(x) for name, x in optional.items() if x is not None},
     )
+    out, lse = attention(call, contract=case.contract, schedule=case.schedule, interpret=INTERPRETER)
     return np.asarray(out), np.asarray(lse)
 
 
@@ -221,7 +216,7 @@ def seen_by(case: Case, sequence: int) -> np.ndarray:
     return seen & np.broadcast_to(case.bias_and_mask.get("mask", np.bool_(True)), shape)[sequence]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("decode, all keys at once, window, pages",))
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_attend(name: str, races: Races) -> None:
     case = CASES[name]
@@ -257,8 +252,7 @@ def test_interpreted_kernels_attend(name: str, races: Races) -> None:
         assert (lse[sequence][~some] == -np.inf).all()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.stored])
 def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
     case = CASES[name]
@@ -269,7 +263,7 @@ def test_8_bits_have_the_bits_of_their_contract(name: str) -> None:
         assert_bits_equal(ours, theirs)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("decode, all keys at once",))
 @pytest.mark.parametrize("name", [name for name in CASES if "all keys at once" in name])
 def test_all_keys_at_once_have_the_bits_of_merged_splits(name: str) -> None:
     case = CASES[name]
@@ -291,7 +285,7 @@ CHUNKS: Final = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("17 queries, int8",))
 @pytest.mark.parametrize("name", CHUNKS)
 def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> None:
     case, *others = CHUNKS[name]
@@ -304,8 +298,10 @@ def test_chunks_have_the_same_bits_by_either_kernel(name: str, races: Races) -> 
     assert not races()
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)])
+@pytest.mark.tier("full", fast=("prefill",))
+@pytest.mark.parametrize(
+    ("schedule", "outside"), [(DECODE, -1), (WHOLE, 6), (PREFILL, -1)], ids=["decode", "whole", "prefill"]
+)
 def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedule, outside: int) -> None:
     """A page that holds keys, and a number of queries; not a page behind the last key."""
     keys = np.array([20, 70, 20])
@@ -313,16 +309,16 @@ def test_what_is_out_of_range_gives_nan(schedule: PrefillSchedule | DecodeSchedu
     cache = jnp.asarray(np.random.default_rng(0).standard_normal((6, 32, 1, 64)), jnp.bfloat16)
     limits = np.stack([keys - 1, np.array([1, 1, -1]), keys], axis=1).astype(np.int32)
     table = np.array([[0, outside, outside], [1, 2, outside], [3, 4, 5]], np.int32)
-    arrays = (jnp.asarray(x) for x in (query, cache, cache, limits, table))
-    for found in attention(*arrays, contract=CONTRACT, scale=0.1, schedule=schedule, interpret=INTERPRETER):
+    query, cache, limits, table = (jnp.asarray(x) for x in (query, cache, limits, table))
+    call = AttentionCall(query, cache, cache, limits, AttentionOptions(0.1), table)
+    for found in attention(call, contract=CONTRACT, schedule=schedule, interpret=INTERPRETER):
         numbers = np.asarray(found, np.float32)
         assert np.isfinite(numbers[0]).all()
         assert numbers[0].any()
         assert np.isnan(numbers[1:]).all()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.sample(1)
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     ("name", "at"),
     [
@@ -410,7 +406,7 @@ def lowered(function: Callable[..., Any], *args: Any) -> str:
     return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("True-pages", "True-vmap"))
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
@@ -421,7 +417,7 @@ def test_programs_for_hopper_hold_the_kernels(name: str, wide: bool) -> None:
     assert "stablehlo.dot_general" not in text
 
 
-@pytest.mark.exhaustive
+@pytest.mark.tier("full")
 def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "prefill, int8, pages"
     expected = plain(name)
@@ -429,7 +425,7 @@ def test_large_caches_of_bytes_are_copied_one_by_one(monkeypatch: pytest.MonkeyP
     assert_bits_equal(attend(CASES[name], *data(CASES[name])), expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("256",))
 @pytest.mark.parametrize("size", SPLIT_HEAD_SIZES)
 def test_every_width_fits_into_shared_memory(size: int) -> None:
     """Mosaic raises where a kernel does not; tiles with several splits take most."""
@@ -440,7 +436,7 @@ def test_every_width_fits_into_shared_memory(size: int) -> None:
     assert "mosaic_gpu" in lowered(decode, *many(token, key, key))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("128-128",))
 @pytest.mark.parametrize(("size", "value_size"), [*((size, size) for size in SPLIT_HEAD_SIZES), (192, 128)])
 def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: int) -> None:
     token, key, value = (
@@ -462,25 +458,24 @@ def test_every_width_of_8_bits_fits_into_shared_memory(size: int, value_size: in
     ],
 )
 def test_everything_else_gets_the_portable_program(
-    size: int, dtype: str, scale: float | None, architecture: str, monkeypatch: pytest.MonkeyPatch
+    size: int, dtype: str, scale: float | None, architecture: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "cuda_architecture", lambda: architecture)
-    jax.clear_caches()  # lowered forms of the GPU that is named
     x = jax.ShapeDtypeStruct((1, 3, 2, size), dtype)
-    assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
+    with bijax.lowering_for(architecture):
+        assert "mosaic_gpu" not in lowered(functools.partial(causal, scale=scale), x, x, x)
 
 
 def test_unsupported_calls_are_named() -> None:
     x, n = jnp.ones((1, 3, 2, 64), jnp.bfloat16), jnp.ones((1, 3), jnp.int32)
-    contract = split_attention_contract(64, "bfloat16")
+    call = AttentionCall(x, x, x, n, AttentionOptions(1.0))
     with pytest.raises(UnsupportedError, match="expected a SplitAttentionContract"):
-        attention(x, x, x, n, contract=attention_contract(), scale=1.0)  # type: ignore[arg-type]
+        attention(call, contract=attention_contract())  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="expected a scale"):
-        attention(x, x, x, n, contract=contract, scale=0.0)  # type: ignore[arg-type]
+        attention(dataclasses.replace(call, options=AttentionOptions(0.0)), contract=CONTRACT)
     with pytest.raises(UnsupportedError, match="at most 8 rows"):
-        attention(x, x, x, n, contract=CONTRACT, scale=1.0, schedule=SWAP)
+        attention(call, contract=CONTRACT, schedule=SWAP)
     with pytest.raises(UnsupportedError, match="a cache of 8 bits alone"):
-        attention(x, x, x, n, contract=CONTRACT, scale=1.0, schedule=WALKERS)
+        attention(call, contract=CONTRACT, schedule=WALKERS)
 
 
 def test_keys_are_rows_where_splits_of_a_few_rows_are_merged() -> None:

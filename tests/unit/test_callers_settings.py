@@ -12,7 +12,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.unit.callers_settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def run(module: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("names", [["+".join(TOGETHER)], rarely(list(SETTINGS))], ids=["together", "each"])
+@pytest.mark.parametrize("names", [["+".join(TOGETHER)], full_only(list(SETTINGS))], ids=["together", "each"])
 def test_bits_under_settings(names: list[str]) -> None:
     """The first product of its shape inside of the settings, later ones outside, and one that never saw them."""
     assert run("tests.unit.callers_settings", *names) == names

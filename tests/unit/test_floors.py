@@ -14,6 +14,9 @@ FLOOR_0_IMPORTS = {"numpy", "pallas_kernels"}
 FLOORS = (
     ("pallas_kernels.contract", 0),
     ("pallas_kernels.errors", 0),
+    ("pallas_kernels.target", 0),
+    ("pallas_kernels.registry", 0),
+    ("pallas_kernels.backends", 0.25),
     ("pallas_kernels.schedule", 0.25),
     ("pallas_kernels.parts", 0.5),
     ("pallas_kernels", 1),

@@ -17,7 +17,7 @@ from pallas_kernels.parts.hopper.groups import GroupWalk, Table
 from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, group_candidates, sums_schedule
 from pallas_kernels.schedule.hopper.int8 import int8_candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
-from tests.exhaustive import sampled
+from tests.tiers import tiered
 from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -79,9 +79,9 @@ def test_the_walk_meets_every_place_once(sizes: tuple[int, ...], swap: bool) -> 
 
 @pytest.mark.parametrize(
     "case",
-    sampled(
+    tiered(
         [(name, sizes) for name in INTERPRETED for sizes in SIZES],
-        [("narrow", "some"), ("wide", "some"), ("narrow, in turn", "odd")],
+        fast=[("narrow", "some"), ("wide", "some"), ("narrow, in turn", "odd")],
     ),
     ids=str,
 )
@@ -106,7 +106,7 @@ def test_interpreted_kernel_multiplies(case: tuple[str, str], races: Races) -> N
     assert not races()
 
 
-@pytest.mark.parametrize("sizes", sampled(SIZES, ["some"]))
+@pytest.mark.parametrize("sizes", tiered(SIZES, fast=["some"]))
 def test_interpreted_kernel_sums_outer_products(sizes: str, races: Races) -> None:
     rng = np.random.default_rng(0)
     k, n = 72, 70
@@ -129,9 +129,9 @@ def test_interpreted_kernel_sums_outer_products(sizes: str, races: Races) -> Non
 
 @pytest.mark.parametrize(
     "case",
-    sampled(
+    tiered(
         [(s, n, t) for s in (None, *SIZES) for n in (True, False) for t in (True, False)],
-        [(None, False, False), ("some", True, True)],
+        fast=[(None, False, False), ("some", True, True)],
     ),
     ids=str,
 )

@@ -17,6 +17,7 @@ import bijax
 from bijax.core.lowering_cache import lowered_forms
 from bijax.core.primitive import KERNELS, define_kernel
 from bijax.testing import assert_bits_equal
+from pallas_kernels.target import Target
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((3, 40)), jnp.float32)
 
@@ -172,11 +173,12 @@ def own_kernels() -> Iterator[None]:
 def test_a_kernel_from_elsewhere_is_lowered_each_time(made: list[bytes]) -> None:
     traced = []
 
-    def double(x: jax.Array) -> tuple[jax.Array]:
+    def double(target: Target, x: jax.Array) -> tuple[jax.Array]:
+        assert target == Target("cpu")
         traced.append(x)
         return (x + x,)
 
-    kernel = define_kernel("double_of_a_test", {"cpu": double, "cuda": double}, shapes=lambda x: (x,))
+    kernel = define_kernel("double_of_a_test", double, shapes=lambda x: (x,))
     for count in (1, 2):
         jax.jit(lambda x: kernel(x)[0]).lower(X)
         assert len(traced) == count

@@ -10,12 +10,20 @@ import pytest
 import bijax
 from bijax.ops import weight_gradient
 from pallas_kernels.contract import MatmulContract, RowContract, matmul_contract
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 X, W = jnp.ones((4, 6)), jnp.ones((6, 3))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "(0, 6)-(6, 3)-(0, 3)",
+        "(4, 6)-(6, 0)-(4, 0)",
+        "(2, 0, 6)-(6, 3)-(2, 0, 3)",
+        "(2, 3, 5, 1)-(2, 3, 1, 1)-(2, 3, 5, 1)",
+    ),
+)
 @pytest.mark.parametrize(
     ("x", "w", "shape"),
     [((0, 6), (6, 3), (0, 3)), ((4, 0), (0, 3), (4, 3)), ((4, 6), (6, 0), (4, 0)), ((6,), (6, 3), (3,)),
@@ -35,7 +43,7 @@ def test_an_empty_sum_over_k_is_the_bias() -> None:
     assert y.tolist() == [[1, 2, 3]] * 2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", rarely("float16")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", full_only("float16")])
 def test_result_dtypes(dtype: str) -> None:
     x, w = X.astype(dtype), W.astype(dtype)
     assert bijax.matmul(x, w).dtype == dtype

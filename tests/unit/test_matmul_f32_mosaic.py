@@ -19,7 +19,7 @@ from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
 from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
 from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
-from tests.exhaustive import rarely, sampled
+from tests.tiers import full_only, tiered
 from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -69,7 +69,7 @@ INTERPRETED: dict[str, tuple[str, tuple[int, ...], bool, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(INTERPRETED, ["tf32 narrow", "highest"]))
+@pytest.mark.parametrize("name", tiered(INTERPRETED, fast=["tf32 narrow", "highest"]))
 def test_interpreted_kernel_multiplies(name: str, races: Races) -> None:
     which, (*lead, m, k, n), transpose_w, schedule = INTERPRETED[name]
     x, w = operands((*lead, m, k), n, transpose_w)
@@ -109,7 +109,7 @@ def test_six_products_have_float32_accuracy(kind: str) -> None:
     assert np.sqrt(((kept - exact) ** 2).sum()) <= 2.0**-26 * np.sqrt((exact**2).sum())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("tf32",))
 @pytest.mark.parametrize("which", MATMULS)
 def test_a_matrix_belongs_to_every_entry_of_a_stack(which: str) -> None:
     x, _ = operands((5, 64), 32, False)
@@ -119,7 +119,7 @@ def test_a_matrix_belongs_to_every_entry_of_a_stack(which: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("weights", ["normal", rarely("ones")])
+@pytest.mark.parametrize("weights", ["normal", full_only("ones")])
 def test_what_is_not_finite_comes_out_as_in_float32(weights: str) -> None:
     """Rows with infinities or nan; weights that are infinite too, and weights whose lower parts are zero."""
     x, w = (np.asarray(a).copy() for a in operands((8, 64), 64, False))
@@ -143,7 +143,7 @@ def test_empty_sums_are_the_bias(which: str, shape: tuple[int, int, int]) -> Non
     assert_bits_equal(y, jnp.broadcast_to(bias.astype(jnp.bfloat16), (2, m, n)))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("(500, 4096, 14336)-tf32-False", "(13, 77, 21)-tf32-True", "(13, 77, 21)-highest-True"))
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("which", MATMULS)
 @pytest.mark.parametrize("shape", [(1, 8192, 1280), (500, 4096, 14336), (13, 77, 21)])

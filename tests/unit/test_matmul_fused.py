@@ -41,7 +41,7 @@ FORMS: dict[str, tuple[Form, Form]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("gelu-float32", "silu, residual-bfloat16"))
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("gelu", "float32"), ("silu, residual", "bfloat16"), ("relu, residual, split", "float32"), ("gated", "bfloat16")],
@@ -53,7 +53,7 @@ def test_a_row_alone_has_its_bits_in_the_batch(name: str, dtype: str) -> None:
     assert_bits_equal(form(x[4:5], r[4:5], w, up, b), whole[4:5])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("gated",))
 @pytest.mark.parametrize("name", ["gelu", "relu, residual, split", "gated"])
 def test_gradients(name: str) -> None:
     ours, plain = FORMS[name]

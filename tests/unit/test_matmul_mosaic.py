@@ -15,7 +15,6 @@ from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
-from tests.exhaustive import rarely
 from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -41,12 +40,12 @@ INTERPRETED = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("padded-False", "padded, transposed-True"))
 @pytest.mark.parametrize(
     ("name", "with_bias"),
     [
         *((name, i % 2 == 1) for i, name in enumerate(INTERPRETED)),
-        *(rarely(name, i % 2 == 0) for i, name in enumerate(INTERPRETED)),
+        *((name, i % 2 == 0) for i, name in enumerate(INTERPRETED)),
     ],
 )
 def test_interpreted_kernel_multiplies(name: str, with_bias: bool, races: Races) -> None:
@@ -108,7 +107,16 @@ def test_empty_operands_give_zeros(lead: tuple[int, ...], m: int, k: int, n: int
     assert not y.any()
 
 
-@pytest.mark.sample(5)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "(1, 8192, 1280)-bfloat16-True",
+        "(13, 576, 49152)-bfloat16-True",
+        "(13, 576, 49152)-float16-True",
+        "(300, 4096, 4096)-float16-False",
+        "(4097, 1000, 496)-bfloat16-True",
+    ),
+)
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", [(1, 8192, 1280), (13, 576, 49152), (300, 4096, 4096), (4097, 1000, 496)])

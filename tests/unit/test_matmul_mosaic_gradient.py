@@ -28,7 +28,7 @@ INTERPRETED = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("padded-False", "one g-False"))
 @pytest.mark.parametrize("continued", [False, True])
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, races: Races) -> None:
@@ -51,7 +51,7 @@ def test_interpreted_kernel_sums_outer_products(name: str, continued: bool, race
     assert not races()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("True",))
 @pytest.mark.parametrize("transpose_w", [False, True])
 def test_rows_beside_a_stack_of_weights(transpose_w: bool) -> None:
     rng = np.random.default_rng(0)

@@ -19,7 +19,7 @@ def integers(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("1-64-64-512-False", "3-9-1-4-True"))
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize(
     ("m", "k", "n", "block"), [(1, 64, 64, 512), (17, 333, 5, 192), (70, 200, 130, 67), (3, 9, 1, 4)]
@@ -34,7 +34,7 @@ def test_every_element_is_the_sum_of_its_products(m: int, k: int, n: int, block:
         assert_bits_equal(y, x @ w)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("bfloat16", "float64"))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_other_dtypes(dtype: str) -> None:
     x, w = integers(0, 4, 40), integers(1, 40, 24)

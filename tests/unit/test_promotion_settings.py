@@ -172,7 +172,16 @@ def test_every_operation_and_every_replaced_primitive_is_here() -> None:
     assert set(PRIMITIVES) == replaced - test_vectors.WITHOUT_TEST - of_cudnn
 
 
-@pytest.mark.sample(5)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "sum-float32",
+        "softmax_cross_entropy-bfloat16",
+        "dot_product_attention-bfloat16",
+        "embed-float32",
+        "elementwise-bfloat16",
+    ),
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations(name: str, dtype: str) -> None:
@@ -190,7 +199,7 @@ def test_operations(name: str, dtype: str) -> None:
                 jax.block_until_ready(operation(*args))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("paged_attention-float32",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WITHOUT_GRADIENT)
 def test_operations_without_gradients(name: str, dtype: str) -> None:
@@ -199,7 +208,31 @@ def test_operations_without_gradients(name: str, dtype: str) -> None:
         jax.block_until_ready(operation(*ones(dtype, *shapes)))
 
 
-@pytest.mark.sample(20)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "acos",
+        "atanh",
+        "cbrt",
+        "erf_inv",
+        "erfc",
+        "exp2",
+        "expm1",
+        "igamma_grad_a",
+        "log1p",
+        "sin",
+        "dot_general",
+        "reduce_prod",
+        "reduce_max",
+        "select_and_scatter_add",
+        "select_and_gather_add",
+        "scatter-add",
+        "scatter",
+        "scatter_apply",
+        "reduce_window",
+        "psum",
+    ),
+)
 @pytest.mark.parametrize("name", PRIMITIVES)
 def test_primitives(name: str) -> None:
     for dtype in DTYPES:

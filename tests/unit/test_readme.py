@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -29,11 +29,11 @@ def traced(function: Any, x: jax.Array) -> None:
     ("check", "sizes"),
     [
         (traced, {}),
-        rarely(
+        full_only(
             functools.partial(assert_batch_invariant, batch_sizes=(3,), modes=("jit",)),
             {"300": "40", "577": "24", "77": "16"},
         ),
-        rarely(assert_batch_invariant, {}),
+        full_only(assert_batch_invariant, {}),
     ],
     ids=["traced", "few sizes", "as written"],
 )

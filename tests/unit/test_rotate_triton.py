@@ -11,14 +11,14 @@ from bijax.ops.rotate_heads import rotate_and_store
 from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.rotary import portable, triton
-from tests.exhaustive import rarely
+from tests.tiers import full_only
 from tests.unit.rotate_cases import case
 
-SHAPES = ((5, 4, 2, 16), rarely((4, 3, 1, 80)), rarely((1, 1, 1, 256)))
+SHAPES = ((5, 4, 2, 16), full_only((4, 3, 1, 80)), full_only((1, 1, 1, 256)))
 
 
-@pytest.mark.parametrize("turned", [rarely(False), True])
-@pytest.mark.parametrize("dtype", ["bfloat16", rarely("float32"), rarely("float16")])
+@pytest.mark.parametrize("turned", [full_only(False), True])
+@pytest.mark.parametrize("dtype", ["bfloat16", full_only("float32"), full_only("float16")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_interpreted(shape: tuple[int, int, int, int], dtype: str, turned: bool) -> None:
     arrays = case(shape, dtype, turned=turned, exact=True)

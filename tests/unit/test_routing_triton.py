@@ -23,7 +23,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert_bits_equal(a, b)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("float32",))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_largest(dtype: str) -> None:
     x = scores(4, 37, dtype)
@@ -33,7 +33,7 @@ def test_largest(dtype: str) -> None:
     assert not topk_triton.largest.serves(x, number=65)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("all experts",))
 @pytest.mark.parametrize("name", SORTS)
 def test_sort_by_expert(name: str) -> None:
     size, options = SORTS[name]
@@ -42,7 +42,7 @@ def test_sort_by_expert(name: str) -> None:
     assert_same(found, expert_rows.sort_by_expert(given, **options))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("some",))
 @pytest.mark.parametrize("name", COUNTS)
 def test_rows_by_count(name: str) -> None:
     count, rows = COUNTS[name]
@@ -52,7 +52,7 @@ def test_rows_by_count(name: str) -> None:
     assert bool(found[1]) == (name == "some")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("behind the last",))
 @pytest.mark.parametrize("name", PLACES)
 def test_rows_of_tokens(name: str) -> None:
     offset, places = PLACES[name]
@@ -62,7 +62,7 @@ def test_rows_of_tokens(name: str) -> None:
     assert ((found == -2).sum() == {"some": 0, "twice": 1, "behind the last": 6}[name]).item()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("int8-64",))
 @pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 96), ("int8", 64), ("float32", 32)])
 def test_pick_rows(dtype: str, columns: int) -> None:
     x, place = rows_and_places(dtype, columns)

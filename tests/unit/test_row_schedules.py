@@ -51,7 +51,7 @@ def run_sum(x: Any, schedule: RowSchedule, interpret: Any) -> jax.Array:
     return run_rows(program, [x], numbers=1, interpret=interpret, schedule=schedule)[0]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("memory, held, one row a block",))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_bits_of_the_contract(name: str, races: Races) -> None:
     x = hostile_rows(0, (3, COLUMNS), "bfloat16")["normal"]

@@ -16,7 +16,7 @@ ROW_OPS = (bijax.softmax, bijax.log_softmax, bijax.rms_norm, bijax.layer_norm)
 REDUCTIONS = (bijax.sum, bijax.mean, bijax.var, bijax.std, bijax.logsumexp)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.tier("full", fast=("(5, 0)", "(0, 0)"))
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (0, 0), (2, 0, 3), (1,), (1, 1)])
 def test_edge_sizes(shape: tuple[int, ...]) -> None:
     x = jnp.ones(shape)
@@ -73,7 +73,7 @@ def test_labels_out_of_range_under_jit_give_nan_in_their_rows() -> None:
     assert np.isnan(np.asarray(traced)).all(1).tolist() == [False, True, True, False]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("int16", "uint32", "uint64"))
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "uint64"])
 def test_labels_of_any_integer_dtype(dtype: str) -> None:
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32))

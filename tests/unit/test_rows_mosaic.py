@@ -23,7 +23,7 @@ INTERPRETED = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.tier("full", fast=("rms_norm-", "rms_norm of a sum-", "weight_gradient of layer_norm-"))
 @pytest.mark.parametrize(("case", "schedule"), INTERPRETED, ids=lambda value: getattr(value, "name", ""))
 def test_interpreted_kernels_give_the_portable_bits(
     case: Case,

@@ -15,7 +15,7 @@ from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.softmax import hopper
 from pallas_kernels.schedule.hopper.softmax import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
 from tests.bitwise.softmax_kernel_cases import forms, hostile, schedules
-from tests.exhaustive import rarely, sampled
+from tests.tiers import full_only, tiered
 from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -26,7 +26,7 @@ NAMES = tuple(
 
 
 # Segments of 1024 columns and of 4096, with a last block that is not whole.
-@pytest.mark.parametrize(("columns", "every"), [(2144, False), rarely(2144, True), rarely(8800, True)])
+@pytest.mark.parametrize(("columns", "every"), [(2144, False), full_only(2144, True), full_only(8800, True)])
 def test_every_schedule_gives_the_same_bits(columns: int, every: bool, races: Races) -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32) * 3)
     first, *others = schedules(columns, 4)
@@ -37,7 +37,7 @@ def test_every_schedule_gives_the_same_bits(columns: int, every: bool, races: Ra
     assert not races()
 
 
-@pytest.mark.parametrize("name", sampled(NAMES, ["cross_entropy"]))
+@pytest.mark.parametrize("name", tiered(NAMES, fast=["cross_entropy"]))
 def test_interpreted_kernels_agree_with_the_portable_form(name: str, races: Races) -> None:
     """In value, and in what is nan or infinite: the sums are taken in another order."""
     found = forms(*hostile(300, "float32"))
@@ -67,7 +67,16 @@ def test_rows_of_nothing_are_left_to_the_portable_form() -> None:
     assert "mosaic_gpu" not in program.as_text()
 
 
-@pytest.mark.sample(5)
+@pytest.mark.tier(
+    "full",
+    fast=(
+        "576-bfloat16-softmax",
+        "576-bfloat16-log_softmax",
+        "576-bfloat16-log_softmax_gradient",
+        "576-bfloat16-logsumexp",
+        "321-float32-log_softmax_gradient",
+    ),
+)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("columns", "dtype"), [(576, "bfloat16"), (321, "float32")])
 def test_programs_for_a_gpu_lower_with_a_kernel(name: str, columns: int, dtype: str) -> None:

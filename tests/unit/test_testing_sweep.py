@@ -202,7 +202,7 @@ def test_the_error_survives_pickling():
 # --- invariant functions pass ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
+@pytest.mark.tier("full", fast=("argmax-bfloat16",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     "fn",

@@ -7,7 +7,8 @@ dtypes of its operands and the state of JAX, and not on the program around. So i
 (`pallas_kernels.parts.xla.remembered`).
 
 A call that cannot be told from another by a text is lowered anew each time: one with a function of the user's among its
-parameters, on a mesh, with shapes that are not known, for several platforms, or for export.
+parameters, on a mesh, with shapes that are not known, for several platforms, or for export; and one for a target that
+somebody else's kernels are registered for.
 """
 
 import contextlib
@@ -28,9 +29,11 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.core.architecture import cuda_architecture
+from bijax.core.architecture import cuda_architecture, target_for
 from bijax.core.lowering_cache import _jax_private
 from bijax.core.lowering_cache.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
+from bijax.core.record_tree import RecordTree
+from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.remembered import is_on, keep, recall, source_digest
 
@@ -149,6 +152,8 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     several = len(platforms) != 1 or bool(ctx.dim_var_values) or getattr(module.axis_context, "num_devices", 0) != 1
     if several or module.lowering_parameters != mlir.LoweringParameters():
         return None
+    if _has_foreign_kernels(platforms[0]):
+        return None
     operands = [_operand(aval) for aval in ctx.avals_in]
     state = _jax_private.state_of_tracing()
     if state is None or None in operands:
@@ -159,6 +164,12 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture says that none is known
         return None
     return f"{platforms[0]} {machine} {called} {operands}\n{state}"
+
+
+def _has_foreign_kernels(platform: str) -> bool:
+    """Returns whether kernels whose sources are not known are registered for what is lowered for."""
+    foreign = [k for k in registry.added() if k.name.partition(":")[0].partition(".")[0] not in _OWN]
+    return bool(foreign) and any(k.rank(target_for(platform)) is not None for k in foreign)
 
 
 def _operand(aval: Any) -> str | None:
@@ -205,9 +216,15 @@ def _text(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return f"{_text(type(value))}{_text(fields)}"
+    if isinstance(value, RecordTree):
+        return f"records {_tree_text(value.tree)}"
     if isinstance(value, (type, types.FunctionType)) or hasattr(value, "__wrapped__"):
         return _named(value)
     raise _WithoutTextError
+
+
+def _tree_text(tree: Any) -> str:
+    return f"{_text(tree.node_data())}[{', '.join(_tree_text(child) for child in tree.children())}]"
 
 
 def _named(value: Any) -> str:

@@ -28,6 +28,7 @@ _OF_ARRAYS: Final = 50.0
 
 _OF_INTEGERS: Final = 64.0
 _MANTISSA: Final = 53
+_READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # element types of constants that are looked at
 
 _MOVES: Final = frozenset({"select_n", *names_of(MOVES)})
 _UNCHANGED: Final = frozenset(["abs", "clamp", "copysign", "imag", "max", "min", "neg", "real", "sign"])
@@ -265,12 +266,15 @@ def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
     # What comes into a program as an argument has no owner that is an operation.
     if getattr(constant.owner, "name", "") != "stablehlo.constant":
         return [constant]
-    numbers = _numbers(constant.owner.attributes["value"], ctx.avals_in[0])
+    numbers = _numbers(constant.owner.attributes, ctx.avals_in[0])
     return [constant] if numbers is not None and _spread_of(numbers) <= _OF_ARRAYS else _hide(ctx, constant)
 
 
-def _numbers(value: Any, aval: Any) -> np.ndarray | None:
+def _numbers(attributes: Any, aval: Any) -> np.ndarray | None:
     """Returns the numbers of a constant; None where they cannot be read."""
+    if str(aval.dtype) not in _READ:
+        return None  # to look at an attribute of complex numbers is a TypeError in MLIR's Python bindings
+    value = attributes["value"]
     if value.is_splat and jnp.issubdtype(aval.dtype, jnp.floating):
         return np.asarray(ir.FloatAttr(value.get_splat_value()).value)
     return np.asarray(value) if str(aval.dtype) in ("float32", "float64") else None

@@ -3,19 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bijax.core.contracts import run
-from bijax.core.on_first_use import on_first_use
+from bijax.core.architecture import target_for
+from bijax.dispatch.kernels import run_kernel
 from bijax.transform.fusion._kinds import Labels
-from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.row_program.program import Order, RowProgram
-
-hopper: Any = on_first_use("pallas_kernels.ops.row_program.hopper")
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ def run_row_program(*given_arrays: jax.Array, program: RowProgram, layout: Layou
         for labels in layout.numbers
     ]
     arrays = columns, masks, vectors, numbers
-    found = run(hopper.run_program, program, *arrays, rows=rows, orders=orders, contract=row_contract())
+    found = run_kernel("row_program", target_for("cuda"), None, program, *arrays, rows=rows, orders=orders)
     results = []
     parts = (*program.parts, *(1 for _ in program.totals))
     for y, (labels, shape, dtype), count in zip(found, layout.results, parts, strict=True):

@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bijax.core.on_first_use import on_first_use
+from bijax.core.architecture import target_for
 from bijax.core.tag import kernel_code
+from bijax.dispatch.kernels import run_kernel
 from bijax.transform.hook.state import OFF, Request, requested, tagged
-from pallas_kernels.contract import row_contract
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.ops.row_program.program import RowProgram, Step
 from pallas_kernels.parts.xla.own_settings import own_settings
-
-hopper = on_first_use("pallas_kernels.ops.row_program.hopper")
 
 ROWS: Final = 128
 COLUMNS: Final = 1024
@@ -93,9 +91,9 @@ def _compute(x: jax.Array, y: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[j
     with tagged(_PIECES):
         pieces = jnp.exp(x), x / y, lax.rsqrt(y)
     with kernel_code():
-        program = hopper.run_program(
-            _PROGRAM, [x, y], [], [], [], rows=ROWS, orders=[None, None], contract=row_contract()
-        )
+        arrays: tuple[list[jax.Array], ...] = [x, y], [], [], []
+        target = target_for("cuda")
+        program = run_kernel("row_program", target, None, _PROGRAM, *arrays, rows=x.shape[0], orders=[None, None])
     return pieces, tuple(program)
 
 

@@ -12,11 +12,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
-from bijax.dispatch.matmul import Product, parts_of
 from bijax.dispatch.precision import precision_name
 from bijax.lax.product_of_parts import ProductOfParts
 from bijax.transform.fusion._regions import Program
-from pallas_kernels.contract import PartsChunkContract
+from pallas_kernels.contract import PartsChunkContract, ProductSpec
 
 Equation = Any
 
@@ -63,7 +62,7 @@ def _product(v: Any, eqn: Equation) -> ProductOfParts | None:
     over_rows = own == tuple(range(entries, rank - 1))
     if tuple(batch[side]) != tuple(range(entries)) or not (over_rows or own == (rank - 1,)):
         return None
-    count = parts_of(Product(out.aval.dtype.name, precision=precision_name(precision)))
+    count = ProductSpec(("float32", "bfloat16"), out.aval.dtype.name, precision=precision_name(precision)).parts
     if math.prod(rows[entries:]) % PartsChunkContract(count).rows:
         return None
     free = [d for d in range(len(other.shape)) if d not in others and d not in batch[1 - side]]

@@ -1,4 +1,4 @@
-"""Row programs in the place of the equations that they stand for, on a Hopper GPU; see `_regions`."""
+"""Row programs instead of the equations that they stand for, where there is a kernel; see `_regions`."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive, Var
 
-from bijax.core.architecture import HOPPER, cuda_architecture, cuda_device
+from bijax.core.architecture import cuda_device, target_for
 from bijax.lax.product_of_parts import ProductOfParts
 from bijax.transform.fusion._equations import INLINED, in_order, inlined, needed
 from bijax.transform.fusion._kinds import Labels, Region, is_variable
@@ -19,6 +19,7 @@ from bijax.transform.fusion._products import PRODUCT, products_of
 from bijax.transform.fusion._regions import Program
 from bijax.transform.fusion._steps import late, used
 from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, RowProgram, Step
+from pallas_kernels.registry import runs_on
 
 Equation = Any
 
@@ -45,9 +46,9 @@ _ROUNDED: Final = frozenset({"add", "sub", "mul", "div", "exp", "sum"})
 _SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_gradient"})
 
 
-def has_row_programs(architecture: str) -> bool:
-    """Returns whether there are kernels for row programs on an architecture."""
-    return architecture == HOPPER
+def has_row_programs() -> bool:
+    """Returns whether there are kernels for row programs on the GPU that is lowered for."""
+    return runs_on("row_program", target_for("cuda"))
 
 
 def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
@@ -62,7 +63,7 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
     equations = inlined(jaxpr.eqns)
     if not any(e.primitive.name in ("reduce_max", "reduce_sum") and wanted(e) for e in equations):
         return jaxpr
-    if not has_row_programs(cuda_architecture()):
+    if not has_row_programs():
         return jaxpr
     equations = needed(equations, jaxpr.outvars)
     program = Program(equations, jaxpr.outvars, [wanted(e) for e in equations])

@@ -33,3 +33,9 @@ def elementwise(
         results = jax.eval_shape(program, *(jax.ShapeDtypeStruct((1, 1), a.dtype) for a in arrays))
         return tuple(jnp.zeros(shape, r.dtype) for r in results)
     return run_flat(program, *arrays)
+
+
+def elementwise_on_gpu(*arrays: jax.Array, program: Program, functions: ElementwiseContract) -> tuple[jax.Array, ...]:
+    """Applies an element-wise program as it is: the fences of its lowered operations keep its bits, in any fusion."""
+    honour("elementwise", functions, XLA_FUNCTIONS)
+    return program(*arrays)

@@ -15,6 +15,7 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.contract import ChunkContract, MatmulContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.matmul import stacks
 from pallas_kernels.parts.triton.launch import launch
 from pallas_kernels.schedule.triton.matmul import TritonTile, triton_tile
 
@@ -133,6 +134,39 @@ def weight_gradient(
     tile = triton_tile(k) if tile is None else tile
     y = _multiply(x, g, total, "float32", contract.rows, start, tile, interpret, transpose_x=True)
     return y.reshape(shape)
+
+
+def product(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    contract: MatmulContract,
+    transpose_w: bool = False,
+    bias: jax.Array | None = None,
+    out_dtype: Any = "float32",
+) -> jax.Array:
+    """Returns x @ w + bias by `matmul`, see `pallas_kernels.ops.matmul.stacks.multiply`.
+
+    Guarantee: row-invariant.
+    """
+    options: dict[str, Any] = {"contract": contract, "transpose_w": transpose_w}
+    return stacks.multiply((matmul, matmul), x, w, bias=bias, out_dtype=out_dtype, **options)
+
+
+def product_gradient(
+    x: jax.Array,
+    g: jax.Array,
+    *,
+    contract: ChunkContract,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = "float32",
+) -> jax.Array:
+    """Returns the gradient of `w` by `weight_gradient`, see `pallas_kernels.ops.matmul.stacks.weight_gradient`.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
+    """
+    kernel = functools.partial(weight_gradient, contract=contract)
+    return stacks.weight_gradient((kernel, kernel), x, g, accumulate=accumulate, out_dtype=out_dtype)
 
 
 def _multiply(

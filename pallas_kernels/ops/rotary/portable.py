@@ -75,6 +75,20 @@ def _rotate_halves(
     return join(run_isolated(program, x, sin, cos), x.ndim - 1)
 
 
+def rotate_on_gpu(
+    x: jax.Array,
+    sin: jax.Array,
+    cos: jax.Array,
+    *,
+    interleaved: bool,
+    inverse: bool,
+    functions: ElementwiseContract,
+) -> jax.Array:
+    """Returns `rotate` where the fences of lowered operations keep products and sums apart."""
+    options: dict[str, Any] = {"interleaved": interleaved, "inverse": inverse, "functions": functions}
+    return rotated(x, sin, cos, **options, fence=lambda product: product)
+
+
 def rotated(
     x: jax.Array,
     sin: jax.Array,
@@ -160,6 +174,11 @@ def rotate_and_store(
     keys = keys.at[at].set(both[:, query_heads:], mode="drop")
     values = values.at[at].set(heads[:, query_heads + key_heads :], mode="drop")
     return both[:, :query_heads], keys, values
+
+
+def rotate_and_store_on_gpu(*arrays: jax.Array, functions: ElementwiseContract) -> tuple[jax.Array, ...]:
+    """Returns `rotate_and_store` where the fences of lowered operations keep products and sums apart."""
+    return rotate_and_store(*arrays, functions=functions, compute=lambda program, *arrays: program(*arrays))
 
 
 def turn(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:

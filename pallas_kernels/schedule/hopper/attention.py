@@ -11,6 +11,8 @@ SWAPPED_ROWS: Final = 8
 WIDEST_PARKED: Final = 128
 """Widest heads for whose values shared memory has room beside the stages while other splits are computed."""
 
+_SCALES: Final = (2.0**-100, 2.0**100)
+_HIGHEST_CAP: Final = 1024.0
 _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
 _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
 _WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
@@ -40,6 +42,16 @@ _WIDENING: Final = 2.0  # a step's share where keys have 8 bits
 _PACKING_STEPS: Final = 3.0  # queries and results are transposed
 _MERGE_STEPS: Final = 3.0
 _STEP_BYTES: Final = 3_000_000  # read or written in GPU memory
+
+
+def takes_scores(scale: float, soft_cap: float | None) -> bool:
+    """Returns whether the kernels take a scale and a soft cap.
+
+    They take a positive scale, neither tiny nor huge. The error of their tangent is 2**-22 of the soft cap.
+    """
+    if soft_cap is not None and (soft_cap > _HIGHEST_CAP or not takes_scores(scale / soft_cap, None)):
+        return False
+    return _SCALES[0] <= scale <= _SCALES[1]
 
 
 @dataclass(frozen=True)

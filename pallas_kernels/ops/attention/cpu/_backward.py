@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.ops.attention.cpu._forward import block_scores, from_rows, one_nan, seen_keys
-from pallas_kernels.ops.attention.cpu._gradient_rows import Call, Rows
-from pallas_kernels.ops.attention.cpu._score_arrays import NOTHING, ScoreArrays
-from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
+from pallas_kernels.contract import AttentionContract
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionResults
+from pallas_kernels.ops.attention.cpu._forward import from_rows, one_nan
+from pallas_kernels.ops.attention.cpu._gradient_rows import Rows, Shared
+from pallas_kernels.ops.attention.cpu._scores import ScoreArrays, block_scores, seen_keys
 from pallas_kernels.ops.attention.programs import dot, seen_product, stacked
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
 from pallas_kernels.schedule.cpu.attention import Tile
@@ -29,61 +30,41 @@ class _Sums(NamedTuple):
     cache: jax.Array
 
 
-def gradients(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cotangent: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    arrays: ScoreArrays = NOTHING,
-    *,
-    spec: AttentionSpec,
-    tile: Tile,
-) -> Gradients:
+def gradients(call: AttentionCall, results: AttentionResults, *, contract: AttentionContract, tile: Tile) -> Gradients:
     """Runs the backward pass over a contiguous cache, one sequence after the other.
 
     Args:
-        query: (B, T, N, H).
-        key: (B, S, K, H).
-        value: (B, S, K, V).
-        out: (B, T, N, V), the result of the forward pass.
-        lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: (B, T, N, V), the gradient of `out`.
-        offsets: (B,) int32.
-        query_lengths: (B,) int32.
-        key_lengths: (B,) int32.
-        arrays: Bias, mask and slopes.
-        spec: Order of the sums, scale, cap and mask.
+        call: The call, without pages.
+        results: Its results.
+        contract: Order of the sums.
         tile: One sequence, whole blocks of queries and of keys.
 
     Returns:
         Gradients of `query`, `key` and `value`, of their shapes and dtypes.
     """
+    query, key, value = call.query, call.key, call.value
     length, capacity, heads = query.shape[1], *key.shape[1:3]
-    if 0 in query.shape or 0 in key.shape or not value.shape[3]:
+    limits = call.numbers()
+    arrays = ScoreArrays.of(call, limits[0])
+    if call.is_empty:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
-    arrays_of_rows = (query, cotangent, out, lse)
-    call = Call.of(arrays_of_rows, key, value, (offsets, query_lengths, key_lengths), arrays, spec, tile)
-    (scale,) = isolate(jnp.float32(spec.scale))
-    front = spec.contract.query_block
+    shared = Shared.of(call, results, limits, arrays, contract=contract, tile=tile)
+    (scale,) = isolate(jnp.float32(call.options.scale))
+    front = contract.query_block
     widest = max(key.shape[3], value.shape[3])
 
     def one_sequence(s: jax.Array) -> Gradients:
-        own = call.sequence(s)
+        own = shared.sequence(s)
 
         def tile_of_queries(i: jax.Array, sums: _Sums) -> _Sums:
             rows = own.tile_of_queries(i)
-            dq, cache = _walk_keys(rows, sums.cache, s, call)
+            dq, cache = _walk_keys(rows, sums.cache, s, shared)
             dq = from_rows(dq, tile.queries, rows.group)
             return _Sums(
                 lax.dynamic_update_slice_in_dim(sums.query, dq, front + rows.begin, axis=1, **FROM_ZERO), cache
             )
 
-        shape = (2, 1, heads, call.keys, widest)
+        shape = (2, 1, heads, shared.keys, widest)
         start = _Sums(jnp.zeros((1, *own.rows[0].shape[1:]), jnp.float32), jnp.zeros(shape, jnp.float32))
         dq, (dk, dv) = lax.fori_loop(jnp.int32(0), own.tiles, tile_of_queries, start)
         dq, dk = isolate(dq * scale, dk[..., : key.shape[3]] * scale)
@@ -92,43 +73,32 @@ def gradients(
         dq, dk, dv = (one_nan(g).astype(x.dtype) for g, x in zip((dq, dk, dv), (query, key, value), strict=True))
         return dq, dk, dv
 
-    results: Gradients = _each_sequence(one_sequence, (query, key, value))
-    return results
+    found: Gradients = _each_sequence(one_sequence, (query, key, value))
+    return found
 
 
 def score_gradients(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cotangent: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    arrays: ScoreArrays = NOTHING,
-    *,
-    spec: AttentionSpec,
-    tile: Tile,
+    call: AttentionCall, results: AttentionResults, *, contract: AttentionContract, tile: Tile
 ) -> jax.Array:
     """Returns the gradients (B, N, T, S) of what is added to the scores, float32; arguments as for `gradients`."""
-    (batch, length, heads, _), capacity = query.shape, key.shape[1]
+    (batch, length, heads, _), capacity = call.query.shape, call.capacity
+    limits = call.numbers()
+    arrays = ScoreArrays.of(call, limits[0])
     zeros = jnp.zeros((batch, heads, length, capacity), jnp.float32)
-    if 0 in query.shape or 0 in key.shape or not value.shape[3]:
+    if call.is_empty:
         return zeros
-    arrays_of_rows = (query, cotangent, out, lse)
-    call = Call.of(arrays_of_rows, key, value, (offsets, query_lengths, key_lengths), arrays, spec, tile)
-    front, key_block = spec.contract.query_block, spec.contract.key_block
+    shared = Shared.of(call, results, limits, arrays, contract=contract, tile=tile)
+    front, key_block = contract.query_block, contract.key_block
 
     def one_sequence(s: jax.Array) -> tuple[jax.Array]:
-        own = call.sequence(s)
+        own = shared.sequence(s)
 
         def tile_of_queries(i: jax.Array, found: jax.Array) -> jax.Array:
             rows = own.tile_of_queries(i)
 
             def block(j: jax.Array, found: jax.Array) -> jax.Array:
                 start = j * key_block
-                pair = _block(rows, call.read_keys(s, j), call.read_values(s, j), start, call)
+                pair = _block(rows, shared.read_keys(s, j), shared.read_values(s, j), start, shared)
                 slopes = jnp.moveaxis(from_rows(pair.slopes, tile.queries, rows.group), 2, 1)
                 at = (jnp.int32(0), jnp.int32(0), front + rows.begin, start)
                 return lax.dynamic_update_slice(found, one_nan(slopes), at, **FROM_ZERO)
@@ -136,7 +106,7 @@ def score_gradients(
             found = lax.fori_loop(*rows.queries.blocks(key_block), block, found)
             return found
 
-        start = jnp.zeros((1, heads, own.rows[0].shape[1], call.keys), jnp.float32)
+        start = jnp.zeros((1, heads, own.rows[0].shape[1], shared.keys), jnp.float32)
         found = lax.fori_loop(jnp.int32(0), own.tiles, tile_of_queries, start)
         return (found[:, :, front : front + length, :capacity],)
 
@@ -159,20 +129,20 @@ def _each_sequence(program: Callable[[jax.Array], Any], like: tuple[jax.Array, .
     return lax.fori_loop(jnp.int32(0), jnp.int32(batch), body, tuple(jnp.zeros_like(x) for x in like))
 
 
-def _walk_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, call: Call) -> _Sums:
+def _walk_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, shared: Shared) -> _Sums:
     """Walks the blocks of keys that a tile of queries sees; `cache` is what other tiles gave to keys and values."""
-    key_block = call.spec.contract.key_block
-    chain = call.spec.contract.chain_rows(rows.query.shape[2] // call.tile.queries)
+    key_block = shared.contract.key_block
+    chain = shared.contract.chain_rows(rows.query.shape[2] // shared.tile.queries)
 
     def body(block: jax.Array, sums: _Sums) -> _Sums:
         start = block * key_block
-        k, v = call.read_keys(sequence, block), call.read_values(sequence, block)
+        k, v = shared.read_keys(sequence, block), shared.read_values(sequence, block)
         here = _Sums(sums.query, lax.dynamic_slice_in_dim(sums.cache, start, key_block, axis=3, **FROM_ZERO))
-        new = _block_gradients(here, rows, k, v, start, chain, call)
+        new = _block_gradients(here, rows, k, v, start, chain, shared)
         return _Sums(new.query, lax.dynamic_update_slice_in_dim(sums.cache, new.cache, start, axis=3, **FROM_ZERO))
 
     start = _Sums(jnp.zeros_like(rows.query), cache)
-    if call.tile.one_block:
+    if shared.tile.one_block:
         return body(jnp.int32(0), start)
     sums: _Sums = lax.fori_loop(*rows.queries.blocks(key_block), body, start)
     return sums
@@ -194,11 +164,11 @@ class _Pair(NamedTuple):
     bent: jax.Array | None
 
 
-def _block(rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, call: Call) -> _Pair:
+def _block(rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, shared: Shared) -> _Pair:
     """Computes the weights and slopes of a tile of queries and a block of keys (1, n, K, H) and values (1, n, K, V)."""
-    given = rows.given(start // call.spec.contract.key_block)
+    given = rows.given(start // shared.contract.key_block)
     seen = seen_keys(rows.seen, start, keys.shape[1], given.mask)
-    scores, bent = block_scores(rows.query, keys, seen, start, call.factor, given, call.spec.soft_cap)
+    scores, bent = block_scores(rows.query, keys, seen, start, shared.factor, given, shared.options.soft_cap)
     # With a bias a row may have nothing but scores of -inf.
     lse = jnp.where(rows.lse == -jnp.inf, jnp.float32(0), rows.lse) if given.given else rows.lse
     (weights,) = isolate(jnp.where(seen, jnp.exp(scores - lse[..., None]), jnp.float32(0)))
@@ -208,11 +178,11 @@ def _block(rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, cal
 
 
 def _block_gradients(
-    sums: _Sums, rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, chain: int, call: Call
+    sums: _Sums, rows: Rows, keys: jax.Array, values: jax.Array, start: jax.Array, chain: int, shared: Shared
 ) -> _Sums:
     """Adds what a tile of queries and a block of keys have to do with each other."""
     keys, values, start = isolate(keys, values, start)
-    seen, weights, slopes, bent = _block(rows, keys, values, start, call)
+    seen, weights, slopes, bent = _block(rows, keys, values, start, shared)
     if bent is not None:
         (square,) = isolate(bent * bent)
         (slopes,) = isolate(jnp.where(seen, slopes * (1 - square), jnp.float32(0)))

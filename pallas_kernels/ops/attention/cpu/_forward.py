@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.contract import AttentionContract
+from pallas_kernels.ops.attention.call import AttentionOptions
 from pallas_kernels.ops.attention.cpu._keys import FetchBlock
-from pallas_kernels.ops.attention.cpu._score_arrays import NOTHING, ScoreArrays
-from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
-from pallas_kernels.ops.attention.programs import dot, lane_tree, larger, seen_product
+from pallas_kernels.ops.attention.cpu._scores import NOTHING, ScoreArrays, block_scores, seen_keys
+from pallas_kernels.ops.attention.programs import lane_tree, larger, seen_product
 from pallas_kernels.ops.attention.sight import Sight
 from pallas_kernels.parts.xla.lanes import log, run_flat
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
@@ -70,63 +71,6 @@ def rows_sight(queries: Sight, group: int) -> Sight:
     return Sight(first, last)
 
 
-def seen_keys(rows: Sight, start: jax.Array, keys: int, mask: jax.Array | None) -> jax.Array:
-    """Returns (b, 1, R, keys) bool, or (b, K, R, keys) with a mask: which keys of a block each row sees."""
-    position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys), 3)
-    first, last = (x[:, None, :, None] for x in rows)
-    seen = (position >= first) & (position < last)
-    return seen if mask is None else seen & mask
-
-
-class Scores(NamedTuple):
-    """Scores (b, K, R, keys) of a block, as the softmax takes them.
-
-    Attributes:
-        masked: Scaled, capped and biased, -inf where a key is not seen.
-        bent: The hyperbolic tangents of the soft cap; None without one.
-    """
-
-    masked: jax.Array
-    bent: jax.Array | None
-
-
-def block_scores(
-    query: jax.Array,
-    keys: jax.Array,
-    seen: jax.Array,
-    start: jax.Array,
-    factor: jax.Array,
-    arrays: ScoreArrays,
-    soft_cap: float | None,
-) -> Scores:
-    """Returns the scores of R rows and the keys of a block.
-
-    Args:
-        query: (b, K, R, H) float32.
-        keys: (b, n, K, H) float32.
-        seen: What each row sees.
-        start: Absolute position of the block, int32.
-        factor: Of the products, float32: `AttentionSpec.factor`.
-        arrays: Of the rows and keys, (b, K, R, n).
-        soft_cap: That of the call.
-    """
-    raw = dot(query, keys, (((3,), (3,)), ((0, 1), (0, 2))))
-    if soft_cap is None and arrays.bias is None and arrays.slopes is None:
-        return Scores(isolate(jnp.where(seen, raw * factor, -jnp.inf))[0], None)
-    # Behind a barrier a product is rounded before the sum.
-    (scores,) = isolate(raw * factor)
-    bent = None
-    if soft_cap is not None:
-        (bent,) = run_flat(lambda x: (jnp.tanh(x),), scores)
-        (scores,) = isolate(bent * isolate(jnp.float32(soft_cap))[0])
-    if arrays.bias is not None:
-        scores = scores + arrays.bias.astype(jnp.float32)
-    if arrays.slopes is not None and arrays.position is not None:
-        position = start + lax.broadcasted_iota(jnp.int32, (1, 1, 1, keys.shape[1]), 3)
-        scores = scores + isolate(arrays.slopes * (position - arrays.position).astype(jnp.float32))[0]
-    return Scores(isolate(jnp.where(seen, scores, -jnp.inf))[0], bent)
-
-
 def block_step(
     state: State,
     query: jax.Array,
@@ -134,6 +78,7 @@ def block_step(
     values: jax.Array,
     rows: Sight,
     start: jax.Array,
+    *,
     factor: jax.Array,
     arrays: ScoreArrays,
     soft_cap: float | None,
@@ -221,7 +166,8 @@ def attend(
     heads: int,
     value_size: int,
     tile: Tile,
-    spec: AttentionSpec,
+    contract: AttentionContract,
+    options: AttentionOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the program over tiles of sequences and queries.
 
@@ -235,17 +181,18 @@ def attend(
         heads: Number K of key heads.
         value_size: Width V of a head of the values.
         tile: Sequences and queries of a program.
-        spec: Order of the sums and factor of the scores; `what` has the mask.
+        contract: Order of the sums.
+        options: Of the call; `what` has the mask.
 
     Returns:
         (B, T, N, V) of the query's dtype and (B, T, N) float32.
     """
     batch, length, query_heads, _ = query.shape
     group = query_heads // heads
-    key_block = spec.contract.key_block
+    key_block = contract.key_block
     # The last tile of a kind overlaps the one before it; it computes the same bits again.
     steps = (-(-batch // tile.sequences), -(-length // tile.queries))
-    (factor,) = isolate(jnp.float32(spec.factor))
+    (factor,) = isolate(jnp.float32(options.factor))
     zero = jnp.int32(0)
 
     def sinks_of_rows(first: jax.Array) -> jax.Array | None:
@@ -272,7 +219,7 @@ def attend(
             k, v = fetch_keys(first, block), fetch_values(first, block)
             start = block * key_block
             given = arrays.block(first, begin, start, tile).by_rows(heads, tile, query_heads, q.shape[2])
-            return block_step(state, q, k, v, rows, start, factor, given, spec.soft_cap)
+            return block_step(state, q, k, v, rows, start, factor=factor, arrays=given, soft_cap=options.soft_cap)
 
         state = initial_state(tile.sequences, heads, q.shape[2], value_size)
         # A block that a row does not see leaves its state as it is, so one block needs no loop.

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.contract import AttentionContract
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults, Limits
 from pallas_kernels.ops.attention.cpu._forward import rows_sight, to_rows
 from pallas_kernels.ops.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks
-from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
-from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
+from pallas_kernels.ops.attention.cpu._scores import ScoreArrays
 from pallas_kernels.ops.attention.programs import row_products
 from pallas_kernels.ops.attention.sight import Sight, sight
 from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate
@@ -45,7 +46,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class Shared:
     """What the sequences of a call share.
 
     Attributes:
@@ -57,52 +58,56 @@ class Call:
         heads: Number of key heads.
         keys: Keys of whole blocks.
         factor: Of the products of queries and keys.
-        spec: Order of the sums, scale, cap and mask.
+        contract: Order of the sums.
+        options: Scale, cap and mask.
         tile: Of a program.
     """
 
     rows: tuple[jax.Array, ...]
-    limits: tuple[jax.Array, jax.Array, jax.Array]
+    limits: Limits
     arrays: ScoreArrays
     read_keys: FetchBlock
     read_values: FetchBlock
     heads: int
     keys: int
     factor: jax.Array
-    spec: AttentionSpec
+    contract: AttentionContract
+    options: AttentionOptions
     tile: Tile
 
     @classmethod
     def of(
         cls,
-        rows: tuple[jax.Array, ...],
-        key: jax.Array,
-        value: jax.Array,
-        limits: tuple[jax.Array, jax.Array, jax.Array],
+        call: AttentionCall,
+        results: AttentionResults,
+        limits: Limits,
         arrays: ScoreArrays,
-        spec: AttentionSpec,
+        *,
+        contract: AttentionContract,
         tile: Tile,
-    ) -> "Call":
-        length, (capacity, heads) = rows[0].shape[1], key.shape[1:3]
-        offsets, query_lengths, key_lengths = limits
-        block = spec.contract.key_block
-        read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (key, value))
+    ) -> "Shared":
+        """Returns what the sequences of a call share, given its limits in columns and what changes its scores."""
+        offsets, queries, keys = limits
+        length, (capacity, heads) = call.query.shape[1], call.key.shape[1:3]
+        block = contract.key_block
+        read_keys, read_values = (contiguous_blocks(Cache(x, x.dtype), tile, block) for x in (call.key, call.value))
         return cls(
-            rows,
-            (offsets, jnp.minimum(query_lengths, length), jnp.minimum(key_lengths, capacity)),
-            arrays.padded(spec.contract.query_block, tile.queries, block),
-            read_keys,
-            read_values,
-            heads,
-            -(-capacity // block) * block,
-            isolate(jnp.float32(spec.factor))[0],
-            spec,
-            tile,
+            rows=(call.query, results.cotangent, results.out, results.lse),
+            limits=(offsets, jnp.minimum(queries, length), jnp.minimum(keys, capacity)),
+            arrays=arrays.padded(contract.query_block, tile.queries, block),
+            read_keys=read_keys,
+            read_values=read_values,
+            heads=heads,
+            keys=-(-capacity // block) * block,
+            factor=isolate(jnp.float32(call.options.factor))[0],
+            contract=contract,
+            options=call.options,
+            tile=tile,
         )
 
     def sequence(self, s: jax.Array) -> "Sequence":
         """Returns one sequence."""
-        front = self.spec.contract.query_block
+        front = self.contract.query_block
         rows = tuple(_padded_sequence(x, s, front, self.tile.queries) for x in self.rows)
         offsets, queries, keys = (lax.dynamic_slice_in_dim(x, s, 1, **FROM_ZERO) for x in self.limits)
         return Sequence(self, s, rows, (offsets, queries, keys))
@@ -113,35 +118,36 @@ class Sequence:
     """One sequence; its queries are padded by a block in front and by a tile behind.
 
     Attributes:
-        call: Where it belongs to.
+        shared: What it shares with the others.
         index: Its index.
-        rows: As in `Call`, (1, ...).
-        limits: As in `Call`, (1,).
+        rows: As in `Shared`, (1, ...).
+        limits: As in `Shared`, (1,).
     """
 
-    call: Call
+    shared: Shared
     index: jax.Array
     rows: tuple[jax.Array, ...]
-    limits: tuple[jax.Array, jax.Array, jax.Array]
+    limits: Limits
 
     @property
     def _before(self) -> jax.Array:
         # The first tile begins at the edge of a query block, so up to a block less one rows before the first query.
-        return lax.rem(self.limits[0][0], jnp.int32(self.call.spec.contract.query_block))
+        return lax.rem(self.limits[0][0], jnp.int32(self.shared.contract.query_block))
 
     @property
     def tiles(self) -> jax.Array:
         """Number of tiles of queries."""
-        queries = self.call.tile.queries
+        queries = self.shared.tile.queries
         return lax.div(self._before + self.limits[1][0] + jnp.int32(queries - 1), jnp.int32(queries))
 
     def tile_of_queries(self, i: jax.Array) -> Rows:
         """Returns the rows of a tile."""
-        spec, tile, heads = self.call.spec, self.call.tile, self.call.heads
+        contract, tile, heads = self.shared.contract, self.shared.tile, self.shared.heads
+        options = self.shared.options
         begin = i * tile.queries - self._before
         indices = begin + jnp.arange(tile.queries, dtype=jnp.int32)[None]
-        seen = sight(*self.limits, indices, causal=spec.causal, window=spec.window)
-        place = spec.contract.query_block + begin
+        seen = sight(*self.limits, indices, causal=options.causal, window=options.window)
+        place = contract.query_block + begin
         q, ct, o, stat = (
             to_rows(lax.dynamic_slice_in_dim(x, place, tile.queries, axis=1, **FROM_ZERO).astype(jnp.float32), heads)
             for x in self.rows
@@ -152,10 +158,20 @@ class Sequence:
         rows_seen = Sight(*isolate(*rows_sight(seen, group)))
 
         def given(block: jax.Array) -> ScoreArrays:
-            part = self.call.arrays.block(self.index, place, block * spec.contract.key_block, tile)
+            part = self.shared.arrays.block(self.index, place, block * contract.key_block, tile)
             return part.by_rows(heads, tile, query_heads, q.shape[2])
 
-        return Rows(q, ct, stat, delta, rows_seen, seen, begin, group, given)
+        return Rows(
+            query=q,
+            cotangent=ct,
+            lse=stat,
+            delta=delta,
+            seen=rows_seen,
+            queries=seen,
+            begin=begin,
+            group=group,
+            given=given,
+        )
 
 
 def _padded_sequence(x: jax.Array, s: jax.Array, front: int, back: int) -> jax.Array:

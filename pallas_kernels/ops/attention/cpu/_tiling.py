@@ -6,10 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.contract import AttentionContract
+from pallas_kernels.ops.attention.call import AttentionCall, Limits
 from pallas_kernels.ops.attention.cpu._forward import attend
 from pallas_kernels.ops.attention.cpu._keys import Cache, FetchBlock, contiguous_blocks, paged_blocks
-from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
-from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
+from pallas_kernels.ops.attention.cpu._scores import ScoreArrays
 from pallas_kernels.ops.attention.sight import sight
 from pallas_kernels.schedule.cpu.attention import Tile
 
@@ -37,44 +38,46 @@ ChooseTile = Callable[[int, int, int, ProgramShape], Tile]
 
 
 def run(
-    query: jax.Array,
-    key: Cache,
-    value: Cache,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    page_table: jax.Array | None,
-    arrays: ScoreArrays,
-    sinks: jax.Array | None,
-    *,
-    spec: AttentionSpec,
-    choose: ChooseTile,
+    call: AttentionCall, limits: Limits, *, contract: AttentionContract, choose: ChooseTile
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the forward pass; `pallas_kernels.ops.attention.cpu.launch.attention` describes arguments and results."""
+    """Runs the forward pass.
+
+    Args:
+        call: The call, with queries that hold the factors of keys of 8 bits.
+        limits: Its limits, in columns.
+        contract: Order of the sums.
+        choose: Chooses the tile.
+
+    Returns:
+        As `pallas_kernels.ops.attention.cpu.launch.attention`, without the factors of values of 8 bits.
+    """
+    query, options = call.query, call.options
+    key, value = (Cache(x, query.dtype) for x in (call.key, call.value))
+    arrays = ScoreArrays.of(call, limits[0])
     batch, length, query_heads, size = query.shape
-    heads, value_size = key.stored.shape[2], value.stored.shape[3]
-    capacity = key.stored.shape[1] * (1 if page_table is None else page_table.shape[1])
-    if 0 in query.shape or 0 in key.stored.shape or not value_size or not capacity:
+    heads, value_size, capacity = call.key.shape[2], call.value.shape[3], call.capacity
+    if call.is_empty:
         return jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.full(query.shape[:3], -jnp.inf, jnp.float32)
-    block = spec.contract.key_block
-    shape = ProgramShape(heads, query_heads // heads, size, value_size, spec.soft_cap is not None)
+    block = contract.key_block
+    shape = ProgramShape(heads, query_heads // heads, size, value_size, options.soft_cap is not None)
     tile = choose(batch, length, capacity, shape)
     query = jnp.pad(query, [(0, 0), (0, max(0, tile.queries - length)), (0, 0), (0, 0)])
     indices = jnp.broadcast_to(jnp.arange(query.shape[1], dtype=jnp.int32), query.shape[:2])
-    query_lengths = jnp.minimum(query_lengths, length)
-    key_lengths = jnp.minimum(key_lengths, capacity)
-    what = sight(offsets, query_lengths, key_lengths, indices, causal=spec.causal, window=spec.window)
+    offsets, queries, keys = limits
+    within = jnp.minimum(queries, length), jnp.minimum(keys, capacity)
+    what = sight(offsets, *within, indices, causal=options.causal, window=options.window)
     out, lse = attend(
         query,
-        _reader(key, page_table, tile, block),
-        _reader(value, page_table, tile, block),
+        _reader(key, call.page_table, tile, block),
+        _reader(value, call.page_table, tile, block),
         what,
         arrays.padded(0, max(0, tile.queries - length), block),
-        sinks,
+        call.sinks,
         heads=heads,
         value_size=value_size,
         tile=tile,
-        spec=spec,
+        contract=contract,
+        options=options,
     )
     return out[:, :length], lse[:, :length]
 

@@ -7,18 +7,21 @@ reference runs one operation at a time, for which only its products and function
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
 
-from pallas_kernels.contract import attention_contract
+from pallas_kernels.contract import XLA_FUNCTIONS, AttentionContract, ElementwiseContract, attention_contract
+from pallas_kernels.contract.honour import honour
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
 from pallas_kernels.ops.attention.cpu import _backward, _tiling
 from pallas_kernels.ops.attention.cpu._forward import attend
 from pallas_kernels.ops.attention.cpu._keys import Cache, contiguous_blocks
-from pallas_kernels.ops.attention.cpu._score_arrays import ScoreArrays
-from pallas_kernels.ops.attention.cpu._spec import AttentionSpec
 from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
+from pallas_kernels.ops.attention.limits import poison, within
 from pallas_kernels.ops.attention.sight import Sight
 from pallas_kernels.parts.eight_bits import scaled_queries, scaled_results
 from pallas_kernels.parts.xla.ahead_of_time import ahead_of_time
@@ -33,130 +36,79 @@ Program = Callable[..., tuple[jax.Array, ...]]
 
 
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    page_table: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    sinks: jax.Array | None = None,
-    slopes: jax.Array | None = None,
-    key_scale: jax.Array | None = None,
-    value_scale: jax.Array | None = None,
-    *,
-    spec: AttentionSpec,
-) -> tuple[jax.Array, jax.Array]:
+    call: AttentionCall, *, contract: AttentionContract, functions: ElementwiseContract = XLA_FUNCTIONS
+) -> tuple[jax.Array, ...]:
     """Attends to keys in a contiguous or a paged cache.
 
     Args:
-        query: (B, T, N, H) float32, bfloat16 or float16.
-        key: (B, S, K, H) of the same dtype, or int8 or float8_e4m3fn, K a divisor of N; or (P, page, K, H) with a page
-            table.
-        value: (B, S, K, V) or (P, page, K, V) of the dtype of `key`.
-        offsets: (B,) int32, absolute position of the first query of each sequence.
-        query_lengths: (B,) int32; later queries see nothing.
-        key_lengths: (B,) int32; what the cache holds beyond is never seen.
-        page_table: (B, n) int32, the pages of each sequence in order; entries for keys below the length must be
-            in [0, P).
-        bias: (B or 1, N or 1, T or 1, S or 1), added to the scaled scores.
-        mask: bool of such a shape; false where a query does not see a key.
-        sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
-        slopes: (B or 1, N), times the key's position minus the query's, added to the scaled scores.
-        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits; see `EightBitContract`.
-        value_scale: The same for the values.
-        spec: Order of the sums, scale, cap and mask.
+        call: The call.
+        contract: Order of the sums.
+        functions: How exp, log and tanh are computed.
 
     Returns:
         The outputs (B, T, N, V) of the query's dtype and the log-sum-exp (B, T, N) of the scores, float32. A query
         that sees no key gives zeros and -inf.
 
+    Raises:
+        UnsupportedError: If the contract of the functions is another one.
+
     Guarantee: row-invariant.
 
     Example:
         >>> from jax import numpy as jnp
-        >>> from pallas_kernels.contract import attention_contract
-        >>> q, k = jnp.ones((1, 1, 2, 4)), jnp.ones((1, 3, 1, 4))
-        >>> n = jnp.ones(1, jnp.int32)
-        >>> attention(q, k, k, 0 * n, n, 3 * n, spec=AttentionSpec(attention_contract(), 1.0))[0].tolist()
+        >>> q, k, limits = jnp.ones((1, 1, 2, 4)), jnp.ones((1, 3, 1, 4)), jnp.array([[0, 1, 3]])
+        >>> call = AttentionCall(q, k, k, limits, AttentionOptions(scale=1.0))
+        >>> attention(call, contract=attention_contract())[0].tolist()
         [[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]]
     """
-    if key_scale is not None:
-        (query,) = isolate(scaled_queries(query, key_scale, key.dtype))
-    caches = Cache(key, query.dtype), Cache(value, query.dtype)
-    arrays = ScoreArrays.of(query, offsets, bias, mask, slopes)
-    limits = (offsets, query_lengths, key_lengths)
-    out, lse = _tiling.run(query, *caches, *limits, page_table, arrays, sinks, spec=spec, choose=_verified)
-    if value_scale is not None:
+    honour("attention", functions, XLA_FUNCTIONS)
+    call, valid = within(call)
+    limits = call.numbers()
+    if call.key_scale is not None:
+        (query,) = isolate(scaled_queries(call.query, call.key_scale, call.key.dtype))
+        call = replace(call, query=query)
+    out, lse = _tiling.run(call, limits, contract=contract, choose=_verified)
+    if call.value_scale is not None:
         (out,) = isolate(out)
-        (out,) = isolate(scaled_results(out, value_scale, value.dtype))
-    return out, lse
+        (out,) = isolate(scaled_results(out, call.value_scale, call.value.dtype))
+    return poison(valid, out, lse)
 
 
 def gradients(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cotangent: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    slopes: jax.Array | None = None,
+    call: AttentionCall,
+    results: AttentionResults,
     *,
-    spec: AttentionSpec,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    contract: AttentionContract,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
+) -> _backward.Gradients:
     """Runs the backward pass of `attention` over a contiguous cache.
 
     Args:
-        query: (B, T, N, H).
-        key: (B, S, K, H).
-        value: (B, S, K, V).
-        out: (B, T, N, V), the result of the forward pass.
-        lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: (B, T, N, V), the gradient of `out`.
-        offsets: (B,) int32.
-        query_lengths: (B,) int32.
-        key_lengths: (B,) int32.
-        bias: As in `attention`.
-        mask: As in `attention`.
-        slopes: As in `attention`.
-        spec: Order of the sums, scale, cap and mask, as in the forward pass.
+        call: The call, without pages and without keys of 8 bits.
+        results: What the forward pass gave, and the gradient of the outputs.
+        contract: Order of the sums, as in the forward pass.
+        functions: As for `attention`.
 
     Returns:
-        The gradients of `query`, `key` and `value`, of their shapes and dtypes.
+        The gradients of queries, keys and values, of their shapes and dtypes.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
-    heads, capped = key.shape[2], spec.soft_cap is not None
+    honour("attention_gradients", functions, XLA_FUNCTIONS)
+    query, key, value = call.query, call.key, call.value
+    heads, capped = key.shape[2], call.options.soft_cap is not None
     shape = ProgramShape(heads, query.shape[2] // max(1, heads), key.shape[3], value.shape[3], capped)
     empty = 0 in key.shape or not value.shape[3]
     tile = next(t for t in gradient_tiles(query.shape[1], key.shape[1]) if empty or honours_gradients(t, shape))
-    arrays = (query, key, value, out, lse, cotangent, offsets, query_lengths, key_lengths)
-    given = ScoreArrays.of(query, offsets, bias, mask, slopes)
-    return _backward.gradients(*arrays, given, spec=spec, tile=tile)
+    return _backward.gradients(call, results, contract=contract, tile=tile)
 
 
 def score_gradients(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cotangent: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    slopes: jax.Array | None = None,
+    call: AttentionCall,
+    results: AttentionResults,
     *,
-    spec: AttentionSpec,
+    contract: AttentionContract,
+    functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> jax.Array:
     """Computes the gradients of what is added to the scaled and capped scores; arguments as for `gradients`.
 
@@ -165,9 +117,8 @@ def score_gradients(
 
     Guarantee: row-invariant; a row is a query.
     """
-    arrays = (query, key, value, out, lse, cotangent, offsets, query_lengths, key_lengths)
-    given = ScoreArrays.of(query, offsets, bias, mask, slopes)
-    return _backward.score_gradients(*arrays, given, spec=spec, tile=GRADIENT_REFERENCE)
+    honour("attention_score_gradients", functions, XLA_FUNCTIONS)
+    return _backward.score_gradients(call, results, contract=contract, tile=GRADIENT_REFERENCE)
 
 
 def _verified(batch: int, queries: int, capacity: int, shape: ProgramShape) -> Tile:
@@ -232,8 +183,8 @@ def _probe_program(tile: Tile, capped: bool) -> Program:
     ) -> tuple[jax.Array, jax.Array]:
         keys, values = (contiguous_blocks(Cache(x, x.dtype), tile, REFERENCE.keys) for x in (key, value))
         what, heads, size = Sight(first, last), key.shape[2], value.shape[3]
-        spec = _probe_spec(capped)
-        return attend(query, keys, values, what, heads=heads, value_size=size, tile=tile, spec=spec)
+        fixed: dict[str, Any] = {"contract": attention_contract(), "options": _probe_options(capped)}
+        return attend(query, keys, values, what, heads=heads, value_size=size, tile=tile, **fixed)
 
     return program
 
@@ -257,13 +208,25 @@ def honours_gradients(tile: Tile, shape: ProgramShape) -> bool:
     key, value = (rng.standard_normal((1, keys, shape.heads, n)) for n in sizes)
     lse = np.full(query.shape[:3], 3 + np.log(keys))
     floats = [x.astype(np.float32) for x in (query, key, value, out, lse, cotangent)]
-    lengths = [np.array([n], np.int32) for n in (keys - length + 5, length - 7, keys)]
-    spec = _probe_spec(shape.capped)
-    program, reference = (functools.partial(_backward.gradients, spec=spec, tile=t) for t in (tile, GRADIENT_REFERENCE))
-    expected = one_by_one(reference, *floats, *lengths)
-    if _same_bits(_compile_and_run(program, *floats, *lengths), expected):
+    given = *floats, np.array([[keys - length + 5, length - 7, keys]], np.int32)
+    program, reference = (gradient_program(t, shape.capped) for t in (tile, GRADIENT_REFERENCE))
+    expected = one_by_one(reference, *given)
+    if _same_bits(_compile_and_run(program, *given), expected):
         return True
-    return _refused(tile, shape, _compile_and_run(reference, *floats, *lengths), expected)
+    return _refused(tile, shape, _compile_and_run(reference, *given), expected)
+
+
+@functools.cache
+def gradient_program(tile: Tile, capped: bool) -> Program:
+    """Returns the backward pass that tiles are compared by: of a call's arrays, its results' and its limits."""
+
+    def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        query, key, value, out, lse, cotangent, limits = arrays
+        call = AttentionCall(query, key, value, limits, _probe_options(capped))
+        results = AttentionResults(out, lse, cotangent)
+        return _backward.gradients(call, results, contract=attention_contract(), tile=tile)
+
+    return program
 
 
 def _same_bits(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
@@ -280,8 +243,8 @@ def _refused(tile: Tile, shape: ProgramShape, compiled: Sequence[np.ndarray], ex
     return False
 
 
-def _probe_spec(capped: bool) -> AttentionSpec:
-    return AttentionSpec(attention_contract(), _SCALE, causal=True, soft_cap=2.0 if capped else None)
+def _probe_options(capped: bool) -> AttentionOptions:
+    return AttentionOptions(_SCALE, causal=True, soft_cap=2.0 if capped else None)
 
 
 def _compile_and_run(program: Program, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -8,8 +8,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.tile import ROW, ROWS
 
 

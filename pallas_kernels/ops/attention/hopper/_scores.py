@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionOptions
 from pallas_kernels.parts.hopper.ramp import add_ramp
 from pallas_kernels.parts.hopper.tile import Arithmetic
+from pallas_kernels.schedule.hopper.attention import takes_scores
 
 _LOG2E: Final = math.log2(math.e)
-
-_SCALES: Final = (2.0**-100, 2.0**100)
-_HIGHEST_CAP: Final = 1024.0
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,16 @@ class Scoring:
     bend: float | None = None
 
     @classmethod
-    def of(cls, scale: float, soft_cap: float | None) -> "Scoring":
+    def of(cls, options: AttentionOptions) -> "Scoring":
         """Returns the scoring of a call.
 
         Raises:
             UnsupportedError: If the kernels do not take the scale or the cap.
         """
-        if not supports_scale(scale):
+        scale, soft_cap = options.scale, options.soft_cap
+        if not takes_scores(scale, None):
             raise UnsupportedError(f"attention on a Hopper GPU: expected a scale in [2**-100, 2**100], got {scale}.")
-        if not supports_cap(scale, soft_cap):
+        if not takes_scores(scale, soft_cap):
             raise UnsupportedError(
                 "attention on a Hopper GPU: expected a soft cap of at most 1024 with scale / cap in"
                 f" [2**-100, 2**100], got {scale=} and {soft_cap=}."
@@ -85,13 +85,3 @@ class Scoring:
 def in_bits(numbers: jax.Array) -> jax.Array:
     """Returns scores or slopes in units of ln(2), float32."""
     return numbers.astype(jnp.float32) * jnp.float32(_LOG2E)
-
-
-def supports_scale(scale: float) -> bool:
-    """Returns whether the kernels take a factor of the scores: a positive one, neither tiny nor huge."""
-    return _SCALES[0] <= scale <= _SCALES[1]
-
-
-def supports_cap(scale: float, soft_cap: float | None) -> bool:
-    """Returns whether the kernels take a soft cap: the error of their tangent is 2**-22 of it."""
-    return soft_cap is None or (soft_cap <= _HIGHEST_CAP and supports_scale(scale / soft_cap))

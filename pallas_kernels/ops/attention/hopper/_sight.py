@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.ops.attention.call import AttentionOptions
+
 _UNLIMITED: Final = (1 << 30) - 2  # positions are at most one more
 
 
@@ -49,10 +51,10 @@ class Sight:
     masked: bool = False
 
     @classmethod
-    def of(cls, causal: bool, window: tuple[int, int] | None, masked: bool = False) -> "Sight":
+    def of(cls, options: AttentionOptions, *, masked: bool = False) -> "Sight":
         """Returns the limits of a causal mask and a window together."""
-        before, after = window or (_UNLIMITED, _UNLIMITED)
-        after = min(after, 0) if causal else after
+        before, after = options.window or (_UNLIMITED, _UNLIMITED)
+        after = min(after, 0) if options.causal else after
         return cls(before if before < _UNLIMITED else None, min(after, _UNLIMITED), masked)
 
     def reach(self, queries: int, keys: int) -> int:

@@ -3,25 +3,24 @@
 from typing import Any, Final
 
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.hopper.prefill import Further
+from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.parts.hopper.columns import CHAINS, COLUMNS
 from pallas_kernels.parts.hopper.tile import ROWS
 
 _OF_BYTES: Final = 128  # widest heads of 8 bits: a row lies in one swizzled tile
 
 
-def check_swap(body: Any, further: Further, stored: Any) -> None:
+def check_swap(body: Any, call: AttentionCall) -> None:
     """Checks a schedule's `swap` and `walkers`.
 
     Args:
         body: The kernel's program, a `decode.Body`.
-        further: Further arrays.
-        stored: Dtype of the cache.
+        call: The call.
 
     Raises:
         UnsupportedError: If the schedule does not fit the call.
     """
-    call, rows = body.call, body.rows
+    setup, rows, stored = body.setup, body.rows, call.key.dtype
     if body.schedule.walkers > 1 and not (body.schedule.swap and stored.itemsize == 1):
         raise UnsupportedError(
             "attention on a Hopper GPU: expected several walkers with swap and a cache of 8 bits alone, got"
@@ -29,8 +28,8 @@ def check_swap(body: Any, further: Further, stored: Any) -> None:
         )
     if not body.schedule.swap:
         return
-    widths, order = (call.size, call.value_size), (call.contract.key_block, call.contract.sum_chains)
-    plain = call.scoring.bend is None and further.slopes is None and further.bias is None and further.mask is None
+    widths, order = (setup.size, setup.value_size), (setup.contract.key_block, setup.contract.sum_chains)
+    plain = setup.scoring.bend is None and not call.changes_scores
     if (
         body.schedule.whole
         or rows > COLUMNS
@@ -43,6 +42,6 @@ def check_swap(body: Any, further: Further, stored: Any) -> None:
             f"attention on a Hopper GPU: expected, for a schedule with swap and splits, at most {COLUMNS} rows of heads"
             f" that are multiples of {ROWS} wide (up to {_OF_BYTES} with 8 bits), blocks of {2 * ROWS} keys, {CHAINS}"
             f" chains, and nothing that bends the scores or is added to them; got {body.schedule}, {rows} rows, widths"
-            f" {widths} of {stored}, {call.contract}, {call.scoring}, {len(further.given)} further arrays. Take a"
-            " schedule without swap."
+            f" {widths} of {stored}, {setup.contract}, {setup.scoring}, optional arrays"
+            f" {list(call.present)}. Take a schedule without swap."
         )

@@ -17,8 +17,8 @@ from jax import lax
 
 from pallas_kernels.contract import SplitAttentionContract
 from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats, no_keys, weigh
-from pallas_kernels.ops.attention.hopper._pairs import Pairs
 from pallas_kernels.ops.attention.hopper._ring import Ring
+from pallas_kernels.ops.attention.hopper._score_operands import ScoreOperands
 from pallas_kernels.ops.attention.hopper._scores import Scoring
 from pallas_kernels.ops.attention.hopper._sight import Blocks, Sight
 from pallas_kernels.parts.hopper.band import keep_band
@@ -67,7 +67,7 @@ class Walk:
         scoring: From products to scores.
         sight: How far queries see.
         positions: Returns the positions of the queries, (64,) int32.
-        slope: (64,) float32, times log2(e), or None.
+        operands: What is added to the scores, and the mask.
         length: Keys of the sequence.
         blocks: The blocks of the tile, the same for all warpgroups that share the ring.
         queries: Shared memory (64, H).
@@ -77,14 +77,13 @@ class Walk:
         after_scores: Called when the queries have been read for the last time.
         interpret: Whether Mosaic's interpreter runs the kernel.
         widest: Most columns of values in one instruction.
-        pairs: A bias and a mask; None without them.
     """
 
     contract: SplitAttentionContract
     scoring: Scoring
     sight: Sight
     positions: Callable[[], jax.Array]
-    slope: jax.Array | None
+    operands: ScoreOperands
     length: Any
     blocks: Blocks
     queries: Any
@@ -94,7 +93,6 @@ class Walk:
     after_scores: Callable[[], None]
     interpret: bool
     widest: int = WIDEST
-    pairs: Pairs | None = None
 
     @property
     def size(self) -> int:
@@ -105,11 +103,7 @@ class Walk:
     @property
     def factor(self) -> float:
         """Factor of the scores."""
-        return self.scoring.factor_left(self.slope is not None or self._has_bias)
-
-    @property
-    def _has_bias(self) -> bool:
-        return self.pairs is not None and self.pairs.bias is not None
+        return self.scoring.factor_left(self.operands.is_added)
 
     @property
     def math(self) -> Arithmetic:
@@ -226,7 +220,7 @@ class Walk:
 
     def _biases(self, block: Any) -> jax.Array | None:
         keys = self.contract.key_block
-        return None if self.pairs is None else self.pairs.biases(block * keys, keys)
+        return self.operands.biases(block * keys, keys)
 
     def _finish_scores(self, scores: jax.Array, after: int, block: Any, bias: jax.Array | None) -> jax.Array:
         (scores,) = finish(after, scores, interpret=self.interpret)
@@ -236,7 +230,9 @@ class Walk:
         scores = self.scoring.tangents(scores, self.math)
         if bias is not None:
             scores = self.scoring.biased(scores, bias, self.math)
-        return self.scoring.sloped(scores, self.slope, start, self.math, self.scoring.factor_left(bias is not None))
+        return self.scoring.sloped(
+            scores, self.operands.slope, start, self.math, self.scoring.factor_left(bias is not None)
+        )
 
     def _masked(self, scores: jax.Array, block: Any) -> jax.Array:
         """Returns scores with -inf where a key is not seen."""
@@ -254,7 +250,7 @@ class Walk:
 
     def _words(self, block: Any) -> tuple[jax.Array, ...]:
         keys = self.contract.key_block
-        return () if self.pairs is None else self.pairs.words(block * keys, keys)
+        return self.operands.words(block * keys, keys)
 
     def _wait_for_values(self, block: Any, stats: Stats) -> Stats:
         """Returns the stats with nan for queries that see values of which the ring made zeros."""

@@ -9,14 +9,15 @@ import numpy as np
 
 from pallas_kernels.contract import KEY_BLOCK, AttentionGradientContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.ops.attention.hopper._delta import delta
 from pallas_kernels.ops.attention.hopper._gradient_steps import GradientCall, Operands
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Tiles
+from pallas_kernels.ops.attention.hopper._operands import padded
 from pallas_kernels.ops.attention.hopper._scores import Scoring, in_bits
+from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.ops.attention.hopper._sight import Sight
 from pallas_kernels.ops.attention.hopper.gradients import Body, gradients, scratch_types
-from pallas_kernels.ops.attention.hopper.launch import padded
-from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.ops.attention.hopper.wide_gradients import WideBody, wide_scratch_types
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.schedule.hopper.attention import GradientSchedule, gradient_schedule
@@ -26,39 +27,20 @@ _COLUMNS: Final = 64
 
 @in_32_bits
 def attention_gradients(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cotangent: jax.Array,
-    limits: jax.Array,
-    slopes: jax.Array | None = None,
+    call: AttentionCall,
+    results: AttentionResults,
     *,
     contract: AttentionGradientContract,
-    scale: float,
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    soft_cap: float | None = None,
     schedule: GradientSchedule | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes the gradients of `attention` over a contiguous cache.
 
     Args:
-        query: (B, T, N, H) bfloat16 or float16; H is 64, 96, 128, 192 or 256.
-        key: (B, S, K, H) of the same dtype, K a divisor of N.
-        value: (B, S, K, V) of that dtype; V is H, or 128 for heads of 192.
-        out: (B, T, N, V) of that dtype, the result of `attention`.
-        lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: Of the shape and dtype of `out`, its gradient.
-        limits: (B, 3) int32, as in `attention`.
-        slopes: (B or 1, N), as in `attention`.
+        call: The call: bfloat16 or float16, H is 64, 96, 128, 192 or 256, V is H, or 128 for heads of 192. Of the
+            optional arrays it takes the slopes alone.
+        results: What `attention` gave, and the gradient of the outputs.
         contract: Order of all sums.
-        scale: Factor of the scores; see `supports_scale`.
-        causal: Whether a query sees no later position than its own.
-        window: Keys before and after its own position that a query sees at most.
-        soft_cap: As in `attention`.
         schedule: Tiles and order; chosen by the head size and the mask by default.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
@@ -73,42 +55,43 @@ def attention_gradients(
     """
     if not isinstance(contract, AttentionGradientContract):
         raise UnsupportedError(f"attention on a Hopper GPU: expected an AttentionGradientContract, got {contract!r}.")
-    scoring = Scoring.of(scale, soft_cap)
+    scoring, options = Scoring.of(call.options), call.options
+    query, key, value, out, cotangent = call.query, call.key, call.value, results.out, results.cotangent
     (batch, length, heads, width), value_width = query.shape, value.shape[3]
     capacity, key_heads = key.shape[1:3]
-    if 0 in query.shape or 0 in key.shape:
+    if call.is_empty:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
     size, value_size, wide = width, value_width, contract.key_block < KEY_BLOCK
     if not wide:  # columns of zeros add nothing to any sum
         size = value_size = -(-width // _COLUMNS) * _COLUMNS
         query, key, value, out, cotangent = (_widened(x, size) for x in (query, key, value, out, cotangent))
-    schedule = schedule or gradient_schedule(size, not causal and window is None, value_size)
+    schedule = schedule or gradient_schedule(size, not options.causal and options.window is None, value_size)
     tiles = Tiles(
-        Sight.of(causal, window),
-        contract.key_block,
-        schedule.rows,
-        batch,
-        key_heads,
-        heads // key_heads,
-        length,
-        capacity,
-        schedule.blocks,
-        schedule.heads,
-        schedule.to_and_fro,
+        sight=Sight.of(options),
+        block=contract.key_block,
+        rows=schedule.rows,
+        batch=batch,
+        heads=key_heads,
+        group=heads // key_heads,
+        queries=length,
+        keys=capacity,
+        grid=schedule.blocks,
+        together=schedule.heads,
+        to_and_fro=schedule.to_and_fro,
     )
-    lengths = Lengths.within(limits, length, capacity)
+    lengths = Lengths.within(call.limits, length, capacity)
     query, cotangent, out, key, value = (padded(x) for x in (query, cotangent, out, key, value))
     deltas = delta(out, cotangent, chains=contract.sum_chains, interpret=interpret)
-    given = Operands(query, key, value, cotangent, _stats(lse, deltas, tiles), _marks(key, tiles))
-    if slopes is not None:
-        given = given._replace(slopes=in_bits(slopes))
-    call = GradientCall(tiles, scale, scoring, size, value_size, interpret)
-    body = (WideBody if wide else Body)(call, schedule)
-    types = (wide_scratch_types if wide else scratch_types)(call, schedule, query.dtype)
+    given = Operands(query, key, value, cotangent, _stats(results.lse, deltas, tiles), _marks(key, tiles))
+    if call.alibi_slopes is not None:
+        given = given._replace(slopes=in_bits(call.alibi_slopes))
+    own = GradientCall(tiles, options.scale, scoring, size, value_size, interpret)
+    body = (WideBody if wide else Body)(own, schedule)
+    types = (wide_scratch_types if wide else scratch_types)(own, schedule, query.dtype)
     sums, dk, dv = gradients(given, lengths, body=body, scratch_types=types)
     first_blocks, last_blocks = tiles.blocks_of_tiles(lengths)
     seen = jnp.repeat(first_blocks <= last_blocks, tiles.rows, axis=1)[:, :length, None, None]
-    dq = jnp.where(seen, sums[:, :length, :, :width], 0) * jnp.float32(scale)
+    dq = jnp.where(seen, sums[:, :length, :, :width], 0) * jnp.float32(options.scale)
     return dq.astype(query.dtype), dk[:, :capacity, :, :width], dv[:, :capacity, :, :value_width]
 
 

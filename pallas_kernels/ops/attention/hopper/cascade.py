@@ -6,7 +6,7 @@ a tile of another one those of its sequence, and `merge` finds the splits of a r
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.experimental.pallas as pl
@@ -14,11 +14,13 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.ops.attention.hopper._decode_results import Place
+from pallas_kernels.ops.attention.hopper._items import Item
+from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup
 from pallas_kernels.ops.attention.hopper._sight import Blocks
-from pallas_kernels.ops.attention.hopper.decode import Body, Item
+from pallas_kernels.ops.attention.hopper.decode import Body
 from pallas_kernels.ops.attention.hopper.merge import MERGED_ROWS
-from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
 from pallas_kernels.parts.hopper.tile import ROWS
 
 
@@ -32,9 +34,10 @@ class Cascade(Body):
 
     shared: Any = 0
 
-    def inside(self, further: Further) -> "Cascade":
+    def inside(self, refs: AttentionCall) -> Self:
         """Returns the program with the number of shared splits."""
-        return replace(self, shared=further.shared[0])
+        shared: Any = refs.common_prefix
+        return replace(self, shared=shared[0])
 
     @property
     def rows(self) -> int:
@@ -44,7 +47,7 @@ class Cascade(Body):
     @property
     def all_rows(self) -> int:
         """Rows of all sequences of a key head."""
-        return self.call.batch * self.rows
+        return self.setup.batch * self.rows
 
     @property
     def room(self) -> tuple[int, int]:
@@ -54,7 +57,7 @@ class Cascade(Body):
     @property
     def merged(self) -> tuple[int, int]:
         """Arrays of results have all."""
-        return self.call.batch, self.heads * self.rows
+        return self.setup.batch, self.heads * self.rows
 
     @property
     def counts(self) -> set[int]:
@@ -68,7 +71,7 @@ class Cascade(Body):
 
     def count(self, block: Any) -> Any:
         """Returns the number of items of a block."""
-        own = self.call.batch * self.tiles * (self.splits - self.shared)
+        own = self.setup.batch * self.tiles * (self.splits - self.shared)
         items = self.heads * (self.shared * self.shared_tiles + own)
         return lax.div(items - 1 - block + self.grid, self.grid)
 
@@ -88,8 +91,8 @@ class Cascade(Body):
         left = jnp.maximum(self.splits - self.shared, 1)
         sequence = jnp.where(is_shared, 0, lax.div(number, left))
         split = jnp.where(is_shared, number, self.shared + lax.rem(number, left))
-        block = self.call.contract.key_block
-        length = self.call.contract.split // block
+        block = self.setup.contract.key_block
+        length = self.setup.contract.split // block
         first, last = split * length, (split + 1) * length
         whole = Blocks(first, last, first, last, first * block, last * block)
         own = self.blocks(lengths, sequence, tile, split)
@@ -109,14 +112,14 @@ class Cascade(Body):
 
     def packed(self, query: jax.Array) -> tuple[jax.Array, ...]:
         """Returns queries (B, T, N, H) as the rows of key heads, and as those of all sequences, (K, rows, H)."""
-        call = self.call
-        shape = (call.batch, call.queries, self.heads, call.group, call.size)
-        rows = jnp.moveaxis(query.reshape(shape), 2, 0).reshape(self.heads, call.batch, -1, call.size)
+        setup = self.setup
+        shape = (setup.batch, setup.queries, self.heads, setup.group, setup.size)
+        rows = jnp.moveaxis(query.reshape(shape), 2, 0).reshape(self.heads, setup.batch, -1, setup.size)
         rows = jnp.pad(rows, ((0, 0), (0, 0), (0, self.rows - rows.shape[2]), (0, 0)))
-        together = rows.reshape(self.heads, -1, call.size)
+        together = rows.reshape(self.heads, -1, setup.size)
         return *super().packed(query), jnp.pad(together, ((0, 0), (0, -self.all_rows % ROWS), (0, 0)))
 
-    def copy_rows(self, packed: tuple[Any, ...], item: Item, target: Any, barrier: Any) -> None:
+    def copy_rows(self, packed: Any, item: Item, target: Any, barrier: Any) -> None:
         """Starts the copy of the rows of an item from packed queries into shared memory (64, H)."""
         own, together = packed
         is_shared = item.split < self.shared
@@ -130,18 +133,18 @@ class Cascade(Body):
             super(Cascade, self).copy_rows((own,), item, target, barrier)
 
 
-def shared_splits(common_prefix: jax.Array, lengths: Lengths, call: Call, page: int | None) -> jax.Array:
+def shared_splits(common_prefix: jax.Array, lengths: Lengths, setup: Setup, page: int | None) -> jax.Array:
     """Returns how many splits all sequences share, (1,) int32.
 
     Args:
         common_prefix: (1,) int32, leading keys that are the same for all sequences.
         lengths: Numbers of each sequence.
-        call: What is fixed about the call.
+        setup: What is fixed about the launch.
         page: Keys of a page, of which only whole ones are shared; None for a contiguous cache.
     """
     offsets, queries, keys = (lengths.numbers[:, i] for i in range(3))
-    seen = jnp.minimum(keys, offsets + (call.sight.after + 1))  # by all queries of a sequence
+    seen = jnp.minimum(keys, offsets + (setup.sight.after + 1))  # by all queries of a sequence
     common = lax.div(common_prefix, page or 1) * (page or 1)
     # What is least is computed last: on a GPU a program of one number behind it would take a kernel of its own.
-    shared = lax.div(jnp.clip(jnp.minimum(common, seen), 0, call.capacity), call.contract.split)
-    return jnp.min(jnp.where(queries > 0, shared, call.capacity // call.contract.split), keepdims=True)
+    shared = lax.div(jnp.clip(jnp.minimum(common, seen), 0, setup.capacity), setup.contract.split)
+    return jnp.min(jnp.where(queries > 0, shared, setup.capacity // setup.contract.split), keepdims=True)

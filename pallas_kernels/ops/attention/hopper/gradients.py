@@ -27,7 +27,7 @@ from pallas_kernels.ops.attention.hopper._gradient_steps import (
     Step,
 )
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Item, Tiles
-from pallas_kernels.ops.attention.hopper.prefill import Lengths
+from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.parts.hopper.band import keep_band
 from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled, tiled
@@ -238,7 +238,18 @@ class Body:
                     number = slopes[item.sequence if slopes.shape[0] > 1 else 0, head]
                     slope = plgpu.layout_cast(jnp.full((ROWS,), -number, jnp.float32), TILE.reduce(1))
                 slot = lax.rem(at, self.schedule.stages)
-                taken = Step(item, head, slope, tile, slot, index, at, part, self.keys_of(part), masked)
+                taken = Step(
+                    item=item,
+                    head=head,
+                    slope=slope,
+                    tile=tile,
+                    slot=slot,
+                    index=index,
+                    position=at,
+                    part=part,
+                    keys=self.keys_of(part),
+                    masked=masked,
+                )
                 found = self.one_step(taken, lengths, results, scratch, *found)
                 return jnp.where(tile + 1 == end, item.first, tile + 1), *found
 

@@ -7,7 +7,7 @@ many at a time: a block is alone on its multiprocessor where one sequence is dec
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import jax
@@ -21,8 +21,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_kernels.contract import LEAST
+from pallas_kernels.ops.attention.call import AttentionCall
 from pallas_kernels.ops.attention.hopper._online import Factors, Stats, factors_of_split, of_queries, result
-from pallas_kernels.ops.attention.hopper.prefill import Call, Further, Lengths
+from pallas_kernels.ops.attention.hopper._setup import Lengths, Setup, refs_of
 from pallas_kernels.parts.hopper.registers import count, element, number_of, with_element, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, across, i32, store_few, thread_of_warpgroup
 
@@ -145,7 +146,20 @@ class _Walk:
         (begin, stop), together = span, form.together
         origin = lax.div(begin, form.width) * form.width
         groups = jnp.where(stop > begin, lax.div(stop - origin + (together - 1), together), 0)
-        return cls(form, values, stats, *rows, begin, stop, origin, groups, *memory)
+        (sequence, part), (copied, arrived) = rows, memory
+        return cls(
+            form=form,
+            values=values,
+            stats=stats,
+            sequence=sequence,
+            part=part,
+            begin=begin,
+            stop=stop,
+            origin=origin,
+            groups=groups,
+            copied=copied,
+            arrived=arrived,
+        )
 
     def begin_copies(self) -> None:
         """Starts the first copies, which `run` waits for."""
@@ -233,13 +247,12 @@ class _Walk:
 def merge(
     values: jax.Array,
     stats: jax.Array,
-    lengths: Lengths,
-    further: Further,
-    splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
+    call: AttentionCall,
     *,
-    call: Call,
+    setup: Setup,
     rows: int,
     dtype: Any,
+    splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
     room: tuple[int, int] | None = None,
     place_of: Callable[[Any, Any], tuple[Any, Any]] = lambda sequence, row: (sequence, row),
 ) -> tuple[jax.Array, jax.Array]:
@@ -248,13 +261,12 @@ def merge(
     Args:
         values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
         stats: (B, 2, R, `padded_splits(splits)`) float32, their maxima and totals.
-        lengths: Numbers of each sequence.
-        further: Of which the page table is looked at, the sinks, (B or 1, R) float32, for rows, and the factors of
-            values of 8 bits.
-        splits_of: Maps them to the first and the end of the splits that were computed.
-        call: What is fixed about the call.
+        call: Of which the limits and the page table are looked at, the sinks, (B or 1, R) float32, for rows, and the
+            factors of values of 8 bits.
+        setup: What is fixed about the launch.
         rows: Rows of a key head: query by query, and in a query the heads of its group.
         dtype: Dtype of the outputs.
+        splits_of: Maps the numbers of a sequence to the first and the end of the splits that were computed.
         room: B and R of the results, if those of `values` and `stats` are others.
         place_of: Maps a sequence of the results and the first of four of its rows to those of `values` and `stats`.
 
@@ -263,16 +275,15 @@ def merge(
     """
     batch, splits, padded, size = values.shape
     batch, padded = room or (batch, padded)
-    form = _Form(splits, size, bool(call.interpret))
-    further = Further(further.table, sinks=further.sinks, value_scale=further.value_scale)
+    form = _Form(splits, size, bool(setup.interpret))
+    own = call.only("page_table", "sinks", "value_scale")
+    own = replace(own, query=None, key=None, value=None)  # type: ignore[arg-type]
     math = Arithmetic(form.layout, form.interpret)
 
-    def kernel(values_ref: Any, stats_ref: Any, lengths_ref: Any, *refs: Any) -> None:
-        *more, out_ref, lse_ref, copied, arrived = refs
-        refs_further = further.refs(more)
-        table, sinks = refs_further.table, refs_further.sinks
+    def kernel(values_ref: Any, stats_ref: Any, *refs: Any) -> None:
+        given, (out_ref, lse_ref, copied, arrived) = refs_of(own, refs)
         sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
-        numbers = Lengths(lengths_ref)
+        numbers = Lengths(given.limits)
         queries = numbers.queries[sequence]
         keys = numbers.keys[sequence]
         span = splits_of(numbers.offsets[sequence], queries, keys)
@@ -280,22 +291,21 @@ def merge(
         walk = _Walk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
         walk.begin_copies()
         # What else is loaded comes while they are under way.
-        wrong = call.leads_outside(table, sequence, keys)
+        wrong = setup.leads_outside(given.page_table, sequence, keys)
         factors = None
-        if refs_further.value_scale is not None:
-            of_all = refs_further.value_scale
-            of_sequence = of_all.at[sequence if of_all.shape[0] > 1 else 0]
+        if given.value_scale is not None:
+            of_sequence = given.value_scale.at[sequence if given.value_scale.shape[0] > 1 else 0]
             like = form.full((MERGED_ROWS, size), 0)
-            factors = math.scaled(_of_heads(of_sequence, part.start, rows, like, form), 1 / call.unit)
+            factors = math.scaled(_of_heads(of_sequence, part.start, rows, like, form), 1 / setup.unit)
         stats, total = walk.run()
         query: Any = jnp.int32(0)
-        if call.queries > 1:
+        if setup.queries > 1:
             row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS,), 0, layout=form.rows)
-            query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, call.group))
+            query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, setup.group))
         stats = of_queries(stats, query, queries, wrong)
         sink = None
-        if sinks is not None:
-            of_rows = sinks.at[sequence if sinks.shape[0] > 1 else 0, part]
+        if given.sinks is not None:
+            of_rows = given.sinks.at[sequence if given.sinks.shape[0] > 1 else 0, part]
             sink = plgpu.load(of_rows, layout=form.rows, optimized=False)
         out, lse = result(total, stats, sink, math)
         out = out.astype(dtype)
@@ -316,9 +326,9 @@ def merge(
         kernel_name="attention_merge",
         scratch_types=form.scratch(),
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        interpret=call.interpret,
+        interpret=setup.interpret,
     )
-    out, lse = launch(values, stats, lengths.numbers, *further.given)
+    out, lse = launch(values, stats, *jax.tree.leaves(own))
     return out, lse
 
 

@@ -25,8 +25,8 @@ from pallas_kernels.ops.attention.hopper._gradient_steps import (
     Step,
 )
 from pallas_kernels.ops.attention.hopper._gradient_tiles import Item
+from pallas_kernels.ops.attention.hopper._setup import Lengths
 from pallas_kernels.ops.attention.hopper.gradients import Body, zero_rows
-from pallas_kernels.ops.attention.hopper.prefill import Lengths
 from pallas_kernels.parts.hopper.products import finish, share, start
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, filled, tiled
 from pallas_kernels.schedule.hopper.attention import GradientSchedule

@@ -8,14 +8,16 @@ from jax import lax
 
 from pallas_kernels.contract import MmaAttentionContract, eight_bit_contract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.attention.call import AttentionCall, Limits
 from pallas_kernels.ops.attention.sight import Sight, sight
-from pallas_kernels.ops.attention.triton._tile import Call, Refs
+from pallas_kernels.ops.attention.triton._scores import score_arrays
+from pallas_kernels.ops.attention.triton._tile import Launch, Refs
 
 _WIDTH: Final = 16  # the narrowest piece of a head
 _WIDEST: Final = 512  # for more, neither the shared memory nor the registers of a block suffice
 
 
-def check(contract: MmaAttentionContract, size: int) -> None:
+def check(call: AttentionCall, contract: MmaAttentionContract) -> None:
     """Checks what the kernels are given.
 
     Raises:
@@ -23,45 +25,28 @@ def check(contract: MmaAttentionContract, size: int) -> None:
     """
     if not isinstance(contract, MmaAttentionContract):
         raise UnsupportedError(f"attention by Triton: expected an MmaAttentionContract, got {contract!r}.")
-    if size > _WIDEST:
+    if (size := widest(call)) > _WIDEST:
         raise UnsupportedError(f"attention by Triton: expected heads of at most {_WIDEST} elements, got {size}.")
 
 
-def what_is_seen(
-    length: int,
-    capacity: int,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    causal: bool,
-    window: tuple[int, int] | None,
-) -> Sight:
+def widest(call: AttentionCall) -> int:
+    """Returns the width of a head, or that of the values if it is larger."""
+    return max(call.query.shape[3], call.value.shape[3])
+
+
+def what_is_seen(call: AttentionCall, limits: Limits) -> Sight:
     """Returns what each query sees, before any mask."""
+    (offsets, queries, keys), length = limits, call.query.shape[1]
     indices = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (offsets.shape[0], length))
-    limits = jnp.minimum(query_lengths, length), jnp.minimum(key_lengths, capacity)
-    return sight(offsets, *limits, indices, causal=causal, window=window)
+    within = jnp.minimum(queries, length), jnp.minimum(keys, call.capacity)
+    return sight(offsets, *within, indices, causal=call.options.causal, window=call.options.window)
 
 
-def arrays_of(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    seen: Sight,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    slopes: jax.Array | None,
-    offsets: jax.Array,
-) -> dict[str, jax.Array]:
-    """Returns the arrays of a launch by their names in `Refs`."""
-    query, key, value = (padded(x) for x in (query, key, value))
+def arrays_of(call: AttentionCall, seen: Sight, offsets: jax.Array) -> dict[str, jax.Array]:
+    """Returns the arrays of a launch by their names in `Refs`, without those that the forward pass alone takes."""
+    query, key, value = (padded(x) for x in (call.query, call.key, call.value))
     given = {"query": query, "key": key, "value": value, "first": seen.first, "last": seen.last}
-    if bias is not None:
-        given["bias"] = bias
-    if mask is not None:
-        given["mask"] = mask.astype(jnp.int8)
-    if slopes is not None:
-        given |= {"slopes": slopes.astype(jnp.float32), "offsets": offsets}
-    return given
+    return given | score_arrays(call, offsets)
 
 
 def quantised(given: dict[str, jax.Array], value_scale: jax.Array | None) -> dict[str, jax.Array]:
@@ -80,22 +65,15 @@ def padded(x: jax.Array) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def call_of(
-    given: dict[str, jax.Array],
-    key_block: int,
-    row_block: int,
-    scale: float,
-    soft_cap: float | None,
-    capacity: int,
-    interpret: bool,
-    stored: str | None = None,
-) -> Call:
+def launch_of(
+    call: AttentionCall, given: dict[str, jax.Array], key_block: int, row_block: int, *, interpret: bool
+) -> Launch:
     """Returns what is fixed about a launch with the given arrays."""
     query, key = given["query"], given["key"]
     heads = key.shape[2]
-    return Call(
+    return Launch(
         dtype=query.dtype.name,
-        scale=scale,
+        options=call.options,
         key_block=key_block,
         row_block=row_block,
         queries=query.shape[1],
@@ -103,16 +81,13 @@ def call_of(
         group=query.shape[2] // heads,
         size=query.shape[3],
         value_size=given["value"].shape[3],
-        capacity=capacity,
-        page=key.shape[1] if "table" in given else None,
-        bias=given["bias"].shape if "bias" in given else None,
-        mask=given["mask"].shape if "mask" in given else None,
-        soft_cap=soft_cap,
-        stored=stored,
+        capacity=call.capacity,
+        page=None if call.page_table is None else key.shape[1],
+        stored=None if call.value_scale is None else call.value.dtype.name,
         interpret=interpret,
     )
 
 
-def refs_of(given: dict[str, jax.Array], refs: list[Any]) -> Refs:
+def refs_of(launch: Launch, given: dict[str, jax.Array], refs: list[Any]) -> Refs:
     """Returns the references that a kernel is given, by the names of their arrays."""
-    return Refs(**dict(zip(given, refs, strict=True)))
+    return Refs(limits=None, options=launch.options, **dict(zip(given, refs, strict=True)))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.contract import eight_bit_contract
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 
 LEAST: Final = -3e38
 """The maximum before any key: finite, so that differences of maxima are never nan."""
@@ -24,12 +25,12 @@ _PRODUCTS: Final = {1: [(0, 0)], 3: [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0,
 
 
 @dataclass(frozen=True)
-class Call:
+class Launch:
     """What is fixed about a launch.
 
     Attributes:
         dtype: Name of the operands' dtype.
-        scale: Factor of the scores.
+        options: Scale and soft cap.
         key_block: Keys of a block of the contract.
         row_block: Rows of a block of the contract.
         queries: Queries T of a sequence.
@@ -39,15 +40,12 @@ class Call:
         value_size: Width V of a head of the values, a multiple of 16.
         capacity: Keys for which there is room in a sequence.
         page: Keys of a page; None for contiguous keys.
-        bias: Shape of the bias, None without one.
-        mask: Shape of the mask, None without one.
-        soft_cap: Bound of the scores, None without one.
         stored: Dtype of keys and values of 8 bits, "int8" or "float8_e4m3fn"; None for those of `dtype`.
         interpret: Whether the kernel runs on a CPU.
     """
 
     dtype: str
-    scale: float
+    options: AttentionOptions
     key_block: int
     row_block: int
     queries: int
@@ -57,9 +55,6 @@ class Call:
     value_size: int
     capacity: int
     page: int | None
-    bias: tuple[int, ...] | None
-    mask: tuple[int, ...] | None
-    soft_cap: float | None
     stored: str | None
     interpret: bool
 
@@ -78,23 +73,17 @@ class Call:
         return found
 
 
-@dataclass(frozen=True)
-class Refs:
-    """The arrays of a launch: references, in whole.
+@dataclass(frozen=True, eq=False)
+class Refs(AttentionCall):
+    """The arrays of a launch as references, in whole: those of the call, and what is made for the kernels.
+
+    Keys and values of 8 bits are int8, the mask is int8 (0 where a key is not seen), slopes and `value_scale` are
+    float32, the latter (B or 1, K, V).
 
     Attributes:
-        query: (B, T, N, H).
-        key: (B, S, K, H), or (P, page, K, H); int8 of either dtype of 8 bits.
-        value: The same with V.
         first: (B, T) int32, the first key that a query sees.
         last: (B, T) int32, the key behind the last one.
-        table: (B, n) int32, the pages of a sequence, or None.
-        bias: Of `Call.bias`, or None.
-        mask: int8 of `Call.mask`, 0 where a key is not seen, or None.
-        sinks: (B or 1, N), or None.
-        slopes: (B or 1, N) float32, or None.
         offsets: (B,) int32, where there are slopes.
-        value_scale: (B or 1, K, V) float32, the factors of results, or None.
         cotangent: (B, T, N, V), in the backward pass, as what follows.
         lse: (B, T, N) float32.
         delta: (B, T, N) float32, the sum of cotangent * result.
@@ -102,18 +91,9 @@ class Refs:
         end: (B, tiles of keys) int32, the query behind the last one.
     """
 
-    query: Any
-    key: Any
-    value: Any
-    first: Any
-    last: Any
-    table: Any = None
-    bias: Any = None
-    mask: Any = None
-    sinks: Any = None
-    slopes: Any = None
+    first: Any = None
+    last: Any = None
     offsets: Any = None
-    value_scale: Any = None
     cotangent: Any = None
     lse: Any = None
     delta: Any = None
@@ -143,15 +123,15 @@ class Rows:
 
 
 def rows_at(
-    refs: Refs, call: Call, sequence: Any, head: Any, start: Any, count: int, *, repeat_last: bool = True
+    refs: Refs, launch: Launch, sequence: Any, head: Any, start: Any, count: int, *, repeat_last: bool = True
 ) -> Rows:
     """Returns rows from `start` on. The last one stands for those behind it; they see what it sees, or nothing."""
     index = start + lax.iota(jnp.int32, count)
-    exists = (index < call.rows) | repeat_last
-    index = jnp.minimum(index, call.rows - 1)
-    query = index // call.group
+    exists = (index < launch.rows) | repeat_last
+    index = jnp.minimum(index, launch.rows - 1)
+    query = index // launch.group
     first, last = (jnp.where(exists, ref[sequence, query], 0) for ref in (refs.first, refs.last))
-    return Rows(sequence, head, query, head * call.group + index % call.group, first, last)
+    return Rows(sequence, head, query, head * launch.group + index % launch.group, first, last)
 
 
 def of_heads(ref: Any, sequence: Any, head: Any) -> Any:
@@ -159,15 +139,15 @@ def of_heads(ref: Any, sequence: Any, head: Any) -> Any:
     return ref[sequence if ref.shape[0] > 1 else 0, head]
 
 
-def read_rows(ref: Any, rows: Rows, call: Call) -> list[jax.Array]:
+def read_rows(ref: Any, rows: Rows, launch: Launch) -> list[jax.Array]:
     """Reads the pieces of the heads of (B, T, N, H): (R, width) float32 each."""
     at = (rows.sequence, rows.query, rows.query_head)
-    return [ref[*at, start : start + width].astype(jnp.float32) for start, width in call.pieces(ref.shape[3])]
+    return [ref[*at, start : start + width].astype(jnp.float32) for start, width in launch.pieces(ref.shape[3])]
 
 
-def write_rows(ref: Any, rows: Rows, pieces: list[jax.Array], call: Call) -> None:
+def write_rows(ref: Any, rows: Rows, pieces: list[jax.Array], launch: Launch) -> None:
     """Writes the pieces of the heads of (B, T, N, H), rounded; a zero as +0."""
-    for (start, width), piece in zip(call.pieces(ref.shape[3]), pieces, strict=True):
+    for (start, width), piece in zip(launch.pieces(ref.shape[3]), pieces, strict=True):
         value = jnp.where(piece == 0, 0.0, piece).astype(ref.dtype)
         ref[rows.sequence, rows.query, rows.query_head, start : start + width] = value
 
@@ -187,29 +167,30 @@ class Keys:
     entry: tuple[Any, Any]
 
 
-def keys_at(refs: Refs, call: Call, sequence: Any, start: Any, count: int) -> Keys:
+def keys_at(refs: Refs, launch: Launch, sequence: Any, start: Any, count: int) -> Keys:
     """Returns the keys from the absolute position `start` on. The last one stands for those behind it."""
     position = start + lax.iota(jnp.int32, count)
-    held = jnp.minimum(position, call.capacity - 1)
-    if call.page is None:
+    held = jnp.minimum(position, launch.capacity - 1)
+    if launch.page is None:
         return Keys(sequence, position, (sequence, held))
-    return Keys(sequence, position, (refs.table[sequence, held // call.page], held % call.page))
+    table: Any = refs.page_table
+    return Keys(sequence, position, (table[sequence, held // launch.page], held % launch.page))
 
 
-def read_keys(ref: Any, keys: Keys, head: Any, call: Call) -> list[jax.Array]:
+def read_keys(ref: Any, keys: Keys, head: Any, launch: Launch) -> list[jax.Array]:
     """Reads the pieces of keys or values: (n, width) float32 each.
 
     Args:
         ref: The keys or the values.
         keys: Which ones.
         head: Their head.
-        call: What is fixed.
+        launch: What is fixed.
     """
     found = []
-    for start, width in call.pieces(ref.shape[3]):
+    for start, width in launch.pieces(ref.shape[3]):
         stored = ref[*keys.entry, head, start : start + width]
-        number = float_of_e4m3(stored) if call.stored == "float8_e4m3fn" else stored.astype(jnp.float32)
-        found.append(number if call.stored is None else number * eight_bit_contract(call.stored).unit)
+        number = float_of_e4m3(stored) if launch.stored == "float8_e4m3fn" else stored.astype(jnp.float32)
+        found.append(number if launch.stored is None else number * eight_bit_contract(launch.stored).unit)
     return found
 
 
@@ -228,14 +209,14 @@ def finite(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(x) < jnp.inf, x, 0.0)
 
 
-def split_all(pieces: list[jax.Array], call: Call) -> list[Parts]:
+def split_all(pieces: list[jax.Array], launch: Launch) -> list[Parts]:
     """Returns the parts of each piece."""
-    return [split(piece, call) for piece in pieces]
+    return [split(piece, launch) for piece in pieces]
 
 
-def split(x: jax.Array, call: Call) -> Parts:
+def split(x: jax.Array, launch: Launch) -> Parts:
     """Returns the parts that the tensor core multiplies: 16-bit values, or three bfloat16 that add up to a float32."""
-    return three_parts(x) if call.dtype == "float32" else (x.astype(call.dtype),)
+    return three_parts(x) if launch.dtype == "float32" else (x.astype(launch.dtype),)
 
 
 def three_parts(x: jax.Array) -> Parts:

@@ -6,9 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.contract import MmaAttentionContract
+from pallas_kernels.ops.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.ops.attention.programs import row_products
 from pallas_kernels.ops.attention.sight import Sight
-from pallas_kernels.ops.attention.triton._arrays import arrays_of, call_of, check, padded, refs_of, what_is_seen
+from pallas_kernels.ops.attention.triton._arrays import (
+    arrays_of,
+    check,
+    launch_of,
+    padded,
+    refs_of,
+    what_is_seen,
+    widest,
+)
 from pallas_kernels.ops.attention.triton.backward import key_kernel, query_kernel, score_kernel
 from pallas_kernels.parts.in_32_bits import in_32_bits
 from pallas_kernels.parts.triton.launch import launch
@@ -17,74 +26,48 @@ from pallas_kernels.schedule.triton.attention import AttentionTile, attention_ti
 
 @in_32_bits
 def gradients(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cotangent: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    slopes: jax.Array | None = None,
+    call: AttentionCall,
+    results: AttentionResults,
     *,
     contract: MmaAttentionContract,
-    scale: float,
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    soft_cap: float | None = None,
     tile: AttentionTile | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Runs the backward pass of `attention` over a contiguous cache.
 
     Args:
-        query: (B, T, N, H).
-        key: (B, S, K, H).
-        value: (B, S, K, V).
-        out: (B, T, N, V), the result of the forward pass.
-        lse: (B, T, N) float32, its log-sum-exp.
-        cotangent: (B, T, N, V), the gradient of `out`.
-        offsets: (B,) int32.
-        query_lengths: (B,) int32.
-        key_lengths: (B,) int32.
-        bias: As in `attention`.
-        mask: As in `attention`.
-        slopes: As in `attention`.
+        call: The call, without pages and without keys of 8 bits.
+        results: What the forward pass gave, and the gradient of the outputs.
         contract: Order of all sums.
-        scale: Factor of the scores.
-        causal: As in `attention`.
-        window: As in `attention`.
-        soft_cap: As in `attention`.
         tile: Rows, warps and stages of the gradient of queries; chosen by the width of a head by default.
         interpret: Whether to run on a CPU.
 
     Returns:
-        The gradients of `query`, `key` and `value`, of their shapes and dtypes.
+        The gradients of queries, keys and values, of their shapes and dtypes.
 
     Raises:
         UnsupportedError: If the contract is of another kind, or the head is wider than 512.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
-    (batch, length, _, size), (capacity, _, value_size) = query.shape, value.shape[1:]
-    check(contract, max(size, value_size))
-    if 0 in query.shape or 0 in key.shape or not value_size:
+    check(call, contract)
+    query, key, value = call.query, call.key, call.value
+    (batch, _, _, size), (capacity, _, value_size) = query.shape, value.shape[1:]
+    limits = call.numbers()
+    if call.is_empty:
         return jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value)
-    seen = what_is_seen(length, capacity, offsets, query_lengths, key_lengths, causal, window)
-    given = arrays_of(query, key, value, seen, bias, mask, slopes, offsets) | _of_results(out, lse, cotangent)
-    call = call_of(given, contract.row_block, contract.row_block, scale, soft_cap, capacity, interpret)
-    tile = attention_tile(max(size, value_size), query.dtype.itemsize, backward=True) if tile is None else tile
-    tiles = -(-call.rows // tile.rows)
+    seen = what_is_seen(call, limits)
+    given = arrays_of(call, seen, limits[0]) | _of_results(results)
+    own = launch_of(call, given, contract.row_block, contract.row_block, interpret=interpret)
+    tile = attention_tile(widest(call), query.dtype.itemsize, backward=True) if tile is None else tile
+    tiles = -(-own.rows // tile.rows)
 
     def of_queries(*refs: Any) -> None:
         *read, gradient = refs
-        query_kernel(refs_of(given, read), gradient, call=call, count=tile.rows, tiles=tiles)
+        query_kernel(refs_of(own, given, read), gradient, launch=own, count=tile.rows, tiles=tiles)
 
     options: dict[str, Any] = {"warps": tile.warps, "stages": tile.stages, "interpret": interpret}
-    blocks = batch * call.heads * tiles
+    blocks = batch * own.heads * tiles
     result = jax.ShapeDtypeStruct(given["query"].shape, query.dtype)
     (dq,) = launch(of_queries, *given.values(), blocks=blocks, out=[result], **options)
 
@@ -93,35 +76,21 @@ def gradients(
 
     def of_keys(*refs: Any) -> None:
         *read, of_key, of_value = refs
-        key_kernel(refs_of(given, read), of_key, of_value, call=call, count=tile.keys)
+        key_kernel(refs_of(own, given, read), of_key, of_value, launch=own, count=tile.keys)
 
-    results = [
-        jax.ShapeDtypeStruct((batch, tiles * tile.keys, call.heads, n), key.dtype) for n in (call.size, call.value_size)
+    shapes = [
+        jax.ShapeDtypeStruct((batch, tiles * tile.keys, own.heads, n), key.dtype) for n in (own.size, own.value_size)
     ]
-    dk, dv = launch(of_keys, *given.values(), blocks=batch * call.heads * tiles, out=results, **options)
+    dk, dv = launch(of_keys, *given.values(), blocks=batch * own.heads * tiles, out=shapes, **options)
     return dq[..., :size], dk[:, :capacity, :, :size], dv[:, :capacity, :, :value_size]
 
 
 @in_32_bits
 def score_gradients(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    lse: jax.Array,
-    cotangent: jax.Array,
-    offsets: jax.Array,
-    query_lengths: jax.Array,
-    key_lengths: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    slopes: jax.Array | None = None,
+    call: AttentionCall,
+    results: AttentionResults,
     *,
     contract: MmaAttentionContract,
-    scale: float,
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    soft_cap: float | None = None,
     tile: AttentionTile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -135,21 +104,21 @@ def score_gradients(
 
     Guarantee: row-invariant; a row is a query.
     """
-    (batch, length, heads, size), (capacity, _, value_size) = query.shape, value.shape[1:]
-    check(contract, max(size, value_size))
-    if 0 in query.shape or 0 in key.shape or not value_size:
+    check(call, contract)
+    (batch, length, heads, _), capacity, limits = call.query.shape, call.capacity, call.numbers()
+    if call.is_empty:
         return jnp.zeros((batch, heads, length, capacity), jnp.float32)
-    seen = what_is_seen(length, capacity, offsets, query_lengths, key_lengths, causal, window)
-    given = arrays_of(query, key, value, seen, bias, mask, slopes, offsets) | _of_results(out, lse, cotangent)
-    call = call_of(given, contract.row_block, contract.row_block, scale, soft_cap, capacity, interpret)
-    tile = attention_tile(max(size, value_size), query.dtype.itemsize, backward=True) if tile is None else tile
+    seen = what_is_seen(call, limits)
+    given = arrays_of(call, seen, limits[0]) | _of_results(results)
+    own = launch_of(call, given, contract.row_block, contract.row_block, interpret=interpret)
+    tile = attention_tile(widest(call), call.query.dtype.itemsize, backward=True) if tile is None else tile
     tiles = -(-length // tile.rows)
 
     def kernel(*refs: Any) -> None:
         *read, found = refs
-        score_kernel(refs_of(given, read), found, call=call, count=tile.rows, tiles=tiles)
+        score_kernel(refs_of(own, given, read), found, launch=own, count=tile.rows, tiles=tiles)
 
-    shape = (batch, heads, tiles * tile.rows, -(-capacity // call.key_block) * call.key_block)
+    shape = (batch, heads, tiles * tile.rows, -(-capacity // own.key_block) * own.key_block)
     (found,) = launch(
         kernel,
         *given.values(),
@@ -162,9 +131,9 @@ def score_gradients(
     return found[:, :, :length, :capacity]
 
 
-def _of_results(out: jax.Array, lse: jax.Array, cotangent: jax.Array) -> dict[str, jax.Array]:
-    delta = row_products(cotangent.astype(jnp.float32), out.astype(jnp.float32))
-    return {"cotangent": padded(cotangent), "lse": lse, "delta": delta}
+def _of_results(results: AttentionResults) -> dict[str, jax.Array]:
+    delta = row_products(results.cotangent.astype(jnp.float32), results.out.astype(jnp.float32))
+    return {"cotangent": padded(results.cotangent), "lse": results.lse, "delta": delta}
 
 
 def _queries_that_see(seen: Sight, tiles: int, keys: int) -> dict[str, jax.Array]:

@@ -6,6 +6,7 @@ element-wise code in front of the kernel, the weights inside of it, so they are 
 """
 
 import math
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -14,6 +15,7 @@ from jax import lax
 
 from pallas_kernels.contract import SplitChunkContract, SplitContract
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.ops.matmul import stacks
 from pallas_kernels.ops.matmul.hopper.bf16x6_ring import BLOCK, split, split_ring_matmul
 from pallas_kernels.ops.matmul.hopper.operands import (
     check_contract,
@@ -58,7 +60,7 @@ def matmul(
             `x`, which may have none: its rows are multiplied by every entry's weights then.
         contract: Order of the sum over K, `pallas_kernels.contract.split_contract(K)`.
         transpose_w: Whether `w` is stored as (N, K).
-        bias: (N,) float32, added to the float32 sum.
+        bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
@@ -81,6 +83,7 @@ def matmul(
         [21.33333396911621, 21.33333396911621]
     """
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    bias = None if bias is None else bias.astype(jnp.float32)
     check_contract(_OP, contract, SplitContract)
     check_operands(_OP, x, w, bias, transpose_w, out_dtype, (jnp.dtype(jnp.float32),))
     if not interpret:
@@ -159,6 +162,27 @@ def weight_gradient(
         return matmul(a.T, b, contract=contract.split, interpret=interpret)
 
     return fold_row_chunks(outer, [x, g], contract.rows, total)
+
+
+def weight_gradients(
+    x: jax.Array,
+    g: jax.Array,
+    *,
+    contract: SplitChunkContract,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = "float32",
+) -> jax.Array:
+    """Returns `weight_gradient`, or those of every entry of a stack, rounded once.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
+    """
+    single = partial(weight_gradient, contract=contract)
+
+    def stack(x: jax.Array, g: jax.Array) -> jax.Array:
+        entries: jax.Array = lax.map(lambda entry: single(*entry), (x, g))
+        return entries
+
+    return stacks.weight_gradient((single, stack), x, g, accumulate=accumulate, out_dtype=out_dtype)
 
 
 def _parts(x: jax.Array) -> jax.Array:

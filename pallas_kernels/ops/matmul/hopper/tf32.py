@@ -57,7 +57,7 @@ def matmul(
             `x`, which may have none: its rows are multiplied by every entry's weights then.
         contract: Order of the sum over K.
         transpose_w: Whether `w` is stored as (N, K).
-        bias: (N,) float32, added to the float32 sum.
+        bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where the operands keep
@@ -81,6 +81,7 @@ def matmul(
         [64.0, 64.0]
     """
     out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    bias = None if bias is None else bias.astype(jnp.float32)
     check_contract(_OP, contract, Tf32Contract)
     check_operands(_OP, x, w, bias, transpose_w, out_dtype, (jnp.dtype(jnp.float32),))
     if not interpret:

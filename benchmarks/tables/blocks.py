@@ -1,0 +1,47 @@
+"""The blocks by name, and the files in which they stand."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from benchmarks.tables import cpu, gpu, operators, programs, reliability, serving
+
+ROOT: Final = Path(__file__).parents[2]
+FILES: Final = (
+    *("README.md", "docs/guide/gpu.md", "docs/guide/limits.md", "docs/operators.md", "docs/serving.md"),
+    "docs/reliability.md",
+)
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    "programs": programs.sentence,
+    "cost": gpu.short,
+    "cost on a CPU": cpu.readme,
+    "GPU": gpu.whole,
+    "compiling on a GPU": gpu.compiling,
+    "matmul on a CPU": cpu.matmul,
+    "models on a CPU": cpu.models,
+    "compiling on a CPU": cpu.compiling,
+    "products": operators.products,
+    "row operators": operators.rows,
+    "layers of experts": operators.layers,
+    "row operators on a CPU": operators.on_cpu,
+    "the engine on a GPU": serving.gpu,
+    "the engine on a CPU": serving.cpu,
+    "traffic": reliability.traffic,
+    "servers": reliability.servers,
+}
+_BLOCK: Final = re.compile(r"(<!-- made by benchmarks\.tables: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """Returns the text of a page with its blocks made anew.
+
+    Raises:
+        KeyError: If a block has a name that `BLOCKS` lacks.
+    """
+    return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", text)
+
+
+def names(text: str) -> list[str]:
+    """Returns the names of the blocks of a page."""
+    return [found[2] for found in _BLOCK.finditer(text)]

@@ -1,0 +1,59 @@
+"""Runs the kernel that the registry has for a call."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from bijax.core.contracts import run
+from bijax.core.primitive import Arrays, Backend
+from pallas_kernels.registry import find
+from pallas_kernels.target import Target
+
+
+def run_kernel(
+    operation: str, target: Target, fixed: Any, *arrays: Any, like: Callable[..., Any] | None = None, **parameters: Any
+) -> Any:
+    """Runs the kernel that serves a call on a target, under its contract.
+
+    Args:
+        operation: Name of the operation; `git grep '"NAME"' pallas_kernels/backends` finds its kernels.
+        target: What the program is lowered for.
+        fixed: What contracts are chosen by, see `pallas_kernels.registry.find`.
+        *arrays: The arrays.
+        like: A function of the same arrays and parameters whose results have the same shapes and dtypes and which is
+            cheap to trace, see `bijax.core.contracts.run`; None if the kernel is cheap to trace.
+        **parameters: The parameters, and arrays by name.
+
+    Raises:
+        UnsupportedError: If no kernel serves the call.
+    """
+    _, function, contracts = find(operation, target, fixed, *arrays, **parameters)
+    if like is None:
+        return run(function, *arrays, **contracts, **parameters)
+    return run(function, *arrays, like=partial(_without, like, tuple(contracts)), **contracts, **parameters)
+
+
+def backend_of(operation: str, shapes: Callable[..., Any] | None = None) -> Backend:
+    """Returns what runs the kernels of an operation whose contracts do not depend on the call.
+
+    Args:
+        operation: Name of the operation.
+        shapes: As `like` of `run_kernel`; by default the kernel for a CPU.
+    """
+    like = shapes or partial(run_kernel, operation, Target("cpu"), None)
+
+    def backend(target: Target, *arrays: jax.Array, **parameters: Any) -> Arrays:
+        return as_tuple(run_kernel(operation, target, None, *arrays, like=like, **parameters))
+
+    return backend
+
+
+def as_tuple(results: Any) -> Arrays:
+    """Returns the results of a kernel, which may be one array, as a tuple."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _without(function: Callable[..., Any], names: tuple[str, ...], *arrays: Any, **options: Any) -> Any:
+    return function(*arrays, **{name: value for name, value in options.items() if name not in names})

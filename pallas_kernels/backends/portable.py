@@ -1,0 +1,52 @@
+"""Programs of XLA: with fixed shapes, on CPUs and on any NVIDIA GPU; or in the form of one of the two."""
+
+from typing import Final
+
+from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, chunk_contract, row_contract
+from pallas_kernels.registry import Kernel
+
+_ON: Final = ("cpu", "cuda")
+_OPS: Final = "pallas_kernels.ops"
+_ROWS: Final = row_contract()
+_CHUNKS: Final = chunk_contract()
+_SCATTER: Final = FoldContract("scatter")
+
+KERNELS: Final = (
+    Kernel("rms_norm", _ON, f"{_OPS}.norm.portable:rms_norm", _ROWS),
+    Kernel("rms_norm_gradient", _ON, f"{_OPS}.norm.portable:rms_norm_gradient", _ROWS),
+    Kernel("layer_norm", _ON, f"{_OPS}.norm.portable:layer_norm", _ROWS),
+    Kernel("layer_norm_gradient", _ON, f"{_OPS}.norm.portable:layer_norm_gradient", _ROWS),
+    Kernel("norm_weight_gradient", _ON, f"{_OPS}.norm.portable:weight_gradient", _CHUNKS),
+    Kernel("softmax", _ON, f"{_OPS}.softmax.portable:softmax", _ROWS, XLA_FUNCTIONS),
+    Kernel("softmax_gradient", _ON, f"{_OPS}.softmax.portable:softmax_gradient", _ROWS),
+    Kernel("log_softmax", _ON, f"{_OPS}.softmax.portable:log_softmax", _ROWS, XLA_FUNCTIONS),
+    Kernel("log_softmax_gradient", _ON, f"{_OPS}.softmax.portable:log_softmax_gradient", _ROWS, XLA_FUNCTIONS),
+    Kernel("logsumexp", _ON, f"{_OPS}.softmax.portable:logsumexp", _ROWS, XLA_FUNCTIONS),
+    Kernel("logsumexp_gradient", _ON, f"{_OPS}.softmax.portable:logsumexp_gradient", None, XLA_FUNCTIONS),
+    Kernel("cross_entropy", _ON, f"{_OPS}.cross_entropy.portable:cross_entropy", _ROWS, XLA_FUNCTIONS),
+    Kernel("cross_entropy_gradient", _ON, f"{_OPS}.cross_entropy.portable:cross_entropy_gradient", None, XLA_FUNCTIONS),
+    Kernel("sum_axis", _ON, f"{_OPS}.rows.portable:sum_axis", _ROWS),
+    Kernel("sum_rows", _ON, f"{_OPS}.rows.portable:sum_rows", _CHUNKS),
+    Kernel("variance", _ON, f"{_OPS}.rows.portable:variance", _ROWS),
+    Kernel("variance_gradient", _ON, f"{_OPS}.rows.portable:variance_gradient", None, XLA_FUNCTIONS),
+    Kernel("quantize", _ON, f"{_OPS}.quantize.portable:quantize"),
+    Kernel("quantize_swiglu", _ON, f"{_OPS}.quantize.portable:quantize_swiglu", None, XLA_FUNCTIONS),
+    Kernel("quantize_norm", _ON, f"{_OPS}.quantize.portable:quantize_norm", _ROWS),
+    Kernel("largest", "cpu", f"{_OPS}.topk.cpu:largest"),
+    Kernel("largest", "cuda", f"{_OPS}.topk.portable:largest"),
+    Kernel("sort_by_expert", _ON, f"{_OPS}.expert_rows.portable:sort_by_expert"),
+    Kernel("rows_by_count", _ON, f"{_OPS}.expert_rows.portable:rows_by_count"),
+    Kernel("rows_of_tokens", _ON, f"{_OPS}.expert_rows.portable:rows_of_tokens"),
+    Kernel("pick_rows", "cpu", f"{_OPS}.pick.cpu:pick_rows"),
+    Kernel("pick_rows", "cuda", f"{_OPS}.pick.portable:pick_rows"),
+    Kernel("embed_gradient", "cpu", f"{_OPS}.embedding.portable:table_gradient", _CHUNKS),
+    Kernel("embed_gradient", "cuda", f"{_OPS}.embedding.rounds:table_gradient", _CHUNKS),
+    Kernel("scatter", "cpu", f"{_OPS}.scatter.portable:scatter_windows", _SCATTER),
+    Kernel("scatter", "cuda", f"{_OPS}.scatter.rounds:scatter_rounds", _SCATTER),
+    Kernel("elementwise", "cpu", f"{_OPS}.elementwise.portable:elementwise", None, XLA_FUNCTIONS),
+    Kernel("elementwise", "cuda", f"{_OPS}.elementwise.portable:elementwise_on_gpu", None, XLA_FUNCTIONS),
+    Kernel("rotate", "cpu", f"{_OPS}.rotary.portable:rotate", None, XLA_FUNCTIONS),
+    Kernel("rotate", "cuda", f"{_OPS}.rotary.portable:rotate_on_gpu", None, XLA_FUNCTIONS),
+    Kernel("rotate_and_store", "cpu", f"{_OPS}.rotary.portable:rotate_and_store", None, XLA_FUNCTIONS),
+    Kernel("rotate_and_store", "cuda", f"{_OPS}.rotary.portable:rotate_and_store_on_gpu", None, XLA_FUNCTIONS),
+)

@@ -1,0 +1,249 @@
+"""The kernels of all backends, each with its operation, targets, contract and the calls that it serves.
+
+The kernels of a backend are listed in `pallas_kernels/backends/<backend>.py`, which is found by being there; those of
+others are added with `register`. A listed kernel is named as "module:function" and imported when it is first chosen, so
+that no module of a backend is imported before its target has matched. To find the kernels of an operation, search for
+its quoted name: `git grep '"rms_norm"'`.
+"""
+
+import contextlib
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.target import Target, names_architecture, rank
+
+_BACKENDS: Final = "pallas_kernels.backends"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of an operation.
+
+    Attributes:
+        operation: Name of the operation, by which `find` is asked.
+        on: Where it runs: one pattern or several, see `pallas_kernels.target.rank`.
+        load: The function, as "module:function", which is imported when it is first chosen; or the function itself. All
+            kernels of an operation take the same arrays and parameters. One with a method `serves` (see
+            `pallas_kernels.parts.served`) is asked too whether it takes a call.
+        contract: What the function takes as `contract`: a contract; or a function that is given what belongs to the
+            operation and the weights of a call, never to the batch, and returns a contract, or None for calls that the
+            kernel does not serve. None if it takes none.
+        functions: The contract of element-wise code, which the function takes as `functions`; or a function as for
+            `contract`, that returns None for calls without such code.
+        serves: Takes the arguments of the kernel, contracts among them; returns whether it serves the call. All by
+            default. What it says must not depend on the batch, or all kernels that it decides between have the same
+            bits.
+    """
+
+    operation: str
+    on: str | tuple[str, ...]
+    load: str | Callable[..., Any]
+    contract: Any = None
+    functions: Any = None
+    serves: Callable[..., bool] | None = None
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The targets that it runs on."""
+        return (self.on,) if isinstance(self.on, str) else self.on
+
+    @property
+    def name(self) -> str:
+        """Full name of the function, as "module:function"."""
+        if isinstance(self.load, str):
+            return self.load
+        function = self.load.func if isinstance(self.load, functools.partial) else self.load
+        return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
+
+    def rank(self, target: Target) -> tuple[int, int] | None:
+        """Returns how closely the targets that it runs on describe one; None if they do not."""
+        return max((r for pattern in self.patterns if (r := rank(pattern, target)) is not None), default=None)
+
+    def contracts(self, fixed: Any) -> dict[str, Any] | None:
+        """Returns the contracts as options of the function; None if it has none for a call with this `fixed` part."""
+        chosen = self.contract(fixed) if callable(self.contract) else self.contract
+        if chosen is None and self.contract is not None:
+            return None
+        functions = self.functions(fixed) if callable(self.functions) else self.functions
+        given = {"contract": chosen, "functions": functions}
+        return {name: contract for name, contract in given.items() if contract is not None}
+
+    def function(self) -> Callable[..., Any]:
+        """Returns the function, and imports its module if need be."""
+        return _loaded(self.load) if isinstance(self.load, str) else self.load
+
+
+class Found(NamedTuple):
+    """The kernel for a call.
+
+    Attributes:
+        kernel: What is registered.
+        function: Its function.
+        contracts: The contracts, as options of the function.
+    """
+
+    kernel: Kernel
+    function: Callable[..., Any]
+    contracts: dict[str, Any]
+
+    @property
+    def is_choosy(self) -> bool:
+        """Whether the kernel says which calls it serves."""
+        return self.kernel.serves is not None or hasattr(self.function, "serves")
+
+
+_added: Final[list[Kernel]] = []
+"""The kernels that are not listed in `pallas_kernels.backends`."""
+
+
+def register(*kernels: Kernel) -> None:
+    """Adds kernels, for this process.
+
+    Register them before the first program with their operation is traced: JAX keeps what it has compiled.
+
+    Args:
+        *kernels: What is added.
+
+    Raises:
+        ValueError: If a pattern of `on` is not one.
+    """
+    for kernel in kernels:
+        if not kernel.patterns:
+            raise ValueError(f"register: expected targets for the kernel {kernel.name}, got none.")
+        for pattern in kernel.patterns:
+            rank(pattern, Target("cpu"))
+    _added.extend(kernels)
+
+
+@contextlib.contextmanager
+def registered(*kernels: Kernel) -> Iterator[None]:
+    """Adds kernels inside a block, for tests; see `register`."""
+    register(*kernels)
+    try:
+        yield
+    finally:
+        for kernel in kernels:
+            _added.remove(kernel)
+
+
+def added() -> tuple[Kernel, ...]:
+    """Returns the kernels that were added."""
+    return tuple(_added)
+
+
+def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
+    """Returns the kernels of an operation, or all: those of the backends first, then those that were added."""
+    return tuple(k for k in (*_listed(), *_added) if operation in (None, k.operation))
+
+
+def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> Found:
+    """Returns the kernel that serves a call on a target: of those that do, the one whose targets describe it closest.
+
+    Of several of the same targets, one that says which calls it serves comes before one that serves all.
+
+    Args:
+        operation: Name of the operation.
+        target: What the program is lowered for.
+        fixed: What contracts are chosen by: what belongs to the operation and the weights, never to the batch. Each
+            operation has its own; it stands beside the call of `find`.
+        *arrays: The arrays of the call.
+        **parameters: Its parameters, but for the contracts.
+
+    Raises:
+        UnsupportedError: If no kernel serves the call, or the target has no architecture and the kernels differ by it.
+        ValueError: If that leaves several.
+
+    Example:
+        >>> from pallas_kernels.contract import row_contract
+        >>> kernel = Kernel("double", "cpu", lambda x, contract: x + x, contract=row_contract())
+        >>> with registered(kernel):
+        ...     found = find("double", Target("cpu"), None, 2)
+        >>> found.function(2, **found.contracts)
+        4
+    """
+    found = _find(operation, target, fixed, arrays, parameters)
+    if found is not None:
+        return found
+    came = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (*arrays, *parameters.values()) if hasattr(a, "dtype"))
+    there = ", ".join(f"{k.name} on {' and '.join(k.patterns)}" for k in kernels(operation)) or "none"
+    raise UnsupportedError(
+        f"{operation}: no kernel serves ({came}) on {target}, and none is tried instead; registered are: {there}."
+    )
+
+
+def serves(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> bool:
+    """Returns whether a kernel serves a call on a target; arguments as for `find`.
+
+    Raises:
+        UnsupportedError: If the target has no architecture and the kernels differ by it.
+        ValueError: As `find`.
+    """
+    return _find(operation, target, fixed, arrays, parameters) is not None
+
+
+def runs_on(operation: str, target: Target) -> bool:
+    """Returns whether an operation has kernels for a target, whatever calls they serve.
+
+    Raises:
+        UnsupportedError: If the target has no architecture and the kernels differ by it.
+    """
+    return bool(_ranked(operation, target))
+
+
+def _ranked(operation: str, target: Target) -> list[tuple[tuple[int, int], Kernel]]:
+    known = kernels(operation)
+    if not target.architecture and any(names_architecture(p, target.platform) for k in known for p in k.patterns):
+        raise UnsupportedError(
+            f"{operation}: the kernels differ by the architecture; expected it to be named, got a program for"
+            f" {target}. Lower it in a block `with bijax.lowering_for('sm_90'):` (Hopper; 'sm_80' for Ampere), or in a"
+            " process with the GPU."
+        )
+    return [(r, k) for k in known if (r := k.rank(target)) is not None]
+
+
+def _find(
+    operation: str, target: Target, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]
+) -> Found | None:
+    ranked = _ranked(operation, target)
+    for closest in sorted({r for r, _ in ranked}, reverse=True):
+        candidates = (_served(k, fixed, arrays, parameters) for r, k in ranked if r == closest)
+        serving = [found for found in candidates if found is not None]
+        choosy = [found for found in serving if found.is_choosy]
+        if len(choosy or serving) > 1:
+            names = ", ".join(found.kernel.name for found in choosy or serving)
+            raise ValueError(f"{operation}: expected one kernel that serves a call on {target}, got {names}.")
+        if serving:
+            return (choosy or serving)[0]
+    return None
+
+
+def _served(kernel: Kernel, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]) -> Found | None:
+    contracts = kernel.contracts(fixed)
+    if contracts is None or (kernel.serves and not kernel.serves(*arrays, **contracts, **parameters)):
+        return None
+    function = kernel.function()
+    serves = getattr(function, "serves", None)
+    if serves is not None and not serves(*arrays, **contracts, **parameters):
+        return None
+    return Found(kernel, function, contracts)
+
+
+@functools.cache
+def _loaded(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+@functools.cache
+def _listed() -> tuple[Kernel, ...]:
+    """Returns the kernels that the modules of `pallas_kernels.backends` list."""
+    package = importlib.import_module(_BACKENDS)
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    lists = (importlib.import_module(f"{_BACKENDS}.{name}").KERNELS for name in names)
+    return tuple(kernel for listed in lists for kernel in listed)

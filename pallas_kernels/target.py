@@ -1,0 +1,123 @@
+"""What a program is lowered for: a platform of JAX and, for GPUs, an architecture.
+
+Nothing but this module and `pallas_kernels.registry` compares architectures. A kernel says on which targets it runs, by
+a pattern (see `rank`), and the registry picks among those that match.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_CUDA: Final = "cuda"
+_ARCHITECTURE: Final = re.compile(r"sm_(\d{2,3})")
+
+_FEATURES: Final[dict[str, range]] = {
+    "mma": range(80, 1000),  # mma.sync on bfloat16 and TF32
+    "wgmma": range(90, 100),
+    "tma": range(90, 1000),
+    "tcgen05": range(100, 120),  # not GPUs of compute capability 12
+}
+"""The compute capabilities, times ten, that have an instruction family."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A platform and an architecture.
+
+    Attributes:
+        platform: As JAX names it: "cpu", "cuda", ...
+        architecture: "sm_90" for an NVIDIA GPU of compute capability 9.0; "" where the platform has none or it is not
+            known.
+
+    Raises:
+        ValueError: If one of them is not a name, or the platform has no architectures.
+
+    Example:
+        >>> Target("cuda", "sm_90")
+        Target(platform='cuda', architecture='sm_90')
+        >>> str(Target.parse("sm_80")), str(Target.parse("cpu"))
+        ('sm_80', 'cpu')
+    """
+
+    platform: str
+    architecture: str = ""
+
+    def __post_init__(self) -> None:
+        has_it = self.platform == _CUDA and _ARCHITECTURE.fullmatch(self.architecture)
+        if not self.platform.isalpha() or (self.architecture and not has_it):
+            raise ValueError(
+                f"expected a platform such as 'cpu', or 'cuda' with an architecture such as 'sm_90', got"
+                f" {self.platform!r} with {self.architecture!r}."
+            )
+
+    @classmethod
+    def parse(cls, name: str) -> "Target":
+        """Returns the target with a name: an architecture ("sm_90") or a platform ("cpu", "cuda")."""
+        return cls(_CUDA, name) if _ARCHITECTURE.fullmatch(name) else cls(name)
+
+    def __str__(self) -> str:
+        return self.architecture or self.platform
+
+    @property
+    def generation(self) -> int:
+        """The compute capability times ten, by which the architectures of a platform are ordered; 0 without one."""
+        return int(self.architecture.removeprefix("sm_") or 0)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The instruction families that kernels ask for: "mma", "wgmma", "tma", "tcgen05".
+
+        Example:
+            >>> sorted(Target.parse("sm_90").features)
+            ['mma', 'tma', 'wgmma']
+        """
+        return frozenset(name for name, generations in _FEATURES.items() if self.generation in generations)
+
+    def is_at_least(self, other: "Target") -> bool:
+        """Returns whether this is a target of the same platform, of the same or a later generation.
+
+        Example:
+            >>> Target.parse("sm_100").is_at_least(Target.parse("sm_90"))
+            True
+        """
+        return self.platform == other.platform and self.generation >= other.generation
+
+
+def rank(pattern: str, target: Target) -> tuple[int, int] | None:
+    """Returns how closely a pattern describes a target, the closest being the largest; None if it does not.
+
+    Args:
+        pattern: From the closest to the widest: an architecture ("sm_90"), an architecture and all later ones of its
+            platform ("sm_80+"), an instruction family ("mma"), a platform ("cuda", "cpu").
+        target: The target.
+
+    Raises:
+        ValueError: If it is no such pattern.
+
+    Example:
+        >>> [rank(pattern, Target.parse("sm_90")) for pattern in ("sm_90", "sm_80+", "wgmma", "cuda", "sm_100", "cpu")]
+        [(3, 90), (2, 80), (1, 0), (0, 0), None, None]
+    """
+    if pattern in _FEATURES:
+        return (1, 0) if pattern in target.features else None
+    described = _described(pattern)
+    if pattern.endswith("+"):
+        return (2, described.generation) if target.is_at_least(described) else None
+    if described.architecture:
+        return (3, described.generation) if described == target else None
+    return (0, 0) if described.platform == target.platform else None
+
+
+def names_architecture(pattern: str, platform: str) -> bool:
+    """Returns whether a pattern describes some targets of a platform and not others, by their architecture."""
+    if pattern in _FEATURES:
+        return platform == _CUDA
+    described = _described(pattern)
+    return bool(described.architecture) and described.platform == platform
+
+
+def _described(pattern: str) -> Target:
+    target = Target.parse(pattern.removesuffix("+"))
+    if pattern.endswith("+") and not target.architecture:
+        raise ValueError(f"expected an architecture such as 'sm_80' before the '+', got {pattern!r}.")
+    return target
