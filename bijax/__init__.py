@@ -2,6 +2,10 @@
 
 from bijax import ops as ops
 from bijax.core.architecture import lowering_for as lowering_for
+from bijax.inspect.audit import audit as audit
+from bijax.inspect.audit_report import Audit as Audit
+from bijax.inspect.contracts import Manifest as Manifest
+from bijax.inspect.contracts import contracts as contracts
 from bijax.ops.attention import dot_product_attention as dot_product_attention
 from bijax.ops.attention_block_size import AttentionBlockSize as AttentionBlockSize
 from bijax.ops.attention_block_size import (
@@ -44,13 +48,9 @@ from bijax.ops.swiglu import moe_swiglu_dynamic_quant as moe_swiglu_dynamic_quan
 from bijax.ops.swiglu import swiglu as swiglu
 from bijax.ops.variance import std as std
 from bijax.ops.variance import var as var
-from bijax.transform import Audit as Audit
 from bijax.transform import GradientSum as GradientSum
-from bijax.transform import Manifest as Manifest
 from bijax.transform import NotInvariantError as NotInvariantError
 from bijax.transform import accumulate_gradients as accumulate_gradients
-from bijax.transform import audit as audit
-from bijax.transform import contracts as contracts
 from bijax.transform import disable_batch_invariant_mode as disable_batch_invariant_mode
 from bijax.transform import enable_batch_invariant_mode as enable_batch_invariant_mode
 from bijax.transform import invariant as invariant

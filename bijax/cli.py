@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from bijax.demo.arguments import Arguments, add_demo_parser
 from bijax.demo.errors import DemoError
 from bijax.determinism.command import DeterminismError, add_determinism_parser, run_determinism
+from bijax.inspect.audit_command import AuditError, add_audit_parser, run_audit
+from bijax.inspect.kernels_command import KernelsError, add_kernels_parser, run_kernels
 from bijax.server.command import add_serve_parser, run_serve
 from bijax.server.errors import ServeError
-from bijax.transform._audit_command import AuditError, add_audit_parser, run_audit
-from bijax.transform._kernels_command import KernelsError, add_kernels_parser, run_kernels
 
 DISTRIBUTION = "batch-invariant-jax"
 DEMO_PACKAGES = ("flax", "gguf", "jinja2", "matplotlib", "rich", "safetensors", "tokenizers")

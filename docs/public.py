@@ -7,7 +7,14 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("bijax", "flax_layers", "pallas_kernels")
-INTERNAL = {"bijax.demo", "bijax.transform", "flax_layers.conversion", "flax_layers.models", "flax_layers.ops"}
+INTERNAL = {
+    "bijax.demo",
+    "bijax.inspect",
+    "bijax.transform",
+    "flax_layers.conversion",
+    "flax_layers.models",
+    "flax_layers.ops",
+}
 """Packages whose names are public through others, or belong to the command line."""
 BY_TOPIC = {"bijax", "bijax.ops"}
 """Modules whose names are on pages of `docs/reference`, put together by topic."""

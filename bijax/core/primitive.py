@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from bijax.core.architecture import target_for
 from bijax.core.contracts import without_recording
-from bijax.core.lowered_forms import is_own, lower_once
+from bijax.core.lowering_cache.lowered_forms import is_own, lower_once
 from bijax.core.partitioning import is_partitioned, mark
 from bijax.core.tag import kernel_code
 from pallas_kernels.errors import UnsupportedError
@@ -53,7 +53,7 @@ def define_kernel(
             repeated for every entry of the axis.
         shapes: A function of the same arguments that is cheap to trace, from which the shapes and dtypes of the results
             are taken; the backend on a CPU by default.
-        lowered_once: Whether equal calls share one lowered form (`bijax.core.lowered_forms`).
+        lowered_once: Whether equal calls share one lowered form (`bijax.core.lowering_cache.lowered_forms`).
 
     Returns:
         A function of arrays and keyword parameters that returns a tuple of arrays.

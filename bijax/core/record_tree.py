@@ -13,7 +13,7 @@ class RecordTree:
 
     Attributes:
         tree: The tree of a tuple of records of this library, whose static fields a text tells from all others
-            (`bijax.core.lowered_forms`).
+            (`bijax.core.lowering_cache.lowered_forms`).
     """
 
     tree: jax.tree_util.PyTreeDef

@@ -1,6 +1,6 @@
 """Element-wise code of a GPU program: what lets its bits depend on the shape.
 
-`bijax.invariant` puts integer operations behind each function, product and rounding (`bijax.transform._fences_gpu`).
+`bijax.invariant` puts integer operations behind each function, product and rounding (`bijax.transform.gpu.fences`).
 Here they are looked for. A value that passes none is in XLA's hands: the next shape may give it to another code
 generator, contract it with a sum, or leave out its rounding.
 """

@@ -1,15 +1,22 @@
-"""Whole programs made batch-invariant."""
+"""Whole programs made batch-invariant.
 
-from bijax.transform._audit_report import Audit as Audit
-from bijax.transform._audit_report import Operation as Operation
+- `invariant`, `mode`, `accumulate`, `errors`: what users call.
+- `hook`: how a request reaches JAX's lowering.
+- `rules`: what becomes of each primitive; the registry that lowering, audit and the documentation read.
+- `cpu`, `gpu`: what stops the rewrites of XLA's compilers.
+- `expansions`: linear algebra, FFT and complex numbers written out; a plug-in that registers rules.
+- `fusion`: rows that one kernel computes.
+"""
+
 from bijax.transform.accumulate import GradientSum as GradientSum
 from bijax.transform.accumulate import accumulate_gradients as accumulate_gradients
-from bijax.transform.audit import audit as audit
-from bijax.transform.contracts import Manifest as Manifest
-from bijax.transform.contracts import contracts as contracts
 from bijax.transform.errors import NotInvariantError as NotInvariantError
 from bijax.transform.invariant import invariant as invariant
 from bijax.transform.mode import disable_batch_invariant_mode as disable_batch_invariant_mode
 from bijax.transform.mode import enable_batch_invariant_mode as enable_batch_invariant_mode
 from bijax.transform.mode import is_batch_invariant_mode_enabled as is_batch_invariant_mode_enabled
 from bijax.transform.mode import set_batch_invariant_mode as set_batch_invariant_mode
+
+# They register their rules, and nothing else names them.
+from bijax.transform import expansions as expansions  # isort: skip
+from bijax.transform.rules import standard as standard  # isort: skip

@@ -7,16 +7,16 @@ from typing import Any
 
 import jax
 
-from bijax.core.checks import check_callable
-from bijax.transform._allowed import allowed_names
-from bijax.transform._boundary import Copies, fenced, write_back
-from bijax.transform._lowering import install
-from bijax.transform._state import Request, requested
+from bijax.core.checks import check_callable, flag
+from bijax.transform.hook.allowed import allowed_names
+from bijax.transform.hook.boundary import Copies, fenced, write_back
+from bijax.transform.hook.lowering import install
+from bijax.transform.hook.state import Request, requested
 
 _STAGES = ("lower", "trace", "eval_shape")
 
 
-def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Callable[P, R]:
+def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = (), fuse_rows: bool = True) -> Callable[P, R]:
     """Makes a function batch-invariant.
 
     Inside, every operation that would choose its order of summation by the batch is lowered to one whose bits depend
@@ -40,13 +40,19 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
             is made invariant: JAX code inside such a primitive is, and what is allowed is the rest. `bijax.audit` lists
             what it lets pass as "believed", `bijax.contracts` as `allowed`.
 
+        fuse_rows: Whether one kernel may compute a softmax, a norm or their gradients that are written piece by piece
+            (on Hopper GPUs; a guide's page "GPUs" has more). No bit depends on it. When such a kernel is first lowered
+            for a GPU of this process, it is compared with what XLA makes of the pieces.
+
     Returns:
         A function with the signature of `fn`; with `lower`, `trace` and `eval_shape` if `fn` has them.
 
     Raises:
         TypeError: If `fn` is not callable, is a generator or coroutine function (its body would run later, without
-            effect), or a program that has been lowered or compiled already, or `allow` does not hold names.
+            effect), or a program that has been lowered or compiled already, `allow` does not hold names, or
+            `fuse_rows` is not a bool.
         ValueError: If `allow` holds a name that no primitive has.
+        UnsupportedError: When it is lowered, if row programs have other bits than XLA's functions with this jaxlib.
 
     A primitive of another library is made invariant if its lowering is JAX code (`mlir.lower_fun`). A callback may
     stand in a branch of `jax.lax.cond` to raise an error, as in `equinox.error_if`.
@@ -73,7 +79,7 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = ()) -> Calla
         True
     """
     _check(fn)
-    request = Request(True, allowed_names(allow))
+    request = Request(True, allowed_names(allow), flag("bijax.invariant", "fuse_rows", fuse_rows))
     install()
 
     def covered(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from bijax.core.checks import flag
-from bijax.transform._allowed import allowed_names
-from bijax.transform._lowering import install
-from bijax.transform._state import (
+from bijax.transform.hook.allowed import allowed_names
+from bijax.transform.hook.lowering import install
+from bijax.transform.hook.state import (
     OFF,
     Request,
     close_everywhere,
@@ -18,7 +18,9 @@ from bijax.transform._state import (
 )
 
 
-def enable_batch_invariant_mode(*, allow: Iterable[str] = (), all_threads: bool = False) -> None:
+def enable_batch_invariant_mode(
+    *, allow: Iterable[str] = (), all_threads: bool = False, fuse_rows: bool = True
+) -> None:
     """Makes everything that this thread traces from now on batch-invariant, as `bijax.invariant` does.
 
     Functions that were jitted before are traced again. Other threads are not touched, unless asked for: call it in
@@ -29,9 +31,10 @@ def enable_batch_invariant_mode(*, allow: Iterable[str] = (), all_threads: bool 
         all_threads: Whether it holds in every thread, those that run already and those that start later. A thread
             inside a block of `set_batch_invariant_mode`, or in which the mode was enabled or disabled on its own, keeps
             that. It ends with `disable_batch_invariant_mode(all_threads=True)`, in any thread.
+        fuse_rows: Whether operations on rows may become one kernel, as for `bijax.invariant`.
 
     Raises:
-        TypeError: If `allow` does not hold names, or `all_threads` is not a bool.
+        TypeError: If `allow` does not hold names, or `all_threads` or `fuse_rows` is not a bool.
         ValueError: If it holds a name that no primitive has.
 
     Example:
@@ -42,7 +45,8 @@ def enable_batch_invariant_mode(*, allow: Iterable[str] = (), all_threads: bool 
         >>> is_batch_invariant_mode_enabled()
         False
     """
-    request = Request(True, allowed_names(allow))
+    fused = flag("enable_batch_invariant_mode", "fuse_rows", fuse_rows)
+    request = Request(True, allowed_names(allow), fused)
     everywhere = flag("enable_batch_invariant_mode", "all_threads", all_threads)
     install()
     if everywhere:
@@ -69,7 +73,7 @@ def disable_batch_invariant_mode(*, all_threads: bool = False) -> None:
 
 
 def set_batch_invariant_mode(
-    enabled: bool = True, *, allow: Iterable[str] = ()
+    enabled: bool = True, *, allow: Iterable[str] = (), fuse_rows: bool = True
 ) -> "contextlib._GeneratorContextManager[None]":
     """Puts the mode on or off inside a `with` block or a decorated function, and restores it afterwards.
 
@@ -79,9 +83,10 @@ def set_batch_invariant_mode(
         enabled: Whether what is traced inside is made invariant. With False, a part of an invariant program stays as
             it is.
         allow: Names of primitives that would be refused and are to be left to XLA, as for `bijax.invariant`.
+        fuse_rows: Whether operations on rows may become one kernel, as for `bijax.invariant`.
 
     Raises:
-        TypeError: If `enabled` is not a bool, or `allow` does not hold names.
+        TypeError: If `enabled` or `fuse_rows` is not a bool, or `allow` does not hold names.
         ValueError: If `allow` holds a name that no primitive has.
 
     Guarantee: as `bijax.invariant`, for programs that are traced inside as a whole. In a block inside of a traced
@@ -100,7 +105,8 @@ def set_batch_invariant_mode(
             " write @set_batch_invariant_mode() with parentheses."
         )
     enabled = flag("set_batch_invariant_mode", "enabled", enabled)
-    return _inside(Request(True, allowed_names(allow)) if enabled else OFF)
+    fused = flag("set_batch_invariant_mode", "fuse_rows", fuse_rows)
+    return _inside(Request(True, allowed_names(allow), fused) if enabled else OFF)
 
 
 @contextlib.contextmanager

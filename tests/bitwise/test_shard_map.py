@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import bijax
-from bijax.transform._kernel_table import CASES, Case
+from bijax.inspect.kernel_table import CASES, Case
 
 MESH = jax.sharding.AbstractMesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDED = {"all arguments": lambda i, n: True, "the first": lambda i, n: i == 0, "the last": lambda i, n: i == n - 1}

@@ -31,7 +31,7 @@ from rich.progress import track
 import bijax
 from benchmarks import record
 from benchmarks.harness import add_json, device_name, save
-from bijax.transform import _fences_gpu
+from bijax.transform.gpu import fences as gpu_fences
 from tests.fuzz.programs import Fuzz, differences
 
 _CACHES_KEPT: Final = 8  # programs between two that start with empty caches, for memory's sake
@@ -44,7 +44,7 @@ def unfenced() -> Iterator[None]:
     def stock(_: str, rule: Any, ctx: Any, operands: Any, parameters: Any) -> Any:
         return list(rule(ctx, *operands, **parameters))
 
-    with mock.patch.object(_fences_gpu, "fenced", stock):
+    with mock.patch.object(gpu_fences, "fenced", stock):
         yield
 
 

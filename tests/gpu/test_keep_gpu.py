@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bijax
-from bijax.transform._tables import RACING
+from bijax.transform.rules._ordered import RACING
 from tests.bitwise import scatter_cases
 from tests.transform import choices
 

@@ -12,7 +12,7 @@ from flax import linen
 
 import bijax
 from bijax.testing import assert_bits_equal
-from bijax.transform import _row_regions
+from bijax.transform.fusion import _regions
 
 pytestmark = pytest.mark.gpu
 
@@ -56,9 +56,9 @@ def masked(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Arrays:
 
 def pieces_and_program(function: Callable[..., Arrays], *arrays: jax.Array) -> tuple[Arrays, Arrays]:
     found = []
-    for columns in (0, _row_regions.MOST_COLUMNS):
+    for columns in (0, _regions.MOST_COLUMNS):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_row_regions, "MOST_COLUMNS", columns)
+            patch.setattr(_regions, "MOST_COLUMNS", columns)
             program = jax.jit(bijax.invariant(lambda *a: function(*a))).lower(*arrays).compile()
             assert ("bijax_row_program" in str(program.as_text())) == (columns > 0)
             found.append(program(*arrays))

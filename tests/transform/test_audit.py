@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 import bijax
 from bijax import hlo
-from bijax.transform.audit import audit
+from bijax.inspect.audit import audit
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

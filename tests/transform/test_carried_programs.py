@@ -19,7 +19,9 @@ from jax.experimental.xla_metadata import xla_metadata_call
 
 import bijax
 from bijax.testing import assert_bits_equal
-from bijax.transform._tables import IN_REGIONS, TAKEN_OUT, Kind, table_name, verdict
+from bijax.transform.rules.names import rule_name
+from bijax.transform.rules.regions import IN_REGIONS, TAKEN_OUT
+from bijax.transform.rules.registry import Kind, verdict
 from tests.transform.carrying_primitives import carrying_primitives
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -143,7 +145,7 @@ RUNNING = {**ENTERING, **TAKING, **REPLACING, **KEEPING}
 
 def outcome(name: str, platform: str) -> str:
     """What the tables say of a primitive."""
-    names = {name, table_name(name, {"update_jaxpr": object()})}
+    names = {name, rule_name(name, {"update_jaxpr": object()})}
     kinds = {verdict(n, (jnp.dtype("float32"),), platform).kind for n in names}
     if names & TAKEN_OUT.keys() or kinds == {Kind.RECURSE}:
         return "its program is made invariant"

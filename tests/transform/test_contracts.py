@@ -16,10 +16,11 @@ import bijax
 from bijax.cli import main
 from bijax.core.contracts import recording
 from bijax.core.primitive import KERNELS
-from bijax.transform import _kernel_table
-from bijax.transform._kernel_table import Row
-from bijax.transform._refused import CUDNN_ATTENTION
-from bijax.transform._tables import CHOOSING, ORDERED, RACING
+from bijax.inspect import kernel_table
+from bijax.inspect.kernel_table import Row
+from bijax.transform.rules._elementwise import CHOOSING
+from bijax.transform.rules._ordered import COLLECTIVES, ORDERED, PRODUCTS, RACING
+from bijax.transform.rules.names import CUDNN_ATTENTION
 from pallas_kernels import contract, registry
 from pallas_kernels.ops.cumulative.portable import scan_axis
 from pallas_kernels.ops.softmax import portable as softmax
@@ -37,7 +38,7 @@ def fingerprint(fn: Callable[..., Any], rows: int, dtype: str = "float32", **opt
 
 @pytest.fixture(scope="module")
 def table() -> list[Row]:
-    return list(_kernel_table.rows())
+    return list(kernel_table.rows())
 
 
 def test_the_ids_of_a_program() -> None:
@@ -137,7 +138,7 @@ def test_every_operation_with_an_order_has_a_contract(table: list[Row]) -> None:
     shared = {"psum_invariant", "reduce_scatter", "scatter-sub", "scatter-mul", "reduce_prod", "cumprod"}
     shared |= {*CUDNN_ATTENTION}  # by the kernels of attention; JAX binds them only where cuDNN is installed
     reached = {name for row in table for name in row.primitives}
-    assert set(ORDERED) - exact - set(RACING) - shared <= reached
+    assert {*ORDERED, *COLLECTIVES, PRODUCTS} - exact - set(RACING) - shared <= reached
 
 
 def kernels(table: list[Row]) -> Iterator[tuple[str, Any]]:
@@ -192,8 +193,8 @@ def test_another_scan_contract_is_another_order() -> None:
 
 
 def test_the_command_prints_the_cases(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    few = tuple(case for case in _kernel_table.CASES if case.operation == "gated_matmul")
-    monkeypatch.setattr(_kernel_table, "CASES", few)
+    few = tuple(case for case in kernel_table.CASES if case.operation == "gated_matmul")
+    monkeypatch.setattr(kernel_table, "CASES", few)
     assert main(["kernels", "--cases"]) == 0
     printed = capsys.readouterr().out
     assert "elementwise/v1/f32-ptx, matmul/v1/f32-wgmma16-chain" in printed

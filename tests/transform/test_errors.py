@@ -11,7 +11,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import bijax
-from bijax.transform._refused import CUDNN_ATTENTION, REFUSED
+from bijax.transform.rules._refused import REFUSED
+from bijax.transform.rules.names import CUDNN_ATTENTION
 
 X = jnp.eye(4)
 

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform import _lowering
+from bijax.transform.expansions import _lapack
 from tests.tiers import full_only
 
 WRITTEN_OUT = pytest.mark.parametrize("written_out", [False, True])
@@ -50,7 +50,7 @@ def assert_close(found: np.ndarray, wanted: np.ndarray, dtype: str, units: float
 @WRITTEN_OUT
 def test_triangles(dtype: str, n: int, written_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if written_out:
-        monkeypatch.setattr(_lowering, "lapack_contract_of", lambda *_: None)
+        monkeypatch.setattr(_lapack, "contract_of", lambda *_: None)
     x = matrices(dtype, n, n)
     gram = x @ adjoint(x) + n * np.eye(n, dtype=dtype)
 
@@ -129,7 +129,7 @@ def test_orthogonal_factors(
     dtype: str, shape: tuple[int, int], written_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if written_out:
-        monkeypatch.setattr(_lowering, "lapack_contract_of", lambda *_: None)
+        monkeypatch.setattr(_lapack, "contract_of", lambda *_: None)
     x = matrices(dtype, *shape)
     x[2] = np.outer(x[2, :, 0], x[2, 0])  # of rank 1: the other vectors are orthonormal all the same
     square = x @ adjoint(x)

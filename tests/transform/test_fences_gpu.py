@@ -10,7 +10,7 @@ from jax import lax
 
 import bijax
 from bijax import hlo
-from bijax.transform._tables import VECTORS
+from bijax.transform.rules._elementwise import VECTORS
 from tests.fuzz.programs import Fuzz
 from tests.transform.vector_functions import FUNCTIONS
 

@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 import bijax
 from bijax.testing import assert_bits_equal
-from bijax.transform import _jax_private
+from bijax.transform.hook import _jax_private
 from tests.transform.host_programs import W, X, texts, use_everything
 
 ROOT = Path(__file__).parents[2]
@@ -251,14 +251,14 @@ def test_the_supported_versions_are_those_of_the_package() -> None:
     assert re.search(r"^jax==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
-def test_private_uses_of_jax_are_in_one_file_of_a_floor() -> None:
+def test_private_uses_of_jax_are_in_one_file_of_a_package() -> None:
     found = sorted(
         path.relative_to(ROOT).as_posix()
         for package in ("bijax", "pallas_kernels", "flax_layers")
         for path in (ROOT / package).rglob("*.py")
         if re.search(r"\bjax\._src\b|\b_mlir_libs\b", path.read_text())
     )
-    assert found == ["bijax/core/_jax_private.py", "bijax/transform/_jax_private.py"]
+    assert found == [f"bijax/{p}/_jax_private.py" for p in ("core", "core/lowering_cache", "transform/hook")]
 
 
 _IMPORT = """

@@ -1,32 +1,21 @@
 """Evidence for the table KEEP: operations that choose among values do not depend on the batch, ties and nan included.
 
-Those of the tables CHOOSING and RACING are replaced on one platform or the other.
+Those of the tables CHOOSING and RACING are replaced on one platform or the other. And the registry of rules itself.
 """
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from bijax.transform._tables import (
-    CHOOSING,
-    COMPLEX,
-    EXPANDED,
-    FENCED,
-    KEEP,
-    ORDERED,
-    RACING,
-    RECURSE,
-    ROUNDED,
-    STABLE,
-    VECTORS,
-    Kind,
-    verdict,
-)
-from bijax.transform.expansions import expansion_of
+from bijax.transform.expansions import _rules
+from bijax.transform.expansions._rules import COMPLEX, COMPLEX_ON_GPU, EXPANDED, written_out
+from bijax.transform.rules import registry
+from bijax.transform.rules.registry import Kind, Rule, find, named, register, verdict
 from tests.transform.choices import CHOICES, check_choices
 
 
@@ -37,16 +26,51 @@ def test_choices_do_not_depend_on_the_batch(name: str, columns: int) -> None:
     check_choices(jax.jit(CHOICES[name]), columns)
 
 
-def test_no_primitive_is_in_two_tables() -> None:
-    tables = [set(t) for t in (KEEP, CHOOSING, FENCED, VECTORS, ROUNDED, STABLE, RACING, ORDERED, EXPANDED, RECURSE)]
-    assert sum(map(len, tables)) == len(set.union(*tables))
+DTYPES = [
+    *((d,) for d in ("int32", "bool", "float32", "bfloat16", "float64", "float8_e5m2", "complex64")),
+    *(("float32", d) for d in ("float64", "bfloat16", "int32", "bool")),
+    *((d, "float32") for d in ("int32", "bool", "complex64", "float8_e5m2")),
+]
+
+
+def test_one_rule_holds_for_every_operation() -> None:
+    for name in named():
+        for dtypes in DTYPES:
+            for platform in registry.PLATFORMS:
+                find(name, tuple(map(jnp.dtype, dtypes)), platform)  # raises where two hold
+
+
+def test_two_rules_for_one_case_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", {})
+    register("same", Rule(Kind.KEEP, "one"))
+    with pytest.raises(ValueError, match="got a second"):
+        register("same", Rule(Kind.REPLACE, "another"))
+    register("alike", Rule(Kind.KEEP, "one", dtypes=registry.is_real))
+    register("alike", Rule(Kind.KEEP, "another", dtypes=registry.is_in_floats))
+    with pytest.raises(RuntimeError, match="two rules for alike"):
+        find("alike", (jnp.dtype(jnp.float32),), "cpu")
+    with pytest.raises(ValueError, match="expected a platform"):
+        register("elsewhere", Rule(Kind.KEEP, "", platform="tpu"))
+
+
+def test_the_expansions_are_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their rules, what they serve is refused, not left to XLA."""
+    rules = {name: [r for r in found if r.uses is not _rules._uses] for name, found in registry._RULES.items()}
+    monkeypatch.setattr(registry, "_RULES", {name: found for name, found in rules.items() if found})
+    x = np.eye(3, dtype=np.float32)
+    for fn in (jnp.linalg.cholesky, lambda x: (x * 1j) @ x):
+        with pytest.raises(bijax.NotInvariantError):
+            jax.jit(bijax.invariant(lambda x, fn=fn: fn(x))).lower(x)
 
 
 def test_what_is_written_out_has_an_expansion() -> None:
-    for names, dtype in ((EXPANDED, jnp.float32), (COMPLEX, jnp.complex64)):
-        assert all(callable(expansion_of(name, (jnp.dtype(dtype),))) for name in names)
-    assert expansion_of("dot_general", (jnp.dtype(jnp.int8), jnp.dtype(jnp.float32)))
-    assert expansion_of("dot_general", (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))) is None
+    for names, dtype in ((EXPANDED, "float32"), ([*COMPLEX.split(), *COMPLEX_ON_GPU.split()], "complex64")):
+        aval, dtypes = jax.core.ShapedArray((3, 3), jnp.dtype(dtype)), (jnp.dtype(dtype),)
+        assert all(callable(written_out(name, [aval], {}, dtypes, "cuda")) for name in names)
+    for other, is_written_out in (("int8", True), ("bfloat16", False)):
+        rule = find("dot_general", (jnp.dtype(other), jnp.dtype("float32")), "cpu")
+        assert rule is not None
+        assert (rule.uses is _rules._uses) == is_written_out
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import bijax
-from bijax.transform import _results
+from bijax.transform.rules import results
 from pallas_kernels.ops.matmul.cpu.forms import panels
 from pallas_kernels.parts.xla.row_major import LAYOUT, row_major
 from pallas_kernels.parts.xla.tiles import isolate
@@ -66,7 +66,7 @@ def test_a_gradient_of_weights_is_computed_as_it_is_wanted(monkeypatch: pytest.M
 
     shapes = (34, 48), (20, 34), (20, 48)
     assert not columns_first(compiled(bijax.invariant(gradient), *shapes))
-    monkeypatch.setattr(_results, "arrangements", lambda jaxpr: dict.fromkeys(_products(jaxpr)))
+    monkeypatch.setattr(results, "arrangements", lambda jaxpr: dict.fromkeys(_products(jaxpr)))
     assert columns_first(compiled(bijax.invariant(gradient), *shapes))
 
 

@@ -13,7 +13,7 @@ import bijax
 from bijax.dispatch.matmul import Product
 from bijax.lax import dot_general as module
 from bijax.lax.dot_general import Arrangement
-from bijax.transform import _results
+from bijax.transform.rules import results
 
 A, B = ((64, 128), (256, 64)), ((128, 64), (64, 256))
 """Both with K = 64: the first stored by columns times one stored by rows, and the reverse."""
@@ -50,7 +50,7 @@ def test_two_transpositions_are_none() -> None:
 
 def test_without_knowing_it_they_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr(_results, "arrangements", lambda jaxpr: dict.fromkeys(_products(jaxpr)))
+    monkeypatch.setattr(results, "arrangements", lambda jaxpr: dict.fromkeys(_products(jaxpr)))
     assert computed(product(rows=False, transposed=False), *A) == ["256x128"]
 
 

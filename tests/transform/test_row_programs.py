@@ -17,9 +17,9 @@ from jax.extend.core import Literal
 import bijax
 from bijax.lax.product_of_parts import product_of_parts
 from bijax.testing import assert_bits_equal
-from bijax.transform import _row_layout, _row_programs
-from bijax.transform._row_products import PRODUCT, products_of
-from bijax.transform._row_regions import Program
+from bijax.transform.fusion import _layout, _programs
+from bijax.transform.fusion._products import PRODUCT, products_of
+from bijax.transform.fusion._regions import Program
 from pallas_kernels.contract import row_contract
 from pallas_kernels.ops.matmul.hopper import parts
 from pallas_kernels.ops.row_program import hopper
@@ -42,7 +42,7 @@ def interpreter() -> Iterator[None]:
 
 
 def rewritten(jaxpr: Any) -> Any:
-    return _row_programs.with_row_programs(jaxpr, lambda eqn: not eqn.effects)
+    return _programs.with_row_programs(jaxpr, lambda eqn: not eqn.effects)
 
 
 def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], *, plain: bool = False) -> Arrays:
@@ -55,8 +55,8 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], *, plain:
     for eqn in jaxpr.eqns:
         given, name = [read(v) for v in eqn.invars], eqn.primitive.name
         found: Any
-        if eqn.primitive is _row_programs.ROW_PROGRAM:
-            found = _row_layout.run_row_program(*given, **eqn.params)
+        if eqn.primitive is _programs.ROW_PROGRAM:
+            found = _layout.run_row_program(*given, **eqn.params)
         elif name in ("jit", "pjit"):
             found = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, given, plain=plain)
         elif name == "reduce_sum" and eqn.params["axes"] == (given[0].ndim - 1,) and not plain:
@@ -192,7 +192,7 @@ def test_programs_have_the_bits_of_the_pieces(name: str) -> None:
     function, arrays, count = CASES[name]
     traced = jax.make_jaxpr(function)(*arrays)
     program = rewritten(traced.jaxpr)
-    assert sum(e.primitive is _row_programs.ROW_PROGRAM for e in program.eqns) == count
+    assert sum(e.primitive is _programs.ROW_PROGRAM for e in program.eqns) == count
     if not count:
         assert program is traced.jaxpr
         return
@@ -212,7 +212,7 @@ def test_gradients_of_logits_are_written_in_parts(weights: tuple[int, int]) -> N
 
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, w)
     program = rewritten(traced.jaxpr)
-    (rows,) = (e for e in program.eqns if e.primitive is _row_programs.ROW_PROGRAM)
+    (rows,) = (e for e in program.eqns if e.primitive is _programs.ROW_PROGRAM)
     assert [e.invars[0] for e in program.eqns if e.primitive is PRODUCT] == rows.outvars[:1] * 2
     logits = program.eqns[0].outvars[0]
     short = program.replace(eqns=program.eqns[: program.eqns.index(rows) + 1], outvars=[rows.outvars[0], logits])

@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal
-from bijax.transform import _lowering
+from bijax.transform.hook import lowering
 
 
 def normalized(x: jax.Array) -> jax.Array:
@@ -24,7 +24,7 @@ X = np.random.default_rng(0).standard_normal((9, 40)).astype(np.float32)
 
 def test_the_bits_are_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
     settled: list[int] = []
-    stock = _lowering.with_settled_reshapes
+    stock = lowering.with_settled_reshapes
 
     def counted(equations: Sequence[Any], old: Sequence[Any], plain: Any) -> list[Any]:
         found = stock(equations, old, plain)
@@ -35,12 +35,12 @@ def test_the_bits_are_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
         both = jax.value_and_grad(lambda x: (normalized(x) ** 2).sum())
         return [jax.jit(bijax.invariant(normalized))(X), *jax.jit(bijax.invariant(both))(X)]
 
-    monkeypatch.setattr(_lowering, "with_settled_reshapes", counted)
+    monkeypatch.setattr(lowering, "with_settled_reshapes", counted)
     found = lowered()
     assert settled[0] == 2  # those of a sum and of a maximum, and no other reshape
     assert sum(settled) > 4
     jax.clear_caches()
-    monkeypatch.setattr(_lowering, "with_settled_reshapes", lambda equations, *_: list(equations))
+    monkeypatch.setattr(lowering, "with_settled_reshapes", lambda equations, *_: list(equations))
     assert_bits_equal(lowered(), found)
     jax.clear_caches()
 

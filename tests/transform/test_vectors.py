@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import VECTORS
+from bijax.transform.rules._elementwise import VECTORS
 from tests.tiers import full_only
 from tests.transform.vector_functions import FUNCTIONS, WITHOUT_TEST
 

@@ -13,7 +13,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.backend import backends
 
 import bijax
-from bijax.core import _jax_private, architecture, kernels_ahead
+from bijax.core import architecture
+from bijax.core.lowering_cache import _jax_private, kernels_ahead
 
 X = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
 W = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)

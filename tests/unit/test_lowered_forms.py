@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import bijax
-from bijax.core import lowered_forms
+from bijax.core.lowering_cache import lowered_forms
 from bijax.core.primitive import KERNELS, define_kernel
 from bijax.testing import assert_bits_equal
 from pallas_kernels.target import Target
@@ -241,3 +241,17 @@ def test_a_gpu_form_is_one_architecture_s(made: list[bytes]) -> None:
     assert len(made) == 1
     assert lower("sm_80") != hopper
     assert len(made) == 2
+
+
+def test_the_switch(made: list[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIJAX_LOWERING_CACHE", "off")
+    without = jax.jit(program())(X)
+    assert not made
+    assert not folder.exists()
+    monkeypatch.setenv("BIJAX_LOWERING_CACHE", "on")
+    assert_bits_equal(jax.jit(program())(X), without)
+    assert made
+    assert folder.exists()
+    monkeypatch.setenv("BIJAX_LOWERING_CACHE", "no")
+    with pytest.raises(ValueError, match="BIJAX_LOWERING_CACHE to be on or off, got 'no'"):
+        lowered()

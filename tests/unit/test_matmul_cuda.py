@@ -12,8 +12,8 @@ from jax import lax
 
 import bijax
 from bijax.ops import weight_gradient
-from bijax.transform._audit_walk import equations
-from bijax.transform._uses import kernels_of
+from bijax.transform.rules.equations import equations
+from bijax.transform.rules.uses import kernels_of
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

@@ -12,7 +12,9 @@ import pytest
 from jax import lax
 
 import bijax
-from bijax.transform._tables import FENCED, ORDERED, RACING, STABLE, TAKEN_OUT, VECTORS
+from bijax.transform.rules._elementwise import FENCED, VECTORS
+from bijax.transform.rules._ordered import COLLECTIVES, ORDERED, PRODUCTS, RACING
+from bijax.transform.rules.regions import TAKEN_OUT
 from tests.transform import vector_functions
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -165,7 +167,7 @@ PRIMITIVES: dict[str, Function] = {
 def test_every_operation_and_every_replaced_primitive_is_here() -> None:
     public = {name for name in dir(bijax) if not name.startswith("_") and callable(getattr(bijax, name))}
     assert {*OPERATIONS, *WITHOUT_GRADIENT, *OF_ENGINES} == public - NO_OPERATIONS
-    replaced = {*FENCED, *VECTORS, *ORDERED, *RACING, *STABLE, *TAKEN_OUT}
+    replaced = {*FENCED, *VECTORS, *ORDERED, *COLLECTIVES, PRODUCTS, *RACING, "sort", *TAKEN_OUT}
     of_cudnn = {name for name in replaced if name.startswith("dot_product_attention_")}  # for GPUs alone
     assert set(PRIMITIVES) == replaced - vector_functions.WITHOUT_TEST - of_cudnn
 

@@ -5,6 +5,8 @@ has a folder for its compilation cache (`jax_compilation_cache_dir`, not set by 
 subfolder `bijax` of it, and the next process reads it. An entry holds for one processor with its instructions, number
 of threads, versions of JAX and jaxlib, `XLA_FLAGS`, `jax_disable_most_optimizations` and source of this package;
 anything else is compared anew.
+
+`BIJAX_LOWERING_CACHE=off` in the environment turns it off, with the caches of `bijax.core.lowering_cache`.
 """
 
 import contextlib
@@ -17,6 +19,9 @@ from pathlib import Path
 
 import jax
 import jaxlib.version
+
+SWITCH = "BIJAX_LOWERING_CACHE"
+"""Name of the environment variable that turns the caches off."""
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _DIGEST = hashlib.sha256().digest_size
@@ -48,6 +53,18 @@ def remembered[**P](compare: Callable[P, bool]) -> Callable[P, bool]:
         return found
 
     return run
+
+
+def is_on() -> bool:
+    """Returns whether anything may be kept: what is lowered, what is compiled ahead, what comparisons find.
+
+    Raises:
+        ValueError: If the environment variable is neither "on" nor "off".
+    """
+    value = os.environ.get(SWITCH, "on")
+    if value not in ("on", "off"):
+        raise ValueError(f"expected the environment variable {SWITCH} to be on or off, got {value!r}.")
+    return value == "on"
 
 
 def recall(question: str) -> bytes | None:
@@ -103,7 +120,7 @@ def _header(question: str) -> bytes:
 def _folder() -> Path | None:
     """Returns where entries are kept; None where they are not."""
     base = jax.config.jax_compilation_cache_dir
-    if not base or "://" in base or not jax.config.jax_enable_compilation_cache or not _machine():
+    if not is_on() or not base or "://" in base or not jax.config.jax_enable_compilation_cache or not _machine():
         return None
     return Path(base) / "bijax"
 

@@ -1,0 +1,83 @@
+"""What is not public in JAX and the caches of lowered kernels need, with the reason for each.
+
+- `config.trace_context` has all that JAX's own caches of traced programs depend on: settings, contexts, metadata.
+- `_jax_mlir_ext.inlined_func_call` copies a function's body to where it is called, as JAX does with its own rules.
+- `util.cache` makes a cache that `jax.clear_caches` empties.
+- `config.persistent_cache_min_compile_time_secs`, which is public for the process, can be set for a thread.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from jax._src import config, util
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+
+
+def missing() -> list[str]:
+    """Returns what this version of JAX lacks of it."""
+    wanted = (
+        (config, "trace_context"),
+        (config, "trace_context_names"),
+        (_jax_mlir_ext, "inlined_func_call"),
+        (util, "cache"),
+        (config, "persistent_cache_min_compile_time_secs"),
+    )
+    return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
+
+
+def state_of_tracing() -> str | None:
+    """Returns a text of the state that traced programs depend on; None if it has none, or if an axis is mapped."""
+    return _text(config.trace_context())
+
+
+@functools.lru_cache(maxsize=256)
+def _text(state: tuple[Any, ...]) -> str | None:
+    parts = []
+    for name, value in zip(config.trace_context_names(), state, strict=True):
+        if name == "axis_env_state":
+            if value is not None and value.axis_sizes:
+                return None
+        elif hasattr(value, "val"):  # metadata
+            parts.append(f"{name}={sorted(value.val.items())!r}")
+        else:
+            parts.append(f"{name}={value!r}")
+    text = " ".join(parts)
+    return None if " at 0x" in text else text
+
+
+def inlined(function: Any, operands: Sequence[Any]) -> list[Any]:
+    """Copies the body of a function of one block to the insertion point, and returns its results."""
+    results: list[Any] = _jax_mlir_ext.inlined_func_call(function.operation, list(operands))
+    return results
+
+
+def every_compilation_cached() -> contextlib.AbstractContextManager[Any]:
+    """What this thread compiles inside is kept in JAX's compilation cache, if there is one, however short it took."""
+    manager: contextlib.AbstractContextManager[Any] = config.persistent_cache_min_compile_time_secs(0.0)
+    return manager
+
+
+@dataclasses.dataclass
+class Kept:
+    """What is kept for one question.
+
+    Attributes:
+        forms: The lowered form, if it is made.
+        lock: Held by who makes it.
+    """
+
+    forms: list[bytes] = dataclasses.field(default_factory=list)
+    lock: Any = dataclasses.field(default_factory=threading.RLock)
+
+
+def kept(question: str) -> Kept:
+    """Returns what is kept for a question, empty at first, until it is forgotten."""
+    found: Kept = _kept(question)
+    return found
+
+
+_kept: Any = util.cache(max_size=2048, trace_context_in_key=False)(lambda question: Kept())

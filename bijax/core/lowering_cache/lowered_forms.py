@@ -1,0 +1,240 @@
+"""The lowered forms of kernels, which are made once for equal calls.
+
+To lower a kernel is to trace a program of some dozens of operations and to turn each into an instruction, in Python; it
+takes longer than all the rest of a small model. What comes of it depends on the kernel, its parameters, the shapes and
+dtypes of its operands and the state of JAX, and not on the program around. So it is kept: in this process until
+`jax.clear_caches()`, and for others on this machine where JAX has a folder for its compilation cache
+(`pallas_kernels.parts.xla.remembered`).
+
+A call that cannot be told from another by a text is lowered anew each time: one with a function of the user's among its
+parameters, on a mesh, with shapes that are not known, for several platforms, or for export; and one for a target that
+somebody else's kernels are registered for.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import io
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.mlir.dialects import func
+from jax.interpreters import mlir
+from jax.interpreters.mlir import ir
+
+from bijax.core.architecture import cuda_architecture, target_for
+from bijax.core.lowering_cache import _jax_private
+from bijax.core.lowering_cache.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
+from bijax.core.record_tree import RecordTree
+from pallas_kernels import registry
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.parts.xla.remembered import is_on, keep, recall, source_digest
+
+Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
+Rule = Callable[..., Sequence[Any]]
+
+_MAIN: Final = "main"
+_LONGEST_WAIT: Final = 60.0  # seconds
+_OWN: Final = frozenset({"bijax", "pallas_kernels"})
+_KNOWN: Final = _OWN | {"builtins", "jax", "jaxlib", "ml_dtypes", "numpy"}
+_OWN_CACHES: Final = ("lowering_cache", "cached_primitive_lowerings")
+
+
+def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results: bool = True) -> Rule:
+    """Returns a rule that lowers a function of arrays as `jax.interpreters.mlir.lower_fun` does.
+
+    Args:
+        function: The function; its parameters are keyword arguments.
+        name: A name that no other function has; by default that under which its module has it. A function without
+            one is lowered anew each time.
+        multiple_results: Whether it returns a tuple.
+    """
+    lower = mlir.lower_fun(function, multiple_results=multiple_results)
+
+    def rule(ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+        if not is_on():
+            return list(lower(ctx, *operands, **parameters))
+        question = _question(ctx, name or function, parameters)
+        if question is None:
+            results = list(lower(ctx, *operands, **parameters))
+            if tuple(ctx.platforms or ctx.module_context.platforms) == ("cuda",):
+                compile_ahead_of(results, operands, ctx.module_context.symbol_table)
+            return results
+        kept = _jax_private.kept(question)
+        if not kept.forms:
+            with _alone(kept.lock):
+                if not kept.forms:
+                    form, is_kept = _made(question, lower, ctx, operands, parameters)
+                    if not is_kept:
+                        return _insert(ctx, form, operands)
+                    kept.forms.append(form)
+        return _insert(ctx, kept.forms[0], operands)
+
+    return rule
+
+
+def _made(
+    question: str, lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mapping[str, Any]
+) -> tuple[bytes, bool]:
+    """Returns a form, and whether it is to be kept."""
+    stored = f"{question}\n{_sources()}"
+    form = recall(stored)
+    if form is not None:
+        make_ready(form)
+        compile_ahead(form)
+        return form, True
+    objects = _objects(ctx)
+    form = _form(lower, ctx, operands, parameters)
+    if _objects(ctx) != objects:  # it refers to objects that live as long as this program
+        return form, False
+    compile_ahead(form)
+    keep(stored, form)
+    return form, True
+
+
+@contextlib.contextmanager
+def _alone(lock: Any) -> Iterator[None]:
+    """Waits for a thread that makes the same form, but not for ever: it may wait for this one elsewhere in JAX."""
+    is_held = lock.acquire(timeout=_LONGEST_WAIT)
+    try:
+        yield
+    finally:
+        if is_held:
+            lock.release()
+
+
+def _form(lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mapping[str, Any]) -> bytes:
+    """Lowers a function into a module of its own."""
+    module = ir.Module.create()
+    caches: dict[str, Any] = {cache: {} for cache in _OWN_CACHES}
+    inside = ctx.module_context.replace(
+        module=module, ip=ir.InsertionPoint(module.body), symbol_table=ir.SymbolTable(module.operation), **caches
+    )
+    results = [mlir.aval_to_ir_type(inside, aval) for aval in ctx.avals_out]
+    with ir.InsertionPoint(module.body):
+        main = func.FuncOp(_MAIN, ([x.type for x in operands], results))
+    with ir.InsertionPoint(main.add_entry_block()):
+        # The names of the calls around would stay in the form.
+        alone = ctx.replace(module_context=inside, const_lowering={}, name_stack=type(ctx.name_stack)(), traceback=None)
+        func.ReturnOp(lower(alone, *main.arguments, **parameters))
+    form = io.BytesIO()
+    module.operation.write_bytecode(form)
+    return form.getvalue()
+
+
+def _objects(ctx: Context) -> tuple[int, int]:
+    """Returns how many objects of this process the program refers to."""
+    return len(ctx.module_context.keepalives), len(ctx.module_context.host_callbacks)
+
+
+def _insert(ctx: Context, form: bytes, operands: Sequence[Any]) -> list[Any]:
+    """Puts a kept form into the program that is being lowered."""
+    module = ir.Module.parse(form, ctx.module_context.context)
+    table = ctx.module_context.symbol_table
+    name = mlir.merge_mlir_modules(ctx.module_context.module, _MAIN, module, table)
+    main = table[name]
+    results = _jax_private.inlined(main, operands)
+    table.erase(main)
+    return results
+
+
+def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str | None:
+    """Returns a text of all that the lowered form depends on, None if there is none."""
+    module = ctx.module_context
+    platforms = tuple(ctx.platforms or module.platforms)
+    several = len(platforms) != 1 or bool(ctx.dim_var_values) or getattr(module.axis_context, "num_devices", 0) != 1
+    if several or module.lowering_parameters != mlir.LoweringParameters():
+        return None
+    if _has_foreign_kernels(platforms[0]):
+        return None
+    operands = [_operand(aval) for aval in ctx.avals_in]
+    state = _jax_private.state_of_tracing()
+    if state is None or None in operands:
+        return None
+    try:
+        machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else ""
+        called = f"{_text(function)} {_text(dict(parameters))}"
+    except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture says that none is known
+        return None
+    return f"{platforms[0]} {machine} {called} {operands}\n{state}"
+
+
+def _has_foreign_kernels(platform: str) -> bool:
+    """Returns whether kernels whose sources are not known are registered for what is lowered for."""
+    foreign = [k for k in registry.added() if k.name.partition(":")[0].partition(".")[0] not in _OWN]
+    return bool(foreign) and any(k.rank(target_for(platform)) is not None for k in foreign)
+
+
+def _operand(aval: Any) -> str | None:
+    if not isinstance(aval, jax.core.ShapedArray) or not all(isinstance(n, int) for n in aval.shape):
+        return None
+    plain = jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return f"{aval.dtype.name}{list(aval.shape)}{'*' if aval.weak_type else ''}" if aval == plain else None
+
+
+@functools.cache
+def _sources() -> str:
+    return source_digest(Path(__file__).parents[2])
+
+
+@functools.cache
+def _compilers() -> tuple[str, ...]:
+    """Returns the versions of the packages that compile parts of a lowered form for GPUs."""
+    packages = "jax_cuda12_plugin", "jax_cuda13_plugin"
+    versions = (next((d.version for d in metadata.Distribution.discover(name=name)), "") for name in packages)
+    return tuple(versions)
+
+
+class _WithoutTextError(Exception):
+    """A value that no text tells from all others."""
+
+
+def _text(value: Any) -> str:
+    """Returns a text that equal values have in every process, and others have not."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    if isinstance(value, enum.Enum):
+        return f"{_text(type(value))}.{value.name}"
+    if isinstance(value, np.dtype):
+        return f"dtype {value.name}"
+    if isinstance(value, Primitive):
+        return f"primitive {value.name}"
+    if isinstance(value, functools.partial):
+        return f"partial{_text((value.func, value.args, value.keywords))}"
+    if isinstance(value, (tuple, list, frozenset)):
+        parts = [_text(v) for v in value]
+        return f"{type(value).__name__}({', '.join(sorted(parts) if isinstance(value, frozenset) else parts)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k!r}: {_text(value[k])}' for k in sorted(value))}}}"
+    if isinstance(value, RecordTree):
+        return f"records {_tree_text(value.tree)}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return f"{_text(type(value))}{_text(fields)}"
+    if isinstance(value, (type, types.FunctionType)) or hasattr(value, "__wrapped__"):
+        return _named(value)
+    raise _WithoutTextError
+
+
+def _tree_text(tree: Any) -> str:
+    return f"{_text(tree.node_data())}[{', '.join(_tree_text(child) for child in tree.children())}]"
+
+
+def _named(value: Any) -> str:
+    """Returns the name of a function or class that stands in a module whose source is known."""
+    module, name = value.__module__, value.__qualname__
+    if "<" in name or module.partition(".")[0] not in _KNOWN:
+        raise _WithoutTextError
+    return f"{module}.{name}"
+
+
+def is_own(function: Callable[..., Any]) -> bool:
+    """Returns whether a function is of this library, so that its source is a part of what forms are kept under."""
+    return function.__module__.partition(".")[0] in _OWN

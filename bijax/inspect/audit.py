@@ -1,0 +1,225 @@
+"""Looking at every operation of a program before it runs."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import jax
+
+from bijax import hlo
+from bijax.core.architecture import lowering_for
+from bijax.core.checks import check_callable, flag
+from bijax.core.tag import KERNEL, TAG
+from bijax.hlo._trace import traced
+from bijax.inspect.audit_flops import flops
+from bijax.inspect.audit_report import Audit, Decision, Operation
+from bijax.transform.hook.callbacks import GUARDED, RAISING
+from bijax.transform.hook.entered import why_not
+from bijax.transform.hook.state import Request, of_equation
+from bijax.transform.rules._kept import ORDER_FREE, OWN_CONTRACT
+from bijax.transform.rules.equations import Equation, equations
+from bijax.transform.rules.names import rule_name
+from bijax.transform.rules.registry import PLATFORMS, Kind, Verdict, verdict
+from bijax.transform.rules.uses import uses
+from pallas_kernels.errors import UnsupportedError
+
+_BELIEVED: Final = (ORDER_FREE, OWN_CONTRACT)
+
+
+def audit(
+    fn: Callable[..., Any],
+    *args: Any,
+    compiled: bool = False,
+    platform: str | None = None,
+    architecture: str | None = None,
+    **kwargs: Any,
+) -> Audit:
+    """Says of every operation of a program whether its bits can depend on the size of the batch, and why.
+
+    The program is traced, not run. Parts under `bijax.invariant` (or in its mode) are judged as they will be lowered;
+    elsewhere the operations are XLA's.
+
+    Args:
+        fn: A function, jitted or not, made invariant or not, or a callable module. Of a Flax nnx model that changes
+            its state while it runs, pass the call, `audit(lambda m, x: m(x), model, x)`; the model itself as `fn`
+            raises Flax's `TraceContextError`.
+        *args: Its arguments: arrays or `jax.ShapeDtypeStruct`. Static ones, of a function
+            that is not jitted with them, go into a `functools.partial`.
+        compiled: Whether to look at the compiled program too, with `bijax.hlo.inspect`; for another platform than the
+            present one, at the program that is handed to its compiler.
+        platform: "cpu" or "cuda"; None for the present one.
+        architecture: That of the GPU, such as "sm_90"; None for this process's, or the one that `bijax.lowering_for`
+            names. Where there is none, the contracts of a program for CUDA are not said.
+        **kwargs: Its keyword arguments. For arguments named `compiled`, `platform` or `architecture`, pass a
+            `functools.partial`.
+
+    Returns:
+        The operations with their verdicts; `variant` holds those to look at.
+
+    Raises:
+        TypeError: If `fn` is not callable.
+        ValueError: If there are no rules for the platform, or an architecture is given that is none.
+        UnsupportedError: If a program for CUDA is to be lowered (`compiled`) and its architecture is not known.
+
+    Example:
+        >>> import bijax, jax.numpy as jnp
+        >>> def f(x, w):
+        ...     return -(x @ w)
+        >>> x, w = jnp.ones((8, 64)), jnp.ones((64, 64))
+        >>> [operation.primitive for operation in audit(f, x, w).variant]
+        ['dot_general']
+        >>> audit(bijax.invariant(f), x, w).invariant
+        True
+    """
+    check_callable("bijax.audit", fn)
+    compiled, platform = flag("bijax.audit", "compiled", compiled), platform_of("bijax.audit", platform)
+    with contextlib.nullcontext() if architecture is None else lowering_for(architecture):
+        found = looked_at(fn, args, kwargs, platform, strict=False)
+        operations = _operations([operation for operation, *_ in found])
+        report = None
+        if compiled and not any(o.verdict == "refused" for o in operations):
+            here = platform == _present()
+            look = functools.partial(hlo.inspect if here else functools.partial(hlo.inspect_for, platform), fn)
+            report = look(*args, **kwargs)
+    return Audit(operations, platform, sum(o.flops for o in operations), report)
+
+
+def looked_at(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, *, strict: bool
+) -> Iterator[tuple[Operation, tuple[str, ...], Request]]:
+    """Yields every operation of a program, what `uses` says of it, and the request under which it is.
+
+    Args:
+        fn: As for `audit`, as all that follows.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        platform: The platform.
+        strict: Whether to raise where contracts cannot be found.
+
+    Raises:
+        UnsupportedError: If `strict`, for the reasons of `uses`.
+    """
+    stage = traced(fn, args, kwargs)
+    # What JAX lowers: operations of a higher level, such as jnp.searchsorted, are expanded first.
+    program = getattr(stage, "lojax", stage).jaxpr
+    known: dict[Any, tuple[str, ...]] = {}
+    for equation in equations(program, platform):
+        operation = _operation(equation, platform)
+        terms: tuple[str, ...] = ()
+        if operation.verdict not in ("variant", "refused"):
+            with contextlib.nullcontext() if strict else contextlib.suppress(UnsupportedError):
+                terms = _uses(equation, platform, known)
+        ids = tuple(sorted({term.partition(" ")[0] for term in terms}))
+        yield dataclasses.replace(operation, contracts=ids), terms, of_equation(equation.metadata)
+
+
+def _uses(equation: Equation, platform: str, known: dict[Any, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns what `uses` says, which is looked up for operations that are alike."""
+    avals = tuple(_short(a) for a in (*equation.operands, *equation.results))
+    key = (equation.name, avals, tuple(equation.metadata.items()), str(sorted(equation.parameters.items(), key=str)))
+    if key not in known:
+        known[key] = uses(equation, platform)
+    return known[key]
+
+
+def platform_of(op: str, given: str | None) -> str:
+    """Returns the platform that a caller named, or the present one.
+
+    Args:
+        op: Name of the caller's function, for the error.
+        given: What was named.
+
+    Raises:
+        ValueError: If there are no rules for it.
+    """
+    platform = _present() if given is None else given
+    if not isinstance(platform, str) or platform not in PLATFORMS:
+        raise ValueError(f"{op}: expected the platform {' or '.join(PLATFORMS)}, got {platform!r}.")
+    return platform
+
+
+def _present() -> str:
+    backend = jax.default_backend()
+    return "cuda" if backend == "gpu" else backend
+
+
+def _operation(equation: Equation, platform: str) -> Operation:
+    decision, evidence, allowed = _decide(equation, platform)
+    operands, results = (", ".join(_short(a) for a in group) for group in (equation.operands, equation.results))
+    return Operation(
+        verdict=decision,
+        primitive=equation.name,
+        evidence=evidence,
+        line=equation.line,
+        shapes=f"{operands} -> {results}",
+        count=1,
+        flops=flops(equation),
+        share=0.0,
+        unknown=decision == "believed" and evidence != ORDER_FREE,
+        allowed=allowed,
+    )
+
+
+def _decide(equation: Equation, platform: str) -> tuple[Decision, str, bool]:
+    """Returns the verdict, the evidence, and whether the operation passes only because the caller allows it."""
+    if equation.metadata.get(TAG) == KERNEL:
+        return "invariant", "code of a kernel of bijax", False
+    request = of_equation(equation.metadata)
+    dtypes = tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
+    name = rule_name(equation.name, equation.parameters, equation.operands)
+    found = verdict(name, dtypes, platform, request.allowed)
+    if found.allowed:
+        return "believed", found.evidence, True
+    return *_judged(equation, found, request.enabled), False
+
+
+def _judged(equation: Equation, found: Verdict, enabled: bool) -> tuple[Decision, str]:
+    if equation.name == "pallas_call" and equation.parameters.get("interpret"):
+        why = "interpreted: its body is lowered as operations of XLA"
+        return ("replaced", f"{why}, each made invariant") if enabled else ("variant", why)
+    if equation.name == RAISING and equation.conditional and enabled:
+        return "invariant", GUARDED
+    match found.kind:
+        case Kind.KEEP if found.evidence in _BELIEVED:
+            return "believed", found.evidence
+        case Kind.KEEP:
+            return "invariant", found.evidence
+        case Kind.RECURSE:  # without a program that can be seen: its rule makes it up at lowering
+            return ("replaced", found.evidence) if enabled else ("variant", "it is expanded at lowering")
+        case Kind.REPLACE if enabled:
+            return "replaced", found.evidence
+        case Kind.REPLACE:
+            return "variant", f"left to XLA; under bijax.invariant: {found.evidence}"
+    evidence = why_not(equation.by_itself) if found.kind is Kind.ENTER else found.evidence
+    return ("refused" if enabled else "variant"), evidence
+
+
+def _operations(single: list[Operation]) -> tuple[Operation, ...]:
+    """Puts operations of one line that are alike together."""
+    groups: dict[tuple[str, ...], list[Operation]] = {}
+    for operation in single:
+        key = (operation.verdict, operation.primitive, operation.evidence, operation.line, *operation.contracts)
+        groups.setdefault(key, []).append(operation)
+    total = sum(o.flops for o in single) or 1
+    return tuple(
+        Operation(
+            verdict=group[0].verdict,
+            primitive=group[0].primitive,
+            evidence=group[0].evidence,
+            line=group[0].line,
+            shapes=group[0].shapes,
+            count=len(group),
+            flops=(work := sum(o.flops for o in group)),
+            share=work / total,
+            contracts=group[0].contracts,
+            unknown=group[0].unknown,
+            allowed=group[0].allowed,
+        )
+        for group in groups.values()
+    )
+
+
+def _short(aval: Any) -> str:
+    return str(aval.str_short(short_dtypes=True)) if hasattr(aval, "str_short") else str(aval)

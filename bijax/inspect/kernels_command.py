@@ -1,0 +1,136 @@
+"""The command `bijax kernels`: the registry of kernels, and which of them serve calls of each kind."""
+
+import argparse
+import inspect
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from bijax.hlo._table import Rows
+from pallas_kernels import registry
+from pallas_kernels.registry import Kernel
+from pallas_kernels.target import Target
+
+DESCRIPTION: Final = (
+    "Lists the kernels with the operation, the targets and the contract of each. A contract that depends on the call"
+    " is named by its kind; --cases shows which kernel serves typical calls, under which contract."
+)
+_OPS: Final = ("pallas_kernels.ops.", "bijax.lax.", "bijax.ops.")
+
+
+class KernelsError(Exception):
+    """The command cannot be carried out as it was given."""
+
+
+def add_kernels_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds `kernels` to the commands."""
+    parser = commands.add_parser(
+        "kernels", help="list the kernels, their targets and the contracts that fix their bits", description=DESCRIPTION
+    )
+    parser.add_argument("--operation", metavar="NAME", help="this operation alone, such as matmul or rms_norm")
+    parser.add_argument(
+        "--target", metavar="NAME", help="what runs on this target alone: cpu, or an architecture such as sm_90"
+    )
+    parser.add_argument("--cases", action="store_true", help="trace a call of each kind and list what serves it")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run_kernels(parsed: argparse.Namespace) -> int:
+    """Carries the command out.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        KernelsError: If the target is not the name of one, or there is no such operation.
+    """
+    entries = _cases(parsed) if parsed.cases else _registered(parsed)
+    if not entries:
+        known = ", ".join(sorted({kernel.operation for kernel in registry.kernels()}))
+        raise KernelsError(f"nothing is listed for these options; operations of the registry are: {known}")
+    if parsed.json:
+        print(json.dumps(entries, indent=2))
+    else:
+        print(_table(entries).plain())
+    return 0
+
+
+def _target(name: str) -> Target:
+    try:
+        return Target.parse(name)
+    except ValueError as error:
+        raise KernelsError(f"--target: {error}") from error
+
+
+def _registered(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the kernels that are asked for; on one target those that describe it closest come first."""
+    found: Sequence[Kernel] = registry.kernels(parsed.operation)
+    if parsed.target is not None:
+        target = _target(parsed.target)
+        ranked = [(rank, kernel) for kernel in found if (rank := kernel.rank(target)) is not None]
+        found = [kernel for _, kernel in sorted(ranked, key=lambda pair: pair[0], reverse=True)]
+    return [
+        {
+            "operation": kernel.operation,
+            "on": list(kernel.patterns),
+            "contracts": [_described(c) for c in (kernel.contract, kernel.functions) if c is not None],
+            "kernel": kernel.name,
+        }
+        for kernel in sorted(found, key=lambda kernel: kernel.operation)
+    ]
+
+
+def _cases(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    # Here, because the calls that it lists are made when it is imported.
+    from bijax.inspect import kernel_table
+
+    targets = kernel_table.TARGETS if parsed.target is None else (_target(parsed.target),)
+    return [
+        {
+            "operation": row.case.operation,
+            "case": row.case.case,
+            "on": [row.target],
+            "dtypes": list(row.dtypes),
+            "contracts": list(row.contracts),
+            "kernel": ", ".join(row.kernels),
+        }
+        for row in kernel_table.rows(targets)
+        if parsed.operation in (None, row.case.operation)
+    ]
+
+
+def _described(contract: Any) -> str:
+    """Returns the id of a contract, or of what kinds those are that a function chooses."""
+    if not callable(contract):
+        return str(contract.id)
+    return _kinds(contract)
+
+
+def _kinds(choose: Callable[..., Any]) -> str:
+    if isinstance(choose, type):
+        return choose.__name__
+    kinds = inspect.signature(choose).return_annotation
+    return " or ".join(kind.__name__ for kind in getattr(kinds, "__args__", (kinds,)) if kind is not type(None))
+
+
+def _table(entries: Iterable[dict[str, Any]]) -> Rows:
+    lines = []
+    for entry in entries:
+        case = entry.get("case", "")
+        operation = f"{entry['operation']}{', ' if case else ''}{case}"
+        dtypes = (", ".join(d.replace("float", "f") for d in entry["dtypes"]),) if "dtypes" in entry else ()
+        lines.append(
+            (operation, ", ".join(entry["on"]), *dtypes, ", ".join(entry["contracts"]), _short(entry["kernel"]))
+        )
+    is_traced = bool(lines) and len(lines[0]) > 4
+    header: tuple[str, ...] = ("operation", "targets", "contracts", "kernel")
+    if is_traced:
+        header = ("operation, case", "target", "dtypes", "contracts", "kernels")
+    return Rows("Kernels and contracts", header, tuple(lines), "")
+
+
+def _short(kernels: str) -> str:
+    names = kernels.split(", ")
+    for folder in _OPS:
+        names = [name.removeprefix(folder) for name in names]
+    return ", ".join(name.replace(".launch.", ".").replace(".launch:", ":") for name in names)

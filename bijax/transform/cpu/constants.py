@@ -1,0 +1,292 @@
+"""What a program computes of constants alone, kept for when it runs on a CPU, where subnormal numbers may take part.
+
+XLA computes what has constant operands alone when it compiles, and keeps subnormal numbers, which the instructions of a
+CPU take for zeros. Whether it does so may depend on the batch: a constant that is repeated for one row is a constant,
+and one that is repeated for many is not. So an operand is hidden from XLA, unless neither it nor the result can be
+subnormal: for that the sizes of constants are followed through the program, and through the programs that it calls.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal, Primitive, Var
+from jax.interpreters import mlir
+from jax.interpreters.mlir import ir
+
+from bijax.transform.cpu import fences
+from bijax.transform.rules._kept import MOVES
+from bijax.transform.rules.registry import is_program, names_of
+
+_FLUSHED: Final = {"bfloat16": 120, "float32": 120, "complex64": 120, "float64": 1000, "complex128": 1000}
+"""Types whose subnormal numbers the instructions of a CPU take for zeros, and the spread that is safe."""
+
+_OF_ARRAYS: Final = 50.0
+"""Spread of constant arrays; one with other numbers is hidden."""
+
+_OF_INTEGERS: Final = 64.0
+_MANTISSA: Final = 53
+_READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # element types of constants that are looked at
+
+_MOVES: Final = frozenset({"select_n", *names_of(MOVES)})
+_UNCHANGED: Final = frozenset(["abs", "clamp", "copysign", "imag", "max", "min", "neg", "real", "sign"])
+_COMPARISONS: Final = frozenset(["eq", "ge", "gt", "is_finite", "le", "lt", "ne"])
+
+
+class Constant(NamedTuple):
+    """A value that is computed of constants alone.
+
+    Attributes:
+        spread: All its numbers but zeros lie between 2 ** -spread and 2 ** spread.
+        arguments: Arguments and constant arrays of the program that it is computed of.
+    """
+
+    spread: float
+    arguments: frozenset[Any] = frozenset()
+
+
+Known = Constant | None
+
+
+class _Found(NamedTuple):
+    """What is known of a program.
+
+    Attributes:
+        results: What its results are.
+        hidden: Equations and their operands that are to be hidden.
+        arguments: Numbers of arguments of which the same holds.
+        used: Arguments and constant arrays that something is computed of.
+    """
+
+    results: list[Known]
+    hidden: dict[int, list[int]]
+    arguments: set[int]
+    used: set[Any]
+
+
+def with_hidden_constants(jaxpr: Any, is_meant: Callable[[Any], bool]) -> Any:
+    """Returns a program as it is to be lowered for a CPU.
+
+    Args:
+        jaxpr: The program.
+        is_meant: Whether an equation is to be made invariant.
+    """
+    found = _look(jaxpr, [None] * len(jaxpr.invars), is_meant)
+    arrays = {v: Var(v.aval) for v in jaxpr.constvars if v in found.used and _limit(v.aval)}
+    if not found.hidden and not arrays:
+        return jaxpr
+    equations = []
+    for number, eqn in enumerate(jaxpr.eqns):
+        if not number:
+            equations += [_hiding(_HELD, eqn, old, new) for old, new in arrays.items()]
+        invars = [x if isinstance(x, Literal) else arrays.get(x, x) for x in eqn.invars]
+        for place in found.hidden.get(number, ()):
+            hidden = Var(invars[place].aval)
+            equations.append(_hiding(_HIDDEN, eqn, invars[place], hidden))
+            invars[place] = hidden
+        same = all(new is old for new, old in zip(invars, eqn.invars, strict=True))
+        equations.append(eqn if same else eqn.replace(invars=invars))
+    return jaxpr.replace(eqns=equations)
+
+
+def _hiding(primitive: Primitive, eqn: Any, constant: Any, hidden: Var) -> Any:
+    return eqn.replace(primitive=primitive, invars=[constant], outvars=[hidden], params={}, effects=frozenset())
+
+
+def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool]) -> _Found:
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    values: dict[Any, Known] = {
+        v: None if known is None else Constant(known.spread, frozenset([i]))
+        for i, (v, known) in enumerate(zip(jaxpr.invars, arguments, strict=True))
+    }
+    values |= {v: Constant(_OF_ARRAYS if _limit(v.aval) else _OF_INTEGERS, frozenset([v])) for v in jaxpr.constvars}
+    found = _Found([], {}, set(), set())
+
+    def known(atom: Any) -> Known:
+        return _of_literal(atom) if isinstance(atom, Literal) else values.get(atom)
+
+    def hide(number: int, places: Iterable[int]) -> None:
+        for place in places:
+            constant = known(jaxpr.eqns[number].invars[place])
+            if constant is None:
+                continue
+            given = {a for a in constant.arguments if isinstance(a, int)}
+            found.arguments.update(given)
+            if not given:
+                found.hidden.setdefault(number, []).append(place)
+
+    for number, eqn in enumerate(jaxpr.eqns):
+        operands = [known(x) for x in eqn.invars]
+        results: list[Known] = [None] * len(eqn.outvars)
+        if any(x is not None for x in operands) and is_meant(eqn):
+            if is_program(eqn.primitive.name):
+                places, used, results = _call(eqn, operands)
+                found.used.update(*(x.arguments for x in (operands[i] for i in used) if x is not None))
+                hide(number, places)
+            elif all(x is not None for x in _that_matter(eqn, operands)):
+                constants = [x for x in operands if x is not None]
+                of = frozenset().union(*(x.arguments for x in constants))
+                if eqn.primitive.name not in _MOVES:
+                    found.used.update(of)
+                spread = _spread(eqn, [x.spread for x in constants])
+                if spread is None:
+                    hide(number, _floats(eqn)[:1])
+                else:
+                    results = [Constant(spread, of)] * len(eqn.outvars)
+        values |= dict(zip(eqn.outvars, results, strict=True))
+    found.results.extend(known(x) for x in jaxpr.outvars)
+    return found
+
+
+def _that_matter(eqn: Any, operands: list[Known]) -> list[Known]:
+    """Returns the operands that decide whether XLA may take an equation for a constant.
+
+    It may see that what is chosen or where is of no importance, as where all numbers are equal.
+    """
+    floats = _floats(eqn) if eqn.primitive.name in _MOVES else []
+    return [operands[i] for i in floats] if floats else operands
+
+
+def _call(eqn: Any, operands: list[Known]) -> tuple[list[int], list[int], list[Known]]:
+    """Returns which operands of an equation that holds programs are to be hidden and are used, and its results."""
+    hidden: set[int] = set()
+    used: set[int] = set()
+    of_branches: list[list[Known]] = []
+    for program, places in _programs(eqn):
+        inner = getattr(program, "jaxpr", program)
+        if len(inner.invars) != len(places):
+            floats = [i for i, x in enumerate(operands) if x is not None and _limit(eqn.invars[i].aval)]
+            return floats, floats, [None] * len(eqn.outvars)
+        found = _look(inner, [operands[i] for i in places], lambda _: True)
+        hidden |= {places[i] for i in found.arguments}
+        used |= {places[i] for i in found.used if isinstance(i, int)}
+        of_branches.append([_outside(x, operands, places) for x in found.results])
+    nothing: list[Known] = [None] * len(eqn.outvars)
+    if eqn.primitive.name in ("scan", "while") or (eqn.primitive.name == "cond" and operands[0] is None):
+        return sorted(hidden), sorted(used), nothing
+    if hidden or not of_branches or any(len(x) != len(nothing) for x in of_branches):
+        return sorted(hidden), sorted(used), nothing
+    return [], sorted(used), [_either(results) for results in zip(*of_branches, strict=True)]
+
+
+def _programs(eqn: Any) -> list[tuple[Any, list[int]]]:
+    """Returns the programs of an equation, and for each argument of theirs the place of the operand."""
+    every, parameters = list(range(len(eqn.invars))), eqn.params
+    if eqn.primitive.name == "cond":
+        return [(branch, every[1:]) for branch in parameters["branches"]]
+    if eqn.primitive.name == "while":
+        first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
+        carry = every[first + second :]
+        return [
+            (parameters["cond_jaxpr"], [*every[:first], *carry]),
+            (parameters["body_jaxpr"], [*every[first : first + second], *carry]),
+        ]
+    return [(parameters[name], every) for name in ("jaxpr", "call_jaxpr") if name in parameters]
+
+
+def _outside(known: Known, operands: list[Known], places: list[int]) -> Known:
+    """Returns a result of a program as what it is in the one that calls it."""
+    if known is None:
+        return None
+    given = [operands[places[i]] for i in known.arguments if isinstance(i, int)]
+    return Constant(known.spread, frozenset().union(*(x.arguments for x in given if x is not None)))
+
+
+def _either(values: Sequence[Known]) -> Known:
+    constants = [x for x in values if x is not None]
+    if len(constants) < len(values):
+        return None
+    return Constant(max(x.spread for x in constants), frozenset().union(*(x.arguments for x in constants)))
+
+
+def _spread(eqn: Any, spreads: list[float]) -> float | None:
+    """Returns the spread of an equation's results, None if XLA may meet subnormal numbers or if nothing is known."""
+    name, most = eqn.primitive.name, max(spreads, default=0.0)
+    floats = [x.aval for x in (*eqn.invars, *eqn.outvars) if _limit(x.aval)]
+    if not floats or name in _MOVES:
+        return most if floats else _OF_INTEGERS
+    if not _floats(eqn):  # of integers, or of types that are computed in float32
+        return {"convert_element_type": max(most, _OF_INTEGERS)}.get(name, math.inf)
+    if name in _COMPARISONS:
+        found = _OF_INTEGERS
+    elif name in _UNCHANGED or (
+        name == "convert_element_type" and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+    ):
+        found = most
+    else:
+        found = {
+            "add": most + _MANTISSA,
+            "add_any": most + _MANTISSA,
+            "ceil": most,
+            "convert_element_type": most + 1,
+            "div": sum(spreads) + 1,
+            "floor": most,
+            "integer_pow": abs(eqn.params.get("y", 1)) * (most + 1),
+            "mul": sum(spreads) + 1,
+            "round": most,
+            "rsqrt": most,
+            "sqrt": most,
+            "square": 2 * most + 1,
+            "sub": most + _MANTISSA,
+        }.get(name, math.inf)
+    largest = max(most, found)
+    return found if all(largest <= (_limit(aval) or 0) for aval in floats) else None
+
+
+def _floats(eqn: Any) -> list[int]:
+    return [i for i, x in enumerate(eqn.invars) if _limit(x.aval)]
+
+
+def _limit(aval: Any) -> int | None:
+    return _FLUSHED.get(str(getattr(aval, "dtype", "")))
+
+
+def _of_literal(literal: Any) -> Constant:
+    if not _limit(literal.aval):
+        return Constant(_OF_INTEGERS)
+    return Constant(_spread_of(np.asarray(literal.val)))
+
+
+def _spread_of(numbers: np.ndarray) -> float:
+    if np.iscomplexobj(numbers):
+        numbers = np.stack([numbers.real, numbers.imag])
+    sizes = np.abs(numbers.astype(np.float64))
+    sizes = sizes[(sizes > 0) & (sizes < np.inf)]
+    return float(np.abs(np.log2(np.array([sizes.min(), sizes.max()]))).max()) if sizes.size else 0.0
+
+
+def _hide(_: Any, constant: Any) -> Sequence[Any]:
+    return [fences.hide_constant(constant)]
+
+
+def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
+    """Hides a constant array, unless all of its numbers are of usual sizes."""
+    # What comes into a program as an argument has no owner that is an operation.
+    if getattr(constant.owner, "name", "") != "stablehlo.constant":
+        return [constant]
+    numbers = _numbers(constant.owner.attributes, ctx.avals_in[0])
+    return [constant] if numbers is not None and _spread_of(numbers) <= _OF_ARRAYS else _hide(ctx, constant)
+
+
+def _numbers(attributes: Any, aval: Any) -> np.ndarray | None:
+    """Returns the numbers of a constant; None where they cannot be read."""
+    if str(aval.dtype) not in _READ:
+        return None  # to look at an attribute of complex numbers is a TypeError in MLIR's Python bindings
+    value = attributes["value"]
+    if value.is_splat and jnp.issubdtype(aval.dtype, jnp.floating):
+        return np.asarray(ir.FloatAttr(value.get_splat_value()).value)
+    return np.asarray(value) if str(aval.dtype) in ("float32", "float64") else None
+
+
+def _primitive(name: str, rule: Callable[..., Sequence[Any]]) -> Primitive:
+    primitive = Primitive(name)
+    mlir.register_lowering(primitive, lambda _, constant: [constant])
+    # A rule that JAX caches is given the parameters of a function in place of the constants.
+    mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+    return primitive
+
+
+_HIDDEN: Final = _primitive("bijax_hidden_constant", _hide)
+_HELD: Final = _primitive("bijax_held_constant", _hold)

@@ -1,0 +1,1 @@
+"""What stops XLA:GPU's rewrites: fences."""

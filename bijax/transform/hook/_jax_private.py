@@ -1,0 +1,181 @@
+"""Everything of JAX that is not public and that the transform needs, with the reason for each.
+
+`bijax.core.lowering_cache._jax_private` has what the caches of lowered kernels need, and `bijax.core._jax_private` what
+programs for several devices do.
+
+- `mlir.jaxpr_subcomp` lowers the equations of a program, one after the other, by the rules of global tables. JAX has no
+  public way to lower one program by other rules than the next (`LoweringParameters.override_lowering_rules` holds for a
+  whole module, is given to `jax.export` alone, and is not told which equation it lowers). So a function of ours stands
+  in front of it, which may hand it other equations, those of primitives of our own. A program in which nothing was
+  requested is handed on as it came: JAX's tables, its rules and its caches are left alone.
+- `mlir._get_lowering_rules` looks a rule up as JAX does, at the time when it is needed.
+- `mlir._lowerings` and `mlir._platform_specific_lowerings` have the names of all primitives that can be lowered.
+- `mlir._uncacheable_primitives` says which rules must be given the operands themselves.
+- `mlir.lower_per_platform` chooses among rules in a program for several platforms.
+- `source_info_util` has the line of the user's program that an equation comes from.
+- `stages.Compiled.__call__` runs a program that was compiled before; see `watch.py`. (It is public. That it can be
+  preceded by a check is not.)
+"""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+from jax._src import source_info_util
+from jax._src.interpreters import mlir as _mlir
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from bijax.core import _jax_private as _of_devices
+from bijax.core.lowering_cache import _jax_private as _of_caches
+from pallas_kernels.errors import UnsupportedError
+
+SUPPORTED: Final = ">=0.11.2,<0.12.1"
+"""Versions of JAX that the tests have seen, as `pyproject.toml` says it."""
+
+Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
+Rule = Callable[..., Sequence[Any]]
+Hook = Callable[[Any, Any, Callable[[Any], Any]], Any]
+
+_PARAMETERS: Final[dict[str, str]] = {
+    "jaxpr_subcomp": "ctx jaxpr name_stack tokens consts_for_constvars args dim_var_values const_lowering"
+    " outer_traceback",
+    "_get_lowering_rules": "ctx primitive eqn_ctx",
+    "lower_per_platform": "ctx description platform_rules default_rule effects rule_args rule_kwargs",
+}
+"""The functions above, with the names of their parameters."""
+
+_FIELDS: Final = ("lowering_cache", "cached_primitive_lowerings", "platforms", "module")
+"""What the context of a module must have."""
+
+_lock = threading.Lock()
+_installed = False
+
+
+def check() -> None:
+    """Makes sure that this version of JAX has what is used here.
+
+    Raises:
+        UnsupportedError: If it has not.
+    """
+    wrong = [
+        f"mlir.{name} takes ({', '.join(found)}), not ({', '.join(wanted.split())})"
+        if found
+        else f"there is no mlir.{name}"
+        for name, wanted in _PARAMETERS.items()
+        if (found := _parameter_names(getattr(_mlir, name, None))) != wanted.split()
+    ]
+    fields = _parameter_names(_mlir.ModuleContext)
+    wrong += [f"mlir.ModuleContext has no {name}" for name in _FIELDS if name not in fields]
+    if not isinstance(getattr(_mlir, "_uncacheable_primitives", None), set):
+        wrong.append("there is no set mlir._uncacheable_primitives")
+    for name in ("_lowerings", "_platform_specific_lowerings"):
+        if not isinstance(getattr(_mlir, name, None), dict):
+            wrong.append(f"there is no dict mlir.{name}")
+    for name in ("current", "user_frames"):
+        if not callable(getattr(source_info_util, name, None)):
+            wrong.append(f"there is no source_info_util.{name}")
+    wrong += _of_devices.missing() + _of_caches.missing()
+    if wrong:
+        raise UnsupportedError(
+            f"bijax.invariant: expected JAX {SUPPORTED}, got {jax.__version__}, which lowers programs in another way:"
+            f" {'; '.join(wrong)}. Install a supported version of JAX, or a version of bijax for this one."
+        )
+
+
+def _parameter_names(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"] if callable(function) else []
+
+
+def install(hook: Hook) -> None:
+    """Puts a function in front of JAX's lowering of a program's equations; does nothing the second time.
+
+    Args:
+        hook: Takes the context of the module, the program, and a function that lowers a program with the same
+            variables; returns what that function returns. Several threads call it at once.
+
+    Raises:
+        UnsupportedError: If this version of JAX is not supported.
+    """
+    global _installed
+    if _installed:
+        return
+    with _lock:
+        if _installed:
+            return
+        check()
+        stock = _mlir.jaxpr_subcomp
+
+        @functools.wraps(stock)
+        def jaxpr_subcomp(ctx: Any, jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+            return hook(ctx, jaxpr, lambda program: stock(ctx, program, *args, **kwargs))
+
+        _mlir.jaxpr_subcomp = jaxpr_subcomp
+        mlir.jaxpr_subcomp = jaxpr_subcomp  # the same function under its public name
+        _installed = True
+
+
+def rules_of(ctx: Any, primitive: Primitive, equation: Any) -> tuple[dict[str, Rule], Rule | None, bool]:
+    """Returns the rules that JAX has for a primitive now.
+
+    Args:
+        ctx: Context of the module.
+        primitive: The primitive.
+        equation: Context of the equation.
+
+    Returns:
+        The rules for some platforms, the rule for the others, and whether calls of the rule are inlined.
+    """
+    found: tuple[dict[str, Rule], Rule | None, bool] = _mlir._get_lowering_rules(ctx, primitive, equation)
+    return found
+
+
+def names_of_primitives() -> set[str]:
+    """Returns the names of all primitives for which there is a rule now."""
+    tables = (_mlir._lowerings, *_mlir._platform_specific_lowerings.values())
+    return {primitive.name for table in tables for primitive in table}
+
+
+def is_cached(primitive: Primitive) -> bool:
+    """Returns whether JAX lowers equal equations of a primitive once."""
+    return primitive not in _mlir._uncacheable_primitives
+
+
+def with_caches_of(request: Any, module: Any) -> Any:
+    """Returns the context of a module with caches of its own for one request.
+
+    JAX lowers a function once in a module, and may hold another form of it.
+
+    Args:
+        request: The request, hashable.
+        module: Context of the module.
+    """
+    caches = module.cached_primitive_lowerings.setdefault((__name__, request), ({}, {}))
+    return module.replace(lowering_cache=caches[0], cached_primitive_lowerings=caches[1])
+
+
+def lower_per_platform(
+    ctx: Context, name: str, rules: Mapping[str, Rule], default: Rule | None, *operands: Any, **parameters: Any
+) -> Sequence[Any]:
+    """Lowers a primitive without effects by the rules of several platforms.
+
+    Args:
+        ctx: Context of the rule.
+        name: Name of the primitive, for errors.
+        rules: The rules for some platforms.
+        default: The rule for the others, None if there is none.
+        *operands: Operands of the primitive.
+        **parameters: Its parameters.
+    """
+    ctx = ctx.replace(avals_out=list(ctx.avals_out))
+    lowered: Sequence[Any] = _mlir.lower_per_platform(ctx, name, dict(rules), default, set(), *operands, **parameters)
+    return lowered
+
+
+def user_stack() -> list[tuple[str, int]]:
+    """Returns the files and lines, the innermost first, from which the equation comes that is being lowered."""
+    traceback = source_info_util.current().traceback
+    return [(frame.file_name, frame.start_line) for frame in source_info_util.user_frames(traceback)]

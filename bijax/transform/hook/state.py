@@ -1,0 +1,183 @@
+"""Whether equations that are traced or lowered now are to be made invariant.
+
+The request has two parts. A tag on every equation traced inside stays with the equation until it is lowered, wherever
+that happens, and through autodiff and `vmap`. A context value covers equations that were traced before (without the
+tag) and are lowered inside. Both belong to the keys of JAX's caches, so nothing compiled on one side is used on the
+other. Both are kept per thread, but for a context value that holds in every thread which has none of its own.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.stages import Compiled
+
+from bijax.core.tag import KERNEL, TAG
+from bijax.transform.hook.watch import Watch
+
+INVARIANT: Final = "invariant"
+"""Tag of an equation that is to be made invariant."""
+
+PLAIN: Final = "plain"
+"""Tag of an equation that is to stay as it is, though the program around it is made invariant."""
+
+ALLOWED: Final = "bijax_allowed"
+"""Attribute that lists the primitives which the caller lets pass."""
+
+APART: Final = "bijax_apart"
+"""Attribute of an equation that is not to become part of a row program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the caller asked for.
+
+    Attributes:
+        enabled: Whether to make the program invariant.
+        allowed: Names of primitives that may stay although they are not known to be invariant.
+        fuse_rows: Whether operations on rows may become row programs (`bijax.transform.fusion`).
+    """
+
+    enabled: bool = False
+    allowed: tuple[str, ...] = ()
+    fuse_rows: bool = True
+
+
+OFF: Final = Request()
+
+BEFORE_CALLS: Final[list[Callable[[Compiled], None]]] = []
+"""Called before a compiled program runs in any thread, while a request is in force in one."""
+
+_context = jax.make_user_context(default_value=OFF)
+
+
+def current() -> Request:
+    """Returns the request in force in this thread."""
+    request: Request = _context.value
+    return request
+
+
+def tagged(request: Request) -> contextlib.AbstractContextManager[None]:
+    """Tags the equations that are traced inside, in this thread, with a request."""
+    tag = INVARIANT if request.enabled else PLAIN
+    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(
+        **{TAG: tag, ALLOWED: " ".join(request.allowed) or None, APART: None if request.fuse_rows else "true"}
+    )
+    return manager
+
+
+def untagged() -> contextlib.AbstractContextManager[None]:
+    """Leaves the equations that are traced inside, in this thread, without a tag."""
+    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(**{TAG: None, ALLOWED: None, APART: None})
+    return manager
+
+
+def _before_calls(program: Compiled) -> None:
+    for check in BEFORE_CALLS:
+        check(program)
+
+
+class _Change:
+    """Puts a request into force in this thread; as a class, because it may stay open for good."""
+
+    def __init__(self, request: Request) -> None:
+        watch = Watch(_before_calls) if request.enabled else contextlib.nullcontext()
+        self._managers = (_context(request), tagged(request), watch)
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(None, None, None)
+
+
+class _Opened(threading.local):
+    """Changes in this thread, inside the innermost `requested` block, that are still open."""
+
+    def __init__(self) -> None:
+        self.changes: list[_Change] = []
+
+
+_opened = _Opened()
+_everywhere: Final[list[Watch]] = []
+_everywhere_lock: Final = threading.Lock()
+
+
+@contextlib.contextmanager
+def requested(request: Request) -> Iterator[None]:
+    """Puts a request into force for what is traced or lowered inside, in this thread."""
+    outer, _opened.changes = _opened.changes, []
+    try:
+        with contextlib.nullcontext() if request == current() else _Change(request):
+            try:
+                yield
+            finally:
+                _close()
+    finally:
+        _opened.changes = outer
+
+
+def open_request(request: Request) -> None:
+    """Puts a request into force until `close_requests`, or until the `requested` block around ends."""
+    change = _Change(request)
+    change.__enter__()
+    _opened.changes.append(change)
+
+
+def close_requests() -> None:
+    """Takes back every `open_request` in the innermost `requested` block, and ends the request of that block."""
+    _close()
+    if current().enabled:
+        open_request(OFF)
+
+
+def open_everywhere(request: Request) -> None:
+    """Puts a request into force in this thread, and in all that have none of their own, until `close_everywhere`."""
+    with _everywhere_lock:
+        _close_everywhere()
+        watch = Watch(_before_calls)
+        watch.__enter__()
+        _everywhere.append(watch)
+        _context.set_global(request)
+    _close()
+    if current() != request:
+        open_request(request)
+
+
+def close_everywhere() -> None:
+    """Takes back `open_everywhere`. What threads have opened themselves holds on in all but this one."""
+    with _everywhere_lock:
+        _close_everywhere()
+    close_requests()
+
+
+def _close_everywhere() -> None:
+    _context.set_global(OFF)
+    while _everywhere:
+        _everywhere.pop().__exit__()
+
+
+def _close() -> None:
+    while _opened.changes:
+        _opened.changes.pop().__exit__()
+
+
+def of_equation(metadata: dict[str, str] | None) -> Request:
+    """Returns the request that holds for an equation that is being lowered.
+
+    Args:
+        metadata: Metadata of the equation.
+    """
+    tag = (metadata or {}).get(TAG)
+    if tag is None:
+        return current()
+    if tag in (KERNEL, PLAIN):
+        return OFF
+    found = metadata or {}
+    return Request(True, tuple(found.get(ALLOWED, "").split()), APART not in found)

@@ -1,0 +1,176 @@
+"""Rules for element-wise primitives, whose code XLA writes otherwise with other shapes and other neighbours."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bijax.core.tag import kernel_code
+from bijax.lax.extremes import clamp, cummax, cummin, maximum, minimum
+from bijax.lax.flat import on_vectors
+from bijax.transform.cpu import fences
+from bijax.transform.gpu import fences as gpu_fences
+from bijax.transform.hook._jax_private import Context
+from bijax.transform.hook._jax_private import Rule as Stock
+from bijax.transform.rules._kept import EXACT, INTEGER, ORDER_FREE
+from bijax.transform.rules.call import Call, traced
+from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_exact, is_real, register
+from bijax.transform.rules.uses import fixed
+from bijax.transform.rules.values import repeated
+from pallas_kernels.contract import XLA_FUNCTIONS
+
+HELD: Final = (
+    "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
+    " (tests/gpu/test_programs_gpu.py)"
+)
+
+FENCED: Final = {
+    "mul": "a product is hidden from the sum that follows: LLVM would contract the two by the shape of the loop",
+    "square": "as a product",
+    "integer_pow": "as a product",
+    "div": "the denominator is hidden, or XLA would multiply by the reciprocal of a broadcast value; and the quotient"
+    " from a division that follows, or XLA would make one of the two",
+    "one_minus_square": "as a product and a difference",
+}
+"""Primitives around which XLA:CPU's rewrites are stopped."""
+
+_VECTORS: Final = (
+    "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv erfc exp exp2"
+    " expm1 igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma polynomial pow"
+    " rsqrt sin sinh tan tanh zeta"
+)
+VECTORS: Final = frozenset(_VECTORS.split())
+"""Primitives that XLA:CPU computes by polynomials or iterations."""
+
+ON_VECTORS: Final = "computed on whole vectors: XLA:CPU compiles the vector loop and its remainder differently"
+
+ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
+"""Primitives that XLA:CPU computes exactly wherever they stand, and XLA:GPU does not."""
+
+ELEMENTWISE: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
+"""Primitives that get fences in a program for a GPU, in the code of kernels too."""
+
+WIDENED: Final = "hidden from the conversion back: without the two a subnormal number would not become zero"
+
+NARROWED: Final = (
+    "subnormal numbers are made zeros before: one instruction for it takes them for zeros, other code does not"
+)
+
+CHOOSING: Final[dict[str, Callable[..., jax.Array]]] = {
+    "clamp": clamp,
+    "cummax": cummax,
+    "cummin": cummin,
+    "max": maximum,
+    "min": minimum,
+}
+"""Primitives that choose the larger or smaller of two floating numbers, with what replaces them on the CPU."""
+
+CHOSEN: Final = (
+    "compared as integers of a total order: XLA:CPU keeps subnormal numbers in some forms of a loop and not in others"
+)
+
+
+def hold(name: str, stock: Stock, ctx: Context, *operands: Any, **parameters: Any) -> Sequence[Any]:
+    """Lowers an element-wise primitive for a GPU.
+
+    Args:
+        name: Name of the primitive.
+        stock: JAX's own rule.
+        ctx: Context of the rule.
+        *operands: The operands.
+        **parameters: Parameters of the primitive.
+    """
+    if name in _SPELT_OUT:
+        return traced(_SPELT_OUT[name], ctx, operands, parameters)
+    # A rule that traces a program of its own is fenced inside too, as the code of a kernel.
+    with kernel_code():
+        return gpu_fences.fenced(name, stock, ctx, operands, parameters)
+
+
+def has_an_order(dtypes: Dtypes) -> bool:
+    """Returns whether the values are floating numbers for which there is an order of integers."""
+    return any(jnp.issubdtype(d, jnp.floating) and jnp.dtype(d).name in FLOATS for d in dtypes)
+
+
+def _held(call: Call) -> Sequence[Any]:
+    return hold(call.name, call.stock, call.ctx, *call.operands, **call.parameters)
+
+
+def _product(call: Call) -> Sequence[Any]:
+    (product,) = call.stock(call.ctx, *call.operands, **call.parameters)
+    return [fences.fence_product(product)]
+
+
+def _quotient(call: Call) -> Sequence[Any]:
+    (out,) = call.ctx.avals_out
+    numerator, denominator = (repeated(x, out.shape) for x in call.operands)
+    hidden = fences.hide(denominator)
+    (quotient,) = call.stock(call.ctx.replace(avals_in=[out, out]), numerator, hidden, **call.parameters)
+    return [fences.hide(quotient)]
+
+
+def _one_minus_square(call: Call) -> Sequence[Any]:
+    return call.traced(_one_minus_fenced_square)
+
+
+def _one_minus_fenced_square(x: jax.Array, **_: Any) -> jax.Array:
+    (square,) = jax.lax.optimization_barrier((x * x,))
+    difference: jax.Array = 1 - square
+    return difference
+
+
+def _vectors(call: Call) -> Sequence[Any]:
+    return call.traced(functools.partial(on_vectors, call.primitive))
+
+
+def _narrowed(call: Call) -> Sequence[Any]:
+    return call.stock(call.ctx, fences.without_subnormal_numbers(call.operands[0]), **call.parameters)
+
+
+def _log2(x: jax.Array, **_: Any) -> jax.Array:
+    wide = x.astype(jnp.promote_types(x.dtype, np.float32))
+    quotient: jax.Array = jax.lax.log(wide) / wide.dtype.type(np.log(2))
+    return quotient.astype(x.dtype)
+
+
+_SPELT_OUT: Final[dict[str, Callable[..., jax.Array]]] = {"log2": _log2, "one_minus_square": lambda x, **_: 1 - x * x}
+"""What the rules of these emit at once, as operations that get fences of their own."""
+
+
+def _widens_to_float64(dtypes: Dtypes) -> bool:
+    """Returns whether a conversion makes float64 of shorter floating numbers."""
+    # The others lose no bit that an instruction would make zero, or cannot be taken back.
+    operand, result = dtypes[0], dtypes[-1]
+    return bool(result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64)
+
+
+def _narrows_to_bfloat16(dtypes: Dtypes) -> bool:
+    """Returns whether a conversion makes bfloat16 of numbers that may be subnormal."""
+    return str(dtypes[-1]) == "bfloat16" and str(dtypes[0]) in ("float32", "float64")
+
+
+_FUNCTION: Final = fixed(XLA_FUNCTIONS)
+
+for _name, _why in FENCED.items():
+    _lower = {"div": _quotient, "one_minus_square": _one_minus_square}.get(_name, _product)
+    register(_name, Rule(Kind.KEEP, INTEGER, dtypes=is_exact))
+    register(_name, Rule(Kind.REPLACE, _why, lower=_lower, platform="cpu", dtypes=is_real))
+    register(_name, Rule(Kind.REPLACE, HELD, lower=_held, platform="cuda", dtypes=is_real))
+register(VECTORS, Rule(Kind.KEEP, INTEGER, dtypes=is_exact))
+register(VECTORS, Rule(Kind.REPLACE, ON_VECTORS, lower=_vectors, uses=_FUNCTION, platform="cpu", dtypes=is_real))
+register(VECTORS, Rule(Kind.REPLACE, HELD, lower=_held, uses=_FUNCTION, platform="cuda", dtypes=is_real))
+register(ROUNDED, Rule(Kind.KEEP, EXACT))
+register(ROUNDED, Rule(Kind.REPLACE, HELD, lower=_held, platform="cuda", dtypes=is_real))
+_CONVERSION: Final = "convert_element_type"
+register(_CONVERSION, Rule(Kind.REPLACE, WIDENED, lower=_product, platform="cpu", dtypes=_widens_to_float64))
+register(
+    _CONVERSION,
+    Rule(Kind.REPLACE, NARROWED, lower=_narrowed, platform="cpu", dtypes=_narrows_to_bfloat16, looks_back=True),
+)
+for _name, _function in CHOOSING.items():
+    register(_name, Rule(Kind.KEEP, ORDER_FREE if _name.startswith("cum") else EXACT))
+    _chosen = functools.partial(Call.traced, function=_function)
+    register(_name, Rule(Kind.REPLACE, CHOSEN, lower=_chosen, platform="cpu", dtypes=has_an_order))

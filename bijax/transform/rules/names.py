@@ -1,0 +1,48 @@
+"""Under which name the registry has an operation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+CUDNN_ATTENTION: Final = tuple(
+    f"dot_product_attention_{way}{wrapper}" for way in ("fwd", "bwd") for wrapper in ("", "_wrapper")
+)
+"""The primitives of cuDNN's attention."""
+
+_OFFSETS: Final = 6
+"""Index of the offsets of packed sequences among the operands of cuDNN's attention."""
+
+
+def rule_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
+    """Returns under which name the registry has an operation.
+
+    It is that of its primitive, but for `scatter_apply`, for callbacks without results, for numbers and keys whose
+    count no batch changes, and for calls of cuDNN's attention that are not replaced.
+
+    Args:
+        name: Name of the primitive.
+        parameters: Its parameters.
+        operands: Abstract values of its operands.
+    """
+    if name == "scatter" and parameters.get("update_jaxpr") is not None:
+        return "scatter_apply"
+    if name == "io_callback" and not parameters.get("result_avals", (name,)):
+        return "io_callback without results"
+    if name == "random_bits" and parameters.get("shape") == ():
+        return "random_bits of one number"
+    if name == "random_split" and parameters.get("shape") == (2,):
+        return "random_split in two"
+    variant = _cudnn_variant(parameters, operands) if name in CUDNN_ATTENTION else ""
+    return f"{name} {variant}" if variant else name
+
+
+def _cudnn_variant(parameters: Mapping[str, Any], operands: Sequence[Any]) -> str:
+    """Returns in which way a call of cuDNN's attention is one that is not replaced; nothing if it is replaced."""
+    if parameters.get("dropout_rate"):
+        return "with dropout"
+    if any(parameters.get(name) is not None for name in ("score_mod", "score_mod_jaxpr")):
+        return "with a score_mod"
+    if getattr(parameters.get("mask_type"), "name", "") == "ALIBI":
+        return "with ALiBi"
+    if len(operands) > _OFFSETS and len(operands[_OFFSETS].shape) == 2:
+        return "of packed sequences"
+    return ""
