@@ -15,9 +15,9 @@ from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.cpu import stacked
-from pallas_kernels.ops.matmul.cpu.stacked import Storage
-from pallas_kernels.schedule.cpu.matmul import StackStep, stack_entries
+from pallas_kernels.matmul.cpu import stacked
+from pallas_kernels.matmul.cpu.stacked import Storage
+from pallas_kernels.matmul.schedule.cpu import StackStep, stack_entries
 from tests.bitwise.matmul_reference import emulate
 from tests.tiers import full_only
 

@@ -15,11 +15,11 @@ import bijax
 from bijax import hlo
 from bijax.testing import bits
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.ops.matmul import cpu
-from pallas_kernels.ops.matmul.cpu import stacked
-from pallas_kernels.ops.matmul.cpu.verify import trials
+from pallas_kernels.matmul import cpu
+from pallas_kernels.matmul.cpu import stacked
+from pallas_kernels.matmul.cpu.verify import trials
+from pallas_kernels.matmul.schedule.cpu import StackStep, Step
 from pallas_kernels.parts.xla.tiles import isolate, isolated_dot
-from pallas_kernels.schedule.cpu.matmul import StackStep, Step
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of this file are XLA:CPU's")
 

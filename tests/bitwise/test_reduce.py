@@ -14,8 +14,8 @@ from bijax.lax import reduce
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import row_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.rows.fold import fold_axis
 from pallas_kernels.parts.xla import lanes
+from pallas_kernels.rows.fold import fold_axis
 from tests.bitwise.primitive_cases import FLOATS, lowers_for_cuda, normal
 from tests.tiers import full_only
 

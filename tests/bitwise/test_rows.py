@@ -11,9 +11,9 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, batch_variance_report, hostile_rows
 from pallas_kernels.contract import row_contract
-from pallas_kernels.ops.cross_entropy import portable as cross_entropy
-from pallas_kernels.ops.norm import portable as norm
-from pallas_kernels.ops.softmax import portable as softmax
+from pallas_kernels.cross_entropy import portable as cross_entropy
+from pallas_kernels.norm import portable as norm
+from pallas_kernels.softmax import portable as softmax
 from tests.bitwise.row_cases import OURS, PLAIN, all_ops, hostile_batch, labels_of, with_gradient
 from tests.tiers import full_only
 

@@ -9,7 +9,7 @@ import pytest
 
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT
-from pallas_kernels.ops.rotary import triton
+from pallas_kernels.rotary import pallas_triton as triton
 from tests.layers.rotate_checks import assert_same
 from tests.unit.rotate_cases import case
 

@@ -9,9 +9,9 @@ from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw as draw_anywhere
 from pallas_kernels.contract import GumbelContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.sampling import triton
-from pallas_kernels.ops.sampling.triton import draw
-from pallas_kernels.schedule.triton.sampling import DrawTile
+from pallas_kernels.sampling import pallas_triton as triton
+from pallas_kernels.sampling.pallas_triton import draw
+from pallas_kernels.sampling.schedule.pallas_triton import DrawTile
 from tests.sampling.draw_cases import COLUMNS, ROWS, given, wrong
 
 

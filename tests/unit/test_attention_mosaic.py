@@ -14,21 +14,21 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import (
-    SPLIT_HEAD_SIZES,
-    SplitAttentionContract,
-    attention_contract,
-)
-from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
-from pallas_kernels.ops.attention.hopper import attention, launch
-from pallas_kernels.schedule.hopper.attention import (
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.hopper import attention, launch
+from pallas_kernels.attention.schedule.hopper import (
     DecodeSchedule,
     PrefillSchedule,
     Problem,
     attention_schedule,
     decode_schedule,
 )
+from pallas_kernels.contract import (
+    SPLIT_HEAD_SIZES,
+    SplitAttentionContract,
+    attention_contract,
+)
+from pallas_kernels.errors import UnsupportedError
 from tests.eight_bits import UNITS, composed, times
 from tests.unit.attention_programs import INTERPRETER, lowered
 from tests.unit.mosaic import Races

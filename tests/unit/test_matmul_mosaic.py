@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.hopper.launch import matmul
+from pallas_kernels.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.unit.matmul_operands import operands
 from tests.unit.mosaic import Races, interpreter

@@ -6,7 +6,7 @@ a row; each has its own lanes, and each of its threads 4 or 8 neighbouring ones.
 other, from a ring of stages in shared memory into which they are copied ahead, or straight from memory. A row that
 fits into the ring or into the team's registers is read from memory once, a longer one once per pass.
 
-How to write a kernel on it (`pallas_kernels/ops/norm/hopper.py` holds more):
+How to write a kernel on it (`pallas_kernels/norm/hopper.py` holds more):
 
     def program(row):
         square = row.fold(lambda x: row.product(x, x))

@@ -10,7 +10,7 @@ The 128 threads of a warpgroup are the lanes of `OnlineRowContract`; a warpgroup
 - split, for few long rows, which would leave most of the GPU idle: a block for each segment. A first kernel writes the
   statistics, lane by lane, a second one merges them, in every block anew, and writes a segment's results.
 
-How to write a kernel on it (`pallas_kernels/ops/softmax/hopper.py` holds more):
+How to write a kernel on it (`pallas_kernels/softmax/hopper.py` holds more):
 
     def finish(row, m, s):                     # numbers, held by every thread
         return m, row.quotient(1, s)

@@ -1,6 +1,6 @@
 """Hopper schedules of matmul: how tiles are cut and fed; `matmul` chooses among them.
 
-A schedule changes no bit: every accumulator is one chain over K, see `pallas_kernels.ops.matmul.hopper.ring`.
+A schedule changes no bit: every accumulator is one chain over K, see `pallas_kernels.matmul.hopper.ring`.
 """
 
 import math
