@@ -3,7 +3,8 @@
     python -m benchmarks.tune_matmul_gpu --candidates 6
 
 A shape enters `pallas_kernels/matmul/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster
-than the one that the rule would choose. Rows are powers of two; a table entry holds for all rows down to the power below.
+than the one that the rule would choose.
+Rows are powers of two; a table entry holds for all rows down to the power below.
 """
 
 import argparse
