@@ -1,9 +1,9 @@
 """Runs the tests that need a GPU, and writes how many passed: `benchmarks/results/tests_MACHINE.json`.
 
     python -m benchmarks.gpu_tests --processes 16
-    python -m benchmarks.gpu_tests --processes 16 tests/gpu/test_matmul_gpu.py tests/gpu/test_rows_gpu.py
+    python -m benchmarks.gpu_tests --processes 16 tests/matmul/test_gpu.py tests/rows/test_gpu.py
 
-Each path is a cell, so that the files can be run in several calls. Without paths, each file of `tests/gpu` is one, and
+Each path is a cell, so that the files can be run in several calls. Without paths, each file `test_*gpu.py` is one, and
 `tests/goldens` another. The exit code is 1 if a test failed or a path had no test.
 """
 
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=8)
     add_json(parser)
     arguments = parser.parse_args()
-    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*gpu.py"))
     paths = arguments.paths or [*(str(file.relative_to(ROOT)) for file in files), "tests/goldens"]
     cells = []
     for path in paths:

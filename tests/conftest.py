@@ -26,6 +26,7 @@ import jax  # reads the environment
 
 import bijax
 from tests import tiers
+from tests.mosaic import Races
 from tests.tiers import pytest_addoption as pytest_addoption
 from tests.tiers import pytest_pycollect_makeitem as pytest_pycollect_makeitem
 
@@ -42,6 +43,12 @@ def hopper() -> Iterator[None]:
     """Programs for CUDA are lowered for Hopper where there is no GPU, for this machine's GPU where there is one."""
     with contextlib.nullcontext() if jax.default_backend() == "gpu" else bijax.lowering_for("sm_90"):
         yield
+
+
+@pytest.fixture
+def races(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Races:
+    """Counts the races that Mosaic's interpreter printed (JAX 0.11) or logged (0.12)."""
+    return lambda: ("".join(capfd.readouterr()) + caplog.text).count("RACE DETECTED")
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from flax import nnx as flax_nnx
 from bijax.testing import assert_bits_equal
 from flax_layers import PLAIN, Llama, conversion_report, convert, nnx, score
 from flax_layers.models.layers import Linear
-from tests.engine import oracles
 from tests.layers import small_llama as small
+from tests.operators import oracles
 
 
 def normal(seed: int, *shape: int) -> jax.Array:

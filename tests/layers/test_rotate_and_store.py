@@ -11,8 +11,8 @@ from bijax.ops.rotate_heads import rotate_heads, store_rows
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
 from tests.layers.rotate_checks import assert_same
+from tests.rotary.cases import case
 from tests.tiers import full_only
-from tests.unit.rotate_cases import case
 
 HEADS, KEYS, WIDTH = 4, 2, 8
 

@@ -24,7 +24,7 @@ from pallas_kernels.contract import XLA_FUNCTIONS
 
 HELD: Final = (
     "a fence behind it keeps XLA:GPU from contracting it, from dropping its rounding and from a second code generator"
-    " (tests/gpu/test_programs_gpu.py)"
+    " (tests/transform/test_programs_gpu.py)"
 )
 
 FENCED: Final = {

@@ -2,7 +2,7 @@
 
 The tensor core adds 16 products at a time to a float32 accumulator. On Hopper that step gives the same bits at every
 tile size, for either order of the operands, so one chain over K is a contract that every schedule honours
-(benchmarks/NOTES.md; tests/gpu compares them).
+(benchmarks/NOTES.md; tests/matmul compares them on a GPU).
 """
 
 import math

@@ -1,0 +1,204 @@
+"""Epilogues, gated pairs and shards of K in the Hopper kernel, on a CPU: under Mosaic's interpreter, and lowered."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_shards
+from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
+from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import ShardSchedule
+from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.matmul.operands import operands
+from tests.mosaic import Races, interpreter
+
+pytestmark = pytest.mark.usefixtures("hopper")
+
+CONTRACT = WgmmaContract()
+NARROW = MatmulSchedule(True, 64, 8, 128, 3)
+WIDE = MatmulSchedule(False, 64, 64, 64, 3, 2)
+DTYPE = "bfloat16"
+
+# (M, K, N), weights stored as (N, K), result, schedule.
+RESIDUALS = {
+    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, blocks=2)),
+    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", blocks=2)),
+    "narrow ragged": ((13, 136, 72), True, "float32", NARROW),
+    "padded": ((9, 77, 21), False, "bfloat16", None),
+}
+PAIRS = {
+    "wide persistent": ((130, 128, 136), True, "bfloat16", dataclasses.replace(WIDE, tile_columns=128, blocks=2)),
+    "in turn": ((70, 128, 144), False, "float32", dataclasses.replace(WIDE, split="tiles", blocks=2)),
+    "narrow ragged": ((13, 136, 72), True, "float32", MatmulSchedule(True, 128, 16, 64, 3)),
+}
+SPLITS = {
+    "inside": ((70, 512, 136), True, "bfloat16", ShardSchedule(False, WIDE)),
+    "across": ((5, 512, 128), False, "float32", ShardSchedule(True, NARROW)),
+    "short shard": (
+        (5, 456, 128),
+        False,
+        "float32",
+        ShardSchedule(True, dataclasses.replace(NARROW, k_step=64)),
+    ),
+    "padded": ((9, 300, 21), False, "bfloat16", None),
+}
+
+
+@pytest.mark.tier("full", fast=("in turn",))
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_activation_and_residual(name: str, races: Races) -> None:
+    (m, k, n), transpose_w, out, schedule = RESIDUALS[name]
+    x, w = operands((m, k), n, transpose_w, DTYPE)
+    bias, residual = normal((n,)), normal((m, n), out)
+    y = matmul(
+        x,
+        w,
+        contract=CONTRACT,
+        transpose_w=transpose_w,
+        bias=bias,
+        activation="silu",
+        residual=residual,
+        out_dtype=out,
+        schedule=schedule,
+        interpret=interpreter(),
+    )
+    z = product(x, w, transpose_w) + bias.astype(jnp.float32)
+    close(y, jax.nn.silu(z) + residual.astype(jnp.float32), k)
+    assert not races()
+
+
+@pytest.mark.tier("full", fast=("in turn",))
+@pytest.mark.parametrize("name", PAIRS)
+def test_gated_pair(name: str, races: Races) -> None:
+    (m, k, n), transpose_w, out, schedule = PAIRS[name]
+    x, gate = operands((m, k), n, transpose_w, DTYPE)
+    up = gate[::-1]
+    y = gated_matmul(
+        x,
+        gate,
+        up,
+        contract=CONTRACT,
+        transpose_w=transpose_w,
+        activation="gelu",
+        out_dtype=out,
+        schedule=schedule,
+        interpret=interpreter(),
+    )
+    close(y, jax.nn.gelu(product(x, gate, transpose_w)) * product(x, up, transpose_w), 8 * k)
+    assert not races()
+
+
+@pytest.mark.tier("full", fast=("padded",))
+@pytest.mark.parametrize("name", SPLITS)
+def test_shards_of_k(name: str, races: Races) -> None:
+    (m, k, n), transpose_w, out, schedule = SPLITS[name]
+    x, w = operands((m, k), n, transpose_w, DTYPE)
+    bias, residual = normal((n,)), normal((m, n), out)
+    y = matmul(
+        x,
+        w,
+        contract=SplitWgmmaContract(4),
+        transpose_w=transpose_w,
+        bias=bias,
+        activation="relu",
+        residual=residual,
+        out_dtype=out,
+        schedule=schedule,
+        interpret=interpreter(),
+    )
+    z = product(x, w, transpose_w) + bias.astype(jnp.float32)
+    close(y, jax.nn.relu(z) + residual.astype(jnp.float32), k)
+    assert not races()
+
+
+X, W = jax.ShapeDtypeStruct((24, 512), DTYPE), jax.ShapeDtypeStruct((512, 128), DTYPE)
+R = jax.ShapeDtypeStruct((24, 128), DTYPE)
+STACK_X, STACK_W = jax.ShapeDtypeStruct((3, 24, 512), DTYPE), jax.ShapeDtypeStruct((3, 512, 128), DTYPE)
+
+# A program and how many kernels it launches.
+PROGRAMS = {
+    "activation": (lambda x, w: bijax.matmul(x, w, activation="gelu"), (X, W), 1),
+    "residual": (lambda x, w, r: bijax.matmul(x, w, activation="silu", residual=r), (X, W, R), 1),
+    "gated": (bijax.gated_matmul, (X, W, W), 1),
+    "split": (lambda x, w: bijax.matmul(x, w, split_k=4), (X, W), 2),
+    "split stack": (lambda x, w: bijax.matmul(x, w, split_k=4), (STACK_X, STACK_W), 2),
+    "mapped rows": (jax.vmap(lambda x, w: bijax.matmul(x, w, activation="silu"), (0, None)), (STACK_X, W), 1),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_program_for_hopper_holds_kernels_and_no_dot(name: str) -> None:
+    function, arguments, launches = PROGRAMS[name]
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == launches
+    assert "stablehlo.dot" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": "mish"}, "expected an activation among gelu, silu, relu"),
+        ({"residual": jnp.ones((2, 8))}, r"expected a residual \[2, 8\] of the result's dtype bfloat16"),
+        ({"contract": SplitWgmmaContract(2), "schedule": ShardSchedule(True, NARROW)}, "k_step divides the 64"),
+    ],
+)
+def test_unsupported_operands_are_named(options: dict[str, object], message: str) -> None:
+    x, w = jnp.ones((2, 128), DTYPE), jnp.ones((128, 8), DTYPE)
+    with pytest.raises(UnsupportedError, match=message):
+        matmul(x, w, **{"contract": CONTRACT, **options})
+
+
+def test_a_pair_needs_rows_of_both_weights_in_a_warpgroup() -> None:
+    x, w = jnp.ones((2, 64), DTYPE), jnp.ones((64, 64), DTYPE)
+    with pytest.raises(UnsupportedError, match="64 rows of both weights"):
+        gated_matmul(x, w, w, contract=CONTRACT, schedule=NARROW)
+    with pytest.raises(UnsupportedError, match="two weights of one shape"):
+        gated_matmul(x, w, w[:, :8], contract=CONTRACT)
+
+
+@pytest.mark.parametrize(("k", "n", "shards"), [(8192, 1280, 4), (4096, 1024, 4), (8192, 8192, 1), (576, 64, 1)])
+def test_shards_follow_the_weights(k: int, n: int, shards: int) -> None:
+    assert split_shards(k, n) == shards
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "dtype", "schedule", "plain"),
+    [
+        (1, 1280, "float32", MatmulSchedule(True, 128, 88, 64, 4, 2, "tiles"), True),  # 11 blocks of 8 rows
+        (64, 32, "float32", MatmulSchedule(False, 64, 64, 64, 3), True),  # two blocks of 32 columns
+        (8, 64, "bfloat16", dataclasses.replace(NARROW, warpgroups=2), True),
+        # One block, many tiles in a block or in the result: every index is kept, or always 0.
+        (1, 1280, "float32", NARROW, False),
+        (8, 1280, "bfloat16", MatmulSchedule(True, 128, 64, 64, 4, 2, "tiles"), False),
+        (16, 1280, "float32", MatmulSchedule(True, 128, 88, 64, 4), False),
+        (64, 32, "float32", MatmulSchedule(False, 64, 32, 64, 3), False),
+        (64, 64, "float32", MatmulSchedule(False, 64, 128, 64, 3), False),
+    ],
+)
+def test_blocks_outside_of_a_result_one_tile_wide_leave_as_plain_rows(
+    m: int, n: int, dtype: str, schedule: MatmulSchedule, plain: bool
+) -> None:
+    """Mosaic GPU drops a dimension of one tile from a copy, and the index that says that a block is outside."""
+    shape = (schedule.tile_rows, schedule.tile_columns)
+    assert make_store(schedule, shape, m, n, jnp.dtype(dtype), Epilogue()).ragged == plain
+
+
+def product(x: jax.Array, w: jax.Array, transpose_w: bool) -> jax.Array:
+    return x.astype(jnp.float32) @ (w.T if transpose_w else w).astype(jnp.float32)
+
+
+def normal(shape: tuple[int, ...], dtype: str = DTYPE) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(7).standard_normal(shape), dtype)
+
+
+def close(y: jax.Array, expected: jax.Array, terms: int) -> None:
+    """One rounding of the result and float32 sums of `terms` products of normal numbers."""
+    roundoff = 2.0**-8 if y.dtype == jnp.bfloat16 else 2.0**-20
+    y, expected = np.asarray(y, np.float64), np.asarray(expected, np.float64)
+    assert (np.abs(y - expected) <= roundoff * np.abs(expected) + terms * 2.0**-20).all()

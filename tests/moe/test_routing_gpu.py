@@ -1,0 +1,64 @@
+"""The kernels that route tokens and copy rows, on a GPU: integers and copies, the same as by XLA's programs."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing import assert_bits_equal
+from pallas_kernels.expert_rows import pallas_triton as expert_rows_triton
+from pallas_kernels.expert_rows import portable as expert_rows
+from pallas_kernels.pick import pallas_triton as pick_triton
+from pallas_kernels.pick import portable as pick
+from pallas_kernels.topk import pallas_triton as topk_triton
+from pallas_kernels.topk import portable as topk
+from tests.moe.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
+
+pytestmark = pytest.mark.gpu
+
+
+def assert_same(kernel: Any, portable: Any, *arrays: Any, **options: Any) -> None:
+    found = jax.tree.leaves(jax.jit(functools.partial(kernel, **options))(*arrays))
+    expected = jax.tree.leaves(jax.jit(functools.partial(portable, **options))(*arrays))
+    for a, b in zip(found, expected, strict=True):
+        assert_bits_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("rows", "columns", "number"), [(5, 256, 8), (700, 128, 8), (3, 1500, 64), (4, 37, 9)])
+def test_largest(dtype: str, rows: int, columns: int, number: int) -> None:
+    assert_same(topk_triton.largest, topk.largest, scores(rows, columns, dtype), number=number)
+
+
+def test_rows_of_experts() -> None:
+    for size, options in (*SORTS.values(), (4096, {"first": 0, "end": 256, "allocated": 4096})):
+        given = numbers(size, -2, options["end"] + 3)
+        assert_same(expert_rows_triton.sort_by_expert, expert_rows.sort_by_expert, given, **options)
+    spread = np.bincount(numbers(65536, 0, 256), minlength=256).tolist()
+    for count, rows in (*COUNTS.values(), (spread, 65536)):
+        given = jnp.array(count, jnp.int32)
+        assert_same(expert_rows_triton.rows_by_count, expert_rows.rows_by_count, given, rows=rows)
+    shuffled = np.random.default_rng(0).permutation(4096).tolist()
+    for offset, places in (*PLACES.values(), (shuffled, 4096)):
+        given = jnp.array(offset, jnp.int32)
+        assert_same(expert_rows_triton.rows_of_tokens, expert_rows.rows_of_tokens, given, places=places)
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 7168), ("bfloat16", 768), ("int8", 64), ("float32", 32)])
+def test_pick_rows(dtype: str, columns: int) -> None:
+    x, place = rows_and_places(dtype, columns)
+    assert_same(pick_triton.pick_rows, pick.pick_rows, x, place)
+    order = jnp.asarray(np.random.default_rng(0).permutation(place.shape[0])[:, None], jnp.int32)
+    assert_same(pick_triton.pick_rows, pick.pick_rows, x, place, order)
+
+
+def test_rows_of_one_token_together() -> None:
+    x = jax.random.normal(jax.random.key(0), (4096, 4096), jnp.bfloat16)  # more than what stays in the cache
+    selected = jax.lax.top_k(jax.random.normal(jax.random.key(1), (4096, 16)), 4)[1]
+    rows, _, offset = jax.jit(functools.partial(bijax.moe_scatter, expert_end_idx=12))(x, selected)
+    expected = jnp.where((offset >= 0)[:, None], x[offset // 4], 0)
+    assert_bits_equal(rows, expected.astype(x.dtype))

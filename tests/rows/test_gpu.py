@@ -1,0 +1,199 @@
+"""Norms, sums and gradients of weights on a Hopper GPU: the bits of the CPU's portable form, in any batch."""
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bijax
+from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
+from pallas_kernels.contract import chunk_contract, row_contract
+from pallas_kernels.norm import hopper as norm
+from pallas_kernels.parts.hopper import batch_sum
+from pallas_kernels.rows import hopper as rows
+from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
+from tests.rows.row_kernel_cases import Case, cases
+
+pytestmark = pytest.mark.gpu
+
+THREADS = 14  # kernels compile outside of the interpreter lock
+
+# Rows of whole blocks and others, that fit into shared memory and that do not; vectors of another dtype.
+SHAPES = (
+    (5, 576, "bfloat16", "float32"),
+    (300, 1024, "float16", None),
+    (130, 4096, "float32", None),
+    (9, 32000, "bfloat16", None),
+    (3, 128256, "float32", None),
+)
+
+KINDS = ("normal", "wide", "cancelling")
+
+
+@pytest.mark.parametrize(("m", "columns", "dtype", "weights"), SHAPES)
+def test_the_bits_are_those_of_the_cpu(m: int, columns: int, dtype: str, weights: str | None) -> None:
+    # The kinds of data are told apart on short rows.
+    kinds = KINDS if columns <= 4096 else KINDS[:1]
+    by_operation = list(zip(*(cases(m, columns, dtype, weights, kind) for kind in kinds), strict=True))
+
+    def run(same: tuple[Case, ...]) -> tuple[list[Any], list[Any]]:
+        return list(same[0].all_found(same)), list(same[0].all_expected(same))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for same, (ours, theirs) in zip(by_operation, pool.map(run, by_operation), strict=True):
+            for kind, found, expected in zip(kinds, ours, theirs, strict=True):
+                assert_bits_equal(found, expected, err_msg=f"{same[0].name}, {kind}")
+
+
+@pytest.mark.parametrize(("m", "columns"), [(17, 640), (128, 640), (300, 2048), (1000, 321)])
+def test_every_cut_of_a_sum_over_rows(m: int, columns: int) -> None:
+    x, g = (hostile_rows(seed, (m, columns), "bfloat16")["wide"] for seed in (0, 1))
+    factor = hostile_rows(2, (m, 1), "float32")["normal"]
+    start = hostile_rows(3, (columns,), "float32")["normal"]
+
+    def sums(schedule: ChunkSchedule) -> jax.Array:
+        step: Callable[..., jax.Array] = lambda x, g, factor: x + g  # noqa: E731
+        program = jax.jit(
+            lambda *rows: batch_sum.sum_chunks(step, rows, start, given=[factor], interpret=False, schedule=schedule)
+        )
+        return program(x, g)
+
+    cuts = [ChunkSchedule(n, w) for n in (1, 2, 4) for w in (1, 2, 8) if columns % n == 0]
+    with ThreadPoolExecutor(THREADS) as pool:
+        first, *others = pool.map(sums, cuts)
+    for cut, other in zip(cuts[1:], others, strict=True):
+        assert_bits_equal(other, first, err_msg=str(cut))
+
+
+# What the kernels take, and what they leave to the portable form: unaligned rows, few columns.
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        ("rms_norm", (576, 8192, 321)),
+        ("layer_norm", (2048, 32000, 77)),
+        ("sum", (576, 1000)),
+        ("mean", (8192, 321)),
+        ("var", (2048, 32000)),
+    ],
+)
+def test_rows_at_every_position_among_any_neighbours(name: str, every: tuple[int, ...]) -> None:
+    def sweep(columns: int) -> None:
+        x = jnp.asarray(hostile_rows(0, (16, columns), "float32")["normal"])
+        w = jnp.asarray(hostile_rows(1, (columns,), "float32")["normal"])
+
+        def both(x: jax.Array, w: jax.Array) -> Any:
+            """The result and the gradient of the rows."""
+            op = getattr(bijax, name)
+            f = (lambda x: op(x, w)) if name.endswith("norm") else (lambda x: op(x, -1))
+            y, pull = jax.vjp(f, x)
+            return y, pull(jnp.cos(y))[0]
+
+        sizes = (2, 9, 133) if columns > 8192 else (2, 530)
+        assert_batch_invariant(both, x, w, batch_axes=(0, None), batch_sizes=sizes, modes=("jit",))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(sweep, every))
+
+
+def test_plain_jax_is_not_invariant() -> None:
+    """The control: the sweep above finds what XLA does to a norm behind a dot."""
+    x = jnp.asarray(hostile_rows(0, (16, 1024), "float32")["normal"])
+    w = jnp.asarray(hostile_rows(1, (1024,), "float32")["normal"])
+
+    def plain(x: jax.Array, w: jax.Array) -> jax.Array:
+        h = x @ jnp.outer(w, w)
+        return h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-6)
+
+    with pytest.raises(AssertionError):
+        assert_batch_invariant(plain, x, w, batch_axes=(0, None), batch_sizes=(2, 133), modes=("jit",))
+
+
+def test_many_rows_and_few() -> None:
+    x = jnp.asarray(hostile_rows(0, (5000, 2048), "bfloat16")["wide"])
+    sizes = (5000, 1, 133, 1056, 1057)
+    with ThreadPoolExecutor(THREADS) as pool:
+        whole, *others = pool.map(lambda m: np.asarray(jax.jit(lambda x: bijax.rms_norm(x))(x[-m:])), sizes)
+    for m, other in zip(sizes[1:], others, strict=True):
+        assert_bits_equal(other, whole[-m:], err_msg=f"{m} rows")
+
+
+def test_any_layout() -> None:
+    x = jnp.asarray(hostile_rows(0, (33, 640, 5), "float32")["wide"])
+    flat = jnp.array(x.transpose(2, 0, 1))
+    for op in (bijax.sum, bijax.mean, bijax.var):
+        assert_bits_equal(jax.jit(lambda x, op=op: op(x.transpose(2, 0, 1), -1))(x), op(flat, -1), err_msg=op.__name__)
+        assert_bits_equal(op(x[:, ::-1], 1), op(x[:, ::-1].transpose(0, 2, 1), -1), err_msg=op.__name__)
+    sliced = jax.jit(lambda x: bijax.rms_norm(x.transpose(2, 0, 1)[:, 3:]))(x)
+    assert_bits_equal(sliced, bijax.rms_norm(flat)[:, 3:])
+
+
+def test_aligned_micro_batches_add_up_to_the_whole() -> None:
+    x = jnp.asarray(hostile_rows(0, (700, 1024), "float32")["normal"])
+    start = jnp.zeros(1024, jnp.float32)
+    whole = rows.sum_rows(x, contract=chunk_contract(), accumulate=start)
+    for i in range(0, 700, 256):
+        start = rows.sum_rows(x[i : i + 256], contract=chunk_contract(), accumulate=start)
+    assert_bits_equal(start, whole)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("columns", [576, 32000])
+def test_gradients_against_float64(name: str, columns: int) -> None:
+    rng = np.random.default_rng(0)
+    x, g = (rng.standard_normal((40, columns)).astype(np.float32) for _ in range(2))
+    w = rng.standard_normal(columns).astype(np.float32)
+
+    @jax.jit
+    def both(x: jax.Array, w: jax.Array, g: jax.Array) -> Any:
+        y, pull = jax.vjp(lambda x, w: getattr(bijax, name)(x, w, eps=1e-6), x, w)
+        return y, *pull(g)
+
+    y, dx, dw = both(x, w, g)
+    wide, gw = x.astype(np.float64), g.astype(np.float64) * w
+    d = wide - wide.mean(-1, keepdims=True) if name == "layer_norm" else wide
+    factor = 1 / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-6)
+    normal = d * factor
+    exact = factor * (gw - normal * (gw * normal).mean(-1, keepdims=True))
+    if name == "layer_norm":
+        exact -= factor * gw.mean(-1, keepdims=True)
+    assert np.abs(np.asarray(y) - normal * w).max() < 1e-5
+    assert np.abs(np.asarray(dx) - exact).max() < 1e-5
+    assert np.abs(np.asarray(dw) - (g * normal).sum(0)).max() < 1e-4
+
+
+# Correctly rounded steps in a fixed order: the hash on every machine, CPU or GPU.
+GOLDEN = {
+    "rms_norm": "ac66feb54b0c5839",
+    "rms_norm_gradient": "b46b1759e8626f53",
+    "layer_norm": "57cc0c2b9e9c2548",
+    "layer_norm_gradient": "513ef18ddec344fa",
+    "weight_gradient": "ff3de98d9ee71bf3",
+    "sum_axis": "b76158dfab279f6d",
+    "sum_rows": "66bf2d1d0fa5a046",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_hashes(name: str) -> None:
+    assert golden_hash(name, norm.__dict__ | rows.__dict__) == GOLDEN[name]
+
+
+def golden_hash(name: str, kernels: dict[str, Any]) -> str:
+    x, g = (jnp.asarray(hostile_rows(seed, (200, 576), "float32")["normal"]) for seed in (0, 1))
+    w, factor = x[0], jnp.abs(g[:, :1])
+    calls: dict[str, Callable[..., Any]] = {
+        "rms_norm": lambda f: f(x, w, eps=1e-6, contract=row_contract()),
+        "rms_norm_gradient": lambda f: f(x, factor, g, w, contract=row_contract()),
+        "layer_norm": lambda f: f(x, w, w, eps=1e-6, contract=row_contract()),
+        "layer_norm_gradient": lambda f: f(x, factor, factor, g, w, contract=row_contract()),
+        "weight_gradient": lambda f: f(x, factor, g, contract=chunk_contract()),
+        "sum_axis": lambda f: f(x[:, :, None], contract=row_contract()),
+        "sum_rows": lambda f: f(x, contract=chunk_contract()),
+    }
+    results = jax.tree.leaves(calls[name](kernels[name]))
+    return hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in results)).hexdigest()[:16]

@@ -1,0 +1,95 @@
+"""The engine of the row kernels for Hopper: every way to feed a row gives the bits of the contract."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bijax.testing import assert_bits_equal, hostile_rows
+from pallas_kernels.contract import row_contract
+from pallas_kernels.parts.hopper.row_engine import run_rows
+from pallas_kernels.schedule.hopper.rows import RowSchedule, row_schedule, row_vector
+from tests.mosaic import Races, interpreter
+from tests.rows import row_emulation as emulation
+
+pytestmark = pytest.mark.usefixtures("hopper")
+
+# A block of 2048 lanes and a ragged end. Under the interpreter each warpgroup wants a thread of the machine's own.
+COLUMNS = 2112
+SCHEDULES = {
+    "memory": RowSchedule(1, 2, unroll=1),
+    "memory, held, one row a block": RowSchedule(2, 3, hold=True, preload=True),
+    "ring": RowSchedule(2, 1, COLUMNS, 2),
+    "ring, held": RowSchedule(1, 1, COLUMNS, 1, hold=True),
+    "ring of pieces": RowSchedule(1, 2, 2048, 3, preload=True),
+    "ring shorter than a row": RowSchedule(2, 1, 2048, 1),
+    "cluster": RowSchedule(1, 1, hold=True, cluster=2),
+}
+
+
+def run(x: Any, w: Any, schedule: RowSchedule, interpret: Any) -> tuple[jax.Array, ...]:
+    """One fold, then two in one pass, then a result: everything that a program may do."""
+
+    def program(row: Any) -> None:
+        most = row.fold(lambda x: x, combine="max", unit=-jnp.inf)
+        total, product = row.fold(
+            lambda x, w: (x - most, row.product(x, w)), combine=("add", "add"), unit=0.0, vectors=(0,)
+        )
+        row.put(0, total)
+        row.put(1, product)
+        row.emit(lambda x, w: (row.product(x, total) + w,))
+
+    return run_rows(program, [x], [w], [x.dtype], numbers=2, interpret=interpret, schedule=schedule)
+
+
+def run_sum(x: Any, schedule: RowSchedule, interpret: Any) -> jax.Array:
+    def program(row: Any) -> None:
+        row.put(0, row.fold(lambda x: x))
+
+    return run_rows(program, [x], numbers=1, interpret=interpret, schedule=schedule)[0]
+
+
+@pytest.mark.tier("full", fast=("memory, held, one row a block",))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_gives_the_bits_of_the_contract(name: str, races: Races) -> None:
+    x = hostile_rows(0, (3, COLUMNS), "bfloat16")["normal"]
+    w = hostile_rows(1, (COLUMNS,), "bfloat16")["normal"]
+    interpret = interpreter()
+    y, total, product = run(x, w, SCHEDULES[name], interpret)
+    wide, weights = x.astype(np.float32), w.astype(np.float32)
+    sums = emulation.add_row(wide - wide.max(1, keepdims=True))
+    assert_bits_equal(total, sums)
+    assert_bits_equal(product, emulation.add_row(wide * weights))
+    assert_bits_equal(y, (wide * sums + weights).astype(x.dtype))
+    assert_bits_equal(run_sum(x, SCHEDULES[name], interpret), emulation.add_row(wide))
+    assert not races()
+
+
+@pytest.mark.parametrize(
+    "schedule", [*SCHEDULES.values(), RowSchedule(8, 2, hold=True), RowSchedule(4, 2, hold=True, cluster=2)]
+)
+def test_every_schedule_lowers_for_a_gpu(schedule: RowSchedule) -> None:
+    columns = COLUMNS if schedule.members < 8 else 8192
+    x, w = jax.ShapeDtypeStruct((4, columns), jnp.bfloat16), jax.ShapeDtypeStruct((columns,), jnp.bfloat16)
+    program = jax.jit(lambda x, w: run(x, w, schedule, False)).trace(x, w)
+    assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_row_has_lanes_for_all_that_share_it() -> None:
+    x = jnp.zeros((2, 2048), jnp.float32)
+    with pytest.raises(ValueError, match="do not allow"):
+        run_sum(x, RowSchedule(8, 2), False)
+
+
+@pytest.mark.parametrize("columns", [128, 576, 1024, 2048, 4096, 8192, 32000, 128256, 262144])
+@pytest.mark.parametrize("itemsizes", [(2,), (4,), (2, 4), (4, 4, 4)])
+def test_the_rule_fits_the_machine(columns: int, itemsizes: tuple[int, ...]) -> None:
+    lanes = row_contract().lanes(columns)
+    for rows in (1, 8, 64, 512, 4096, 100_000):
+        schedule = row_schedule(rows, columns, lanes, itemsizes, itemsizes[:1], 1)
+        assert schedule.members * 128 * row_vector(lanes, itemsizes) <= lanes
+        assert schedule.stages * schedule.stage * sum(itemsizes) <= 232_448
+    unaligned = columns + 8
+    assert not row_schedule(4096, unaligned, row_contract().lanes(unaligned), itemsizes, itemsizes[:1], 1).stages
