@@ -4,7 +4,6 @@ One warpgroup copies bytes, one makes keys of them and one values, in the stages
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax.experimental.pallas as pl
@@ -13,10 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.hopper._keys import KeySource
-from pallas_kernels.attention.hopper._ring import Ring, drain
+from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._sight import Blocks
 from pallas_kernels.attention.hopper.clean import clean_rows
 from pallas_kernels.attention.hopper.widen import read_bytes, write_widened
+from pallas_kernels.parts.hopper.stages import await_free, drain
 
 
 class Bytes(NamedTuple):
@@ -32,14 +32,14 @@ class Bytes(NamedTuple):
     full: Any
     free: Any
 
-    @staticmethod
-    def scratch(stages: int, source: KeySource, size: int) -> list[Any]:
+    @classmethod
+    def types(cls, stages: int, source: KeySource, size: int) -> "Bytes":
         """Returns the types of the attributes."""
-        return [
-            plgpu.SMEM((stages, source.block, size), jnp.int8),
-            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages),
-        ]
+        return cls(
+            stored=plgpu.SMEM((stages, source.block, size), jnp.int8),
+            full=plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
+            free=plgpu.Barrier(num_barriers=stages),
+        )
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class ByteRing:
             at = position + (block - blocks.first)
             slot, pages = self.slot(at), self.source.pages(table, sequence, block)
             for cache, stages in zip(caches, (self.keys, self.values), strict=True):
-                pl.when(at >= self.stages)(partial(plgpu.barrier_wait, stages.free.at[slot]))
+                await_free(at, self.stages, stages.free.at[slot])
                 target, full = stages.stored.at[slot], stages.full.at[slot]
                 self.source.copy(cache, pages, target, full, sequence, block, head)
 
     def drain(self, filled: Any) -> None:
         """Waits until what was filled last is free."""
         for stages in (self.keys, self.values):
-            drain((stages.free,), self.stages, filled, self.slot)
+            drain((stages.free,), self.stages, filled)
 
     def widen_keys(self, blocks: Blocks, position: Any, ring: Ring) -> None:
         """Makes keys of the blocks of a tile."""
@@ -117,6 +117,6 @@ class ByteRing:
         numbers = read_bytes(stages.stored.at[slot], ring.interpret)
         plgpu.commit_smem()  # every warp has read
         plgpu.barrier_arrive(stages.free.at[slot])
-        pl.when(at >= ring.stages)(partial(plgpu.barrier_wait, free))
+        await_free(at, ring.stages, free)
         write_widened(numbers, target, self.fp8, ring.interpret)
         plgpu.commit_smem()  # every warp has written

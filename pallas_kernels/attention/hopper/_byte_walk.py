@@ -5,8 +5,7 @@ share registers; another one with blocks of its own computes meanwhile.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -17,7 +16,6 @@ from jax import lax
 from pallas_kernels.attention.hopper._byte_ring import Bytes
 from pallas_kernels.attention.hopper._keys import KeySource
 from pallas_kernels.attention.hopper._online import Stats
-from pallas_kernels.attention.hopper._ring import drain
 from pallas_kernels.attention.hopper._sight import Blocks
 from pallas_kernels.attention.hopper._swapped_walk import State, SwappedWalk
 from pallas_kernels.attention.hopper.bytes_left import start_keys, start_values
@@ -25,7 +23,30 @@ from pallas_kernels.attention.hopper.clean import WORD
 from pallas_kernels.attention.hopper.clean_bytes import clean_bytes
 from pallas_kernels.attention.hopper.columns import Tile, add_rows_to_lanes, down, of_lanes
 from pallas_kernels.attention.hopper.products import finish
+from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import tiled
+
+
+class LeftStages(NamedTuple):
+    """Shared memory and barriers of the stages of all walkers: the attributes of `LeftRing` of these names."""
+
+    keys: Bytes
+    values: Bytes
+    found: Any
+
+    @classmethod
+    def types(cls, walkers: int, stages: int, source: KeySource, size: int, value_size: int) -> "LeftStages":
+        """Returns the types."""
+        every = walkers * stages
+        keys, values = (
+            Bytes(
+                stored=plgpu.SMEM((every, source.block, width), jnp.int8, transforms=tiled(jnp.int8, width)),
+                full=plgpu.Barrier(num_arrivals=source.copies, num_barriers=every + more * walkers),
+                free=plgpu.Barrier(num_barriers=every),
+            )
+            for more, width in enumerate((size, value_size))
+        )
+        return cls(keys, values, plgpu.SMEM((every, source.block // WORD), jnp.int32))
 
 
 @dataclass(frozen=True)
@@ -56,23 +77,6 @@ class LeftRing:
     values: Bytes
     found: Any
 
-    @staticmethod
-    def scratch(walkers: int, stages: int, source: KeySource, size: int, value_size: int) -> list[Any]:
-        """Returns the types of the arrays and barriers of keys, of values, and of `found`."""
-        every = walkers * stages
-        return [
-            *(
-                kind
-                for more, width in enumerate((size, value_size))
-                for kind in (
-                    plgpu.SMEM((every, source.block, width), jnp.int8, transforms=tiled(jnp.int8, width)),
-                    plgpu.Barrier(num_arrivals=source.copies, num_barriers=every + more * walkers),
-                    plgpu.Barrier(num_barriers=every),
-                )
-            ),
-            plgpu.SMEM((every, source.block // WORD), jnp.int32),
-        ]
-
     def slot(self, position: Any) -> Any:
         """Returns the stage of a position."""
         return self.walker * self.stages + lax.rem(position, self.stages)
@@ -100,7 +104,7 @@ class LeftRing:
             values_there = jnp.where(in_part, self.apart, slot) if self.fp8 else slot
             there = self.keys.full.at[slot], self.values.full.at[values_there]
             for cache, stages, full in zip(caches, (self.keys, self.values), there, strict=True):
-                pl.when(at >= self.stages)(partial(plgpu.barrier_wait, stages.free.at[slot]))
+                await_free(at, self.stages, stages.free.at[slot])
                 self.source.copy(cache, pages, stages.stored.at[slot], full, sequence, block, head)
 
             if not self.fp8:

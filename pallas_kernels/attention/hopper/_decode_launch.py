@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -12,15 +12,16 @@ from jax import lax
 
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._byte_ring import ByteRing, Bytes
-from pallas_kernels.attention.hopper._byte_walk import LeftRing
+from pallas_kernels.attention.hopper._byte_walk import LeftRing, LeftStages
 from pallas_kernels.attention.hopper._decode_results import Results
 from pallas_kernels.attention.hopper._keys import KeySource
-from pallas_kernels.attention.hopper._ring import Ring
+from pallas_kernels.attention.hopper._ring import Ring, Stages
 from pallas_kernels.attention.hopper._scratch import Scratch
-from pallas_kernels.attention.hopper._setup import refs_of
+from pallas_kernels.attention.hopper._setup import FAST
 from pallas_kernels.attention.hopper._swapped_walk import Shared
 from pallas_kernels.attention.hopper._walk import Parked
 from pallas_kernels.attention.hopper.columns import scratch as column_scratch
+from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.tile import ROWS, tiled
 
 
@@ -38,23 +39,12 @@ def run(
     """
     s, setup, dtype, bytewise = body.schedule, body.setup, call.query[0].dtype, call.key.dtype.itemsize == 1
 
-    def kernel(*refs: Any) -> None:
-        given, refs = refs_of(call, refs)  # type: ignore[assignment]
-        values_ref, numbers_ref, queries, queries_full, queries_free, *stages = refs
-        parked = shared = None
-        if body.parks:
-            *stages, values, numbers = stages
-            parked = Parked(values, numbers)
-        if s.swap:
-            *stages, narrow, wide, numbers = stages
-            shared = Shared(narrow, wide, numbers)
-        own, of_bytes = stages[: len(in_ring)], stages[len(in_ring) :]
-        results = Results(values_ref, numbers_ref)
-        scratch = Scratch(queries, queries_full, queries_free, parked, shared)
-        ring = Ring(s.stages, ring_source, bool(setup.interpret), *own)
+    def kernel(given: AttentionCall, values_ref: Any, numbers_ref: Any, memory: _Memory) -> None:
+        results, scratch = Results(values_ref, numbers_ref), memory.scratch
+        ring = Ring.of(s.stages, ring_source, setup.interpret, memory.ring)
         stored: Any = ring
-        if bytewise:
-            stored = ByteRing(s.byte_stages, setup.source, fp8, Bytes(*of_bytes[:3]), Bytes(*of_bytes[3:]))
+        if memory.keys is not None and memory.values is not None:
+            stored = ByteRing(s.byte_stages, setup.source, fp8, memory.keys, memory.values)
         program, warpgroup = body.inside(given), lax.axis_index("warpgroup")
 
         def fill(item: Any, position: Any) -> None:
@@ -82,15 +72,48 @@ def run(
 
     # Bytes are copied into stages of their own; those of the ring are written by threads.
     ring_source = KeySource(setup.source.block) if bytewise else setup.source
-    in_ring = Ring.scratch(s.stages, ring_source, setup.size, setup.value_size, dtype, 1)
-    byte_stages = [
-        kind
-        for width in ((setup.size, setup.value_size) if bytewise else ())
-        for kind in Bytes.scratch(s.byte_stages, setup.source, width)
-    ]
-    aside = [plgpu.SMEM((ROWS * setup.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32)]
-    stages = [*in_ring, *byte_stages, *(aside if body.parks else []), *(column_scratch(dtype) if s.swap else [])]
-    return _launch(kernel, call, body, outputs, walkers=1, warpgroups=4 if bytewise else 2, stages=stages)
+    keys, values = (
+        Bytes.types(s.byte_stages, setup.source, width) if bytewise else None
+        for width in (setup.size, setup.value_size)
+    )
+    parked = Parked(plgpu.SMEM((ROWS * setup.value_size,), jnp.float32), plgpu.SMEM((2, ROWS), jnp.float32))
+    memory = _Memory(
+        *_rows(body, dtype, 1),
+        ring=Stages.types(s.stages, ring_source, setup.size, setup.value_size, dtype, 1),
+        keys=keys,
+        values=values,
+        parked=parked if body.parks else None,
+        shared=Shared(*column_scratch(dtype)) if s.swap else None,
+    )
+    return _launch(kernel, call, body, outputs, memory, warpgroups=4 if bytewise else 2)
+
+
+class _Memory(NamedTuple):
+    """Shared memory and barriers of a block of `run`: see `Scratch`, and the rings."""
+
+    queries: Any
+    queries_full: Any
+    queries_free: Any
+    ring: Stages
+    keys: Bytes | None
+    values: Bytes | None
+    parked: Parked | None
+    shared: Shared | None
+
+    @property
+    def scratch(self) -> Scratch:
+        """What does not belong to a ring."""
+        return Scratch(self.queries, self.queries_full, self.queries_free, self.parked, self.shared)
+
+
+class _ByteMemory(NamedTuple):
+    """The same of `run_bytes`."""
+
+    queries: Any
+    queries_full: Any
+    queries_free: Any
+    shared: Shared
+    ring: LeftStages
 
 
 def run_bytes(
@@ -103,20 +126,17 @@ def run_bytes(
     """
     s, setup, dtype = body.schedule, body.setup, call.query[0].dtype
     interpret = bool(setup.interpret)
-    narrow, wide, numbers = (
-        plgpu.SMEM((s.walkers, *x.shape), x.dtype, transforms=x.transforms) for x in column_scratch(dtype)
+    shared = Shared(
+        *(plgpu.SMEM((s.walkers, *x.shape), x.dtype, transforms=x.transforms) for x in column_scratch(dtype))
     )
 
-    def kernel(*refs: Any) -> None:
-        given, refs = refs_of(call, refs)  # type: ignore[assignment]
-        values, of_rows, queries, full, free, narrow, wide, numbers, *stages = refs
+    def kernel(given: AttentionCall, values: Any, of_rows: Any, memory: _ByteMemory) -> None:
         warpgroup = lax.axis_index("warpgroup")
 
         def of(walker: Any) -> tuple[Scratch, LeftRing]:
-            shared = Shared(*(x.at[walker] for x in (narrow, wide, numbers)))
-            bytes_of = Bytes(*stages[:3]), Bytes(*stages[3:6])
-            ring = LeftRing(walker, s.walkers, s.byte_stages, setup.source, fp8, interpret, *bytes_of, stages[6])
-            return Scratch(queries, full, free, None, shared), ring
+            own = Shared(*(x.at[walker] for x in memory.shared))
+            ring = LeftRing(walker, s.walkers, s.byte_stages, setup.source, fp8, interpret, *memory.ring)
+            return Scratch(memory.queries, memory.queries_full, memory.queries_free, None, own), ring
 
         def fill(ring: LeftRing, item: Any, position: Any) -> None:
             caches = given.key, given.value
@@ -136,9 +156,15 @@ def run_bytes(
             scratch, ring = of(walker)
             body.produce(walker, given, scratch, partial(fill, ring), ring)
 
-    stages = LeftRing.scratch(s.walkers, s.byte_stages, setup.source, setup.size, setup.value_size)
-    stages = [narrow, wide, numbers, *stages]
-    return _launch(kernel, call, body, outputs, walkers=s.walkers, warpgroups=2 * s.walkers, stages=stages)
+    ring = LeftStages.types(s.walkers, s.byte_stages, setup.source, setup.size, setup.value_size)
+    memory = _ByteMemory(*_rows(body, dtype, s.walkers), shared=shared, ring=ring)
+    return _launch(kernel, call, body, outputs, memory, warpgroups=2 * s.walkers)
+
+
+def _rows(body: Any, dtype: Any, walkers: int) -> tuple[Any, Any, Any]:
+    """Returns the types of two tiles of queries for each walker, and of their barriers."""
+    rows = plgpu.SMEM((2 * walkers, body.tile_rows, body.setup.size), dtype, transforms=tiled(dtype, body.setup.size))
+    return rows, plgpu.Barrier(num_barriers=2 * walkers), plgpu.Barrier(num_barriers=2 * walkers)
 
 
 def _launch(
@@ -146,32 +172,19 @@ def _launch(
     call: AttentionCall,
     body: Any,
     outputs: list[jax.ShapeDtypeStruct],
+    memory: Any,
     *,
-    walkers: int,
     warpgroups: int,
-    stages: list[Any],
 ) -> tuple[jax.Array, jax.Array]:
-    """Launches a kernel with two tiles of queries and their barriers for each walker, and `stages` behind them."""
-    setup, dtype = body.setup, call.query[0].dtype
-    launch = plgpu.kernel(
+    """Launches a kernel."""
+    out, lse = launch(
+        "attention_decode",
         kernel,
-        out_type=outputs,
-        grid=(body.grid,),
-        grid_names=("block",),
-        kernel_name="attention_decode",
-        num_threads=warpgroups,
-        thread_name="warpgroup",
-        scratch_types=[
-            plgpu.SMEM((2 * walkers, body.tile_rows, setup.size), dtype, transforms=tiled(dtype, setup.size)),
-            *[plgpu.Barrier(num_barriers=2 * walkers)] * 2,
-            *stages,
-        ],
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            reduction_scratch_bytes=0,  # no reduction crosses warps
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-        ),
-        interpret=setup.interpret,
-    )
-    out, lse = launch(*jax.tree.leaves(call))
+        outputs,
+        {"block": body.grid},
+        [memory],
+        warpgroups={"warpgroup": warpgroups},
+        parameters=FAST,
+        interpret=body.setup.interpret,
+    )(call)
     return out, lse

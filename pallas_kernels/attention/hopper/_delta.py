@@ -8,6 +8,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, add_lanes, add_to_lanes, filled, tiled
 
 
@@ -35,18 +36,12 @@ def delta(out: jax.Array, cotangent: jax.Array, *, chains: int, interpret: Any) 
         total = add_lanes(add_to_lanes(nothing, nothing, math.product(x, y), chains, bool(interpret)), bool(interpret))
         sums.at[sequence, head, rows][...] = total
 
-    launch = plgpu.kernel(
+    pair = [plgpu.SMEM((ROWS, size), dtype, transforms=tiled(dtype))] * 2
+    return launch(
+        "attention_delta",
         kernel,
-        out_type=jax.ShapeDtypeStruct((batch, heads, across * ROWS), jnp.float32),
-        grid=(batch, heads, across),
-        grid_names=("sequence", "head", "tile"),
-        kernel_name="attention_delta",
-        scratch_types=[
-            *[plgpu.SMEM((ROWS, size), dtype, transforms=tiled(dtype))] * 2,
-            plgpu.Barrier(num_arrivals=2),
-        ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        jax.ShapeDtypeStruct((batch, heads, across * ROWS), jnp.float32),
+        {"sequence": batch, "head": heads, "tile": across},
+        [*pair, plgpu.Barrier(num_arrivals=2)],
         interpret=interpret,
-    )
-    sums: jax.Array = launch(out, cotangent)
-    return sums
+    )(out, cotangent)

@@ -1,6 +1,5 @@
 """The launch of the kernels of attention's gradients."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,10 +12,11 @@ from pallas_kernels.attention.hopper._gradient_steps import PARTS, Operands, Res
 from pallas_kernels.attention.hopper._gradient_tiles import Tiles
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.gradients import Body
+from pallas_kernels.parts.hopper.launch import launch
 
 
 def gradients(
-    given: Operands, lengths: Lengths, *, body: Body, scratch_types: Sequence[Any]
+    given: Operands, lengths: Lengths, *, body: Body, scratch_types: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Runs the kernel.
 
@@ -25,7 +25,7 @@ def gradients(
             (B, K, 2, S') float32, T' and S' being T and S rounded up to whole tiles and blocks.
         lengths: Numbers of each sequence.
         body: The kernel's program.
-        scratch_types: The types of what it takes as `Scratch`.
+        scratch_types: The types of what it takes as `Scratch` or `WideScratch`.
 
     Returns:
         The gradient of queries (B, T', N, H), float32, before the factor `scale`, defined for tiles of queries that see
@@ -36,12 +36,9 @@ def gradients(
     sums: tuple[int, ...] = (batch, tiles.across * tiles.rows, heads, size)
     if call.interpret:
         sums = (tiles.blocks, *sums)
-    count = len([x for x in given if x is not None])
 
-    def kernel(*refs: Any) -> None:
-        operands, numbers, refs = Operands(*refs[:count]), Lengths(refs[count]), refs[count + 1 :]
-        results, refs = Results(*refs[:3]), refs[3:]
-        scratch = body.scratch(refs)
+    def kernel(operands: Operands, numbers: Lengths, query: Any, key: Any, value: Any, scratch: Any) -> None:
+        results = Results(query, key, value)
         warpgroup = lax.axis_index("warpgroup")
         turns = None
         if not call.interpret:
@@ -64,22 +61,20 @@ def gradients(
                 plgpu.set_max_registers(schedule.registers[1], action="decrease")
                 body.add(numbers, turns, results.query, scratch)
 
-    launch = plgpu.kernel(
+    run = launch(
+        "attention_gradients",
         kernel,
-        out_type=[
+        [
             jax.ShapeDtypeStruct(sums, jnp.float32),
             *(jax.ShapeDtypeStruct(x.shape, dtype) for x in (given.key, given.value)),
         ],
-        grid=(tiles.size,),
-        grid_names=("block",),
-        kernel_name="attention_gradients",
-        num_threads=PARTS + (1 if call.interpret else 2),
-        thread_name="warpgroup",
-        scratch_types=scratch_types,
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        {"block": tiles.size},
+        [scratch_types],
+        warpgroups={"warpgroup": PARTS + (1 if call.interpret else 2)},
+        parameters=plgpu.CompilerParams(approx_math=True),
         interpret=call.interpret,
     )
-    dq, dk, dv = launch(*given[:count], lengths.numbers)
+    dq, dk, dv = run(given, lengths)
     if call.interpret:
         dq = _in_order(dq, lengths, tiles)
     return dq, dk, dv

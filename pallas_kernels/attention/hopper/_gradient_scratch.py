@@ -96,27 +96,28 @@ class WideScratch(NamedTuple):
     alone: Any
 
 
-def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
-    """Returns the types of `Scratch`."""
+def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> Scratch:
+    """Returns the types of the memory and the barriers."""
     tiles, stages, size = call.tiles, schedule.stages, call.size
-    cached = PARTS * (call.columns + 1) + 1
-    return [
-        plgpu.SMEM((call.columns, PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((PARTS, ROWS, size), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((MARKS, tiles.block), jnp.float32),
-        *[plgpu.SMEM((stages, tiles.rows, size), dtype, transforms=tiled(dtype))] * 2,
-        plgpu.SMEM((stages, STATS, tiles.rows), jnp.float32),
-        plgpu.SMEM((2, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
-        plgpu.Barrier(num_arrivals=cached),
-        plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        plgpu.Barrier(num_barriers=stages),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
-        plgpu.Barrier(),
-        plgpu.Barrier(num_arrivals=PARTS),
-    ]
+    rows = plgpu.SMEM((stages, tiles.rows, size), dtype, transforms=tiled(dtype))
+    return Scratch(
+        keys=plgpu.SMEM((call.columns, PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
+        values=plgpu.SMEM((PARTS, ROWS, size), dtype, transforms=tiled(dtype)),
+        marks=plgpu.SMEM((MARKS, tiles.block), jnp.float32),
+        queries=rows,
+        cotangents=rows,
+        stats=plgpu.SMEM((stages, STATS, tiles.rows), jnp.float32),
+        slopes=plgpu.SMEM((2, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
+        sums=plgpu.SMEM((PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
+        cache_full=plgpu.Barrier(num_arrivals=PARTS * (call.columns + 1) + 1),
+        queries_full=plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        cotangents_full=plgpu.Barrier(num_barriers=stages),
+        sums_full=plgpu.Barrier(num_arrivals=PARTS),
+        cache_free=plgpu.Barrier(num_arrivals=PARTS),
+        stage_free=plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
+        sums_free=plgpu.Barrier(),
+        together=plgpu.Barrier(num_arrivals=PARTS),
+    )
 
 
 def rounds_of(call: GradientCall) -> int:
@@ -124,28 +125,28 @@ def rounds_of(call: GradientCall) -> int:
     return -(-call.size // PARTS // _WIDEST_SUMS)
 
 
-def wide_scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
-    """Returns the types of `WideScratch`."""
+def wide_scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> WideScratch:
+    """Returns the types of the memory and the barriers."""
     stages, few, rounds = schedule.stages, schedule.cotangent_stages, rounds_of(call)
     half, value_half = call.size // PARTS, call.value_size // PARTS
     width = half // rounds
-    return [
-        plgpu.SMEM((PARTS * rounds, ROWS, width), dtype, transforms=tiled(dtype, width)),
-        plgpu.SMEM((PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
-        plgpu.SMEM((MARKS, ROWS), jnp.float32),
-        plgpu.SMEM((stages, PARTS, ROWS, half), dtype, transforms=tiled(dtype, half)),
-        plgpu.SMEM((few, PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
-        plgpu.SMEM((stages, STATS, ROWS), jnp.float32),
-        plgpu.SMEM((PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
-        plgpu.SMEM((PARTS, ROWS, width), jnp.float32, transforms=tiled(jnp.float32)),
-        plgpu.Barrier(num_arrivals=PARTS * (rounds + 1) + 1),
-        plgpu.Barrier(num_arrivals=PARTS + 1, num_barriers=stages),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
-        plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
-        plgpu.Barrier(),
-        plgpu.Barrier(num_arrivals=PARTS),
-        plgpu.Barrier(num_barriers=PARTS),
-    ]
+    return WideScratch(
+        keys=plgpu.SMEM((PARTS * rounds, ROWS, width), dtype, transforms=tiled(dtype, width)),
+        values=plgpu.SMEM((PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
+        marks=plgpu.SMEM((MARKS, ROWS), jnp.float32),
+        queries=plgpu.SMEM((stages, PARTS, ROWS, half), dtype, transforms=tiled(dtype, half)),
+        cotangents=plgpu.SMEM((few, PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
+        stats=plgpu.SMEM((stages, STATS, ROWS), jnp.float32),
+        slopes=plgpu.SMEM((PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
+        sums=plgpu.SMEM((PARTS, ROWS, width), jnp.float32, transforms=tiled(jnp.float32)),
+        cache_full=plgpu.Barrier(num_arrivals=PARTS * (rounds + 1) + 1),
+        queries_full=plgpu.Barrier(num_arrivals=PARTS + 1, num_barriers=stages),
+        cotangents_full=plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
+        sums_full=plgpu.Barrier(num_arrivals=PARTS),
+        cache_free=plgpu.Barrier(num_arrivals=PARTS),
+        queries_free=plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
+        cotangents_free=plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
+        sums_free=plgpu.Barrier(),
+        together=plgpu.Barrier(num_arrivals=PARTS),
+        alone=plgpu.Barrier(num_barriers=PARTS),
+    )

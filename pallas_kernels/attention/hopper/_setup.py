@@ -1,18 +1,24 @@
 """What the kernels of the forward pass know before they run, and how they find the numbers of a sequence."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._keys import KeySource
 from pallas_kernels.attention.hopper._scores import Scoring
 from pallas_kernels.attention.hopper._sight import Sight
 from pallas_kernels.contract import SplitAttentionContract
+
+FAST: Final = plgpu.CompilerParams(
+    approx_math=True,
+    reduction_scratch_bytes=0,  # no reduction crosses warps
+    lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+)
+"""How the kernels are compiled."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +102,3 @@ class _Column(NamedTuple):
 
     def __getitem__(self, sequence: Any) -> Any:
         return self.numbers[sequence, self.place]
-
-
-def refs_of(call: AttentionCall, refs: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Returns a call of references, one for each array of a call, and the references that are left.
-
-    Args:
-        call: The call whose arrays, in the order of its leaves, are the first operands of a kernel.
-        refs: The references that the kernel is given.
-    """
-    leaves, tree = jax.tree.flatten(call)
-    return jax.tree.unflatten(tree, refs[: len(leaves)]), refs[len(leaves) :]

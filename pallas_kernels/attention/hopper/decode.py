@@ -8,7 +8,6 @@ a tile has at most 8 rows, which are wgmma's columns. `_decode_launch` has the l
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -25,11 +24,12 @@ from pallas_kernels.attention.hopper._decode_results import Results, store_colum
 from pallas_kernels.attention.hopper._item_rows import ItemRows
 from pallas_kernels.attention.hopper._items import Item, Items
 from pallas_kernels.attention.hopper._merge_walk import padded_splits
-from pallas_kernels.attention.hopper._ring import Ring, drain
+from pallas_kernels.attention.hopper._ring import Ring
 from pallas_kernels.attention.hopper._scratch import Scratch
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper._swap import check_swap
 from pallas_kernels.attention.hopper.merge import merge
+from pallas_kernels.parts.hopper.stages import await_free, drain
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Body(Items):
             @pl.when(some)
             def _() -> None:
                 slot = first + lax.rem(done, 2)
-                pl.when(done >= 2)(partial(plgpu.barrier_wait, scratch.queries_free.at[slot]))
+                await_free(done, 2, scratch.queries_free.at[slot])
                 self.copy_rows(refs.query, item, scratch.queries.at[slot], scratch.queries_full.at[slot])
 
             fill(item, position)
@@ -92,7 +92,7 @@ class Body(Items):
             return position + jnp.maximum(item.blocks.last - item.blocks.first, 0)
 
         filled = lax.fori_loop(0, self.count(walker), one, jnp.int32(0))
-        drain((free,), ring.stages, filled, lambda position: lax.rem(position, ring.stages))
+        drain((free,), ring.stages, filled)
 
     def compute(
         self, walker: Any, refs: AttentionCall, results: Results, scratch: Scratch, ring: Ring | LeftRing

@@ -5,7 +5,7 @@ queries. The gradient of a tile of queries is a sum over blocks of keys, which b
 fourth warpgroup adds to it in memory, when the block of keys behind its own has been added.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.band import keep_band
 from pallas_kernels.attention.hopper.products import finish, share, start
 from pallas_kernels.attention.schedule.hopper import GradientSchedule
+from pallas_kernels.parts.hopper.stages import await_free, drain
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
 
 
@@ -48,10 +49,6 @@ class Body:
         """The instructions on tiles of 64 rows."""
         return Arithmetic(interpret=bool(self.call.interpret))
 
-    def scratch(self, refs: Sequence[Any]) -> Any:
-        """Returns the kernel's memory and barriers."""
-        return Scratch(*refs)
-
     def walk(self, lengths: Lengths, start: Any, one: Any) -> Any:
         """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
         place = lax.axis_index("block")
@@ -71,44 +68,52 @@ class Body:
             def _(tile: Any) -> None:
                 one(item.head * self.tiles.group + index, tile, index * item.count + (tile - item.first))
 
-    def produce(self, given: Operands, lengths: Lengths, scratch: Scratch) -> None:
+    def produce(self, given: Operands, lengths: Lengths, scratch: Any) -> None:
         """Fetches keys and values of all items, and the tiles of queries that see them."""
-        tiles, stages = self.tiles, self.schedule.stages
 
         def one(item: Item, carry: Any) -> Any:
             done, position = carry
             pl.when(done > 0)(lambda: plgpu.barrier_wait(scratch.cache_free))
-            start = item.block * tiles.block
-            for part in range(PARTS):
-                rows = pl.ds(start + part * ROWS, ROWS)
-                for column in range(self.call.columns):
-                    source = given.key.at[item.sequence, rows, item.head, pl.ds(column * ROWS, ROWS)]
-                    plgpu.copy_gmem_to_smem(source, scratch.keys.at[column, part], scratch.cache_full)
-                source = given.value.at[item.sequence, rows, item.head]
-                plgpu.copy_gmem_to_smem(source, scratch.values.at[part], scratch.cache_full)
-            marks = given.marks.at[item.sequence, item.head, :, pl.ds(start, tiles.block)]
-            plgpu.copy_gmem_to_smem(marks, scratch.marks, scratch.cache_full)
+            self.fetch_keys(given, item, scratch)
 
             def fetch(head: Any, index: Any, step: Any) -> None:
-                slot, first = lax.rem(position + step, stages), index * tiles.rows
-                pl.when(position + step >= stages)(lambda: plgpu.barrier_wait(scratch.stage_free.at[slot]))
-                rows = pl.ds(first, tiles.rows)
-                stats = given.stats.at[item.sequence, head, :, rows]
-                plgpu.copy_gmem_to_smem(stats, scratch.stats.at[slot], scratch.queries_full.at[slot])
-                source = given.query.at[item.sequence, rows, head]
-                plgpu.copy_gmem_to_smem(source, scratch.queries.at[slot], scratch.queries_full.at[slot])
-                source = given.cotangent.at[item.sequence, rows, head]
-                plgpu.copy_gmem_to_smem(source, scratch.cotangents.at[slot], scratch.cotangents_full.at[slot])
+                self.fetch_queries(given, item, head, index, position + step, scratch)
 
             self.each_tile(item, fetch)
-            return done + 1, position + item.count * tiles.group
+            return done + 1, position + item.count * self.tiles.group
 
         position = self.walk(lengths, (jnp.int32(0), jnp.int32(0)), one)[1]
         plgpu.barrier_wait(scratch.cache_free)
+        for free, stages in self.rings(scratch):
+            drain((free,), stages, position)
 
-        @pl.loop(0, jnp.minimum(position, stages))
-        def _(i: Any) -> None:
-            plgpu.barrier_wait(scratch.stage_free.at[lax.rem(jnp.maximum(position - stages, 0) + i, stages)])
+    def rings(self, scratch: Any) -> tuple[tuple[Any, int], ...]:
+        """Returns the barriers of free stages of what is fetched for each tile of queries, and how many there are."""
+        return ((scratch.stage_free, self.schedule.stages),)
+
+    def fetch_keys(self, given: Operands, item: Item, scratch: Any) -> None:
+        """Starts the copies of the keys, values and marks of an item."""
+        start = item.block * self.tiles.block
+        for part in range(PARTS):
+            rows = pl.ds(start + part * ROWS, ROWS)
+            for column in range(self.call.columns):
+                source = given.key.at[item.sequence, rows, item.head, pl.ds(column * ROWS, ROWS)]
+                plgpu.copy_gmem_to_smem(source, scratch.keys.at[column, part], scratch.cache_full)
+            source = given.value.at[item.sequence, rows, item.head]
+            plgpu.copy_gmem_to_smem(source, scratch.values.at[part], scratch.cache_full)
+        marks = given.marks.at[item.sequence, item.head, :, pl.ds(start, self.tiles.block)]
+        plgpu.copy_gmem_to_smem(marks, scratch.marks, scratch.cache_full)
+
+    def fetch_queries(self, given: Operands, item: Item, head: Any, index: Any, at: Any, scratch: Any) -> None:
+        """Starts the copies of a tile of queries, with its cotangents and numbers, into the stages of a position."""
+        stages = self.schedule.stages
+        slot, first = lax.rem(at, stages), index * self.tiles.rows
+        await_free(at, stages, scratch.stage_free.at[slot])
+        rows, queries_full = pl.ds(first, self.tiles.rows), scratch.queries_full.at[slot]
+        plgpu.copy_gmem_to_smem(given.stats.at[item.sequence, head, :, rows], scratch.stats.at[slot], queries_full)
+        plgpu.copy_gmem_to_smem(given.query.at[item.sequence, rows, head], scratch.queries.at[slot], queries_full)
+        source, full = given.cotangent.at[item.sequence, rows, head], scratch.cotangents_full.at[slot]
+        plgpu.copy_gmem_to_smem(source, scratch.cotangents.at[slot], full)
 
     def add(self, lengths: Lengths, turns: Any, target: Any, scratch: Scratch) -> None:
         """Adds what a step gives to the gradient of its queries, blocks of keys downwards.

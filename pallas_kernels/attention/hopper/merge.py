@@ -22,8 +22,9 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._merge_walk import MERGED_ROWS, WARP, Form, MergeWalk
 from pallas_kernels.attention.hopper._online import of_queries, result
-from pallas_kernels.attention.hopper._setup import Lengths, Setup, refs_of
+from pallas_kernels.attention.hopper._setup import Lengths, Setup
 from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.registers import count, with_number
 from pallas_kernels.parts.hopper.tile import Arithmetic, i32, store_few, thread_of_warpgroup
 
@@ -64,8 +65,9 @@ def merge(
     own = replace(own, query=None, key=None, value=None)  # type: ignore[arg-type]
     math = Arithmetic(form.layout, form.interpret)
 
-    def kernel(values_ref: Any, stats_ref: Any, *refs: Any) -> None:
-        given, (out_ref, lse_ref, copied, arrived) = refs_of(own, refs)
+    def kernel(
+        values_ref: Any, stats_ref: Any, given: Any, out_ref: Any, lse_ref: Any, copied: Any, arrived: Any
+    ) -> None:
         sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
         numbers = Lengths(given.limits)
         queries = numbers.queries[sequence]
@@ -98,21 +100,15 @@ def merge(
         store_few(out_ref.at[sequence, part], out, form.interpret)
         store_few(lse_ref.at[sequence, part], lse, form.interpret)
 
-    launch = plgpu.kernel(
+    out, lse = launch(
+        "attention_merge",
         kernel,
-        out_type=[
-            jax.ShapeDtypeStruct((batch, padded, size), dtype),
-            jax.ShapeDtypeStruct((batch, padded), jnp.float32),
-        ],
-        # The last axis of the grid is the long one: the others end at 65535.
-        grid=(padded // MERGED_ROWS, batch),
-        grid_names=("part", "sequence"),
-        kernel_name="attention_merge",
-        scratch_types=form.scratch(),
-        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        [jax.ShapeDtypeStruct((batch, padded, size), dtype), jax.ShapeDtypeStruct((batch, padded), jnp.float32)],
+        {"part": padded // MERGED_ROWS, "sequence": batch},
+        form.scratch(),
+        parameters=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=setup.interpret,
-    )
-    out, lse = launch(values, stats, *jax.tree.leaves(own))
+    )(values, stats, own)
     return out, lse
 
 

@@ -19,12 +19,13 @@ from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.hopper._factors import factors_of, scaled_rows
 from pallas_kernels.attention.hopper._online import of_queries, result
 from pallas_kernels.attention.hopper._order import Order, Tile, Unit
-from pallas_kernels.attention.hopper._ring import Ring
+from pallas_kernels.attention.hopper._ring import Ring, Stages
 from pallas_kernels.attention.hopper._score_operands import ScoreOperands, TileRows
-from pallas_kernels.attention.hopper._setup import Lengths, Setup, refs_of
+from pallas_kernels.attention.hopper._setup import FAST, Lengths, Setup
 from pallas_kernels.attention.hopper._sight import Blocks
 from pallas_kernels.attention.hopper._walk import Parked, Walk
 from pallas_kernels.attention.schedule.hopper import WIDEST_PARKED, PrefillSchedule
+from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.tile import ROW, ROWS, Arithmetic, tiled
 
 
@@ -200,7 +201,6 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
     """
     s, dtype, width = schedule, call.query.dtype, setup.value_size
     body = Body(setup, s, setup.capacity > setup.contract.split)
-    in_ring = Ring.scratch(s.stages, setup.source, setup.size, width, dtype, s.warpgroups)
     outputs = [
         jax.ShapeDtypeStruct((*call.query.shape[:3], width), dtype),
         jax.ShapeDtypeStruct((setup.batch, setup.heads, body.order.padded), jnp.float32),
@@ -208,12 +208,10 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
     if body.wide and body.splits:
         outputs.append(jax.ShapeDtypeStruct((body.order.blocks, s.warpgroups, ROWS * width), jnp.float32))
 
-    def kernel(*refs: Any) -> None:
-        given, refs = refs_of(call, refs)  # type: ignore[assignment]
-        (out, lse, *parked), refs = refs[: len(outputs)], refs[len(outputs) :]
-        (queries, queries_full, *stages), places = refs[: 2 + len(in_ring)], refs[2 + len(in_ring) :]
-        scratch = _scratch(body, queries, queries_full, places, parked)
-        ring = Ring(s.stages, setup.source, bool(setup.interpret), *stages)
+    def kernel(given: AttentionCall, out: Any, lse: Any, *refs: Any) -> None:
+        *parked, memory = refs
+        scratch = memory.scratch(body, parked)
+        ring = Ring.of(s.stages, setup.source, setup.interpret, memory.ring)
         warpgroup = lax.axis_index("warpgroup")
 
         @pl.when(warpgroup < s.warpgroups)
@@ -226,63 +224,67 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
             plgpu.set_max_registers(s.registers[1], action="decrease")
             body.produce((given.key, given.value), given.page_table, Lengths(given.limits), ring)
 
-    launch = plgpu.kernel(
+    out, lse, *_ = launch(
+        "attention_prefill",
         kernel,
-        out_type=outputs,
-        grid=(body.order.blocks,),
-        grid_names=("block",),
-        kernel_name="attention_prefill",
-        num_threads=s.warpgroups + 1,
-        thread_name="warpgroup",
-        scratch_types=[
-            plgpu.SMEM((s.warpgroups, ROWS, setup.size), dtype, transforms=tiled(dtype, setup.size)),
-            plgpu.Barrier(num_barriers=s.warpgroups),
-            *in_ring,
-            *_places(body, dtype),
-        ],
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            reduction_scratch_bytes=0,  # no reduction crosses warps
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-        ),
+        outputs,
+        {"block": body.order.blocks},
+        [_Memory.types(body, dtype)],
+        warpgroups={"warpgroup": s.warpgroups + 1},
+        parameters=FAST,
         interpret=setup.interpret,
-    )
-    out, lse, *_ = launch(*jax.tree.leaves(call))
+    )(call)
     return out, lse
 
 
-def _places(body: Body, dtype: Any) -> list[Any]:
-    """Returns the types of the memory of results and of parked values, which `_scratch` takes."""
-    warpgroups, width, interpret = body.schedule.warpgroups, body.setup.value_size, bool(body.setup.interpret)
-    parks = body.splits and not body.wide
-    # The parked values take twice the bytes of the results that lie over them.
-    halves = 2 if parks and not interpret else 1
-    results = plgpu.SMEM((warpgroups, halves, ROWS, width), dtype, transforms=tiled(dtype, width))
-    union = [] if body.wide else [results]
-    if parks:
-        union = [plgpu.SMEM((warpgroups, ROWS * width), jnp.float32), results]
-        union = union if interpret else [plgpu.RefUnion(*union)]
-    return [*union, *([plgpu.SMEM((warpgroups, 2, ROWS), jnp.float32)] if body.splits else [])]
+class _Memory(NamedTuple):
+    """Shared memory and barriers of a block.
 
-
-def _scratch(
-    body: Body, queries: Any, queries_full: Any, places: Sequence[Any], parked_values: Sequence[Any]
-) -> Scratch:
-    """Returns the memory of all warpgroups.
-
-    Args:
-        body: The kernel's program.
-        queries: Shared memory of the queries.
-        queries_full: Their barriers.
-        places: Memory of the types that `_places` returns.
-        parked_values: Those in GPU memory, if they lie there.
+    Attributes:
+        queries: Of each warpgroup.
+        queries_full: A barrier for each.
+        ring: Stages of keys and values.
+        parked: Values of each warpgroup that are parked, under the interpreter.
+        results: Results of each warpgroup, None where they lie over the queries; elsewhere than under the interpreter
+            a pair, of what is parked and of what lies over it.
+        rows: Numbers of each warpgroup that are parked.
     """
-    parked = None
-    if body.splits:
-        *places, rows = places
-        if body.wide:
-            values = parked_values[0].at[lax.axis_index("block")]
-        else:
-            values, *places = places if body.setup.interpret else places[0]
-        parked = Parked(values, rows)
-    return Scratch(queries, parked, queries if body.wide else places[0].at[:, 0], queries_full)
+
+    queries: Any
+    queries_full: Any
+    ring: Stages
+    parked: Any
+    results: Any
+    rows: Any
+
+    @classmethod
+    def types(cls, body: Body, dtype: Any) -> "_Memory":
+        """Returns the types."""
+        setup, s = body.setup, body.schedule
+        warpgroups, width, interpret = s.warpgroups, setup.value_size, bool(setup.interpret)
+        parks = body.splits and not body.wide
+        # The parked values take twice the bytes of the results that lie over them.
+        halves = 2 if parks and not interpret else 1
+        parked = plgpu.SMEM((warpgroups, ROWS * width), jnp.float32)
+        results = plgpu.SMEM((warpgroups, halves, ROWS, width), dtype, transforms=tiled(dtype, width))
+        if parks and not interpret:
+            results = plgpu.RefUnion(parked, results)
+        return cls(
+            queries=plgpu.SMEM((warpgroups, ROWS, setup.size), dtype, transforms=tiled(dtype, setup.size)),
+            queries_full=plgpu.Barrier(num_barriers=warpgroups),
+            ring=Stages.types(s.stages, setup.source, setup.size, width, dtype, warpgroups),
+            parked=parked if parks and interpret else None,
+            results=None if body.wide else results,
+            rows=plgpu.SMEM((warpgroups, 2, ROWS), jnp.float32) if body.splits else None,
+        )
+
+    def scratch(self, body: Body, parked_values: Sequence[Any]) -> Scratch:
+        """Returns the memory of all warpgroups; `parked_values` are those in GPU memory, if they lie there."""
+        values, results, parked = self.parked, self.results, None
+        if body.splits:
+            if body.wide:
+                values = parked_values[0].at[lax.axis_index("block")]
+            elif values is None:
+                values, results = results
+            parked = Parked(values, self.rows)
+        return Scratch(self.queries, parked, self.queries if body.wide else results.at[:, 0], self.queries_full)

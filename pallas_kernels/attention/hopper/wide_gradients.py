@@ -4,7 +4,6 @@ The gradients of keys and values of 64 keys fill the registers of two warpgroups
 so that neither waits for the other; each multiplies its own columns. Everything else is as with narrow heads.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +13,13 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.attention.hopper._gradient_scratch import WideScratch, rounds_of
+from pallas_kernels.attention.hopper._gradient_scratch import rounds_of
 from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS, Operands, Results, Step
 from pallas_kernels.attention.hopper._gradient_tiles import Item
 from pallas_kernels.attention.hopper._setup import Lengths
 from pallas_kernels.attention.hopper.gradients import Body, zero_rows
 from pallas_kernels.attention.hopper.products import finish, share, start
+from pallas_kernels.parts.hopper.stages import await_free
 from pallas_kernels.parts.hopper.tile import ROWS, TILE, filled
 
 
@@ -31,10 +31,6 @@ class WideBody(Body):
     def rounds(self) -> int:
         """Pieces of the gradient of a tile's queries that a warpgroup hands on in one step."""
         return rounds_of(self.call)
-
-    def scratch(self, refs: Sequence[Any]) -> Any:
-        """Returns the kernel's memory and barriers."""
-        return WideScratch(*refs)
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
         """Returns the first query and the columns of what a warpgroup hands on in a round."""
@@ -49,46 +45,31 @@ class WideBody(Body):
         """Returns which 64 keys of a block a warpgroup has: all of them."""
         return part * 0
 
-    def produce(self, given: Operands, lengths: Lengths, scratch: Any) -> None:
-        """Fetches keys and values of all items, and the tiles of queries that see them."""
-        tiles, stages, few = self.tiles, self.schedule.stages, self.schedule.cotangent_stages
+    def rings(self, scratch: Any) -> tuple[tuple[Any, int], ...]:
+        """Returns the barriers of free stages of what is fetched for each tile of queries, and how many there are."""
+        few = self.schedule.cotangent_stages
+        return (scratch.queries_free, self.schedule.stages), (scratch.cotangents_free, few)
 
-        def halves(x: Any, target: Any, full: Any) -> None:
-            width = target.shape[2]
-            for i in range(target.shape[0]):
-                plgpu.copy_gmem_to_smem(x.at[:, pl.ds(i * width, width)], target.at[i], full)
+    def fetch_keys(self, given: Operands, item: Item, scratch: Any) -> None:
+        """Starts the copies of the keys, values and marks of an item."""
+        own = pl.ds(item.block * self.tiles.block, self.tiles.block)
+        _copy_halves(given.key.at[item.sequence, own, item.head], scratch.keys, scratch.cache_full)
+        _copy_halves(given.value.at[item.sequence, own, item.head], scratch.values, scratch.cache_full)
+        plgpu.copy_gmem_to_smem(given.marks.at[item.sequence, item.head, :, own], scratch.marks, scratch.cache_full)
 
-        def one(item: Item, carry: Any) -> Any:
-            done, position = carry
-            pl.when(done > 0)(lambda: plgpu.barrier_wait(scratch.cache_free))
-            own = pl.ds(item.block * tiles.block, tiles.block)
-            halves(given.key.at[item.sequence, own, item.head], scratch.keys, scratch.cache_full)
-            halves(given.value.at[item.sequence, own, item.head], scratch.values, scratch.cache_full)
-            marks = given.marks.at[item.sequence, item.head, :, own]
-            plgpu.copy_gmem_to_smem(marks, scratch.marks, scratch.cache_full)
-
-            def fetch(head: Any, index: Any, step: Any) -> None:
-                at, rows = position + step, pl.ds(index * tiles.rows, tiles.rows)
-                slot = lax.rem(at, stages)
-                pl.when(at >= stages)(lambda: plgpu.barrier_wait(scratch.queries_free.at[slot]))
-                stats, full = given.stats.at[item.sequence, head, :, rows], scratch.queries_full.at[slot]
-                plgpu.copy_gmem_to_smem(stats, scratch.stats.at[slot], full)
-                halves(given.query.at[item.sequence, rows, head], scratch.queries.at[slot], full)
-                slot = lax.rem(at, few)
-                pl.when(at >= few)(lambda: plgpu.barrier_wait(scratch.cotangents_free.at[slot]))
-                source, full = given.cotangent.at[item.sequence, rows, head], scratch.cotangents_full.at[slot]
-                halves(source, scratch.cotangents.at[slot], full)
-
-            self.each_tile(item, fetch)
-            return done + 1, position + item.count * tiles.group
-
-        position = self.walk(lengths, (jnp.int32(0), jnp.int32(0)), one)[1]
-        plgpu.barrier_wait(scratch.cache_free)
-        for free, count in ((scratch.queries_free, stages), (scratch.cotangents_free, few)):
-
-            @pl.loop(0, jnp.minimum(position, count))
-            def _(i: Any, free: Any = free, count: int = count) -> None:
-                plgpu.barrier_wait(free.at[lax.rem(jnp.maximum(position - count, 0) + i, count)])
+    def fetch_queries(self, given: Operands, item: Item, head: Any, index: Any, at: Any, scratch: Any) -> None:
+        """Starts the copies of a tile of queries, with its cotangents and numbers, into the stages of a position."""
+        rows = pl.ds(index * self.tiles.rows, self.tiles.rows)
+        stages, few = self.schedule.stages, self.schedule.cotangent_stages
+        slot = lax.rem(at, stages)
+        await_free(at, stages, scratch.queries_free.at[slot])
+        full = scratch.queries_full.at[slot]
+        plgpu.copy_gmem_to_smem(given.stats.at[item.sequence, head, :, rows], scratch.stats.at[slot], full)
+        _copy_halves(given.query.at[item.sequence, rows, head], scratch.queries.at[slot], full)
+        slot = lax.rem(at, few)
+        await_free(at, few, scratch.cotangents_free.at[slot])
+        source, full = given.cotangent.at[item.sequence, rows, head], scratch.cotangents_full.at[slot]
+        _copy_halves(source, scratch.cotangents.at[slot], full)
 
     def clean_keys(self, part: Any, scratch: Any) -> None:
         """Writes zeros to keys that are not finite: their slopes of zero would keep them."""
@@ -191,3 +172,10 @@ class WideBody(Body):
             plgpu.copy_smem_to_gmem(scratch.keys.at[at], place)
         plgpu.wait_smem_to_gmem(0)
         plgpu.barrier_arrive(scratch.cache_free)
+
+
+def _copy_halves(x: Any, target: Any, full: Any) -> None:
+    """Starts the copies of rows whose columns lie in pieces in shared memory."""
+    width = target.shape[2]
+    for i in range(target.shape[0]):
+        plgpu.copy_gmem_to_smem(x.at[:, pl.ds(i * width, width)], target.at[i], full)

@@ -14,6 +14,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.parts.hopper.stages import await_free, drain
+
 _REGISTERS: Final = {
     (2, 0): (40, 0, 232),
     (3, 0): (40, 0, 152),
@@ -188,19 +190,12 @@ class Ring:
     def fill(self, position: Any, empty: Any, copy: Callable[[Any], None]) -> None:
         """Fills the stage of a position as soon as it is empty; `copy` gets the stage."""
         slot = self.at(position)
-
-        @pl.when(position >= self.stages)
-        def _() -> None:
-            plgpu.barrier_wait(empty.at[slot])
-
+        await_free(position, self.stages, empty.at[slot])
         copy(slot)
 
     def drain(self, total: Any, empty: Any) -> None:
-        """Waits until the last stages of `total` are empty: every signal is awaited."""
-
-        @pl.loop(0, jnp.minimum(total, self.stages))
-        def _(i: Any) -> None:
-            plgpu.barrier_wait(empty.at[self.at(jnp.maximum(total - self.stages, 0) + i)])
+        """Waits until the last stages of `total` are empty."""
+        drain((empty,), self.stages, total)
 
 
 def sum_steps(

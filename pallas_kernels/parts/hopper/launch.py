@@ -16,6 +16,7 @@ def launch(
     cluster: Mapping[str, int] | None = None,
     warpgroups: Mapping[str, int] | None = None,
     by_lanes: bool = False,
+    parameters: plgpu.CompilerParams | None = None,
     interpret: Any,
 ) -> Callable[..., Any]:
     """Returns the launch of a kernel: a function of its operands, which may be trees.
@@ -30,6 +31,7 @@ def launch(
         warpgroups: Warpgroups of a block along a named axis; by default a single one, without a name.
         by_lanes: Whether every array of the kernel has its layout from its load, and every barrier is written out.
             The other semantics would infer layouts, ten times as long.
+        parameters: How it is compiled, instead of what follows from `by_lanes`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
     """
     mesh: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
@@ -38,7 +40,8 @@ def launch(
     if warpgroups is not None:
         ((axis, count),) = warpgroups.items()
         mesh |= {"num_threads": count, "thread_name": axis}
-    parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+    if parameters is None:
+        parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
     if by_lanes:
         parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)
     return plgpu.kernel(
