@@ -26,9 +26,9 @@ import numpy as np
 import bijax
 from benchmarks.device_time import device_time_us
 from benchmarks.harness import add_json, cell, save
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.hopper.launch import attention
 from pallas_kernels.contract import SplitAttentionContract
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
-from pallas_kernels.ops.attention.hopper.launch import attention
 
 ROTATED_BYTES: Final = 150_000_000  # several times the L2 cache
 THREADS: Final = 12

@@ -23,7 +23,7 @@ from benchmarks.device_time import device_time_us
 from benchmarks.harness import add_json, cell, save
 from benchmarks.record import summary
 from pallas_kernels.contract import Tf32Contract, split_contract
-from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
+from pallas_kernels.matmul.hopper import bf16x6, tf32
 
 ROWS = (1, 8, 64, 512, 4096)
 WEIGHTS = ((4096, 4096), (4096, 1024), (4096, 14336), (2048, 2048), (576, 1536))

@@ -28,8 +28,8 @@ from benchmarks.harness import add_json, cell, interleaved_us, save
 from benchmarks.moe_layers import LAYERS, TOKENS, MoELayer
 from benchmarks.workers import Job, Workers
 from pallas_kernels.contract import Float8Contract, QuantContract, WgmmaContract
-from pallas_kernels.ops.matmul.hopper.groups import group_matmul
-from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
+from pallas_kernels.matmul.hopper.groups import group_matmul
+from pallas_kernels.matmul.hopper.int8 import quant_matmul
 
 PRODUCTS: Final = {
     "DeepSeek-V3 up": (7168, 4096),

@@ -2,8 +2,9 @@
 
     python -m benchmarks.tune_matmul_gpu --candidates 6
 
-A shape enters `pallas_kernels/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster than the one
-that the rule would choose. Rows are powers of two; a table entry holds for all rows down to the power below.
+A shape enters `pallas_kernels/matmul/schedule/hopper/matmul.json` where its best candidate is at least 2 % faster
+than the one that the rule would choose.
+Rows are powers of two; a table entry holds for all rows down to the power below.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import jax
 
 from benchmarks.bench_matmul_gpu import WEIGHTS, activations, integers, pairs, time_us, weights
 from benchmarks.workers import Job, Program, Workers
-from pallas_kernels.schedule.hopper import matmul
+from pallas_kernels.matmul.schedule.hopper import matmul
 
 TABLE = Path(matmul.__file__).with_suffix(".json")
 ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

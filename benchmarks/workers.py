@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import export
 
 from pallas_kernels.contract import WgmmaContract
-from pallas_kernels.ops.matmul.hopper.launch import matmul
+from pallas_kernels.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _TUNING_THREADS: Final = 6  # more would disturb each other's measurements

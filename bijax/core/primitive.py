@@ -25,7 +25,7 @@ from bijax.core.partitioning import is_partitioned, mark
 from bijax.core.tag import kernel_code
 from pallas_kernels.errors import UnsupportedError
 from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike
-from pallas_kernels.parts.xla.own_settings import of_width, own_tracing, without_mesh
+from pallas_kernels.runtime.own_settings import of_width, own_tracing, without_mesh
 
 Arrays = tuple[jax.Array, ...]
 Kernel = Callable[..., Arrays]

@@ -12,7 +12,7 @@ from typing import Final
 
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from pallas_kernels.parts.xla.own_settings import own_tracing
+from pallas_kernels.runtime.own_settings import own_tracing
 
 TAG: Final = "bijax"
 """Name of the attribute."""

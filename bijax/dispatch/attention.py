@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from bijax.core.contracts import note, run
 from bijax.core.primitive import Arrays, Backend
 from bijax.dispatch.kernels import as_tuple
+from pallas_kernels.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.contract import eight_bit_contract
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionResults
 from pallas_kernels.registry import find
 from pallas_kernels.target import Target
 

@@ -16,7 +16,7 @@ from bijax.dispatch.kernels import run_kernel
 from bijax.dispatch.matmul import Product, matmul_kernel, weight_gradient_kernel
 from bijax.dispatch.routing import pick_kernel
 from pallas_kernels.contract import chunk_contract
-from pallas_kernels.ops.ragged_dot.portable import multiply_groups, sum_groups
+from pallas_kernels.ragged_dot.portable import multiply_groups, sum_groups
 from pallas_kernels.registry import serves
 from pallas_kernels.target import Target
 

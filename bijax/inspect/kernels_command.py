@@ -15,7 +15,7 @@ DESCRIPTION: Final = (
     "Lists the kernels with the operation, the targets and the contract of each. A contract that depends on the call"
     " is named by its kind; --cases shows which kernel serves typical calls, under which contract."
 )
-_OPS: Final = ("pallas_kernels.ops.", "bijax.lax.", "bijax.ops.")
+_OPS: Final = ("pallas_kernels.", "bijax.lax.", "bijax.ops.")
 
 
 class KernelsError(Exception):

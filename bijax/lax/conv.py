@@ -14,7 +14,7 @@ from bijax.core.contracts import run
 from bijax.lax.conv_phases import correlate_in_phases, has_phases
 from bijax.lax.dot_general import dot_general
 from pallas_kernels.contract import ConvContract
-from pallas_kernels.ops.conv.portable import Product, correlate, correlate_examples, correlate_one_feature
+from pallas_kernels.conv.portable import Product, correlate, correlate_examples, correlate_one_feature
 from pallas_kernels.parts.xla.accumulator import accumulator
 from pallas_kernels.parts.xla.positions import Window
 

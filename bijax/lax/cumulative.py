@@ -8,7 +8,7 @@ from jax import lax
 
 from bijax.core.contracts import run
 from pallas_kernels.contract import XLA_FUNCTIONS, ScanContract
-from pallas_kernels.ops.cumulative.portable import Scan, scan_axis
+from pallas_kernels.cumulative.portable import Scan, scan_axis
 
 
 def cumsum(operand: jax.Array, *, axis: int, reverse: bool) -> jax.Array:

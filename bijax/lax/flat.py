@@ -10,7 +10,7 @@ from jax import lax
 
 from bijax.core.contracts import run
 from pallas_kernels.contract import XLA_FUNCTIONS
-from pallas_kernels.ops.elementwise import portable
+from pallas_kernels.elementwise import portable
 from pallas_kernels.parts.xla.tiles import isolate
 
 Function = Callable[..., jax.Array]

@@ -9,8 +9,8 @@ import jax
 
 from bijax.core.contracts import run
 from pallas_kernels.contract import row_contract
-from pallas_kernels.ops.rows.fold import Choice, Fold, choose_axes, choose_axis, fold_axis
 from pallas_kernels.parts.xla.row_major import row_major
+from pallas_kernels.rows.fold import Choice, Fold, choose_axes, choose_axis, fold_axis
 
 
 def reduce_sum(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = None, on_gpu: bool = False) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from bijax.lax.scatter_windows import as_windows, window_starts
-from pallas_kernels.ops.scatter.chosen import extreme_windows, overwrite_windows
+from pallas_kernels.scatter.chosen import extreme_windows, overwrite_windows
 
 _Numbers = lax.ScatterDimensionNumbers
 

@@ -10,9 +10,9 @@ from jax import lax
 from bijax.core.contracts import run
 from pallas_kernels.contract import FoldContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.windows import portable
 from pallas_kernels.parts.xla.positions import Window
 from pallas_kernels.parts.xla.total_order import has_infinity, largest
+from pallas_kernels.windows import portable
 
 _CONTRACT: Final = FoldContract("window")
 _Padding = Sequence[tuple[int, int]]
@@ -67,7 +67,7 @@ def reduce_window_max(
 ) -> jax.Array:
     """Returns the maxima of sliding windows: nan where a window holds one, +0 rather than -0.
 
-    The arguments are those of `reduce_window_sum`, of the dtypes of `pallas_kernels.ops.rows.fold.choose_axis`;
+    The arguments are those of `reduce_window_sum`, of the dtypes of `pallas_kernels.rows.fold.choose_axis`;
     padding and holes count as -inf, or as the smallest number where a dtype has no infinities.
 
     Raises:

@@ -24,9 +24,9 @@ from bijax.dispatch.attention import (
 )
 from bijax.ops.elementwise import elementwise
 from bijax.ops.reductions import sum as add_up
+from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionResults
+from pallas_kernels.attention.limits import marked, poison
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.call import OF_SCORES, AttentionCall, AttentionResults
-from pallas_kernels.ops.attention.limits import marked, poison
 
 _DIFFERENTIABLE: Final = ("bias", "sinks")
 """The optional arrays that have gradients."""

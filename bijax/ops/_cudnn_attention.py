@@ -8,7 +8,7 @@ import numpy as np
 
 from bijax.ops._attention_arguments import limits_of
 from bijax.ops._attention_rule import attend, bias_gradient, gradients
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
 
 _HEADS_FIRST = 1
 """Value of the parameter `layout` for (B, N, T, H), in place of (B, T, N, H)."""

@@ -21,8 +21,8 @@ from bijax.dispatch.matmul import Product, multiply, products_like
 from bijax.ops._matmul_derivatives import differentiable_matmul, matmul_gradients
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.contract import XLA_FUNCTIONS
-from pallas_kernels.ops.elementwise import portable
-from pallas_kernels.ops.matmul.activations import activate
+from pallas_kernels.elementwise import portable
+from pallas_kernels.matmul.activations import activate
 from pallas_kernels.registry import serves
 from pallas_kernels.target import Target
 
@@ -35,7 +35,7 @@ class Fusion:
 
     Attributes:
         product: The product or both products; `out_dtype` is that of the result.
-        activation: A name that `pallas_kernels.ops.matmul.activations.activate` takes, or None.
+        activation: A name that `pallas_kernels.matmul.activations.activate` takes, or None.
         given: Which of `up`, `bias` and `residual` there are.
     """
 

@@ -8,7 +8,7 @@ import numpy as np
 from bijax.core.checks import describe, float_dtype, integer
 from bijax.dispatch.precision import precision_name
 from pallas_kernels.contract import split_shards
-from pallas_kernels.ops.matmul.activations import ACTIVATIONS
+from pallas_kernels.matmul.activations import ACTIVATIONS
 
 
 def result_dtype(op: str, x: jax.Array, preferred: Any) -> np.dtype[Any]:

@@ -19,7 +19,7 @@ from bijax.ops._float8_product import CONTRACT as FLOAT8
 from bijax.ops._float8_product import float8_product
 from bijax.ops._integer_product import dequantize, integer_product
 from pallas_kernels.contract import QuantContract
-from pallas_kernels.ops.ragged_dot.portable import multiply_groups
+from pallas_kernels.ragged_dot.portable import multiply_groups
 from pallas_kernels.registry import serves
 from pallas_kernels.target import Target
 

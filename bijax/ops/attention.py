@@ -22,7 +22,7 @@ from bijax.ops._attention_options import keys_and_values, of_heads, soft_cap
 from bijax.ops._attention_rule import attend
 from bijax.ops._packed import Packed, check_packed, find_packed
 from bijax.ops._sequences import Names
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
 
 _OP: Final = "bijax.dot_product_attention"
 

@@ -15,7 +15,7 @@ from bijax.core.primitive import Arrays, define_kernel, in_front
 from bijax.dispatch.kernels import backend_of
 from bijax.ops._broadcast import sum_to_shape
 from bijax.ops._straight_line import StraightLine, straight_line
-from pallas_kernels.parts.xla.own_settings import without_mesh
+from pallas_kernels.runtime.own_settings import without_mesh
 
 _OP = "bijax.elementwise"
 

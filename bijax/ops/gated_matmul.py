@@ -9,7 +9,7 @@ from bijax.core.checks import describe, flag, float_array, same_dtype
 from bijax.dispatch.matmul import Product
 from bijax.ops._fused_matmul import Fusion, fused_matmul
 from bijax.ops._matmul_arguments import check_activation, check_operands, precision_of, result_dtype
-from pallas_kernels.ops.matmul.activations import Activation
+from pallas_kernels.matmul.activations import Activation
 
 _OP = "bijax.gated_matmul"
 

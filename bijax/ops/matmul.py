@@ -11,7 +11,7 @@ from bijax.dispatch.matmul import Product
 from bijax.ops._fused_matmul import Fusion, fused_matmul
 from bijax.ops._matmul_arguments import check_activation, check_operands, precision_of, result_dtype, shards_of
 from bijax.ops._matmul_derivatives import differentiable_matmul, differentiable_weight_gradient
-from pallas_kernels.ops.matmul.activations import Activation
+from pallas_kernels.matmul.activations import Activation
 
 _OP = "bijax.matmul"
 

@@ -25,7 +25,7 @@ from bijax.ops._attention_rule import attend
 from bijax.ops._common_prefix import check_common_prefix
 from bijax.ops._packed import check_packed, find_packed
 from bijax.ops._sequences import Names
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
 
 _OP: Final = "bijax.paged_attention"
 

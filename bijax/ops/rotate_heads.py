@@ -12,8 +12,8 @@ from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, define_kernel, in_front, unfold_rows
 from bijax.dispatch.kernels import backend_of
 from bijax.ops.elementwise import elementwise
-from pallas_kernels.ops.rotary import portable
 from pallas_kernels.parts.xla.join import halves, join
+from pallas_kernels.rotary import portable
 
 
 def rotate_heads(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

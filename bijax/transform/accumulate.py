@@ -16,7 +16,7 @@ from jax import lax
 from bijax.core.checks import check_callable, flag
 from bijax.transform.invariant import invariant
 from pallas_kernels.parts.xla.manual_axes import vary_as
-from pallas_kernels.parts.xla.own_settings import own_tracing
+from pallas_kernels.runtime.own_settings import own_tracing
 
 PyTree = Any
 

@@ -6,7 +6,7 @@ from pallas_kernels.contract import XLA_FUNCTIONS, attention_contract, chain_con
 from pallas_kernels.registry import Kernel
 
 _ON: Final = "cpu"
-_OPS: Final = "pallas_kernels.ops"
+_OPS: Final = "pallas_kernels"
 _ATTENTION: Final = attention_contract()
 
 KERNELS: Final = (

@@ -28,7 +28,7 @@ from pallas_kernels.contract import (
 from pallas_kernels.registry import Kernel
 
 _ON: Final = "sm_90"
-_OPS: Final = "pallas_kernels.ops"
+_OPS: Final = "pallas_kernels"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
 _MATMUL: Final = f"{_OPS}.matmul.hopper"
@@ -88,7 +88,7 @@ def _attention_gradients(widths: tuple[int, str, int]) -> AttentionGradientContr
 
 
 def _takes_scores(call: Any, **_: Any) -> bool:
-    from pallas_kernels.schedule.hopper.attention import takes_scores  # when the target has matched
+    from pallas_kernels.attention.schedule.hopper import takes_scores  # when the target has matched
 
     return takes_scores(call.options.scale, call.options.soft_cap)
 

@@ -6,7 +6,7 @@ from pallas_kernels.contract import XLA_FUNCTIONS, FoldContract, chunk_contract,
 from pallas_kernels.registry import Kernel
 
 _ON: Final = ("cpu", "cuda")
-_OPS: Final = "pallas_kernels.ops"
+_OPS: Final = "pallas_kernels"
 _ROWS: Final = row_contract()
 _CHUNKS: Final = chunk_contract()
 _SCATTER: Final = FoldContract("scatter")

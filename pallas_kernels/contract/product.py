@@ -30,7 +30,7 @@ class ProductSpec:
         along_k: Whether the order of the sum is that of weights stored as (N, K).
         precision: See `bijax.dispatch.precision.precision_name`.
         shards: Shards into which K is cut.
-        activation: What follows the product, see `pallas_kernels.ops.matmul.activations.activate`.
+        activation: What follows the product, see `pallas_kernels.matmul.activations.activate`.
     """
 
     dtypes: tuple[str, str]

@@ -9,7 +9,7 @@ import numpy as np
 
 from bijax.testing import hostile_rows
 from pallas_kernels.contract import QuantizeContract, row_contract
-from pallas_kernels.ops.quantize import hopper, portable
+from pallas_kernels.quantize import hopper, portable
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 
 from bijax.testing import hostile_rows
 from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.ops.norm import hopper as norm_hopper
-from pallas_kernels.ops.norm import portable as norm
-from pallas_kernels.ops.rows import hopper as rows_hopper
-from pallas_kernels.ops.rows import portable as rows
+from pallas_kernels.norm import hopper as norm_hopper
+from pallas_kernels.norm import portable as norm
+from pallas_kernels.rows import hopper as rows_hopper
+from pallas_kernels.rows import portable as rows
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.contract import online_row_contract, row_contract
-from pallas_kernels.ops.cross_entropy import hopper as cross_entropy_hopper
-from pallas_kernels.ops.cross_entropy import portable as cross_entropy
-from pallas_kernels.ops.softmax import hopper as softmax_hopper
-from pallas_kernels.ops.softmax import portable as softmax
+from pallas_kernels.cross_entropy import hopper as cross_entropy_hopper
+from pallas_kernels.cross_entropy import portable as cross_entropy
 from pallas_kernels.schedule.hopper.softmax import OnlineSchedule, ring_schedule, segments_of
+from pallas_kernels.softmax import hopper as softmax_hopper
+from pallas_kernels.softmax import portable as softmax
 
 Form = Callable[..., Any]
 

@@ -10,7 +10,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.grad.test_attention import reference
+from tests.grad.attention_reference import reference
 from tests.tiers import full_only
 
 BATCH, QUERIES, KEYS, HEADS, KEY_HEADS, SIZE = 3, 37, 150, 4, 2, 32

@@ -9,10 +9,10 @@ import pytest
 
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, bits, hostile_rows
+from pallas_kernels.attention.cpu import launch as cpu
+from pallas_kernels.attention.cpu._tiling import ProgramShape
+from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, Tile, gradient_tiles
 from pallas_kernels.contract import attention_contract
-from pallas_kernels.ops.attention.cpu import launch as cpu
-from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
-from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, Tile, gradient_tiles
 
 HEADS, KEY_HEADS, SIZE, LENGTH = 4, 2, 32, 150
 

@@ -199,7 +199,7 @@ def test_tiles_have_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> No
     run = substitute(function, RULES)
     whole = jax.jit(lambda x, w: run(x, w))(x, w)
     for elements in (18 * 9 * 3, 18 * 4):
-        monkeypatch.setattr("pallas_kernels.ops.conv.portable._TILE_ELEMENTS", elements)
+        monkeypatch.setattr("pallas_kernels.conv.portable._TILE_ELEMENTS", elements)
         assert_bits_equal(jax.jit(lambda x, w: run(x, w))(x, w), whole, err_msg=str(elements))
 
 

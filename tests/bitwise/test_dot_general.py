@@ -15,9 +15,9 @@ from bijax.lax.dot_general import dot_general
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, matmul_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.cpu import stacked
-from pallas_kernels.ops.matmul.cpu.stacked import Storage
-from pallas_kernels.schedule.cpu.matmul import StackStep, stack_entries
+from pallas_kernels.matmul.cpu import stacked
+from pallas_kernels.matmul.cpu.stacked import Storage
+from pallas_kernels.matmul.schedule.cpu import StackStep, stack_entries
 from tests.bitwise.matmul_reference import emulate
 from tests.tiers import full_only
 
@@ -122,7 +122,7 @@ def check(spec: str, arrays: tuple[np.ndarray, np.ndarray], *, stock: bool = Fal
     return differing
 
 
-@pytest.mark.tier("full", fast=("outer product", "one column"))
+@pytest.mark.tier("full", fast=("x @ w", "stack, K last"))
 @pytest.mark.parametrize("name", SPECS)
 def test_an_element_does_not_know_how_many_others_there_are(name: str) -> None:
     check(SPECS[name], data(SPECS[name]))

@@ -11,11 +11,11 @@ from jax import lax
 
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import FoldContract, chunk_contract
-from pallas_kernels.ops.embedding import portable as embedding
-from pallas_kernels.ops.embedding import rounds as embedding_rounds
-from pallas_kernels.ops.scatter.portable import scatter_windows
-from pallas_kernels.ops.scatter.rounds import scatter_rounds
+from pallas_kernels.embedding import portable as embedding
+from pallas_kernels.embedding import rounds as embedding_rounds
 from pallas_kernels.parts.xla import rounds
+from pallas_kernels.scatter.portable import scatter_windows
+from pallas_kernels.scatter.rounds import scatter_rounds
 from tests.tiers import full_only
 
 SHAPES = {

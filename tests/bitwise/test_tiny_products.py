@@ -10,12 +10,12 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.ops.matmul.cpu import stacked
-from pallas_kernels.ops.matmul.cpu.stacked import Storage
+from pallas_kernels.matmul.cpu import stacked
+from pallas_kernels.matmul.cpu.stacked import Storage
+from pallas_kernels.matmul.schedule import cpu as schedule
+from pallas_kernels.matmul.schedule.cpu import StackStep
 from pallas_kernels.parts.xla.opaque import opaque_zero
 from pallas_kernels.parts.xla.tiles import isolate
-from pallas_kernels.schedule.cpu import matmul as schedule
-from pallas_kernels.schedule.cpu.matmul import StackStep
 
 STORAGES = (Storage(), Storage(transpose_w=True), Storage(transpose_x=True))
 STACKS = (

@@ -9,7 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal
 from pallas_kernels.contract import Float8Contract
-from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
+from pallas_kernels.matmul.hopper.int8 import quant_matmul
 from tests.engine import oracles
 from tests.tiers import full_only
 

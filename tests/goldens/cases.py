@@ -14,7 +14,7 @@ from jax import lax
 
 import bijax
 from bijax.ops import weight_gradient
-from tests.transform.test_vectors import FUNCTIONS
+from tests.transform.vector_functions import FUNCTIONS
 
 SIXTEEN: Final = ("bfloat16", "float16")
 FLOATS: Final = ("float32", *SIXTEEN)

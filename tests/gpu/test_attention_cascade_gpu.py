@@ -11,9 +11,9 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention import hopper
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
 from pallas_kernels.contract import split_attention_contract
-from pallas_kernels.ops.attention import hopper
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
 from tests.goldens import cases
 
 pytestmark = pytest.mark.gpu

@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -14,24 +13,21 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import Llama
-from tests.goldens import cases
+from tests.gpu.attention_calls import KINDS, Call, array, run
 from tests.layers import small_llama as small
 
 pytestmark = pytest.mark.gpu
 
-THREADS: Final = 14  # kernels compile outside of the interpreter lock
 LENGTH: Final = 2304
 HEADS: Final = 8
 KEY_HEADS: Final = 2
 TOKENS: Final = (0, 1, 63, 127, 128, 129, 500, 1023, 1024, 1025, 1500, 2047, 2048, 2288)
 """Positions around the edges of tiles, blocks and splits."""
 
-KINDS: Final = ((128, "bfloat16"), (64, "float16"))
 OTHER_KINDS: Final = ((96, "bfloat16"), (192, "float16"), (256, "bfloat16"))
 WINDOW: Final = (1300, 0)
 
 Results = tuple[jax.Array, jax.Array]
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 causal = functools.partial(bijax.dot_product_attention, is_causal=True, return_residual=True)
 windowed = functools.partial(causal, local_window_size=WINDOW)
@@ -39,26 +35,10 @@ full = functools.partial(bijax.dot_product_attention, return_residual=True)
 paged = functools.partial(bijax.paged_attention, return_residual=True)
 
 
-def array(seed: int, *shape: int, dtype: str) -> jax.Array:
-    return jnp.asarray(cases.array(seed, shape, jnp.dtype(dtype)))
-
-
 @functools.cache
 def arrays(size: int, dtype: str) -> tuple[jax.Array, ...]:
     """Queries, keys and values of two sequences."""
     return tuple(array(seed, 2, LENGTH, n, size, dtype=dtype) for seed, n in enumerate((HEADS, KEY_HEADS, KEY_HEADS)))
-
-
-def run(calls: Sequence[Call]) -> list[Any]:
-    """Compiles programs side by side and runs them."""
-
-    def ready(call: Call) -> Any:
-        function, arguments = call
-        return jax.jit(function).lower(*arguments).compile()
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        programs = list(pool.map(ready, calls))
-    return [program(*arguments) for program, (_, arguments) in zip(programs, calls, strict=True)]
 
 
 @functools.cache

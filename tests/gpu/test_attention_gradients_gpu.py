@@ -11,7 +11,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.gpu.test_attention_gpu import KINDS, Call, array, run
+from tests.gpu.attention_calls import KINDS, Call, array, run
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,9 @@ import pytest
 
 from bijax.sampling._arithmetic import Arithmetic
 from bijax.sampling._draw import draw
-from pallas_kernels.ops.sampling import triton
-from pallas_kernels.schedule.triton.sampling import DrawTile
-from tests.sampling.test_draw import given, wrong
+from pallas_kernels.sampling import pallas_triton as triton
+from pallas_kernels.sampling.schedule.pallas_triton import DrawTile
+from tests.sampling.draw_cases import given, wrong
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.transform.test_elementwise_fuzz import batches_that_differ, program
+from tests.transform.elementwise_programs import batches_that_differ, program
 
 pytestmark = pytest.mark.gpu
 

@@ -11,11 +11,11 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, add_as_tree
-from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue
-from pallas_kernels.ops.matmul.hopper.finish import finish
-from pallas_kernels.ops.matmul.hopper.launch import gated_matmul, matmul
-from pallas_kernels.schedule.hopper.fused_matmul import ShardSchedule, for_residual, shard_schedules
-from pallas_kernels.schedule.hopper.matmul import candidates
+from pallas_kernels.matmul.hopper.epilogue import Epilogue
+from pallas_kernels.matmul.hopper.finish import finish
+from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import ShardSchedule, for_residual, shard_schedules
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.transform.test_foreign_libraries import FROM_CALLBACKS, FUNCTIONS, X, checked
+from tests.transform.foreign_programs import FROM_CALLBACKS, FUNCTIONS, X, checked
 
 pytestmark = pytest.mark.gpu
 

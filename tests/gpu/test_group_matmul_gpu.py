@@ -12,9 +12,9 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
-from pallas_kernels.ops.matmul.hopper.groups import group_matmul, group_weight_gradient
-from pallas_kernels.ops.matmul.hopper.launch import matmul, weight_gradient
-from pallas_kernels.schedule.hopper.group_matmul import group_candidates
+from pallas_kernels.matmul.hopper.groups import group_matmul, group_weight_gradient
+from pallas_kernels.matmul.hopper.launch import matmul, weight_gradient
+from pallas_kernels.matmul.schedule.hopper.group_matmul import group_candidates
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.gpu

@@ -7,23 +7,23 @@ import pytest
 
 import bijax
 from bijax.transform.rules._ordered import RACING
-from tests.bitwise import test_scatter_chosen
-from tests.transform import test_keep
+from tests.bitwise import scatter_cases
+from tests.transform import choices
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("columns", [1, 7, 300, 5000])
-@pytest.mark.parametrize("name", test_keep.CHOICES)
+@pytest.mark.parametrize("name", choices.CHOICES)
 def test_choices(name: str, columns: int) -> None:
     """What is kept, as XLA's own; scatters that XLA:GPU leaves to a race, as they are replaced."""
-    choice = test_keep.CHOICES[name]
-    test_keep.check_choices(jax.jit(bijax.invariant(choice) if name in RACING else choice), columns)
+    choice = choices.CHOICES[name]
+    choices.check_choices(jax.jit(bijax.invariant(choice) if name in RACING else choice), columns)
 
 
-@pytest.mark.parametrize("name", test_scatter_chosen.CASES)
+@pytest.mark.parametrize("name", scatter_cases.CASES)
 def test_scatters_have_the_bits_of_the_cpu(name: str) -> None:
-    test_scatter_chosen.check_bits(name, bijax.invariant)
+    scatter_cases.check_bits(name, bijax.invariant)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "bool"])

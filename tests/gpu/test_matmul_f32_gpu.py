@@ -13,9 +13,9 @@ import pytest
 
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import Tf32Contract, split_contract
-from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
-from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule, split_candidates
-from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_candidates
+from pallas_kernels.matmul.hopper import bf16x6, tf32
+from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule, split_candidates
+from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_candidates
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.gpu

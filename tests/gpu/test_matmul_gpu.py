@@ -10,8 +10,8 @@ import pytest
 
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaContract
-from pallas_kernels.ops.matmul.hopper.launch import matmul
-from pallas_kernels.schedule.hopper.matmul import candidates
+from pallas_kernels.matmul.hopper.launch import matmul
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.gpu

@@ -12,8 +12,8 @@ import bijax
 from bijax.ops import weight_gradient
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import WgmmaChunkContract, WgmmaContract
-from pallas_kernels.ops.matmul import hopper
-from pallas_kernels.schedule.hopper.matmul import candidates
+from pallas_kernels.matmul import hopper
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 pytestmark = pytest.mark.gpu

@@ -12,9 +12,9 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import ChunkContract, MatmulContract
-from pallas_kernels.ops.matmul import triton
-from pallas_kernels.schedule.triton.matmul import FEW_ROWS, MANY_ROWS
-from tests.bitwise.test_matmul import emulate
+from pallas_kernels.matmul import pallas_triton as triton
+from pallas_kernels.matmul.schedule.pallas_triton import FEW_ROWS, MANY_ROWS
+from tests.bitwise.matmul_reference import emulate
 
 pytestmark = pytest.mark.gpu
 

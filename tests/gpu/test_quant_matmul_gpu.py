@@ -11,8 +11,8 @@ import pytest
 import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import Float8Contract, QuantContract
-from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
-from pallas_kernels.schedule.hopper.int8 import float8_candidates, int8_candidates, turns_weights
+from pallas_kernels.matmul.hopper.int8 import quant_matmul
+from pallas_kernels.matmul.schedule.hopper.int8 import float8_candidates, int8_candidates, turns_weights
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.engine import oracles
 

@@ -9,8 +9,8 @@ import pytest
 
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT
-from pallas_kernels.ops.rotary import triton
-from tests.layers.test_rotate_and_store import assert_same
+from pallas_kernels.rotary import pallas_triton as triton
+from tests.layers.rotate_checks import assert_same
 from tests.unit.rotate_cases import case
 
 pytestmark = pytest.mark.gpu

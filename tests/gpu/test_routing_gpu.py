@@ -10,12 +10,12 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.ops.expert_rows import portable as expert_rows
-from pallas_kernels.ops.expert_rows import triton as expert_rows_triton
-from pallas_kernels.ops.pick import portable as pick
-from pallas_kernels.ops.pick import triton as pick_triton
-from pallas_kernels.ops.topk import portable as topk
-from pallas_kernels.ops.topk import triton as topk_triton
+from pallas_kernels.expert_rows import pallas_triton as expert_rows_triton
+from pallas_kernels.expert_rows import portable as expert_rows
+from pallas_kernels.pick import pallas_triton as pick_triton
+from pallas_kernels.pick import portable as pick
+from pallas_kernels.topk import pallas_triton as topk_triton
+from pallas_kernels.topk import portable as topk
 from tests.unit.routing_cases import COUNTS, PLACES, SORTS, numbers, rows_and_places, scores
 
 pytestmark = pytest.mark.gpu

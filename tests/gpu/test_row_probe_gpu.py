@@ -10,7 +10,7 @@ import pytest
 import bijax
 from bijax.core.architecture import cuda_device
 from bijax.transform.fusion import _probe
-from pallas_kernels.ops.row_program import hopper
+from pallas_kernels.row_program import hopper
 
 pytestmark = pytest.mark.gpu
 

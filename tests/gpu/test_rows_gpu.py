@@ -13,9 +13,9 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import chunk_contract, row_contract
-from pallas_kernels.ops.norm import hopper as norm
-from pallas_kernels.ops.rows import hopper as rows
+from pallas_kernels.norm import hopper as norm
 from pallas_kernels.parts.hopper import batch_sum
+from pallas_kernels.rows import hopper as rows
 from pallas_kernels.schedule.hopper.batch_sum import ChunkSchedule
 from tests.bitwise.row_kernel_cases import Case, cases
 

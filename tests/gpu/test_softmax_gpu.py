@@ -12,9 +12,9 @@ import pytest
 import bijax
 from bijax.testing import assert_batch_invariant, assert_bits_equal, hostile_rows
 from pallas_kernels.contract import online_row_contract
-from pallas_kernels.ops.cross_entropy import hopper as cross_entropy
-from pallas_kernels.ops.softmax import hopper as softmax
+from pallas_kernels.cross_entropy import hopper as cross_entropy
 from pallas_kernels.schedule.hopper.softmax import OnlineSchedule
+from pallas_kernels.softmax import hopper as softmax
 from tests.bitwise.row_cases import labels_of
 from tests.bitwise.softmax_kernel_cases import hostile, schedules
 

@@ -1,6 +1,5 @@
 """Mixtures of experts: routing, the layer in float and in int8, and checkpoints of models that have them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from flax_layers.models import experts_from_checkpoint
 from tests.layers import checkpoint_files as files
 from tests.layers import reference_experts, reference_llama
 from tests.layers import small_llama as small
+from tests.layers.parameters import filled, normal
 from tests.tiers import full_only, tiered
 
 ROUTINGS = {
@@ -28,10 +28,6 @@ ROUTINGS = {
         use_bias=True,
     ),
 }  # fmt: skip
-
-
-def normal(seed: int, *shape: int) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", tiered(ROUTINGS, fast=["Qwen3", "DeepSeek-V3"]))
@@ -66,15 +62,6 @@ def test_experts_in_int8_are_those_of_plain_jax() -> None:
     # Plain JAX rounds to the dtype of x before SwiGLU, and to int8 from there.
     assert np.abs(ours - plain).max() < 0.02 * np.abs(plain).max()
     assert np.abs(ours).max() > 0.1
-
-
-def filled(make: Callable[[], Any]) -> Any:
-    """Returns a layer with random parameters, without compiling its initializers."""
-    layer = flax_nnx.eval_shape(make)
-    for i, (_, node) in enumerate(flax_nnx.iter_graph(layer)):
-        if isinstance(node, flax_nnx.Param):
-            node.set_value(jnp.asarray(normal(i, *node.shape) / node.shape[-2:][0] ** 0.5))
-    return layer
 
 
 @pytest.mark.parametrize("dtypes", [("float32",), full_only(("float32", "int8"))], ids=str)

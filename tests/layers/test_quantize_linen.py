@@ -12,7 +12,7 @@ from flax import nnx as flax_nnx
 import bijax
 from bijax.testing import assert_bits_equal
 from flax_layers import Routing, conversion_report, convert, linen, nnx, quantize_variables
-from tests.layers.test_moe import filled
+from tests.layers.parameters import filled
 from tests.tiers import full_only
 
 ROUTING = Routing(num_experts=4, topk=2, scoring="sigmoid", use_bias=True)

@@ -10,6 +10,7 @@ import bijax
 from bijax.ops.rotate_heads import rotate_heads, store_rows
 from bijax.testing import assert_bits_equal
 from flax_layers import INVARIANT, PLAIN, Ops
+from tests.layers.rotate_checks import assert_same
 from tests.tiers import full_only
 from tests.unit.rotate_cases import case
 
@@ -29,11 +30,6 @@ def pieces(ops: Ops, heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, value
     both = ops.rotate(heads[:, :, : HEADS + KEYS] if turned is None else turned, cos, sin)
     stored = store_rows(keys, rows, both[:, :, HEADS:]), store_rows(values, rows, heads[:, :, HEADS + KEYS :])
     return both[:, :, :HEADS], *stored
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert_bits_equal(a, b)
 
 
 @pytest.mark.parametrize("ops", [INVARIANT, PLAIN])

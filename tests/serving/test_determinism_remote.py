@@ -4,8 +4,8 @@ import pytest
 
 from bijax.cli import main
 from bijax.determinism.modes import REMOTE_MODES
+from tests.serving.engine_server import serve
 from tests.serving.live import live
-from tests.serving.test_server_engine import serve
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[list[str]]]:

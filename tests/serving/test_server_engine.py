@@ -10,33 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bijax.serving import AsyncEngine, Engine, EngineError, EngineOptions
-from bijax.serving.toy import ToyModel
 from tests.serving.determinism_client import MODES, SENTENCE, Client, answer, run
-from tests.serving.fake_engine import END, LONGEST, VOCABULARY, ByteTokenizer
-from tests.serving.live import live, wait_until
+from tests.serving.engine_server import OPTIONS, serve, toy
+from tests.serving.live import wait_until
 
-# Few sizes, because each is compiled.
-OPTIONS = {"num_pages": 48, "page_size": 8, "max_running": 2, "max_prefill_tokens": 16, "max_length": 200}
 PREFIXES = (1, 31, 64, 97)
-
-
-def toy(seed):
-    return ToyModel.random(seed=abs(seed), vocab_size=VOCABULARY, width=32 if seed >= 0 else 64, max_length=256)
-
-
-def serve(seed=0, longest=LONGEST, **options):
-    engine_options = EngineOptions(**OPTIONS | options)
-
-    async def open_engine():
-        engine = Engine(toy(seed), tokenizer=ByteTokenizer(), eos_token_ids=[END], options=engine_options)
-        return AsyncEngine(engine)
-
-    return live(
-        open_engine=open_engine,
-        engine_options=engine_options,
-        longest=longest,
-        load_weights=lambda path: toy(int(path)),
-    )
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,7 @@ NEUTRAL = [
 ]  # fmt: skip
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize(("path", "more"), NEUTRAL, ids=range(len(NEUTRAL)))
 def test_neutral_fields_change_nothing(server, path, more):
     reply = server.post(path, PATHS[path] | more)
@@ -147,6 +148,7 @@ WRONG = {
 }
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", WRONG)
@@ -183,6 +185,7 @@ def test_limits_of_the_server_name_the_field():
         assert (reply.status, reply.json["error"]["param"]) == (400, "text")
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def check_names(tokenizer, tokens, logprobs):
             assert best[name] == value
 
 
+@pytest.mark.tier("fault")
 @settings(max_examples=150, deadline=None)
 @given(requests(), st.integers(0, 5), st.booleans())
 def test_completions_of_any_unicode(request_, top, skip):
@@ -158,6 +159,7 @@ def test_conversations_of_any_unicode(request_, top):
             assert name.encode() == written or ast.literal_eval(f"b'''{name.removeprefix('bytes:')}'''") == written
 
 
+@pytest.mark.tier("fault")
 def test_tokens_of_the_same_text_have_entries_of_their_own():
     """The token at hand has the text, then the most probable one; others are named by their number, as vLLM's are."""
     tokenizer = Pieces([b"x", b"x", b"y", b"x", b"\xf0\x9f", b"\xf0\x9f"])
@@ -198,6 +200,7 @@ def test_without_a_tokenizer_all_tokens_stand_at_the_beginning_of_no_text():
     assert [offsets.add(token) for token in (5, 300)] == [0, 0]
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("prompt", ["😀 is", "naïve 日本 😀 is", [240, 159, 152, 97, 255, 254, 256, 104]])
 def test_a_reply_of_the_server(prompt):
     with live() as server:

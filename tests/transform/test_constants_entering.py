@@ -16,7 +16,6 @@ from jax import lax
 import bijax
 from bijax.testing import assert_bits_equal
 from tests.fuzz.guests import FOREIGN
-from tests.tiers import tiered
 
 Array = jax.Array
 Inner = Callable[[Any, Array, Array], Array]
@@ -26,7 +25,7 @@ DTYPES: Final = (
     "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64",
     "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32", "float64", "complex64", "complex128", "key",
 )
-FEW: Final = ("bool", "int4", "uint8", "int32", "float8_e4m3fn", "bfloat16", "complex64", "key")
+FEW: Final = ("int4", "int32", "float8_e4m3fn", "complex64", "key")
 # fmt: on
 
 
@@ -75,7 +74,8 @@ def constant(dtype: str, length: int, ones: bool) -> Array:
     return jnp.full(length, int(ones), dtype)
 
 
-@pytest.mark.parametrize("dtype", tiered(DTYPES, fast=FEW))
+@pytest.mark.tier("full", fault=("bool",), fast=FEW)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_programs_of_constants_are_lowered_and_invariant(dtype: str) -> None:
     """One program with all kinds of holders, for the sake of compile time."""
     with jax.enable_x64(dtype.endswith(("64", "128"))):
@@ -97,6 +97,7 @@ def test_programs_of_constants_are_lowered_and_invariant(dtype: str) -> None:
             np.testing.assert_allclose(rows, plain, rtol=1e-5)
 
 
+@pytest.mark.tier("fault")
 def test_arrays_of_different_numbers_of_every_dtype_are_lowered_and_invariant() -> None:
     """Arrays of the program's owner, whose numbers the lowering reads or not; all dtypes in one program."""
     kinds = [dtype for dtype in DTYPES if dtype != "key"]
@@ -117,6 +118,7 @@ def test_arrays_of_different_numbers_of_every_dtype_are_lowered_and_invariant() 
             assert_bits_equal(run(x[:size]), [rows[:size] for rows in whole], err_msg=str(size))
 
 
+@pytest.mark.tier("fault")
 def test_flags_in_the_carry_of_a_policy() -> None:
     """A recurrent policy whose state starts from constants, and whose flags end episodes."""
     weights = jnp.full((5, 5), 0.1)

@@ -22,8 +22,8 @@ from bijax.transform.rules._elementwise import CHOOSING
 from bijax.transform.rules._ordered import COLLECTIVES, ORDERED, PRODUCTS, RACING
 from bijax.transform.rules.names import CUDNN_ATTENTION
 from pallas_kernels import contract, registry
-from pallas_kernels.ops.cumulative.portable import scan_axis
-from pallas_kernels.ops.softmax import portable as softmax
+from pallas_kernels.cumulative.portable import scan_axis
+from pallas_kernels.softmax import portable as softmax
 
 W1, W2 = jnp.ones((512, 1024)), jnp.ones((1024, 300))
 
@@ -152,7 +152,7 @@ def test_every_kernel_takes_its_contract_and_reads_it(table: list[Row]) -> None:
     found = dict(kernels(table))
     assert len(found) > 40
     for name, function in found.items():
-        if name == "pallas_kernels.contract.split_k.add_as_tree":
+        if name == "pallas_kernels.matmul.contract.split_k.add_as_tree":
             continue  # the order itself
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
         given = [p for p in inspect.signature(function).parameters if p in ("contract", "functions")]
@@ -167,7 +167,7 @@ def test_a_kernel_refuses_a_contract_that_it_does_not_follow() -> None:
         softmax.softmax(x, contract=contract.row_contract(), functions=contract.PTX_FUNCTIONS)
     with pytest.raises(bijax.UnsupportedError, match="elementwise"):
         scan_axis(x[None], scan="sum", contract=contract.ScanContract(), functions=contract.PTX_FUNCTIONS)
-    from pallas_kernels.ops.softmax import hopper
+    from pallas_kernels.softmax import hopper
 
     for wrong in (contract.row_contract(), contract.OnlineRowContract(segment=4096)):
         with pytest.raises(bijax.UnsupportedError, match="online-rows/v1/f32-lanes128-chunk8-segment1024-tree"):
@@ -216,7 +216,7 @@ def test_the_command_prints_the_registry(capsys: pytest.CaptureFixture[str]) -> 
         "operation": "rms_norm",
         "on": ["sm_90"],
         "contracts": ["rows/v2/f32-lanes128to8192-tree"],
-        "kernel": "pallas_kernels.ops.norm.hopper:rms_norm",
+        "kernel": "pallas_kernels.norm.hopper:rms_norm",
     }
     assert [anywhere] == listed("--operation", "rms_norm", "--target", "sm_80")
     assert {"Tf32Contract", "WgmmaContract"} <= {c for k in listed("--operation", "matmul") for c in k["contracts"]}

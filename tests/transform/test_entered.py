@@ -10,7 +10,6 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.tiers import full_only
 from tests.transform.foreign_primitives import FUNCTIONS, RULES, emitting, moving, primitive, product
 
 X = jax.random.normal(jax.random.key(0), (17, 250))
@@ -49,7 +48,8 @@ def differences(function: Callable[[jax.Array], dict[str, jax.Array]]) -> set[st
     return found
 
 
-@pytest.mark.parametrize("way", [way if way == "mapped" else full_only(way) for way in WAYS])
+@pytest.mark.tier("full", fault=("mapped",))
+@pytest.mark.parametrize("way", WAYS)
 def test_rows_do_not_depend_on_the_batch(way: str) -> None:
     jitted = jax.jit(bijax.invariant(program(way)))
     assert differences(jitted) == set()
@@ -65,6 +65,7 @@ def test_control_plain_jax_changes_rows() -> None:
     assert len(differences(jax.jit(program("itself")))) > 3
 
 
+@pytest.mark.tier("fault")
 def test_what_is_entered_has_the_bits_of_the_code_itself() -> None:
     expected = jax.jit(bijax.invariant(product))(X)
     assert_bits_equal(jax.jit(bijax.invariant(INNER.bind))(X), expected)
@@ -111,6 +112,7 @@ def test_what_a_rule_emits_by_itself_is_refused() -> None:
     assert "stablehlo.multiply" in found.evidence
 
 
+@pytest.mark.tier("fault")
 def test_what_is_allowed_is_what_a_rule_emits_and_no_more() -> None:
     allowed = bijax.invariant(EMITTING.bind, allow=(EMITTING.name,))
     rows = jax.jit(allowed)

@@ -282,7 +282,7 @@ for wrap in (lambda f: f, bijax.invariant):
 """
 
 
-@pytest.mark.tier("full")
+@pytest.mark.tier("fault")
 def test_equal_matrices_of_a_stack_have_equal_factors() -> None:
     """OpenBLAS's code for processors without FMA adds in an order that depends on where a matrix starts."""
     done = subprocess.run([sys.executable, "-c", PLACES], capture_output=True, text=True, check=True)

@@ -15,7 +15,6 @@ import pytest
 
 import bijax
 from bijax.testing._bits import unequal_bits
-from tests.tiers import full_only
 
 Array = jax.Array
 Numbers = dict[str, Array]
@@ -88,14 +87,16 @@ def differing(program: Callable[..., Numbers], dtype: Any) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.tier("full", fault=("few",))
 @pytest.mark.parametrize(
     ("dtype", "kinds"),
     [
         ("float32", FEW),
-        full_only("float32", tuple(OPERANDS)),
-        full_only("float64", tuple(OPERANDS)),
-        full_only("bfloat16", tuple(OPERANDS)),
+        ("float32", tuple(OPERANDS)),
+        ("float64", tuple(OPERANDS)),
+        ("bfloat16", tuple(OPERANDS)),
     ],
+    ids=["few", "float32", "float64", "bfloat16"],
 )
 def test_rows_do_not_depend_on_what_is_known_of_operands(dtype: str, kinds: tuple[str, ...]) -> None:
     with jax.enable_x64(dtype == "float64"):
@@ -108,7 +109,8 @@ def test_plain_jax_uses_what_it_knows_of_operands() -> None:
     assert any("/" in name for name in found)
 
 
-@pytest.mark.parametrize("kinds", [FEW[:2], full_only(tuple(OPERANDS))])
+@pytest.mark.tier("full", fault=("few",))
+@pytest.mark.parametrize("kinds", [FEW[:2], tuple(OPERANDS)], ids=["few", "every"])
 def test_gradients_of_shared_values(kinds: tuple[str, ...]) -> None:
     def program(x: Array, w: Array, s: Array) -> Numbers:
         return {name: jax.grad(lambda x, one=one: one(x, w, s).sum())(x) for name, one in programs(kinds).items()}

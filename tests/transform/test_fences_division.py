@@ -38,6 +38,7 @@ def every_chain(numpy: Any, *arrays: Any) -> dict[str, Any]:
     return {name: chain(numpy, *arrays) for name, chain in CHAINS.items()}
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chains_have_the_bits_of_their_operations(shape: tuple[int, ...]) -> None:
     arrays = given(shape)
@@ -51,6 +52,7 @@ def test_plain_jax_joins_divisions() -> None:
     assert (np.asarray(jax.jit(lambda x, y, z: x / y / z)(x, y, z)) != x / y / z).any()
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("width", [1, 7])
 def test_quotients_of_powers_of_two_are_not_contracted_with_sums(width: int) -> None:
     """They are products, exact but for subnormal results: these are zeros before the sum, and not inside of it."""
@@ -62,6 +64,7 @@ def test_quotients_of_powers_of_two_are_not_contracted_with_sums(width: int) -> 
             assert_bits_equal(found, y[:size], err_msg=str(size))
 
 
+@pytest.mark.tier("fault")
 def test_gradients_of_small_factorisations_in_a_batch() -> None:
     """Two triangular systems of one unknown are two divisions. Whether they touch depends on the size of the batch."""
 

@@ -12,7 +12,7 @@ import bijax
 from bijax import hlo
 from bijax.transform.rules._elementwise import VECTORS
 from tests.fuzz.programs import Fuzz
-from tests.transform.test_vectors import FUNCTIONS
+from tests.transform.vector_functions import FUNCTIONS
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

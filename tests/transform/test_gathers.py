@@ -18,6 +18,7 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_do_not_depend_on_the_number_of_indices(name: str) -> None:
     """Against NumPy's exact gather; plain `jax.jit` differs from 33 indices on with jaxlib 0.12.0.1."""

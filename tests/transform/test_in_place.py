@@ -49,6 +49,7 @@ def rows(count: int, axis: int, dtype: str) -> np.ndarray:
     return np.moveaxis(numbers, 0, axis)
 
 
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("axes", [(1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_update_is_computed_before_it_is_written(name: str, axes: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import bijax
 from bijax.transform.rules import results
-from pallas_kernels.ops.matmul.cpu.forms import panels
+from pallas_kernels.matmul.cpu.forms import panels
 from pallas_kernels.parts.xla.row_major import LAYOUT, row_major
 from pallas_kernels.parts.xla.tiles import isolate
 

@@ -7,7 +7,6 @@ from jax import lax
 
 import bijax
 from bijax.testing import assert_bits_equal, bits
-from tests.tiers import full_only
 from tests.transform.compositions import normal
 
 LAYERS = [normal(1, 300, 64, scale=0.1), normal(2, 64, 77, scale=0.2), normal(3, 77, 3)]
@@ -22,7 +21,7 @@ def mlp(x: jax.Array) -> jax.Array:
     return x
 
 
-@pytest.mark.tier("full")
+@pytest.mark.tier("fault")
 def test_mlp_under_vmap() -> None:
     fn = jax.jit(jax.vmap(bijax.invariant(mlp)))
     whole = fn(X)
@@ -41,7 +40,8 @@ def test_control_mlp_under_vmap() -> None:
     assert any((bits(fn(X[i : i + size])) != bits(whole[i : i + size])).any() for i, size in cuts)
 
 
-@pytest.mark.parametrize("in_batches", [False, full_only(True)])
+@pytest.mark.tier("fault")
+@pytest.mark.parametrize("in_batches", [False, True])
 def test_map_against_vmap(in_batches: bool) -> None:
     x = X[:33]
     one_by_one = jax.jit(lambda x: lax.map(bijax.invariant(mlp), x))(x)
@@ -56,7 +56,7 @@ def test_control_map_against_vmap() -> None:
     assert (bits(jax.jit(lambda x: lax.map(mlp, x))(x)) != bits(jax.jit(jax.vmap(mlp))(x))).any()
 
 
-@pytest.mark.tier("full", fast=("5",))
+@pytest.mark.tier("fault")
 @pytest.mark.parametrize("rows", [1, 5])
 def test_dot_general_with_zero_padding(rows: int) -> None:
     w, x = normal(5, 3, 300, 77), normal(6, 3, rows, 300)

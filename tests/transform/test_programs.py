@@ -3,19 +3,19 @@
 import pytest
 
 from tests.fuzz.programs import Fuzz, differences
-from tests.tiers import tiered
 
 SIZES = (1, 8)
 
 
-@pytest.mark.tier("full", fast=("1-alone",))
+@pytest.mark.tier("full", fast=("0-alone",))
 @pytest.mark.parametrize("kernels", [False, True], ids=["alone", "kernels"])
 @pytest.mark.parametrize("seed", [0, 1, 9, 16])
 def test_random_programs_are_invariant(seed: int, kernels: bool) -> None:
     assert not differences(Fuzz(seed, kernels), sizes=SIZES)
 
 
-@pytest.mark.parametrize("seed", tiered(range(24), fast=(4, 8, 14)))
+@pytest.mark.tier("full", fault=("4", "8", "14"))
+@pytest.mark.parametrize("seed", range(24))
 def test_programs_with_steps_that_found_faults_are_invariant(seed: int) -> None:
     """Shared values, flags in carries, constants of all dtypes, masks, sparse and foreign code."""
     assert not differences(Fuzz(seed, guests=True), sizes=SIZES)

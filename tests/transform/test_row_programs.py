@@ -21,10 +21,10 @@ from bijax.transform.fusion import _layout, _programs
 from bijax.transform.fusion._products import PRODUCT, products_of
 from bijax.transform.fusion._regions import Program
 from pallas_kernels.contract import row_contract
-from pallas_kernels.ops.matmul.hopper import parts
-from pallas_kernels.ops.row_program import hopper
-from pallas_kernels.ops.rows.fold import fold_axis
+from pallas_kernels.matmul.hopper import parts
 from pallas_kernels.registry import Kernel, registered
+from pallas_kernels.row_program import hopper
+from pallas_kernels.rows.fold import fold_axis
 
 Arrays = tuple[jax.Array, ...]
 ROWS, HEADS, COLUMNS = 3, 2, 128

@@ -13,8 +13,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import bijax
 from bijax.transform.fusion import _probe, _programs
 from pallas_kernels.contract import row_contract
-from pallas_kernels.ops.row_program import hopper
 from pallas_kernels.registry import Kernel, registered
+from pallas_kernels.row_program import hopper
 
 X = jax.ShapeDtypeStruct((16, 512), "bfloat16")
 CPU = jax.devices("cpu")[0]

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import full_only
-
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("which", ["some", full_only("everything")])
+@pytest.mark.tier("full", fault=("some",))
+@pytest.mark.parametrize("which", ["some", "everything"])
 def test_bits_of_one_device(which: str) -> None:
     environment = {
         **os.environ,

@@ -17,10 +17,10 @@ from jax.sharding import AxisType
 import bijax
 from bijax.sampling import sample
 from bijax.testing import assert_bits_equal
-from pallas_kernels.ops.attention.cpu import launch as attention
-from pallas_kernels.ops.matmul.cpu import launch as products
-from pallas_kernels.ops.matmul.cpu import stacked, verify
-from pallas_kernels.parts.xla import one_by_one
+from pallas_kernels.attention.cpu import launch as attention
+from pallas_kernels.matmul.cpu import launch as products
+from pallas_kernels.matmul.cpu import stacked, verify
+from pallas_kernels.runtime import one_by_one
 
 Setting = Callable[[], AbstractContextManager[Any]]
 

@@ -12,13 +12,13 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.hopper import attention
+from pallas_kernels.attention.schedule.hopper import DecodeSchedule
 from pallas_kernels.contract import SPLIT_HEAD_SIZES, SplitAttentionContract
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
-from pallas_kernels.ops.attention.hopper import attention
-from pallas_kernels.schedule.hopper.attention import DecodeSchedule
 from tests.tiers import full_only
+from tests.unit.attention_programs import INTERPRETER
 from tests.unit.mosaic import Races
-from tests.unit.test_attention_mosaic import INTERPRETER
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

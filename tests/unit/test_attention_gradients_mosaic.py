@@ -13,14 +13,14 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.attention.hopper import attention_gradients
+from pallas_kernels.attention.hopper.gradients import Body
+from pallas_kernels.attention.schedule.hopper import GradientSchedule
 from pallas_kernels.contract import AttentionGradientContract, attention_gradient_contract, split_attention_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions, AttentionResults
-from pallas_kernels.ops.attention.hopper import attention_gradients
-from pallas_kernels.ops.attention.hopper.gradients import Body
-from pallas_kernels.schedule.hopper.attention import GradientSchedule
+from tests.unit.attention_programs import INTERPRETER, lowered
 from tests.unit.mosaic import Races
-from tests.unit.test_attention_mosaic import INTERPRETER, lowered
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

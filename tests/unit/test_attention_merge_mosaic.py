@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._merge_walk import padded_splits
+from pallas_kernels.attention.hopper._online import Stats, merge_stats
+from pallas_kernels.attention.hopper._scores import Scoring
+from pallas_kernels.attention.hopper._setup import Setup
+from pallas_kernels.attention.hopper._sight import Sight
+from pallas_kernels.attention.hopper.merge import merge
 from pallas_kernels.contract import LEAST, SplitAttentionContract
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
-from pallas_kernels.ops.attention.hopper._keys import KeySource
-from pallas_kernels.ops.attention.hopper._online import Stats, merge_stats
-from pallas_kernels.ops.attention.hopper._scores import Scoring
-from pallas_kernels.ops.attention.hopper._setup import Setup
-from pallas_kernels.ops.attention.hopper._sight import Sight
-from pallas_kernels.ops.attention.hopper.merge import merge, padded_splits
 from pallas_kernels.parts.hopper.tile import Arithmetic, across
 from tests.unit.mosaic import interpreter
 

@@ -14,23 +14,24 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.contract import (
-    SPLIT_HEAD_SIZES,
-    SplitAttentionContract,
-    attention_contract,
-)
-from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.call import AttentionCall, AttentionOptions
-from pallas_kernels.ops.attention.hopper import attention, launch
-from pallas_kernels.schedule.hopper.attention import (
+from pallas_kernels.attention.call import AttentionCall, AttentionOptions
+from pallas_kernels.attention.hopper import attention, launch
+from pallas_kernels.attention.schedule.hopper import (
     DecodeSchedule,
     PrefillSchedule,
     Problem,
     attention_schedule,
     decode_schedule,
 )
+from pallas_kernels.contract import (
+    SPLIT_HEAD_SIZES,
+    SplitAttentionContract,
+    attention_contract,
+)
+from pallas_kernels.errors import UnsupportedError
 from tests.eight_bits import UNITS, composed, times
-from tests.unit.mosaic import Races, interpreter
+from tests.unit.attention_programs import INTERPRETER, lowered
+from tests.unit.mosaic import Races
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -43,8 +44,6 @@ SWAP: Final = dataclasses.replace(DECODE, swap=True)
 WALKERS: Final = dataclasses.replace(SWAP, walkers=2)
 ONE_STAGE: Final = dataclasses.replace(DECODE, stages=1, byte_stages=3)
 SWAP_CONTRACT: Final = SplitAttentionContract(split=256)  # keys as rows are 128
-# More copies are in flight than the interpreter's 5 threads for them; one thread's copies hide each other's races.
-INTERPRETER: Final = interpreter(num_tma_threads_per_device=60)
 
 
 class Case(NamedTuple):
@@ -400,10 +399,6 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]]] = {
     ),
     "vmap": (jax.vmap(causal), stacked(QUERY, KEY, KEY), 1),
 }
-
-
-def lowered(function: Callable[..., Any], *args: Any) -> str:
-    return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.tier("full", fast=("True-pages", "True-vmap"))

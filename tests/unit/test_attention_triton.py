@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention import pallas_triton as triton
+from pallas_kernels.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
+from pallas_kernels.attention.pallas_triton._tile import float_of_e4m3
 from pallas_kernels.contract import MmaAttentionContract, attention_contract, mma_attention_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention import triton
-from pallas_kernels.ops.attention.call import OF_SCORES, AttentionCall, AttentionOptions, AttentionResults
-from pallas_kernels.ops.attention.triton._tile import float_of_e4m3
 from tests.eight_bits import composed
-from tests.grad.test_attention import visible_keys
+from tests.grad.attention_reference import visible_keys
 from tests.tiers import full_only
 
 KEYS, HEADS, KEY_HEADS, SIZE = 50, 4, 2, 24

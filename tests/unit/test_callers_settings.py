@@ -12,7 +12,6 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from tests.tiers import full_only
 from tests.unit.callers_settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -35,12 +34,14 @@ def run(module: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("names", [["+".join(TOGETHER)], full_only(list(SETTINGS))], ids=["together", "each"])
+@pytest.mark.tier("full", fault=("together",))
+@pytest.mark.parametrize("names", [["+".join(TOGETHER)], list(SETTINGS)], ids=["together", "each"])
 def test_bits_under_settings(names: list[str]) -> None:
     """The first product of its shape inside of the settings, later ones outside, and one that never saw them."""
     assert run("tests.unit.callers_settings", *names) == names
 
 
+@pytest.mark.tier("fault")
 def test_arrays_of_explicit_meshes() -> None:
     assert run("tests.unit.explicit_meshes") == ["held"]
 

@@ -1,6 +1,8 @@
-"""Imports run downwards only: the floors of the design, read from the sources."""
+"""Imports run downwards only: the floors of the design, read from the sources; tests do not import each other."""
 
 import ast
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +19,8 @@ FLOORS = (
     ("pallas_kernels.target", 0),
     ("pallas_kernels.registry", 0),
     ("pallas_kernels.backends", 0.25),
-    ("pallas_kernels.schedule", 0.25),
     ("pallas_kernels.parts", 0.5),
+    ("pallas_kernels.runtime", 0.5),
     ("pallas_kernels", 1),
     ("bijax.core", 2),
     ("bijax.testing", 2),
@@ -38,13 +40,23 @@ FLOORS = (
     ("bijax.cli", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),
-    ("bijax", 3.5),
 )
-BACKENDS = {"portable", "cpu", "hopper", "triton"}
+ROOT_FLOOR = 3.5  # of `bijax` itself, which exports what is below
+OF_KERNELS = {"contract": 0, "schedule": 0.25}  # in every operation's folder, and for what several share
+SHARED = {*OF_KERNELS, "errors", "target", "registry", "backends", "parts", "runtime"}
+BACKENDS = {"portable", "cpu", "hopper", "pallas_triton"}
 
 
-def floor(module: str) -> int:
-    return next(f for prefix, f in FLOORS if module == prefix or module.startswith(prefix + "."))
+def floor(module: str) -> float:
+    if module == "bijax":
+        return ROOT_FLOOR
+    if module.startswith("pallas_kernels."):
+        own = [f for name, f in OF_KERNELS.items() if name in module.split(".")[1:3]]
+        if own:
+            return own[0]
+    found = [f for prefix, f in FLOORS if module == prefix or module.startswith(prefix + ".")]
+    assert found, f"{module} has no floor: choose one, here and in CONTRIBUTING.md"
+    return found[0]
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -76,9 +88,9 @@ def is_module(name: str) -> bool:
 def place(module: str) -> tuple[str | None, str | None]:
     """The operation and the backend whose kernels a module holds; None for what several share."""
     parts = [*module.split("."), None, None, None]
-    if parts[:2] != ["pallas_kernels", "ops"]:
+    if parts[0] != "pallas_kernels" or parts[1] is None or parts[1] in SHARED:
         return None, None
-    return parts[2], parts[3] if parts[3] in BACKENDS else None
+    return parts[1], parts[2] if parts[2] in BACKENDS else None
 
 
 def violations(module: str, source: str, is_package: bool = False) -> list[str]:
@@ -108,6 +120,58 @@ def test_imports_run_downwards() -> None:
     assert not found, "\n".join(found)
 
 
+def test_a_new_package_needs_a_floor() -> None:
+    with pytest.raises(AssertionError, match=r"bijax\.new\.part has no floor"):
+        floor("bijax.new.part")
+
+
+def test_contributing_names_every_package() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    packages = {path.parent.name for path in (ROOT / "bijax").glob("*/__init__.py")}
+    assert len(packages) > 10
+    missing = [name for name in sorted(packages) if f"`bijax/{name}/`" not in page]
+    assert not missing, f"the floors in CONTRIBUTING.md lack {missing}"
+
+
+def imported_tests(source: str, module: str) -> list[str]:
+    """Returns the test modules that a module imports, in texts that it runs as programs as well."""
+    if not re.search(r"(from|import)\b.*\btest_", source):  # most files: they need not be parsed
+        return []
+    trees = [ast.parse(source)]
+    texts = [n.value for n in ast.walk(trees[0]) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    for text in texts:
+        with contextlib.suppress(SyntaxError, ValueError):
+            trees += [ast.parse(text)] if "import" in text else []
+    names = [name for tree in trees for name in imports(ast.unparse(tree), module, is_package=False)]
+    return [name for name in names if any(part.startswith("test_") for part in name.split("."))]
+
+
+def test_no_module_imports_a_test() -> None:
+    """What several tests use is a module of its own: a test that moves, or that is left out, takes nothing along."""
+    found = {}
+    for folder in ("tests", "benchmarks", "examples", "scripts", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            if path != Path(__file__) and (names := imported_tests(path.read_text(), module)):
+                found[module] = names
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tests.unit.test_floors import floor",
+        "from tests.unit import test_floors",
+        "import tests.unit.test_floors",
+        "from .test_floors import floor",
+        "def f():\n    from tests.unit import test_floors as floors",
+        "PROGRAM = 'from tests.unit import test_floors'",
+    ],
+)
+def test_an_imported_test_is_found(source: str) -> None:
+    assert imported_tests(source, "tests.unit.test_shapes")
+
+
 def test_every_package_is_read() -> None:
     names = [module for module, _ in modules()]
     assert {name.split(".")[0] for name in names} == set(PACKAGES)
@@ -118,16 +182,17 @@ def test_every_package_is_read() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("pallas_kernels.contract.rows", "import jax"),
-        ("pallas_kernels.contract.rows", "from pallas_kernels.schedule.cpu import rows"),
-        ("pallas_kernels.schedule.cpu.matmul", "from jax import numpy"),
-        ("pallas_kernels.schedule.cpu.matmul", "from pallas_kernels.parts.xla import tiles"),
-        ("pallas_kernels.parts.hopper.tile", "from pallas_kernels.ops.attention import hopper"),
-        ("pallas_kernels.ops.matmul.cpu.launch", "from bijax.ops import matmul"),
-        ("pallas_kernels.ops.matmul.cpu.launch", "def f():\n    from pallas_kernels.ops.rows.portable import sum_rows"),
-        ("pallas_kernels.ops.matmul.cpu.launch", "from ...rows import portable"),
-        ("pallas_kernels.ops.matmul.cpu.launch", "from pallas_kernels.ops.matmul.hopper import operands"),
-        ("pallas_kernels.ops.norm.hopper", "from pallas_kernels.ops.norm import portable"),
+        ("pallas_kernels.rows.contract.rows", "import jax"),
+        ("pallas_kernels.rows.contract.rows", "from pallas_kernels.schedule.cpu import rows"),
+        ("pallas_kernels.matmul.schedule.cpu", "from jax import numpy"),
+        ("pallas_kernels.matmul.schedule.cpu", "from pallas_kernels.parts.xla import tiles"),
+        ("pallas_kernels.parts.hopper.tile", "from pallas_kernels.attention import hopper"),
+        ("pallas_kernels.matmul.cpu.launch", "from bijax.ops import matmul"),
+        ("pallas_kernels.matmul.cpu.launch", "def f():\n    from pallas_kernels.rows.portable import sum_rows"),
+        ("pallas_kernels.matmul.cpu.launch", "from ...rows import portable"),
+        ("pallas_kernels.matmul.cpu.launch", "from pallas_kernels.matmul.hopper import operands"),
+        ("pallas_kernels.norm.hopper", "from pallas_kernels.norm import portable"),
+        ("pallas_kernels.attention.contract.attention", "from pallas_kernels.attention import call"),
         ("bijax.ops.matmul", "import flax.nnx"),
         ("bijax.core.primitive", "from bijax.dispatch import matmul"),
         ("bijax.lax.conv", "from bijax.ops import matmul"),
@@ -142,11 +207,11 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("pallas_kernels.contract.rows", "import numpy, dataclasses"),
+        ("pallas_kernels.rows.contract.rows", "import numpy, dataclasses"),
         ("pallas_kernels.schedule.hopper.rows", "from pallas_kernels.contract import LANES"),
-        ("pallas_kernels.ops.matmul.cpu.launch", "from pallas_kernels.parts.xla.tiles import isolate\nimport jax"),
-        ("pallas_kernels.ops.matmul.hopper.launch", "from pallas_kernels.ops.matmul.activations import activate"),
-        ("bijax.ops.matmul", "from pallas_kernels.ops.matmul.cpu import stacked"),
+        ("pallas_kernels.matmul.cpu.launch", "from pallas_kernels.parts.xla.tiles import isolate\nimport jax"),
+        ("pallas_kernels.matmul.hopper.launch", "from pallas_kernels.matmul.activations import activate"),
+        ("bijax.ops.matmul", "from pallas_kernels.matmul.cpu import stacked"),
         ("flax_layers.models.llama", "import bijax\nfrom bijax.ops import matmul\nimport flax.nnx"),
         ("bijax.cli", "import flax_layers"),
     ],
@@ -157,7 +222,9 @@ def test_a_right_import_is_not(module: str, source: str) -> None:
 
 def test_the_bits_are_chosen_without_the_batch() -> None:
     """No function that chooses a contract takes a parameter that could tell the size of the batch."""
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "pallas_kernels" / "contract").glob("*.py")]
+    trees = [
+        ast.parse(path.read_text()) for path in (ROOT / "pallas_kernels").rglob("*.py") if "contract" in path.as_posix()
+    ]
     functions = [f for tree in trees for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
     choosers = [f for f in functions if f.name.endswith("_contract") or f.name == "split_shards"]
     assert len(choosers) >= 7

@@ -8,8 +8,8 @@ import pytest
 
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract
-from pallas_kernels.ops.matmul.cpu import verify
-from pallas_kernels.ops.matmul.cpu.exact import fused_chains, rounded_sum
+from pallas_kernels.matmul.cpu import verify
+from pallas_kernels.matmul.cpu.exact import fused_chains, rounded_sum
 
 
 def nearest(exact: Fraction) -> np.float32:

@@ -11,11 +11,11 @@ import pytest
 
 from pallas_kernels.contract import MatmulContract, QuantContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.hopper.groups import group_matmul, group_weight_gradient
-from pallas_kernels.ops.matmul.hopper.int8 import quant_matmul
-from pallas_kernels.parts.hopper.groups import GroupWalk, Table
-from pallas_kernels.schedule.hopper.group_matmul import bytes_in_groups, group_candidates, sums_schedule
-from pallas_kernels.schedule.hopper.int8 import int8_candidates
+from pallas_kernels.matmul.hopper.group_tiles import GroupWalk, Table
+from pallas_kernels.matmul.hopper.groups import group_matmul, group_weight_gradient
+from pallas_kernels.matmul.hopper.int8 import quant_matmul
+from pallas_kernels.matmul.schedule.hopper.group_matmul import bytes_in_groups, group_candidates, sums_schedule
+from pallas_kernels.matmul.schedule.hopper.int8 import int8_candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 from tests.tiers import tiered
 from tests.unit.mosaic import Races, interpreter

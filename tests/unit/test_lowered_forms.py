@@ -97,6 +97,22 @@ def test_a_kernel_has_one_form_in_all_programs(made: list[bytes]) -> None:
     assert len(made) == forms > 0
 
 
+def test_calls_of_records_share_a_form_if_all_is_equal(made: list[bytes]) -> None:
+    """A record's arrays are operands; which of them are present, and its options, tell forms apart."""
+    x, one = X[None, :, None, :32], jnp.ones(1)
+
+    def forms_of(**options: Any) -> int:
+        before = len(made)
+        with bijax.lowering_for("sm_80"):
+            program = jax.jit(lambda x, one: bijax.dot_product_attention(x, x, x, **options))
+            program.trace(x, one).lower(lowering_platforms=("cuda",))
+        return len(made) - before
+
+    assert [forms_of(), forms_of()] == [1, 0]
+    assert [forms_of(is_causal=True), forms_of(sinks=one), forms_of(alibi_slopes=one)] == [1, 1, 1]
+    assert forms_of(sinks=2 * one) == 0
+
+
 def test_threads_wait_for_a_form_that_another_makes(made: list[bytes]) -> None:
     lowered()
     forms = len(made)

@@ -105,7 +105,7 @@ def test_precision_chooses_the_kernel_of_float32(precision: Any, kernel: str) ->
     x, w = (jax.ShapeDtypeStruct(a.shape, "float32") for a in (X, W))
     traced = jax.make_jaxpr(gradient)(x, w)
     uses = [use.kernel for equation in equations(traced, "cuda") for use in kernels_of(equation, "cuda")]
-    assert [k for k in uses if "hopper" in k] == [f"pallas_kernels.ops.matmul.hopper.{kernel}.matmul"] * 2
+    assert [k for k in uses if "hopper" in k] == [f"pallas_kernels.matmul.hopper.{kernel}.matmul"] * 2
     text = lowered(gradient, x, w)
     assert len(re.findall(r"custom_call @mosaic_gpu\w*", text)) == 2
     assert "stablehlo.dot" not in text

@@ -11,12 +11,12 @@ import pytest
 import bijax
 from pallas_kernels.contract import SplitWgmmaContract, WgmmaContract, split_shards
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.hopper.epilogue import Epilogue, make_store
-from pallas_kernels.ops.matmul.hopper.launch import gated_matmul, matmul
-from pallas_kernels.schedule.hopper.fused_matmul import ShardSchedule
+from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
+from pallas_kernels.matmul.hopper.launch import gated_matmul, matmul
+from pallas_kernels.matmul.schedule.hopper.fused_matmul import ShardSchedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.unit.matmul_operands import operands
 from tests.unit.mosaic import Races, interpreter
-from tests.unit.test_matmul_mosaic import operands
 
 pytestmark = pytest.mark.usefixtures("hopper")
 

@@ -15,9 +15,9 @@ import pytest
 from bijax.testing import assert_bits_equal, hostile_rows
 from pallas_kernels.contract import SplitContract, Tf32Contract, WgmmaContract, split_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.hopper import bf16x6, tf32
-from pallas_kernels.schedule.hopper.bf16x6 import SplitSchedule
-from pallas_kernels.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
+from pallas_kernels.matmul.hopper import bf16x6, tf32
+from pallas_kernels.matmul.schedule.hopper.bf16x6 import SplitSchedule
+from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.tiers import full_only, tiered
 from tests.unit.mosaic import Races, interpreter

@@ -13,8 +13,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.hopper.launch import matmul
+from pallas_kernels.matmul.hopper.launch import matmul
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
+from tests.unit.matmul_operands import operands
 from tests.unit.mosaic import Races, interpreter
 
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -163,10 +164,3 @@ def test_other_gpus_are_refused(capability: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
     with pytest.raises(UnsupportedError, match=f"Hopper GPU.*another GPU with {capability}"):
         matmul(*operands((8, 64), 64, False, "bfloat16"), contract=CONTRACT)
-
-
-def operands(shape: tuple[int, ...], n: int, transpose_w: bool, dtype: str) -> tuple[jax.Array, jax.Array]:
-    rng = np.random.default_rng(n)
-    *lead, _, k = shape
-    x, w = rng.standard_normal(shape), rng.standard_normal((*lead, *((n, k) if transpose_w else (k, n))))
-    return jnp.asarray(x, dtype), jnp.asarray(w, dtype)

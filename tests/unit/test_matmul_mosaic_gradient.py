@@ -8,7 +8,7 @@ import pytest
 
 from pallas_kernels.contract import ChunkContract, WgmmaChunkContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.hopper.launch import matmul, weight_gradient
+from pallas_kernels.matmul.hopper.launch import matmul, weight_gradient
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 from tests.unit.mosaic import Races, interpreter
 

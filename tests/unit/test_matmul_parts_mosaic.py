@@ -10,7 +10,7 @@ import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import PartsChunkContract, PartsContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.hopper import parts
+from pallas_kernels.matmul.hopper import parts
 
 INTERPRET = plgpu.InterpretGPUParams()
 

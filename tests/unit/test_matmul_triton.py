@@ -11,8 +11,8 @@ import pytest
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import ChunkContract, MatmulContract, WgmmaContract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.matmul.triton import matmul, weight_gradient
-from pallas_kernels.schedule.triton.matmul import FEW_ROWS, MANY_ROWS, TritonTile
+from pallas_kernels.matmul.pallas_triton import matmul, weight_gradient
+from pallas_kernels.matmul.schedule.pallas_triton import FEW_ROWS, MANY_ROWS, TritonTile
 
 
 def integers(seed: int, *shape: int) -> np.ndarray:

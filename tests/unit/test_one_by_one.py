@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from bijax.testing import assert_bits_equal
+from pallas_kernels.attention.cpu import launch
+from pallas_kernels.attention.cpu._tiling import ProgramShape
+from pallas_kernels.attention.schedule.cpu import GRADIENT_REFERENCE, REFERENCE, Tile
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.attention.cpu import launch
-from pallas_kernels.ops.attention.cpu._tiling import ProgramShape
-from pallas_kernels.parts.xla.one_by_one import one_by_one
-from pallas_kernels.schedule.cpu.attention import GRADIENT_REFERENCE, REFERENCE, Tile
+from pallas_kernels.runtime.one_by_one import one_by_one
 from tests.tiers import full_only
 
 SHAPES = [ProgramShape(2, 2, 8, 8), *(full_only(ProgramShape(*s)) for s in ((3, 3, 64, 64, True), (1, 2, 256, 192)))]

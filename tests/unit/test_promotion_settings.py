@@ -15,7 +15,7 @@ import bijax
 from bijax.transform.rules._elementwise import FENCED, VECTORS
 from bijax.transform.rules._ordered import COLLECTIVES, ORDERED, PRODUCTS, RACING
 from bijax.transform.rules.regions import TAKEN_OUT
-from tests.transform import test_vectors
+from tests.transform import vector_functions
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -126,7 +126,7 @@ def combined(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 PRIMITIVES: dict[str, Function] = {
-    **test_vectors.FUNCTIONS,
+    **vector_functions.FUNCTIONS,
     "mul": lambda x, y: x * y,
     "square": lambda x, y: lax.square(x),
     "integer_pow": lambda x, y: lax.integer_pow(x, 3),
@@ -169,7 +169,7 @@ def test_every_operation_and_every_replaced_primitive_is_here() -> None:
     assert {*OPERATIONS, *WITHOUT_GRADIENT, *OF_ENGINES} == public - NO_OPERATIONS
     replaced = {*FENCED, *VECTORS, *ORDERED, *COLLECTIVES, PRODUCTS, *RACING, "sort", *TAKEN_OUT}
     of_cudnn = {name for name in replaced if name.startswith("dot_product_attention_")}  # for GPUs alone
-    assert set(PRIMITIVES) == replaced - test_vectors.WITHOUT_TEST - of_cudnn
+    assert set(PRIMITIVES) == replaced - vector_functions.WITHOUT_TEST - of_cudnn
 
 
 @pytest.mark.tier(

@@ -12,8 +12,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import PTX_FUNCTIONS, QuantizeContract
-from pallas_kernels.ops.quantize import hopper, portable
 from pallas_kernels.parts.xla.narrow import round_quotient
+from pallas_kernels.quantize import hopper, portable
 from tests.bitwise.quantize_cases import Case, cases
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from pallas_kernels.parts.xla import remembered as _remembered
-from pallas_kernels.parts.xla.remembered import remembered
+from pallas_kernels.runtime import disk_cache as _remembered
+from pallas_kernels.runtime.disk_cache import remembered
 
 
 @pytest.fixture

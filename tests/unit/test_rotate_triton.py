@@ -10,7 +10,8 @@ from bijax.core.architecture import lowering_for
 from bijax.ops.rotate_heads import rotate_and_store
 from bijax.testing import assert_bits_equal
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.rotary import portable, triton
+from pallas_kernels.rotary import pallas_triton as triton
+from pallas_kernels.rotary import portable
 from tests.tiers import full_only
 from tests.unit.rotate_cases import case
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pallas_kernels.schedule.hopper import matmul
-from pallas_kernels.schedule.hopper.matmul import candidates, matmul_schedule
+from pallas_kernels.matmul.schedule.hopper import matmul
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 SHAPES = [

@@ -12,8 +12,8 @@ import bijax
 from bijax.testing import assert_bits_equal
 from pallas_kernels.contract import OnlineRowContract, online_row_contract
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.softmax import hopper
 from pallas_kernels.schedule.hopper.softmax import SHARED_BYTES, SMS, OnlineSchedule, online_schedule, segments_of
+from pallas_kernels.softmax import hopper
 from tests.bitwise.softmax_kernel_cases import forms, hostile, schedules
 from tests.tiers import full_only, tiered
 from tests.unit.mosaic import Races, interpreter

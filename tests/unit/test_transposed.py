@@ -7,7 +7,7 @@ import pytest
 
 import bijax
 from bijax.testing import assert_bits_equal
-from pallas_kernels.ops.matmul.cpu.forms import transposed
+from pallas_kernels.matmul.cpu.forms import transposed
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (64, 1 << 15), (300, 4096)])

@@ -24,7 +24,7 @@ from jax.interpreters.mlir import ir
 from bijax.core.architecture import cuda_device
 from bijax.core.lowering_cache import _jax_private
 from bijax.core.tag import kernel_code
-from pallas_kernels.parts.xla.own_settings import own_settings
+from pallas_kernels.runtime.own_settings import own_settings
 
 _TARGET: Final = "mosaic_gpu"  # and a version
 _RUNTIME: Final = "jax.experimental.mosaic.gpu"  # says where the library is that launches the kernels

@@ -4,7 +4,7 @@ To lower a kernel is to trace a program of some dozens of operations and to turn
 takes longer than all the rest of a small model. What comes of it depends on the kernel, its parameters, the shapes and
 dtypes of its operands and the state of JAX, and not on the program around. So it is kept: in this process until
 `jax.clear_caches()`, and for others on this machine where JAX has a folder for its compilation cache
-(`pallas_kernels.parts.xla.remembered`).
+(`pallas_kernels.runtime.disk_cache`).
 
 A call that cannot be told from another by a text is lowered anew each time: one with a function of the user's among its
 parameters, on a mesh, with shapes that are not known, for several platforms, or for export; and one for a target that
@@ -35,7 +35,7 @@ from bijax.core.lowering_cache.kernels_ahead import compile_ahead, compile_ahead
 from bijax.core.record_tree import RecordTree
 from pallas_kernels import registry
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.parts.xla.remembered import is_on, keep, recall, source_digest
+from pallas_kernels.runtime.disk_cache import is_on, keep, recall, source_digest
 
 Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
 Rule = Callable[..., Sequence[Any]]
@@ -213,11 +213,11 @@ def _text(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(sorted(parts) if isinstance(value, frozenset) else parts)})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_text(value[k])}' for k in sorted(value))}}}"
+    if isinstance(value, RecordTree):
+        return f"records {_tree_text(value.tree)}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return f"{_text(type(value))}{_text(fields)}"
-    if isinstance(value, RecordTree):
-        return f"records {_tree_text(value.tree)}"
     if isinstance(value, (type, types.FunctionType)) or hasattr(value, "__wrapped__"):
         return _named(value)
     raise _WithoutTextError

@@ -17,7 +17,7 @@ from bijax.transform.rules.equations import Equation, equations
 from bijax.transform.rules.registry import FLOATS, Dtypes, Kind, Rule, is_complex, is_real, register
 from bijax.transform.rules.uses import dtypes_of, kernels_of
 from pallas_kernels.contract import LapackContract
-from pallas_kernels.parts.xla.own_settings import of_width
+from pallas_kernels.runtime.own_settings import of_width
 
 Expansion = Callable[..., Any]
 

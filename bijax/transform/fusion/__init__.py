@@ -2,7 +2,7 @@
 
 A softmax or its gradient that is written piece by piece costs a pass over the rows for each reduction and one after it.
 Here the equations of a program are searched for such pieces (`_regions`), which become one equation (`_programs`), a
-kernel's call (`_layout`, `pallas_kernels.ops.row_program`). It is a schedule: no bit depends on it, so contracts and
+kernel's call (`_layout`, `pallas_kernels.row_program`). It is a schedule: no bit depends on it, so contracts and
 fingerprints do not tell programs with it from programs without. `fuse_rows=False` of `bijax.invariant` and of the mode
 turns it off.
 

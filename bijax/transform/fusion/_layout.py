@@ -11,7 +11,7 @@ from jax import lax
 from bijax.core.architecture import target_for
 from bijax.dispatch.kernels import run_kernel
 from bijax.transform.fusion._kinds import Labels
-from pallas_kernels.ops.row_program.program import Order, RowProgram
+from pallas_kernels.row_program.program import Order, RowProgram
 
 
 @dataclass(frozen=True)

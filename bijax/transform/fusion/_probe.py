@@ -13,8 +13,8 @@ from bijax.core.tag import kernel_code
 from bijax.dispatch.kernels import run_kernel
 from bijax.transform.hook.state import OFF, Request, requested, tagged
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.ops.row_program.program import RowProgram, Step
-from pallas_kernels.parts.xla.own_settings import own_settings
+from pallas_kernels.row_program.program import RowProgram, Step
+from pallas_kernels.runtime.own_settings import own_settings
 
 ROWS: Final = 128
 COLUMNS: Final = 1024

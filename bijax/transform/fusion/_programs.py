@@ -18,8 +18,8 @@ from bijax.transform.fusion._probe import check_functions
 from bijax.transform.fusion._products import PRODUCT, products_of
 from bijax.transform.fusion._regions import Program
 from bijax.transform.fusion._steps import late, used
-from pallas_kernels.ops.row_program.program import COLUMN, REDUCTIONS, Operation, RowProgram, Step
 from pallas_kernels.registry import runs_on
+from pallas_kernels.row_program.program import COLUMN, REDUCTIONS, Operation, RowProgram, Step
 
 Equation = Any
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from pallas_kernels.ops.row_program.program import REDUCTIONS, Step
+from pallas_kernels.row_program.program import REDUCTIONS, Step
 
 
 def used(steps: Sequence[Step], wanted: Iterable[int]) -> list[Step]:

@@ -14,7 +14,7 @@ from bijax.core.tag import kernel_code
 from bijax.lax.dot_general import Arrangement
 from bijax.transform.hook._jax_private import Context, Rule
 from bijax.transform.hook.state import Request
-from pallas_kernels.parts.xla.own_settings import of_width, without_mesh
+from pallas_kernels.runtime.own_settings import of_width, without_mesh
 
 
 @dataclasses.dataclass(frozen=True)

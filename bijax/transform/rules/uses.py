@@ -13,7 +13,7 @@ from bijax.transform.rules.equations import Equation, equations
 from bijax.transform.rules.names import rule_name
 from bijax.transform.rules.registry import verdict
 from pallas_kernels.errors import UnsupportedError
-from pallas_kernels.parts.xla.own_settings import of_width, without_mesh
+from pallas_kernels.runtime.own_settings import of_width, without_mesh
 
 Uses = Callable[[Equation, str], Iterator[Use]]
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.parts.hopper.registers import apply_ptx
+from pallas_kernels.parts.hopper.registers import apply_ptx, hexadecimal
 
 WARPGROUP: Final = 128
 """Threads of a warpgroup."""
@@ -28,20 +28,16 @@ _LN2: Final = np.float32(math.log(2))
 _LEAST: Final = np.float32(-192.0)  # its exponential is 0
 
 
-def _hex(number: np.float32) -> str:
-    return f"0f{number.view(np.uint32):08X}"
-
-
-_PLAIN: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {_hex(_LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
+_PLAIN: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {hexadecimal(_LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
 # A maximum that hands nan on keeps -inf away from the difference.
 _EXACT: Final = (
     "{ .reg .f32 x, t, r, e;"
-    f" max.NaN.f32 x, $1, {_hex(_LEAST)};"
-    f" mul.rn.f32 t, x, {_hex(_LOG2E)};"
+    f" max.NaN.f32 x, $1, {hexadecimal(_LEAST)};"
+    f" mul.rn.f32 t, x, {hexadecimal(_LOG2E)};"
     " neg.f32 r, t;"
-    f" fma.rn.f32 r, x, {_hex(_LOG2E)}, r;"
-    f" fma.rn.f32 r, x, {_hex(_LOG2E_REST)}, r;"
-    f" mul.rn.f32 r, r, {_hex(_LN2)};"
+    f" fma.rn.f32 r, x, {hexadecimal(_LOG2E)}, r;"
+    f" fma.rn.f32 r, x, {hexadecimal(_LOG2E_REST)}, r;"
+    f" mul.rn.f32 r, r, {hexadecimal(_LN2)};"
     " ex2.approx.ftz.f32 e, t;"
     " fma.rn.f32 $0, e, r, e; }"
 )
@@ -49,9 +45,9 @@ LARGER: Final = "max.NaN.f32 $0, $1, $2;"
 
 SILU: Final = f"""{{
     .reg .f32 t;
-    mul.rn.f32 t, $1, {_hex(np.float32(-math.log2(math.e)))};
+    mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};
     ex2.approx.ftz.f32 t, t;
-    add.rn.f32 t, t, {_hex(np.float32(1))};
+    add.rn.f32 t, t, {hexadecimal(1)};
     rcp.approx.ftz.f32 t, t;
     mul.rn.f32 $0, $1, t;
 }}"""
@@ -108,8 +104,7 @@ def exponential(x: jax.Array, interpret: Any, *, exact: bool = False) -> jax.Arr
 
 def logarithm(x: jax.Array) -> jax.Array:
     """Returns the natural logarithm of a float32 number."""
-    result: jax.Array = jnp.log(x)
-    return result
+    return jnp.log(x)
 
 
 def silu(x: jax.Array, interpret: Any) -> jax.Array:
@@ -137,7 +132,7 @@ def columns_of(ptx: str, operands: Sequence[jax.Array | np.float32]) -> jax.Arra
     shape = next((a.shape for a in arrays if a.shape), ())
     at = iter(range(1, len(arrays) + 1))
     # From the last one on, so that no number is changed twice.
-    names = [_hex(o) if isinstance(o, np.float32) else f"${next(at)}" for o in operands]
+    names = [hexadecimal(o) if isinstance(o, np.float32) else f"${next(at)}" for o in operands]
     for i in range(len(names), 0, -1):
         ptx = ptx.replace(f"${i}", f"@{i}")
     for i, name in enumerate(names, 1):
@@ -149,8 +144,7 @@ def columns_of(ptx: str, operands: Sequence[jax.Array | np.float32]) -> jax.Arra
 
 def _apart(x: jax.Array) -> jax.Array:
     (apart,) = lax.optimization_barrier((x,))
-    result: jax.Array = apart
-    return result
+    return apart
 
 
 def _apply(ptx: str, *operands: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from jax import lax
 
 from pallas_kernels.contract import ROW_CHUNK, ChunkContract
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.launch import launch
 from pallas_kernels.parts.hopper.profile_name import profile_name
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.in_32_bits import in_32_bits
@@ -86,9 +87,7 @@ def _chunk_sums(
             f"got {schedule}."
         )
 
-    def kernel(*refs: Any) -> None:
-        sources, numbers = refs[: len(rows)], refs[len(rows) : len(rows) + len(given)]
-        begin, (out, scratch, *meeting) = refs[len(rows) + len(given) : -_trailing], refs[-_trailing:]
+    def kernel(sources: Any, numbers: Any, begin: Any, out: Any, scratch: Any, *meeting: Any) -> None:
         chunk, warpgroup = lax.axis_index("chunk"), lax.axis_index("warpgroup")
 
         def leaf(strip: Strip, row: Any) -> jax.Array:
@@ -137,33 +136,27 @@ def _chunk_sums(
         if c % width:
             pl.when(strip == c // width - 1)(lambda: add(c - width, scratch.at[1]))
 
-    scratch: list[Any] = [plgpu.SMEM((2 if c % width else 1, PARTS, width), jnp.float32)]
+    memory: list[Any] = [plgpu.SMEM((2 if c % width else 1, PARTS, width), jnp.float32)]
     if warpgroups > 1:
-        scratch.append(plgpu.Barrier(num_arrivals=warpgroups))
-    _trailing = 1 + len(scratch)
-    launch = plgpu.kernel(
+        memory.append(plgpu.Barrier(num_arrivals=warpgroups))
+    run = launch(
+        "batch_sum_" + profile_name(step),
         kernel,
-        out_type=jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), jnp.float32),
-        grid=(c // width, -(-m // ROW_CHUNK)),
-        grid_names=("strip", "chunk"),
-        kernel_name="batch_sum_" + profile_name(step),
-        num_threads=warpgroups,
-        thread_name="warpgroup",
-        scratch_types=scratch,
-        compiler_params=_parameters(),
+        jax.ShapeDtypeStruct((-(-m // ROW_CHUNK), c), jnp.float32),
+        {"strip": c // width, "chunk": -(-m // ROW_CHUNK)},
+        memory,
+        warpgroups={"warpgroup": warpgroups},
+        by_lanes=True,
         interpret=interpret,
     )
-    sums: jax.Array = launch(*rows, *given, *start)
-    return sums
+    return run(rows, given, start)
 
 
 def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) -> jax.Array:
     """(chunks, C) to (C,): added to `start` or a zero."""
     chunks, c = sums.shape
 
-    def kernel(sums: Any, *refs: Any) -> None:
-        *begin, out = refs
-
+    def kernel(sums: Any, begin: Sequence[Any], out: Any) -> None:
         def add_strip(column: Any) -> None:
             at = pl.ds(column, WARPGROUP)
 
@@ -188,17 +181,8 @@ def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) ->
             # The last strip ends where the row ends; what it shares with the one before is written twice.
             pl.when(strip == c // WARPGROUP - 1)(lambda: add_strip(c - WARPGROUP))
 
-    launch = plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct((c,), jnp.float32),
-        grid=(c // WARPGROUP,),
-        grid_names=("strip",),
-        kernel_name="batch_sum_upwards",
-        compiler_params=_parameters(),
-        interpret=interpret,
-    )
-    result: jax.Array = launch(sums, *start)
-    return result
+    out, grid = jax.ShapeDtypeStruct((c,), jnp.float32), {"strip": c // WARPGROUP}
+    return launch("batch_sum_upwards", kernel, out, grid, by_lanes=True, interpret=interpret)(sums, start)
 
 
 def _tree(leaf: Callable[[Any], Any], count: int) -> Any:
@@ -215,7 +199,3 @@ def _tree(leaf: Callable[[Any], Any], count: int) -> Any:
         return None if present is None else present + jnp.float32(0)
 
     return node(0, 1)
-
-
-def _parameters() -> plgpu.CompilerParams:
-    return plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)

@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, scf, vector
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 
 
 def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
@@ -27,11 +28,10 @@ def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
         block = row[pl.ds(column, valid)].astype(jnp.float32)
         return lax.pad(block, jnp.float32(-jnp.inf), [(0, WARPGROUP - valid, 0)])
 
-    columns = plgpu.ShapeDtypeStruct((WARPGROUP,), jnp.dtype(jnp.float32), layout=strided(WARPGROUP))
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())), return_type=columns)
+    columns = held((WARPGROUP,), strided(WARPGROUP))
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, row: Any, column: Any) -> Any:
+    @inline(plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), result=columns)
+    def load(row: Any, column: Any) -> Any:
         f32, thread = ir.F32Type.get(), _thread()
         exists = arith.cmpi(arith.CmpIPredicate.ult, thread, mgpu.c(valid, thread.type))
         # Threads without a column read the block's first one.
@@ -42,12 +42,9 @@ def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
         value = arith.select(exists, value, mgpu.c(float("-inf"), f32))
         registers = mgpu.FragmentedArray.splat(value, (WARPGROUP,)).registers.copy().reshape(1)
         registers[0] = vector.broadcast(ir.VectorType.get((1,), f32), value)
-        return mgpu.FragmentedArray(
-            _registers=registers, _layout=mgpu.WGStridedFragLayout((WARPGROUP,), 1), _is_signed=None
-        )
+        return fragmented(registers, mgpu.WGStridedFragLayout((WARPGROUP,), 1))
 
-    result: jax.Array = load(row, jnp.int32(column))
-    return result
+    return load(row, jnp.int32(column))
 
 
 def store_edge(row: Any, column: Any, valid: int, block: jax.Array, interpret: Any) -> None:
@@ -56,13 +53,11 @@ def store_edge(row: Any, column: Any, valid: int, block: jax.Array, interpret: A
         row[pl.ds(column, valid)] = block[:valid]
         return
 
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), strided(WARPGROUP)))
-
-    @inline  # type: ignore[untyped-decorator]
-    def store(_: Any, row: Any, column: Any, block: Any) -> None:
+    @inline(plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), strided(WARPGROUP))
+    def store(row: Any, column: Any, block: Any) -> None:
         thread = _thread()
         exists = arith.cmpi(arith.CmpIPredicate.ult, thread, mgpu.c(valid, thread.type))
-        branch: Any = scf.IfOp(exists)  # type: ignore[call-arg]
+        branch = scf.IfOp(exists)  # type: ignore[call-arg]
         with ir.InsertionPoint(branch.then_block):
             at = arith.index_cast(ir.IndexType.get(), arith.addi(column.registers.item(), thread))
             value = vector.extract(

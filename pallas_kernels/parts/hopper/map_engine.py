@@ -15,8 +15,9 @@ from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
 from pallas_kernels.parts.hopper.edge import load_edge, store_edge
+from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.hopper.online_row import OnlineRow
 from pallas_kernels.parts.hopper.profile_name import profile_name
-from pallas_kernels.parts.hopper.softmax_engine import OnlineRow
 from pallas_kernels.parts.in_32_bits import in_32_bits
 
 _PART: Final = 4096  # columns of a block
@@ -56,8 +57,7 @@ def run_map(
     if c % vector:
         vector = 1
 
-    def kernel(source: Any, *refs: Any) -> None:
-        *known, result = refs
+    def kernel(source: Any, known: Sequence[Any], result: Any) -> None:
         index, part = lax.axis_index("row"), lax.axis_index("part")
         row = OnlineRow(index, source, known, [], False, interpret)
         numbers = begin(row)
@@ -95,17 +95,6 @@ def run_map(
             plgpu.commit_smem()  # every thread has written its columns
             result[index, column] = value.astype(x.dtype)
 
-    result: jax.Array = plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct((m, c), x.dtype),
-        # The last axis of the grid is the long one: the others end at 65535.
-        grid=(parts, m),
-        grid_names=("part", "row"),
-        kernel_name=profile_name(step),
-        # Every array has its layout from its load; the other semantics would infer them, ten times as long.
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
-        interpret=interpret,
-    )(x, *given)
-    return result
+    out = jax.ShapeDtypeStruct((m, c), x.dtype)
+    run = launch(profile_name(step), kernel, out, {"part": parts, "row": m}, by_lanes=True, interpret=interpret)
+    return run(x, given)

@@ -20,6 +20,7 @@ from jaxlib.mlir.dialects import llvm, vector
 
 from pallas_kernels.contract import QuantizeContract
 from pallas_kernels.parts.hopper.arithmetic import quotient, strided
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 from pallas_kernels.parts.hopper.registers import element, with_element
 from pallas_kernels.parts.xla.narrow import round_quotient
 
@@ -89,14 +90,10 @@ def rounded_quotients(
     reciprocal = quotient(jnp.float32(1), divisor, interpret)
     mask = jnp.where(good, jnp.int32(-1), jnp.int32(0))
     layout = strided(h.shape[0])
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(layout, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
-        return_type=plgpu.ShapeDtypeStruct(h.shape, jnp.dtype(jnp.int8), layout=layout),
-    )
     each, pack = (_INTEGER, _BYTES) if is_integer else (_FLOAT, _E4M3)
 
-    @inline  # type: ignore[untyped-decorator]
-    def narrow(_: Any, h: Any, *numbers: Any) -> Any:
+    @inline(layout, _NUMBER, _NUMBER, _NUMBER, _NUMBER, result=held(h.shape, layout, jnp.int8))
+    def narrow(h: Any, *numbers: Any) -> Any:
         *of_row, mask = (n.registers.item() for n in numbers)
         i8, i32 = (ir.IntegerType.get_signless(bits) for bits in (8, 32))
         registers = h.registers.copy()
@@ -113,7 +110,6 @@ def rounded_quotients(
         if width < _WORD:
             found = vector.extract_strided_slice(ir.VectorType.get((width,), i8), found, [0], [width], [1])
         registers[0] = found
-        return mgpu.FragmentedArray(_registers=registers, _layout=h.layout, _is_signed=True)
+        return fragmented(registers, h.layout, signed=True)
 
-    result: jax.Array = narrow(h, power, divisor, reciprocal, mask)
-    return result
+    return narrow(h, power, divisor, reciprocal, mask)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
-import jax.numpy as jnp
+import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
+
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 
 
 def element(register: Any, index: int) -> Any:
@@ -59,6 +60,11 @@ def _at(index: int) -> Any:
     return ir.DenseI64ArrayAttr.get([index])
 
 
+def hexadecimal(number: float | np.floating[Any]) -> str:
+    """Returns a float32 constant as PTX writes it."""
+    return f"0f{np.float32(number).view(np.uint32):08X}"
+
+
 def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:
     """Applies instructions to every element of float32 arrays that a warpgroup holds.
 
@@ -67,15 +73,13 @@ def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:
         layout: How the warpgroup holds the operands, and the result.
         *operands: Arrays of one shape.
     """
-    like = plgpu.ShapeDtypeStruct(operands[0].shape, jnp.dtype(jnp.float32), layout=layout)
-    inline: Any = plgpu.inline_mgpu(arg_types=(layout,) * len(operands), return_type=like)
+    like = held(operands[0].shape, layout)
 
-    @inline  # type: ignore[untyped-decorator]
-    def apply(_: Any, *operands: Any) -> Any:
+    @inline(*(layout,) * len(operands), result=like)
+    def apply(*operands: Any) -> Any:
         registers = operands[0].registers.copy()
         for at in range(registers.size):
             registers.flat[at] = elementwise(ptx, [o.registers.flat[at] for o in operands])
-        return mgpu.FragmentedArray(_registers=registers, _layout=operands[0].layout, _is_signed=None)
+        return fragmented(registers, operands[0].layout)
 
-    result: jax.Array = apply(*operands)
-    return result
+    return apply(*operands)

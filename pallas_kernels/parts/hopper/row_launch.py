@@ -1,16 +1,15 @@
 """What a launch of the row engine consists of: arrays, pieces of rows, and how its warpgroups move through them."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import jax
 import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import lax
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
+from pallas_kernels.parts.hopper.pieces import Pieces, copy_piece
 from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.team import Team
 from pallas_kernels.schedule.hopper.rows import RowSchedule
@@ -55,26 +54,6 @@ class Parted:
         if self.parts == 1:
             return index
         return index + (lax.div(index, self.together) * (self.parts - 1) + part) * self.together
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A row cut into pieces: `count` - 1 of `size` columns and one of `last`."""
-
-    count: int
-    size: int
-    last: int
-
-    @classmethod
-    def of(cls, columns: int, size: int) -> "Pieces":
-        """Cuts a row into pieces of `size` columns."""
-        count = max(1, -(-columns // size))
-        return cls(count, size, columns - (count - 1) * size)
-
-    @property
-    def capacity(self) -> int:
-        """Columns of the longest piece."""
-        return self.last if self.count == 1 else self.size
 
 
 @dataclass(frozen=True)
@@ -191,19 +170,8 @@ class Launch:
         piece = lax.rem(lax.rem(position, self.fetches), pieces.count)
         slot = lax.rem(position, self.schedule.stages)
 
-        def copy(columns: int) -> None:
-            for (source, _), ring in zip(self.sources, self.ring, strict=True):
-                window, place = source.at[row, pl.ds(piece * pieces.size, columns)], ring.at[slot, pl.ds(0, columns)]
-                # In bounds, a contiguous piece is one instruction without a descriptor, of any length.
-                plgpu.copy_gmem_to_smem(
-                    window, place, self.barriers.at[slot], oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS
-                )
-
         wanted = position < self.rows * self.fetches
         if self.schedule.team > 1:
             wanted &= self.member == 0
-        if pieces.count > 1 and pieces.last != pieces.size:
-            pl.when(wanted & (piece < pieces.count - 1))(functools.partial(copy, pieces.size))
-            pl.when(wanted & (piece == pieces.count - 1))(functools.partial(copy, pieces.last))
-        else:
-            pl.when(wanted)(functools.partial(copy, pieces.last))
+        sources = [source for source, _ in self.sources]
+        copy_piece(pieces, sources, self.ring, self.barriers, row=row, piece=piece, slot=slot, wanted=wanted)

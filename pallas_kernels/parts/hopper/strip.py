@@ -20,6 +20,8 @@ from jaxlib.mlir.dialects import arith, llvm
 from jaxlib.mlir.dialects import vector as vectors
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
 _WIDEST: Final = 16  # bytes of one access
 _GLOBAL: Final = 1  # LLVM's address space
@@ -58,31 +60,24 @@ class Strip:
         """
         if interpret:
             if self.whole:
-                window: jax.Array = _window(source, row, pl.ds(self.block + self.lane, self.width))[...]
-                return window
+                return _window(source, row, pl.ds(self.block + self.lane, self.width))[...]
             tail = _window(source, row, pl.ds(self.block, self.columns - self.block))[...]
             tail = jnp.pad(tail, (0, self.lanes - tail.shape[0]), mode="edge")
             return lax.dynamic_slice_in_dim(tail, self.lane, self.width)
         layout = strided(self.width)
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=(plgpu.RefType(), _NUMBER, _NUMBER),
-            return_type=plgpu.ShapeDtypeStruct((self.width,), source.dtype, layout=layout),
-        )
-
-        @inline  # type: ignore[untyped-decorator]
-        def load(_: Any, source: Any, row: Any, start: Any) -> Any:
+        @inline(plgpu.RefType(), _NUMBER, _NUMBER, result=held((self.width,), layout, source.dtype))
+        def load(source: Any, row: Any, start: Any) -> Any:
             column = self._column(start)
             if not self.whole:
-                column = arith.minsi(column, _i32(self.columns - self.vector))
+                column = arith.minsi(column, i32(self.columns - self.vector))
             address, kind, align = self._address(source, row, column)
             registers = np.array([None], dtype=object)
             # Nobody writes to the arrays that a row program reads from memory.
             registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
-            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=None)
+            return fragmented(registers, layout.to_mgpu())
 
-        result: jax.Array = load(source, *self._place(row))
-        return result
+        return load(source, *self._place(row))
 
     def store(self, target: Any, row: Any, value: jax.Array, interpret: Any) -> None:
         """Writes the strip's columns that the row has to a row of a 2D reference."""
@@ -99,10 +94,8 @@ class Strip:
 
             return
 
-        inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _NUMBER, _NUMBER, strided(self.width)))
-
-        @inline  # type: ignore[untyped-decorator]
-        def store(_: Any, target: Any, row: Any, start: Any, value: Any) -> None:
+        @inline(plgpu.RefType(), _NUMBER, _NUMBER, strided(self.width))
+        def store(target: Any, row: Any, start: Any, value: Any) -> None:
             column = self._column(start)
             address, _, align = self._address(target, row, column)
             if self.whole:
@@ -122,21 +115,15 @@ class Strip:
             return jnp.where(column < self.columns, value, jnp.float32(unit))
         layout = strided(self.width)
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=(_NUMBER, layout),
-            return_type=plgpu.ShapeDtypeStruct((self.width,), jnp.dtype(jnp.float32), layout=layout),
-        )
-
-        @inline  # type: ignore[untyped-decorator]
-        def mask(_: Any, start: Any, value: Any) -> Any:
+        @inline(_NUMBER, layout, result=held((self.width,), layout))
+        def mask(start: Any, value: Any) -> Any:
             registers = value.registers.copy()
             kind = registers.item().type
             units = vectors.broadcast(kind, mgpu.c(unit, ir.F32Type.get()))
             registers[0] = arith.select(self._inside(self._column(start)), registers.item(), units)
-            return mgpu.FragmentedArray(_registers=registers, _layout=value.layout, _is_signed=None)
+            return fragmented(registers, value.layout)
 
-        result: jax.Array = mask(self._place(None)[1], value)
-        return result
+        return mask(self._place(None)[1], value)
 
     def numbers(self, interpret: Any) -> jax.Array:
         """Returns the columns' numbers in the row, as float32."""
@@ -145,35 +132,28 @@ class Strip:
             return columns.astype(jnp.float32)
         layout = strided(self.width)
 
-        inline: Any = plgpu.inline_mgpu(
-            arg_types=(_NUMBER,),
-            return_type=plgpu.ShapeDtypeStruct((self.width,), jnp.dtype(jnp.float32), layout=layout),
-        )
-
-        @inline  # type: ignore[untyped-decorator]
-        def numbers(_: Any, start: Any) -> Any:
+        @inline(_NUMBER, result=held((self.width,), layout))
+        def numbers(start: Any) -> Any:
             f32 = ir.F32Type.get()
             kind = ir.VectorType.get((self.vector,), f32)
             first = vectors.broadcast(kind, arith.sitofp(f32, self._column(start)))
             constant: Any = arith.constant
             others = constant(kind, ir.DenseElementsAttr.get(np.arange(self.vector, dtype=np.float32), type=kind))
             registers = np.array([arith.addf(first, others)], dtype=object)
-            return mgpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=None)
+            return fragmented(registers, layout.to_mgpu())
 
-        result: jax.Array = numbers(self._place(None)[1])
-        return result
+        return numbers(self._place(None)[1])
 
     def _place(self, row: Any) -> tuple[jax.Array, jax.Array]:
         return jnp.asarray(0 if row is None else row, jnp.int32), jnp.asarray(self.block + self.lane, jnp.int32)
 
     def _column(self, start: Any) -> Any:
         """Returns the first column of the thread."""
-        thread = arith.remui(mgpu.utils.thread_idx(), _i32(WARPGROUP))
-        return arith.addi(start.registers.item(), arith.muli(thread, _i32(self.vector)))
+        return arith.addi(start.registers.item(), arith.muli(thread_of_warpgroup(), i32(self.vector)))
 
     def _inside(self, column: Any) -> Any:
         # Rows end at a multiple of the vector, so that a thread has all of its columns or none.
-        return arith.cmpi(arith.CmpIPredicate.slt, column, _i32(self.columns))
+        return arith.cmpi(arith.CmpIPredicate.slt, column, i32(self.columns))
 
     def _address(self, ref: Any, row: Any, column: Any) -> tuple[Any, Any, int]:
         """Returns where the thread's columns lie, their type, and the bytes to which they are aligned."""
@@ -192,7 +172,3 @@ class Strip:
 
 def _window(source: Any, row: Any, columns: Any) -> Any:
     return source.at[columns] if row is None else source.at[row, columns]
-
-
-def _i32(value: int) -> Any:
-    return mgpu.c(value, ir.IntegerType.get_signless(32))

@@ -20,6 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, memref
 
 from pallas_kernels.parts.hopper.arithmetic import LARGER, WARPGROUP, strided
+from pallas_kernels.parts.hopper.inline import held, inline
 from pallas_kernels.parts.hopper.registers import element
 from pallas_kernels.parts.hopper.tree import Combine, Fold
 
@@ -57,7 +58,7 @@ class Team:
             plgpu.barrier_wait(self.barrier)
             return
 
-        plgpu.inline_mgpu()(lambda _: _meet_threads(self.cluster))()
+        inline()(lambda: _meet_threads(self.cluster))()
 
     def release(self) -> None:
         """Lets the copy engine overwrite what this thread has read of shared memory, once the team has met."""
@@ -65,10 +66,8 @@ class Team:
             plgpu.commit_smem()
             return
 
-        inline: Any = plgpu.inline_mgpu()
-
-        @inline  # type: ignore[untyped-decorator]
-        def fence(_: Any) -> None:
+        @inline()
+        def fence() -> None:
             mgpu.utils.inline_ptx("fence.proxy.async.shared::cta;", has_side_effects=True)
 
         fence()
@@ -109,13 +108,14 @@ def combine_team(
     arrays = tuple(x for own in strips for x in own)
     each = len(strips[0])
 
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), number, (number,) * len(kinds), (layout,) * len(arrays)),
-        return_type=(plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=number),) * len(kinds),
+    @inline(
+        plgpu.RefType(),
+        number,
+        (number,) * len(kinds),
+        (layout,) * len(arrays),
+        result=(held((), number),) * len(kinds),
     )
-
-    @inline  # type: ignore[untyped-decorator]
-    def trees(_: Any, scratch: Any, lane: Any, places: Any, arrays: Any) -> Any:
+    def trees(scratch: Any, lane: Any, places: Any, arrays: Any) -> Any:
         index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
         thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
 
@@ -154,24 +154,18 @@ def combine_team(
             totals.append(mgpu.FragmentedArray.splat(held[0], ()))
         return tuple(totals)
 
-    results: tuple[jax.Array, ...] = trees(
-        team.scratch, jnp.asarray(lane, jnp.int32), tuple(jnp.asarray(p, jnp.int32) for p in places), arrays
-    )
-    return results
+    return trees(team.scratch, jnp.asarray(lane, jnp.int32), tuple(jnp.asarray(p, jnp.int32) for p in places), arrays)
 
 
 def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, signed: bool) -> jax.Array:
     """Returns the largest of all lanes, nan if there is one."""
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0].shape[0])
-    kind = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=number)
+    kind = held((), number)
     share = len(strips) * strips[0].shape[0]
     warps = team.lanes // share * (WARPGROUP // _WARP)
-    inline: Any = plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), number, number, (layout,) * len(strips)), return_type=kind
-    )
 
-    @inline  # type: ignore[untyped-decorator]
-    def largest(_: Any, scratch: Any, lane: Any, place: Any, strips: Any) -> Any:
+    @inline(plgpu.RefType(), number, number, (layout,) * len(strips), result=kind)
+    def largest(scratch: Any, lane: Any, place: Any, strips: Any) -> Any:
         index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
         thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
         held = [element(x.registers.item(), j) for x in strips for j in range(x.shape[0] // WARPGROUP)]
@@ -192,10 +186,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
         ]
         return mgpu.FragmentedArray.splat(_largest_of_warp(found, signed), ())
 
-    result: jax.Array = largest(
-        team.scratch, jnp.asarray(lane, jnp.int32), jnp.asarray(place, jnp.int32), tuple(strips)
-    )
-    return result
+    return largest(team.scratch, jnp.asarray(lane, jnp.int32), jnp.asarray(place, jnp.int32), tuple(strips))
 
 
 def _largest_of_warp(held: Sequence[Any], signed: bool) -> Any:

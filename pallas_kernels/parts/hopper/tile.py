@@ -16,7 +16,8 @@ from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, memref
 
-from pallas_kernels.parts.hopper.registers import apply_ptx, element, number_of, with_element, with_number
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.registers import apply_ptx, element, hexadecimal, number_of, with_element, with_number
 
 ROWS: Final = 64
 """Rows of a tile."""
@@ -60,12 +61,11 @@ def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret
     if interpret:
         places = jnp.minimum(start + jnp.arange(size, dtype=jnp.int32), last)
         return lax.broadcast_in_dim(numbers[...][places].astype(jnp.float32), shape, [axis])
-    result = plgpu.ShapeDtypeStruct((size,), jnp.dtype(jnp.float32), layout=TILE.reduce(1 - axis))
-    inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(())), return_type=result)
+    result = held((size,), TILE.reduce(1 - axis))
     layout = mgpu.WGMMA_LAYOUT.reduce((1 - axis,))
 
-    @inline  # type: ignore[untyped-decorator]
-    def load(_: Any, ref: Any, start: Any) -> Any:
+    @inline(plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), result=result)
+    def load(ref: Any, start: Any) -> Any:
         f32, (first,) = ir.F32Type.get(), start.registers.flat
         registers = np.empty(layout.registers_shape((size,)), dtype=object)
         for at, (place,) in zip(np.ndindex(registers.shape), layout.thread_idxs((size,)), strict=True):
@@ -77,20 +77,14 @@ def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret
                 number = number if number.type == f32 else arith.extf(f32, number)
                 register = with_element(register, i, number)
             registers[at] = register
-        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+        return fragmented(registers, layout)
 
     return lax.broadcast_in_dim(load(numbers, jnp.int32(start)), shape, [axis])
 
 
 def filled(shape: tuple[int, ...], value: float) -> jax.Array:
     """Returns a float32 tile, or a number for each row."""
-    full: jax.Array = plgpu.layout_cast(jnp.full(shape, value, jnp.float32), TILE if len(shape) == 2 else ROW)
-    return full
-
-
-def hexadecimal(number: float) -> str:
-    """Returns a float32 constant as PTX writes it."""
-    return f"0f{np.float32(number).view(np.uint32):08X}"
+    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), TILE if len(shape) == 2 else ROW)
 
 
 @dataclass(frozen=True)
@@ -174,11 +168,10 @@ def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: in
     """
     if interpret:
         return total * decay + tile.sum(axis=1)
-    result = plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
-    inline: Any = plgpu.inline_mgpu(arg_types=(ROW, ROW, TILE), return_type=result)
+    result = held((ROWS,), ROW)
 
-    @inline  # type: ignore[untyped-decorator]
-    def add(_: Any, total: Any, decay: Any, tile: Any) -> Any:
+    @inline(ROW, ROW, TILE, result=result)
+    def add(total: Any, decay: Any, tile: Any) -> Any:
         registers = total.registers.copy()
         # (1, n / 8, 1, 1, 2, 1, ...): pairs of neighbouring columns, for a row of the upper and one of the lower half.
         pairs = tile.registers.reshape(tile.registers.shape[1], 2)
@@ -194,21 +187,19 @@ def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: in
                 "fma.rn.f32 $0, $1, $2, $3;", own, factor, sums[0], result_types=ir.F32Type.get()
             )
             registers.flat[half] = with_number(registers.flat[half], value)
-        return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
+        return fragmented(registers, total.layout)
 
-    added: jax.Array = add(total, decay, tile)
-    return added
+    return add(total, decay, tile)
 
 
 def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
     """Adds the lanes of `add_to_lanes` as a tree, (0 + 1) + (2 + 3), for all of them."""
     if interpret:
         return total
-    result = plgpu.ShapeDtypeStruct((ROWS,), jnp.dtype(jnp.float32), layout=ROW)
-    inline: Any = plgpu.inline_mgpu(arg_types=(ROW,), return_type=result)
+    result = held((ROWS,), ROW)
 
-    @inline  # type: ignore[untyped-decorator]
-    def add(_: Any, total: Any) -> Any:
+    @inline(ROW, result=result)
+    def add(total: Any) -> Any:
         registers = total.registers.copy()
         for at in range(registers.size):
             register = registers.flat[at]
@@ -216,10 +207,9 @@ def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
             for distance in (1, 2):
                 number = arith.addf(number, mgpu.utils.shfl_bfly(number, distance))
             registers.flat[at] = with_number(register, number)
-        return mgpu.FragmentedArray(_registers=registers, _layout=total.layout, _is_signed=None)
+        return fragmented(registers, total.layout)
 
-    added: jax.Array = add(total)
-    return added
+    return add(total)
 
 
 def thread_of_warpgroup() -> Any:

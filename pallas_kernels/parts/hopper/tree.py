@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
 from pallas_kernels.parts.hopper.arithmetic import WARPGROUP, strided
+from pallas_kernels.parts.hopper.inline import held, inline
 
 Combine = Literal["add", "max"]
 Fold = Literal["add", "max", "greatest", "largest"]
@@ -40,11 +41,10 @@ def combine_lanes(lanes: jax.Array, scratch: Any, combine: Combine, interpret: A
             low, high = lanes[:half], lanes[half:]
             lanes = low + high if combine == "add" else jnp.where(low > high, low, high)
         return lanes[0]
-    number = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=plgpu.Layout.WG_SPLAT(()))
-    inline: Any = plgpu.inline_mgpu(arg_types=(strided(WARPGROUP), plgpu.RefType()), return_type=number)
+    number = held((), plgpu.Layout.WG_SPLAT(()))
 
-    @inline  # type: ignore[untyped-decorator]
-    def tree(_: Any, lanes: Any, scratch: Any) -> Any:
+    @inline(strided(WARPGROUP), plgpu.RefType(), result=number)
+    def tree(lanes: Any, scratch: Any) -> Any:
         index, i32 = ir.IndexType.get(), ir.IntegerType.get_signless(32)
         thread = arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, i32))
         own = vector.extract(lanes.registers.item(), dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
@@ -65,5 +65,4 @@ def combine_lanes(lanes: jax.Array, scratch: Any, combine: Combine, interpret: A
             return arith.addf(a, b)
         return arith.select(arith.cmpf(arith.CmpFPredicate.OGT, a, b), a, b)
 
-    total: jax.Array = tree(lanes, scratch)
-    return total
+    return tree(lanes, scratch)

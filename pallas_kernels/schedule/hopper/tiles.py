@@ -1,6 +1,6 @@
 """Hopper schedules of matmul: how tiles are cut and fed; `matmul` chooses among them.
 
-A schedule changes no bit: every accumulator is one chain over K, see `pallas_kernels.ops.matmul.hopper.ring`.
+A schedule changes no bit: every accumulator is one chain over K, see `pallas_kernels.matmul.hopper.ring`.
 """
 
 import math
@@ -89,6 +89,10 @@ class MatmulSchedule:
     def block_n(self) -> int:
         """Columns of the result in a block's tile."""
         return self.block_rows if self.swap else self.block_columns
+
+    def tiles(self, m: int, n: int) -> int:
+        """Returns the number of tiles of an (M, N) result."""
+        return -(-m // self.block_m) * -(-n // self.block_n)
 
     def out_blocks(self, out_itemsize: int) -> tuple[int, int, int]:
         """Returns how a warpgroup's part of the result leaves: the rows and columns of a block, and buffers for blocks.

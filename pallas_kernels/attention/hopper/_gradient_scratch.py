@@ -1,0 +1,151 @@
+"""Shared memory and barriers of the kernels of attention's gradients."""
+
+from typing import Any, Final, NamedTuple
+
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+from pallas_kernels.attention.hopper._gradient_steps import MARKS, PARTS, STATS, GradientCall
+from pallas_kernels.attention.schedule.hopper import GradientSchedule
+from pallas_kernels.parts.hopper.tile import ROWS, tiled
+
+_WIDEST_SUMS: Final = 96  # columns that are handed on at once
+
+
+class Scratch(NamedTuple):
+    """Shared memory and barriers.
+
+    Attributes:
+        keys: (H / 64, 2, 64, 64), pieces of columns and rows.
+        values: (2, 64, H).
+        marks: (2, 128) float32.
+        queries: (stages, rows, H).
+        cotangents: (stages, rows, H).
+        stats: (stages, 3, rows) float32.
+        slopes: (2, 2, rows / 64, 64, 64), of keys (rows) and queries (columns), twice.
+        sums: (2, 64, 64) float32, what is to be added to the gradient of queries.
+        cache_full: Barrier of keys, values and marks.
+        queries_full: Barriers of queries and stats.
+        cotangents_full: Barriers of cotangents.
+        sums_full: Barrier.
+        cache_free: Barrier.
+        stage_free: Barriers of queries, stats and cotangents.
+        sums_free: Barrier.
+        together: Barrier of the warpgroups that compute.
+    """
+
+    keys: Any
+    values: Any
+    marks: Any
+    queries: Any
+    cotangents: Any
+    stats: Any
+    slopes: Any
+    sums: Any
+    cache_full: Any
+    queries_full: Any
+    cotangents_full: Any
+    sums_full: Any
+    cache_free: Any
+    stage_free: Any
+    sums_free: Any
+    together: Any
+
+
+class WideScratch(NamedTuple):
+    """Shared memory and barriers; `Scratch` says what for.
+
+    Attributes:
+        keys: (2 * rounds, 64, columns of a round).
+        values: (2, 64, V / 2).
+        marks: (2, 64) float32.
+        queries: (stages, 2, 64, H / 2).
+        cotangents: (stages of cotangents, 2, 64, V / 2).
+        stats: (stages, 3, 64) float32.
+        slopes: (2, 64, 64), of keys (rows) and queries (columns), for each warpgroup.
+        sums: (2, 64, columns of a round) float32.
+        cache_full: Barrier of keys, values and marks.
+        queries_full: Barriers of queries and stats.
+        cotangents_full: Barriers of cotangents.
+        sums_full: Barrier.
+        cache_free: Barrier.
+        queries_free: Barriers of queries and stats.
+        cotangents_free: Barriers of cotangents.
+        sums_free: Barrier.
+        together: Barrier of the warpgroups that compute.
+        alone: A barrier of each of them.
+    """
+
+    keys: Any
+    values: Any
+    marks: Any
+    queries: Any
+    cotangents: Any
+    stats: Any
+    slopes: Any
+    sums: Any
+    cache_full: Any
+    queries_full: Any
+    cotangents_full: Any
+    sums_full: Any
+    cache_free: Any
+    queries_free: Any
+    cotangents_free: Any
+    sums_free: Any
+    together: Any
+    alone: Any
+
+
+def scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
+    """Returns the types of `Scratch`."""
+    tiles, stages, size = call.tiles, schedule.stages, call.size
+    cached = PARTS * (call.columns + 1) + 1
+    return [
+        plgpu.SMEM((call.columns, PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
+        plgpu.SMEM((PARTS, ROWS, size), dtype, transforms=tiled(dtype)),
+        plgpu.SMEM((MARKS, tiles.block), jnp.float32),
+        *[plgpu.SMEM((stages, tiles.rows, size), dtype, transforms=tiled(dtype))] * 2,
+        plgpu.SMEM((stages, STATS, tiles.rows), jnp.float32),
+        plgpu.SMEM((2, PARTS, call.rows, ROWS, ROWS), dtype, transforms=tiled(dtype)),
+        plgpu.SMEM((PARTS, ROWS, ROWS), jnp.float32, transforms=tiled(jnp.float32)),
+        plgpu.Barrier(num_arrivals=cached),
+        plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        plgpu.Barrier(num_barriers=stages),
+        plgpu.Barrier(num_arrivals=PARTS),
+        plgpu.Barrier(num_arrivals=PARTS),
+        plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
+        plgpu.Barrier(),
+        plgpu.Barrier(num_arrivals=PARTS),
+    ]
+
+
+def rounds_of(call: GradientCall) -> int:
+    """Returns in how many pieces a warpgroup hands on what it gives to a tile's queries."""
+    return -(-call.size // PARTS // _WIDEST_SUMS)
+
+
+def wide_scratch_types(call: GradientCall, schedule: GradientSchedule, dtype: Any) -> list[Any]:
+    """Returns the types of `WideScratch`."""
+    stages, few, rounds = schedule.stages, schedule.cotangent_stages, rounds_of(call)
+    half, value_half = call.size // PARTS, call.value_size // PARTS
+    width = half // rounds
+    return [
+        plgpu.SMEM((PARTS * rounds, ROWS, width), dtype, transforms=tiled(dtype, width)),
+        plgpu.SMEM((PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
+        plgpu.SMEM((MARKS, ROWS), jnp.float32),
+        plgpu.SMEM((stages, PARTS, ROWS, half), dtype, transforms=tiled(dtype, half)),
+        plgpu.SMEM((few, PARTS, ROWS, value_half), dtype, transforms=tiled(dtype, value_half)),
+        plgpu.SMEM((stages, STATS, ROWS), jnp.float32),
+        plgpu.SMEM((PARTS, ROWS, ROWS), dtype, transforms=tiled(dtype)),
+        plgpu.SMEM((PARTS, ROWS, width), jnp.float32, transforms=tiled(jnp.float32)),
+        plgpu.Barrier(num_arrivals=PARTS * (rounds + 1) + 1),
+        plgpu.Barrier(num_arrivals=PARTS + 1, num_barriers=stages),
+        plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
+        plgpu.Barrier(num_arrivals=PARTS),
+        plgpu.Barrier(num_arrivals=PARTS),
+        plgpu.Barrier(num_arrivals=PARTS, num_barriers=stages),
+        plgpu.Barrier(num_arrivals=PARTS, num_barriers=few),
+        plgpu.Barrier(),
+        plgpu.Barrier(num_arrivals=PARTS),
+        plgpu.Barrier(num_barriers=PARTS),
+    ]

@@ -1,0 +1,73 @@
+"""The arrays of a call as the kernels of the forward pass take them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.eight_bits import numbers, scaled_queries
+from pallas_kernels.attention.pages import pages_inside
+
+_ROWS: Final = 8  # the copy engine reads tiles of so many rows
+
+
+def readable(call: AttentionCall, block: int, *, packed: bool) -> AttentionCall:
+    """Returns a call whose keys and values blocks can be copied from.
+
+    Args:
+        call: The call.
+        block: Keys of a block.
+        packed: Whether the kernel for a few queries runs; it packs queries itself and reads keys of 8 bits. The one for
+            many reads 16 bits: as many queries read the cache, it is cheap to make them once.
+    """
+    copies, page = call.key_scale is not None and not packed, call.key.shape[1]
+    if call.page_table is not None and (copies or page % _ROWS or (block % page and page % block)):
+        limits = jnp.asarray(call.limits, jnp.int32)
+        inside = pages_inside(call.page_table, limits[:, 2], page, call.key.shape[0])
+        limits = jnp.stack([limits[:, 0], jnp.where(inside, limits[:, 1], -1), limits[:, 2]], axis=1)
+        key, value = (_gathered(x, call.page_table) for x in (call.key, call.value))
+        call = replace(call, key=key, value=value, limits=limits, page_table=None)
+    if copies and call.key_scale is not None:
+        query = scaled_queries(call.query, call.key_scale, call.key.dtype)
+        key, value = (numbers(x, query.dtype) for x in (call.key, call.value))
+        call = replace(call, query=query, key=key, value=value, key_scale=None)
+    if call.page_table is None:
+        call = replace(call, key=padded(call.key), value=padded(call.value))
+    return call if packed else replace(call, query=padded(call.query))
+
+
+def with_whole_factors(call: AttentionCall) -> AttentionCall:
+    """Returns a call of 8 bits with factors for each column of a head, float32."""
+    found: dict[str, Any] = {}
+    for name, cache in (("key_scale", call.key), ("value_scale", call.value)):
+        factors = getattr(call, name).astype(jnp.float32)
+        found[name] = jnp.broadcast_to(factors, (*factors.shape[:2], cache.shape[3]))
+    return replace(call, **found)
+
+
+def one_by_one(
+    attend: Callable[[AttentionCall], tuple[jax.Array, jax.Array]], call: AttentionCall
+) -> tuple[jax.Array, jax.Array]:
+    """Attends for one sequence after the other, so that a copy of one cache exists at a time."""
+
+    def one(sequence: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out, lse = attend(call.sequence(sequence))
+        return out[0], lse[0]
+
+    found: tuple[jax.Array, jax.Array] = lax.map(one, jnp.arange(call.query.shape[0], dtype=jnp.int32))
+    return found
+
+
+def padded(x: jax.Array) -> jax.Array:
+    """Returns (B, S, ...) with S rounded up to the rows of a tile."""
+    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % _ROWS), *[(0, 0)] * (x.ndim - 2)])
+
+
+def _gathered(pages: jax.Array, table: jax.Array) -> jax.Array:
+    """Returns a contiguous cache (B, n * page, K, H): pages of sizes that blocks cannot be copied from."""
+    found = jnp.take(pages, table, axis=0, mode="clip")
+    return found.reshape(table.shape[0], -1, *pages.shape[2:])

@@ -1,0 +1,153 @@
+"""Stages of keys and values in shared memory, between the warpgroup that copies and those that compute."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.attention.hopper._keys import KeySource, Pages
+from pallas_kernels.attention.hopper._sight import Blocks
+from pallas_kernels.attention.hopper.clean import WORD, clean_rows
+from pallas_kernels.parts.hopper.tile import tiled
+
+_NEVER: Final = 30  # no position is 2 ** 30
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Stages of keys and of values, filled in the order of the blocks.
+
+    Attributes:
+        stages: Number of stages of each.
+        source: Where the blocks come from.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+        keys: (stages, block, H).
+        values: (stages, block, V).
+        found: (stages, block / 32) int32, for blocks that some queries see in part: a bit for each row of values that
+            was not finite; see `clean_rows`.
+        keys_full: A barrier for each stage.
+        values_full: The same, and one where values arrive that are to be cleaned.
+        keys_free: A barrier for each stage.
+        values_free: The same.
+    """
+
+    stages: int
+    source: KeySource
+    interpret: bool
+    keys: Any
+    values: Any
+    found: Any
+    keys_full: Any
+    values_full: Any
+    keys_free: Any
+    values_free: Any
+
+    @staticmethod
+    def scratch(stages: int, source: KeySource, size: int, value_size: int, dtype: Any, readers: int) -> list[Any]:
+        """Returns the types of the attributes from `keys` on.
+
+        Args:
+            stages: Number of stages.
+            source: Where blocks come from.
+            size: Width of a head.
+            value_size: The same of the values.
+            dtype: Of keys and values.
+            readers: Warpgroups that compute.
+        """
+        return [
+            *(
+                plgpu.SMEM((stages, source.block, width), dtype, transforms=tiled(dtype, width))
+                for width in (size, value_size)
+            ),
+            plgpu.SMEM((stages, source.block // WORD), jnp.int32),
+            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages),
+            plgpu.Barrier(num_arrivals=source.copies, num_barriers=stages + 1),
+            *[plgpu.Barrier(num_arrivals=readers, num_barriers=stages)] * 2,
+        ]
+
+    def slot(self, position: Any) -> Any:
+        """Returns the stage of a position. The only one is a zero that ptxas does not know.
+
+        Descriptions of operands that do not change are hoisted out of the loop, and more than there are registers.
+        """
+        return lax.rem(position, self.stages) if self.stages > 1 else position >> _NEVER
+
+    def fill(
+        self,
+        blocks: Blocks,
+        position: Any,
+        caches: tuple[Any, Any],
+        table: Any,
+        sequence: Any,
+        head: Any,
+    ) -> None:
+        """Fills stages with the blocks of a tile, keys one block ahead of values.
+
+        Args:
+            blocks: The blocks.
+            position: Position in the ring of the first.
+            caches: Keys and values in GPU memory.
+            table: The pages of each sequence, or None.
+            sequence: Index of the sequence.
+            head: Index of the key head.
+        """
+        source, (keys, values) = self.source, caches
+
+        def fill_keys(block: Any, pages: Pages) -> None:
+            at = position + (block - blocks.first)
+            slot = self.slot(at)
+            pl.when(at >= self.stages)(partial(plgpu.barrier_wait, self.keys_free.at[slot]))
+            source.copy(keys, pages, self.keys.at[slot], self.keys_full.at[slot], sequence, block, head)
+
+        def fill_values(block: Any, pages: Pages) -> None:
+            at = position + (block - blocks.first)
+            slot, in_part = self.slot(at), blocks.in_part(block)
+            pl.when(at >= self.stages)(partial(plgpu.barrier_wait, self.values_free.at[slot]))
+            full = self.values_full.at[jnp.where(in_part, self.stages, slot)]
+            source.copy(values, pages, self.values.at[slot], full, sequence, block, head)
+
+            @pl.when(in_part)
+            def _() -> None:
+                start = block * source.block
+                plgpu.barrier_wait(self.values_full.at[self.stages])
+                ends = blocks.start - start, blocks.end - start
+                clean_rows(self.values.at[slot], *ends, self.found.at[slot], self.interpret)
+                plgpu.commit_smem()
+                for _ in range(source.copies):
+                    plgpu.barrier_arrive(self.values_full.at[slot])
+
+        def one(block: Any, pages: Pages) -> Pages:
+            following = source.pages(table, sequence, block + 1)
+            pl.when(block + 1 < blocks.last)(partial(fill_keys, block + 1, following))
+            fill_values(block, pages)
+            return following
+
+        pages = source.pages(table, sequence, blocks.first)
+        pl.when(blocks.first < blocks.last)(partial(fill_keys, blocks.first, pages))
+        lax.fori_loop(blocks.first, blocks.last, one, pages)
+
+    def drain(self, filled: Any) -> None:
+        """Waits until what was filled last is free."""
+        drain((self.keys_free, self.values_free), self.stages, filled, self.slot)
+
+
+def drain(barriers: Sequence[Any], stages: int, filled: Any, slot: Callable[[Any], Any]) -> None:
+    """Waits until the stages that were filled last are free: every signal is awaited.
+
+    Args:
+        barriers: Those of free stages of each array.
+        stages: Number of stages.
+        filled: How often a stage was filled.
+        slot: Gives the stage of a position.
+    """
+
+    @pl.loop(0, jnp.minimum(filled, stages))
+    def _(i: Any) -> None:
+        at = slot(jnp.maximum(filled - stages, 0) + i)
+        for free in barriers:
+            plgpu.barrier_wait(free.at[at])

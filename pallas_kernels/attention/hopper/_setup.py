@@ -1,0 +1,109 @@
+"""What the kernels of the forward pass know before they run, and how they find the numbers of a sequence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.hopper._keys import KeySource
+from pallas_kernels.attention.hopper._scores import Scoring
+from pallas_kernels.attention.hopper._sight import Sight
+from pallas_kernels.contract import SplitAttentionContract
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is fixed about a launch.
+
+    Attributes:
+        contract: Order of the sums.
+        scoring: From products to scores.
+        sight: How far queries see.
+        source: Where keys come from.
+        batch: Sequences.
+        queries: Queries of each, padded to a multiple of 8.
+        heads: Query heads.
+        group: Query heads to a key head.
+        size: Width of a head.
+        value_size: The same of the values.
+        capacity: Most keys of a sequence.
+        unit: Unit of keys and values of 8 bits, as `EightBitContract` says; 1 for others.
+        interpret: False, or parameters of Mosaic's interpreter.
+    """
+
+    contract: SplitAttentionContract
+    scoring: Scoring
+    sight: Sight
+    source: KeySource
+    batch: int
+    queries: int
+    heads: int
+    group: int
+    size: int
+    value_size: int
+    capacity: int
+    unit: float
+    interpret: Any
+
+    def leads_outside(self, table: Any, sequence: Any, keys: Any) -> jax.Array | None:
+        """Returns whether the page table of a sequence leads outside of the cache; None without pages."""
+        return None if table is None else self.source.leads_outside(table, sequence, keys, bool(self.interpret))
+
+
+class Lengths(NamedTuple):
+    """Numbers of each sequence: position of the first query, queries, keys.
+
+    They lie in one array, since an array of equal numbers, as those of one kind often are, is filled by a kernel. Where
+    the queries are negative, what the caller gave was out of range, and all results of the sequence are nan.
+
+    Attributes:
+        numbers: (B, 3) int32, an array or a reference.
+    """
+
+    numbers: Any
+
+    @classmethod
+    def within(cls, limits: Any, queries: int, keys: int) -> "Lengths":
+        """Returns the numbers (B, 3) of sequences, of no more queries and keys than there are."""
+        most = np.array([[np.iinfo(np.int32).max, queries, keys]], np.int32)
+        return cls(jnp.minimum(jnp.asarray(limits, jnp.int32), most))
+
+    @property
+    def offsets(self) -> "_Column":
+        """Position of the first query of each sequence."""
+        return _Column(self.numbers, 0)
+
+    @property
+    def queries(self) -> "_Column":
+        """Queries of each sequence."""
+        return _Column(self.numbers, 1)
+
+    @property
+    def keys(self) -> "_Column":
+        """Keys of each sequence."""
+        return _Column(self.numbers, 2)
+
+
+class _Column(NamedTuple):
+    """A number of each sequence."""
+
+    numbers: Any
+    place: int
+
+    def __getitem__(self, sequence: Any) -> Any:
+        return self.numbers[sequence, self.place]
+
+
+def refs_of(call: AttentionCall, refs: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Returns a call of references, one for each array of a call, and the references that are left.
+
+    Args:
+        call: The call whose arrays, in the order of its leaves, are the first operands of a kernel.
+        refs: The references that the kernel is given.
+    """
+    leaves, tree = jax.tree.flatten(call)
+    return jax.tree.unflatten(tree, refs[: len(leaves)]), refs[len(leaves) :]

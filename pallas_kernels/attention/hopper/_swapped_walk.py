@@ -1,0 +1,223 @@
+"""How a computing warpgroup walks the key blocks of at most 8 rows: keys are wgmma's rows, the rows its columns.
+
+The sums are those of `Walk`, element by element, and a tile of scores takes 8 registers of a thread in place of 64. The
+weights pass through shared memory, where wgmma's columns lie. The values of a block are multiplied beside the scores
+of the next, and the weights are added beside both.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.attention.hopper._online import Stats
+from pallas_kernels.attention.hopper._sight import Blocks, Sight
+from pallas_kernels.attention.hopper.clean import spoil_rows
+from pallas_kernels.attention.hopper.columns import (
+    COLUMN,
+    COLUMNS,
+    Tile,
+    add_lanes_of_columns,
+    add_rows_to_lanes,
+    down,
+    filled_columns,
+    largest,
+    of_lanes,
+    share_turned,
+)
+from pallas_kernels.attention.hopper.products import finish, start
+from pallas_kernels.contract import LEAST
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
+
+
+class Shared(NamedTuple):
+    """Shared memory of the warpgroup, as `columns.scratch` returns it.
+
+    Attributes:
+        narrow: Rounded weights of two blocks in turn, (2, 8, 128).
+        wide: Weights of a block.
+        numbers: For reductions over keys: of maxima, and of totals.
+    """
+
+    narrow: Any
+    wide: Any
+    numbers: Any
+
+
+class State(NamedTuple):
+    """What a walk carries from block to block.
+
+    Attributes:
+        values: Tiles (64, 8) float32 for each 64 columns of the values, without those of the last block.
+        stats: (8,) maxima, and totals as `of_lanes` has them, without the last block's weights.
+        decay: (8,) float32, the last block's.
+    """
+
+    values: tuple[jax.Array, ...]
+    stats: Stats
+    decay: jax.Array
+
+
+@dataclass(frozen=True)
+class SwappedWalk:
+    """The walk of a warpgroup over the blocks of one split, of 128 keys each.
+
+    Attributes:
+        factor: Factor of the scores.
+        sight: How far queries see.
+        positions: (8,) int32, the positions of the queries.
+        length: Keys of the sequence.
+        blocks: The blocks.
+        queries: Shared memory (8, H).
+        ring: Where the blocks are, a `Ring`.
+        position: Position in the ring of the first block.
+        shared: Further shared memory.
+        after_scores: Called when the queries have been read for the last time.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+
+    factor: float
+    sight: Sight
+    positions: Callable[[], jax.Array]
+    length: Any
+    blocks: Blocks
+    queries: Any
+    ring: Any
+    position: Any
+    shared: Shared
+    after_scores: Callable[[], None]
+    interpret: bool
+
+    @property
+    def math(self) -> Arithmetic:
+        """The instructions."""
+        return Arithmetic(interpret=self.interpret, axis=0)
+
+    @property
+    def width(self) -> int:
+        """Columns of the values."""
+        width: int = self.ring.values.shape[2]
+        return width
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the values."""
+        return self.width // ROWS
+
+    def run(self) -> tuple[tuple[jax.Array, ...], Stats]:
+        """Walks all blocks; there is at least one.
+
+        Returns:
+            The values, a tile (64, 8) for each 64 of their columns, and the stats (8,), lanes added.
+        """
+        first, last = self.blocks.first, self.blocks.last
+        state = lax.fori_loop(first + 1, last, self._block, self._first())
+        values, stats = self._start_values(last - 1, state)
+        total = add_lanes_of_columns(stats.total, self.shared.numbers.at[1], self.interpret)
+        values = self._finish_values(last - 1, values)
+        return values, Stats(stats.maximum, total)
+
+    def _first(self) -> State:
+        """Takes the first block."""
+        block = self.blocks.first
+        scores = self._masked(self._finish_scores(self._start_scores(block), 0, block), block)
+        least = filled_columns(LEAST)
+        maximum, decay = self._weigh(scores, least, block)
+        values = tuple(filled((ROWS, COLUMNS), 0) for _ in range(self.tiles))
+        return State(values, Stats(maximum, of_lanes(filled_columns(0), self.interpret)), decay)
+
+    def _block(self, block: Any, state: State) -> State:
+        """Takes a block's scores and the values of the block before."""
+        scores = self._start_scores(block)
+        values, stats = self._start_values(block - 1, state)
+        scores = self._masked(self._finish_scores(scores, self.tiles, block), block)
+        maximum, decay = self._weigh(scores, stats.maximum, block)
+        return State(self._finish_values(block - 1, values), Stats(maximum, stats.total), decay)
+
+    def _start_scores(self, block: Any) -> Tile:
+        slot = self._slot(block)
+        plgpu.barrier_wait(self.ring.keys_full.at[slot])
+        low, high = (
+            start(None, (self.ring.keys.at[slot, pl.ds(i * ROWS, ROWS)],), (self.queries,), interpret=self.interpret)
+            for i in range(2)
+        )
+        return low, high
+
+    def _finish_scores(self, scores: Tile, after: int, block: Any) -> Tile:
+        low, high = finish(after, *scores, interpret=self.interpret)
+        plgpu.barrier_arrive(self.ring.keys_free.at[self._slot(block)])
+        pl.when(block + 1 == self.blocks.last)(self.after_scores)
+        return low, high
+
+    def _weigh(self, scores: Tile, before: jax.Array, block: Any) -> tuple[jax.Array, jax.Array]:
+        """Shares the weights of a block; returns the largest score so far and the decay, (8,) each."""
+        found = largest(scores, self.shared.numbers.at[0], self.interpret)
+        maximum = jnp.maximum(before, found * self.factor)
+        low, high = (self.math.exp2(self.math.fused(x, self.factor, down(-maximum))) for x in scores)
+        share_turned((low, high), self._narrow(block), self.shared.wide, self.interpret)
+        return maximum, self.math.exp2(before - maximum)
+
+    def _start_values(self, block: Any, state: State) -> tuple[tuple[jax.Array, ...], Stats]:
+        """Starts the values of a block, and adds its weights; returns the values and the stats."""
+        slot = self._slot(block)
+        plgpu.barrier_wait(self.ring.values_full.at[slot])
+        found = []
+        for i, values in enumerate(state.values):
+            columns = self.ring.values.at[slot, :, pl.ds(i * ROWS, ROWS)]
+            values = self.math.product(values, down(state.decay))
+            weights = (self._narrow(block),)
+            found.append(start(values, (columns,), weights, left_along=False, interpret=self.interpret))
+        decay = of_lanes(state.decay, self.interpret)
+        total = add_rows_to_lanes(state.stats.total, decay, self.shared.wide, self.interpret)
+        return tuple(found), Stats(state.stats.maximum, self._spoiled(total, block))
+
+    def _finish_values(self, block: Any, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        values = finish(0, *values, interpret=self.interpret)
+        plgpu.barrier_arrive(self.ring.values_free.at[self._slot(block)])
+        return values
+
+    def _masked(self, scores: Tile, block: Any) -> Tile:
+        """Returns scores with -inf where a key is not seen."""
+
+        def mask(*scores: jax.Array) -> Tile:
+            first, end = self.sight.range(self.positions(), self.length)
+            key = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 0, layout=TILE)
+            found = []
+            for i, part in enumerate(scores):
+                start = block * (2 * ROWS) + i * ROWS
+                seen = key < down(end - start)
+                if self.sight.before is not None:
+                    seen = seen & (key >= down(first - start))
+                found.append(jnp.where(seen, part, -math.inf))
+            return found[0], found[1]
+
+        masked: Tile = lax.cond(self.blocks.in_part(block), mask, lambda *scores: scores, *scores)
+        return masked
+
+    def _spoiled(self, total: jax.Array, block: Any) -> jax.Array:
+        """Returns totals with nan for queries that see values of which the ring made zeros."""
+
+        def spoil(total: jax.Array) -> jax.Array:
+            first, end = self.sight.range(self.positions(), self.length)
+            start = block * (2 * ROWS)
+            found = self.ring.found.at[self._slot(block)]
+            nan = spoil_rows(filled_columns(0), first - start, end - start, found, self.interpret, COLUMN)
+            return total + of_lanes(nan, self.interpret)
+
+        spoiled: jax.Array = lax.cond(self.blocks.in_part(block), spoil, lambda total: total, total)
+        return spoiled
+
+    def _slot(self, block: Any) -> Any:
+        return self.ring.slot(self._place(block))
+
+    def _place(self, block: Any) -> Any:
+        return self.position + (block - self.blocks.first)
+
+    def _narrow(self, block: Any) -> Any:
+        return self.shared.narrow.at[lax.rem(self._place(block), 2)]

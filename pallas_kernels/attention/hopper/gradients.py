@@ -1,0 +1,396 @@
+"""The gradients of attention in one kernel: a block of 128 keys at a time, over the tiles of queries that see it.
+
+Two warpgroups have 64 keys each, with the gradients of keys and values in registers; a third one fetches tiles of
+queries. The gradient of a tile of queries is a sum over blocks of keys, which belong to different blocks of the grid. A
+fourth warpgroup adds to it in memory, when the block of keys behind its own has been added.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.attention.hopper._gradient_scratch import Scratch
+from pallas_kernels.attention.hopper._gradient_steps import NEVER, PARTS, STATS, GradientCall, Operands, Results, Step
+from pallas_kernels.attention.hopper._gradient_tiles import Item, Tiles
+from pallas_kernels.attention.hopper._setup import Lengths
+from pallas_kernels.attention.hopper.band import keep_band
+from pallas_kernels.attention.hopper.products import finish, share, start
+from pallas_kernels.attention.schedule.hopper import GradientSchedule
+from pallas_kernels.parts.hopper.tile import ROWS, TILE, Arithmetic, filled
+
+
+@dataclass(frozen=True)
+class Body:
+    """The kernel's program."""
+
+    call: GradientCall
+    schedule: GradientSchedule
+
+    @property
+    def rounds(self) -> int:
+        """Pieces of the gradient of a tile's queries that a warpgroup hands on in one step."""
+        return 1
+
+    @property
+    def tiles(self) -> Tiles:
+        """The tiles of the call."""
+        return self.call.tiles
+
+    @property
+    def math(self) -> Arithmetic:
+        """The instructions on tiles of 64 rows."""
+        return Arithmetic(interpret=bool(self.call.interpret))
+
+    def scratch(self, refs: Sequence[Any]) -> Any:
+        """Returns the kernel's memory and barriers."""
+        return Scratch(*refs)
+
+    def walk(self, lengths: Lengths, start: Any, one: Any) -> Any:
+        """Calls `one(item, carry)` for all items of this block of the grid, and returns the last carry."""
+        place = lax.axis_index("block")
+        return lax.fori_loop(
+            self.tiles.first_round(place),
+            self.tiles.rounds,
+            lambda index, carry: one(self.tiles.item(lengths, place, index), carry),
+            start,
+        )
+
+    def each_tile(self, item: Item, one: Any) -> None:
+        """Calls `one(query head, tile, step)` for all steps of an item: its query heads, and their tiles of queries."""
+
+        @pl.loop(0, self.tiles.group)
+        def _(index: Any) -> None:
+            @pl.loop(item.first, item.first + item.count)
+            def _(tile: Any) -> None:
+                one(item.head * self.tiles.group + index, tile, index * item.count + (tile - item.first))
+
+    def produce(self, given: Operands, lengths: Lengths, scratch: Scratch) -> None:
+        """Fetches keys and values of all items, and the tiles of queries that see them."""
+        tiles, stages = self.tiles, self.schedule.stages
+
+        def one(item: Item, carry: Any) -> Any:
+            done, position = carry
+            pl.when(done > 0)(lambda: plgpu.barrier_wait(scratch.cache_free))
+            start = item.block * tiles.block
+            for part in range(PARTS):
+                rows = pl.ds(start + part * ROWS, ROWS)
+                for column in range(self.call.columns):
+                    source = given.key.at[item.sequence, rows, item.head, pl.ds(column * ROWS, ROWS)]
+                    plgpu.copy_gmem_to_smem(source, scratch.keys.at[column, part], scratch.cache_full)
+                source = given.value.at[item.sequence, rows, item.head]
+                plgpu.copy_gmem_to_smem(source, scratch.values.at[part], scratch.cache_full)
+            marks = given.marks.at[item.sequence, item.head, :, pl.ds(start, tiles.block)]
+            plgpu.copy_gmem_to_smem(marks, scratch.marks, scratch.cache_full)
+
+            def fetch(head: Any, index: Any, step: Any) -> None:
+                slot, first = lax.rem(position + step, stages), index * tiles.rows
+                pl.when(position + step >= stages)(lambda: plgpu.barrier_wait(scratch.stage_free.at[slot]))
+                rows = pl.ds(first, tiles.rows)
+                stats = given.stats.at[item.sequence, head, :, rows]
+                plgpu.copy_gmem_to_smem(stats, scratch.stats.at[slot], scratch.queries_full.at[slot])
+                source = given.query.at[item.sequence, rows, head]
+                plgpu.copy_gmem_to_smem(source, scratch.queries.at[slot], scratch.queries_full.at[slot])
+                source = given.cotangent.at[item.sequence, rows, head]
+                plgpu.copy_gmem_to_smem(source, scratch.cotangents.at[slot], scratch.cotangents_full.at[slot])
+
+            self.each_tile(item, fetch)
+            return done + 1, position + item.count * tiles.group
+
+        position = self.walk(lengths, (jnp.int32(0), jnp.int32(0)), one)[1]
+        plgpu.barrier_wait(scratch.cache_free)
+
+        @pl.loop(0, jnp.minimum(position, stages))
+        def _(i: Any) -> None:
+            plgpu.barrier_wait(scratch.stage_free.at[lax.rem(jnp.maximum(position - stages, 0) + i, stages)])
+
+    def add(self, lengths: Lengths, turns: Any, target: Any, scratch: Scratch) -> None:
+        """Adds what a step gives to the gradient of its queries, blocks of keys downwards.
+
+        `turns` counts, for each tile of queries of each head, the blocks of keys that have been added.
+        """
+        tiles = self.tiles
+
+        def one(item: Item, position: Any) -> Any:
+            offset, keys = lengths.offsets[item.sequence], lengths.keys[item.sequence]
+
+            def add(head: Any, tile: Any, _step: Any) -> None:
+                before = tiles.last_block(offset, keys, tile) - item.block
+                turn = turns.at[(item.sequence * tiles.heads * tiles.group + head) * tiles.across + tile]
+                for index in range(self.rounds):
+                    plgpu.barrier_wait(scratch.sums_full)
+
+                    @pl.when(before == 0)
+                    def _(index: int = index) -> None:
+                        self.send(item, tile, target.at[:, :, head], None, range(PARTS), index, scratch)
+
+                    @pl.when(before > 0)
+                    def _(index: int = index) -> None:
+                        if index == 0:
+                            plgpu.semaphore_wait(turn, before, decrement=False, memory_scope="gpu")
+                        self.send(item, tile, target.at[:, :, head], "add", range(PARTS), index, scratch)
+
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    plgpu.barrier_arrive(scratch.sums_free)
+                plgpu.wait_smem_to_gmem(0)
+                plgpu.semaphore_signal(turn, 1, memory_scope="gpu")
+
+            self.each_tile(item, add)
+            return position
+
+        self.walk(lengths, jnp.int32(0), one)
+
+    def send(
+        self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch
+    ) -> None:
+        """Starts to store, or to add, the pieces of a round of a tile's gradient to GPU memory (B, T, H)."""
+        for part in parts:
+            row, columns = self.place(part, index)
+            rows = pl.ds(tile * self.tiles.rows + row, ROWS)
+            place = target.at[item.sequence, rows, columns]
+            plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
+
+    def place(self, part: Any, index: int) -> tuple[Any, Any]:
+        """Returns the first query and the columns of what a warpgroup hands on in a round."""
+        row, column = self.piece(part)
+        return row * ROWS, pl.ds(column * ROWS, ROWS)
+
+    def piece(self, part: Any) -> tuple[Any, Any]:
+        """Returns which piece of 64 queries and 64 columns of a tile's gradient a warpgroup computes."""
+        return (0, part) if self.call.columns > 1 else (part, 0)
+
+    def compute(self, slopes: Any, lengths: Lengths, results: Results, scratch: Scratch) -> None:
+        """Computes the gradients of this warpgroup's keys of all items, and of all queries that see them."""
+        part, interpret = lax.axis_index("warpgroup"), bool(self.call.interpret)
+
+        def one(item: Item, position: Any) -> Any:
+            plgpu.barrier_wait(scratch.cache_full)
+            unclean = scratch.marks[1, 0] != 0
+            pl.when(unclean)(partial(self.clean_keys, part, scratch))
+            steps = item.count * self.tiles.group
+
+            end = item.first + item.count
+            # Keys that are not finite are seen by none as a whole.
+            whole_first, whole_end = (jnp.where(unclean, end, x) for x in (item.whole_first, item.whole_end))
+
+            def step(index: Any, carry: Any) -> Any:
+                tile, *found = carry
+                at = position + index
+                masked = (tile < whole_first) | (tile >= whole_end)
+                head = slope = None
+                if interpret or slopes is not None:
+                    head = item.head * self.tiles.group + lax.div(index, jnp.maximum(item.count, 1))
+                if slopes is not None:
+                    number = slopes[item.sequence if slopes.shape[0] > 1 else 0, head]
+                    slope = plgpu.layout_cast(jnp.full((ROWS,), -number, jnp.float32), TILE.reduce(1))
+                slot = lax.rem(at, self.schedule.stages)
+                taken = Step(
+                    item=item,
+                    head=head,
+                    slope=slope,
+                    tile=tile,
+                    slot=slot,
+                    index=index,
+                    position=at,
+                    part=part,
+                    keys=self.keys_of(part),
+                    masked=masked,
+                )
+                found = self.one_step(taken, lengths, results, scratch, *found)
+                return jnp.where(tile + 1 == end, item.first, tile + 1), *found
+
+            start = item.first, *self.start()
+            _, dk, dv, *left = lax.fori_loop(0, steps, step, start)
+            for sums in left if not interpret else ():
+                pl.when(steps > 0)(partial(self.hand_on, position + steps - 1, part, sums, scratch))
+            self.store(item, part, dk, dv, results, scratch)
+            return position + steps
+
+        steps = self.walk(lengths, jnp.int32(0), one)
+        if not self.call.interpret:
+            pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+
+    def start(self) -> tuple[jax.Array, ...]:
+        """Returns what the steps of an item start from: gradients of keys and values, what is not handed on yet."""
+        keys = (ROWS, self.call.size)
+        return filled(keys, 0), filled(keys, 0), filled((ROWS, ROWS), 0)
+
+    def keys_of(self, part: Any) -> Any:
+        """Returns which 64 keys of a block a warpgroup has."""
+        return part
+
+    def meet(self, scratch: Scratch) -> None:
+        """Waits for the other warpgroup that computes."""
+        plgpu.barrier_arrive(scratch.together)
+        plgpu.barrier_wait(scratch.together)
+
+    def clean_keys(self, part: Any, scratch: Scratch) -> None:
+        """Writes zeros to keys that are not finite: their slopes of zero would keep them."""
+        bad = plgpu.load(scratch.marks.at[0, pl.ds(part * ROWS, ROWS)], layout=TILE.reduce(1), optimized=False)
+        for column in range(self.call.columns):
+            zero_rows(scratch.keys.at[column, part], bad)
+        plgpu.commit_smem()
+        self.meet(scratch)
+
+    def clean_queries(self, step: Step, scratch: Scratch) -> None:
+        """Writes zeros to queries and cotangents of rows whose numbers are not finite: one to each warpgroup."""
+        for row in range(self.call.rows):
+            rows = pl.ds(row * ROWS, ROWS)
+            numbers = (
+                plgpu.load(scratch.stats.at[step.slot, number, rows], layout=TILE.reduce(1), optimized=False)
+                for number in range(STATS - 1)
+            )
+            bad = sum(jnp.where(jnp.abs(x) < jnp.inf, 0.0, 1.0) for x in numbers)
+            for part, x in enumerate((scratch.queries, scratch.cotangents)):
+
+                @pl.when(step.part == part)
+                def _(x: Any = x, rows: Any = rows, bad: Any = bad) -> None:
+                    for column in range(self.call.columns):
+                        zero_rows(x.at[step.slot, rows, pl.ds(column * ROWS, ROWS)], bad)
+
+        plgpu.commit_smem()
+        self.meet(scratch)
+
+    def one_step(
+        self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any, sums: Any = None
+    ) -> tuple[jax.Array, ...]:
+        """Takes a tile of queries.
+
+        The tensor core always has a product waiting: those of the keys' gradient while the other warpgroup's slopes
+        are on their way, the next scores while what they gave to the queries is handed on.
+
+        Returns:
+            `dk` and `dv` with what the tile adds, and this warpgroup's piece of the gradient of the tile's queries,
+            which is handed on in the next step.
+        """
+        interpret, dtype = bool(self.call.interpret), scratch.queries.dtype
+        plgpu.barrier_wait(scratch.queries_full.at[step.slot])
+        plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
+        unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
+        pl.when(unclean)(partial(self.clean_queries, step, scratch))
+        # A zero that ptxas does not know: addresses that stay the same would be kept in local memory.
+        part, half = step.part + (step.position >> NEVER), lax.rem(step.position, 2)
+        queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
+        keys = tuple(scratch.keys.at[column, part] for column in range(self.call.columns))
+        pieces = [pl.ds(row * ROWS, ROWS) for row in range(self.call.rows)]
+        scores, raised = [], []
+        for row, piece in enumerate(pieces):
+            scores.append(start(None, keys, (queries.at[piece],), interpret=interpret))
+            if row == 0 and not interpret:
+                pl.when(step.index > 0)(partial(self.hand_on, step.position - 1, part, sums, scratch))
+            raised.append(start(None, (scratch.values.at[part],), (cotangents.at[piece],), interpret=interpret))
+        behind = 2 * len(pieces) - 1  # products that were started later than the one that is waited for
+        for row, piece in enumerate(pieces):
+            (found,) = finish(behind, scores[row], interpret=interpret)
+            weights, bent = self.weights(step, row, lengths, found, scratch)
+            rounded = lax.cond(step.masked, lambda x: jnp.maximum(x, 0.0), lambda x: x, weights).astype(dtype)
+            (found,) = finish(behind - 1, raised[row], interpret=interpret)
+            dv = start(dv, rounded, (cotangents.at[piece],), right_along=False, interpret=interpret)
+            found = found - self.numbers(step, row, 1, scratch)
+            found = lax.cond(step.masked, lambda x, w=bent: jnp.where(w < 0, 0.0, x), lambda x: x, found)
+            slopes = self.math.product(bent, found).astype(dtype)
+            share(slopes, scratch.slopes.at[half, part, row], interpret)
+            dk = start(dk, slopes, (queries.at[piece],), right_along=False, interpret=interpret)
+        plgpu.barrier_arrive(scratch.together)
+        plgpu.barrier_wait(scratch.together)
+        row, column = self.piece(part)
+        sums = start(
+            None,
+            tuple(scratch.slopes.at[half, other, row] for other in range(PARTS)),
+            tuple(scratch.keys.at[column, other] for other in range(PARTS)),
+            left_along=False,
+            right_along=False,
+            interpret=interpret,
+        )
+        dk, dv, sums = finish(0, dk, dv, sums, interpret=interpret)
+        sums = self.math.scaled(sums, 1.0)
+        plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
+        if interpret:  # which neither adds to memory nor has semaphores
+            self.store_sums(step, 0, sums, results, scratch)
+        return dk, dv, sums
+
+    def store_sums(self, step: Step, index: int, sums: jax.Array, results: Results, scratch: Scratch) -> None:
+        """Writes what a warpgroup would hand on in a round to the part of the block of keys."""
+        scratch.sums.at[step.part][...] = sums
+        plgpu.commit_smem()
+        target = results.query.at[step.item.block, :, :, step.head]
+        self.send(step.item, step.tile, target, None, [step.part], index, scratch)
+        plgpu.wait_smem_to_gmem(0)
+
+    def numbers(self, step: Step, row: int, which: int, scratch: Scratch) -> jax.Array:
+        """Returns a number of each of 64 queries of a tile, for all keys (64, 64)."""
+        own = scratch.stats.at[step.slot, which, pl.ds(row * ROWS, ROWS)]
+        x = plgpu.load(own, layout=TILE.reduce(0), optimized=False)
+        return lax.broadcast_in_dim(x, (ROWS, ROWS), [1])
+
+    def weights(
+        self, step: Step, row: int, lengths: Lengths, products: jax.Array, scratch: Scratch
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the weights of 64 keys (rows) for 64 queries of a tile, -1 where a key is not seen.
+
+        A mask that is kept would take registers. Beside them the same weights, times the derivative of the soft cap.
+        """
+
+        def where_seen(*given: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(seen(weights) for weights in given)
+
+        def seen(weights: jax.Array) -> jax.Array:
+            own = scratch.marks.at[0, pl.ds(step.keys * ROWS, ROWS)]
+            marks = plgpu.load(own, layout=TILE.reduce(1), optimized=False)
+            weights = jnp.where(lax.broadcast_in_dim(marks, weights.shape, [0]) != 0, jnp.nan, weights)
+            first, last = self.tiles.seen(lengths, step.item, step.tile, step.keys)
+            return keep_band(weights, first - row * ROWS, last - row * ROWS, -1.0, bool(self.call.interpret))
+
+        def start() -> jax.Array:
+            key = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=TILE.reduce(1))
+            query = lengths.offsets[step.item.sequence] + step.tile * self.tiles.rows + row * ROWS
+            found: jax.Array = query - step.item.block * self.tiles.block - step.keys * ROWS - key
+            return found
+
+        scoring, math = self.call.scoring, self.math
+        tangents = scoring.tangents(products, math)
+        scores = scoring.sloped(tangents, step.slope, start, math)
+        factor = scoring.factor_left(step.slope is not None)
+        weights = math.exp2(math.fused(scores, factor, self.numbers(step, row, 0, scratch)))
+        if scoring.bend is None:
+            (weights,) = lax.cond(step.masked, where_seen, lambda x: (x,), weights)
+            return weights, weights
+        bent = math.product(weights, math.fused(tangents, -tangents, 1.0))
+        weights, bent = lax.cond(step.masked, where_seen, lambda *x: x, weights, bent)
+        return weights, bent
+
+    def hand_on(self, position: Any, part: Any, sums: jax.Array, scratch: Scratch) -> None:
+        """Hands this warpgroup's piece of the gradient of a tile's queries, made in a step, to the one that adds it."""
+        pl.when(position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
+        share(sums, scratch.sums.at[part], bool(self.call.interpret))
+        plgpu.barrier_arrive(scratch.sums_full)
+
+    def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:
+        """Writes the gradients of this warpgroup's keys and values, over the keys and values in shared memory."""
+        math, dtype = self.math, scratch.queries.dtype
+        dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # a zero is made positive
+        scratch.values.at[part][...] = dv.astype(dtype)
+        self.meet(scratch)  # the other warpgroup has read these keys
+        for column in range(self.call.columns):
+            columns = slice(column * ROWS, (column + 1) * ROWS)
+            scratch.keys.at[column, part][...] = dk[:, columns].astype(dtype)
+        plgpu.commit_smem()
+        rows = pl.ds(item.block * self.tiles.block + part * ROWS, ROWS)
+        plgpu.copy_smem_to_gmem(scratch.values.at[part], results.value.at[item.sequence, rows, item.head])
+        for column in range(self.call.columns):
+            place = results.key.at[item.sequence, rows, item.head, pl.ds(column * ROWS, ROWS)]
+            plgpu.copy_smem_to_gmem(scratch.keys.at[column, part], place)
+        plgpu.wait_smem_to_gmem(0)
+        plgpu.barrier_arrive(scratch.cache_free)
+
+
+def zero_rows(ref: Any, bad: jax.Array) -> None:
+    """Writes zeros to the rows of a tile (64, n) in shared memory where `bad` (64,) is not 0."""
+    found = plgpu.load(ref, layout=TILE)
+    ref[...] = jnp.where(lax.broadcast_in_dim(bad, found.shape, [0]) != 0, jnp.zeros((), found.dtype), found)

@@ -1,0 +1,153 @@
+"""The merge of the splits that decode computed in different blocks, by the formula of the contract.
+
+A block takes four rows of a sequence, a warp each. The factors of up to 128 splits are found side by side first, a lane
+having neighbouring ones: a split's needs only the largest score up to it, and a maximum is the same in any order. Then
+the warp walks the splits upwards, which leaves one sum to a step of its chain. The copy engine fetches their values,
+many at a time: a block is alone on its multiprocessor where one sequence is decoded, and would wait for its loads.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_kernels.attention.call import AttentionCall
+from pallas_kernels.attention.hopper._merge_walk import MERGED_ROWS, WARP, Form, MergeWalk
+from pallas_kernels.attention.hopper._online import of_queries, result
+from pallas_kernels.attention.hopper._setup import Lengths, Setup, refs_of
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.registers import count, with_number
+from pallas_kernels.parts.hopper.tile import Arithmetic, i32, store_few, thread_of_warpgroup
+
+
+def merge(
+    values: jax.Array,
+    stats: jax.Array,
+    call: AttentionCall,
+    *,
+    setup: Setup,
+    rows: int,
+    dtype: Any,
+    splits_of: Callable[[Any, Any, Any], tuple[Any, Any]],
+    room: tuple[int, int] | None = None,
+    place_of: Callable[[Any, Any], tuple[Any, Any]] = lambda sequence, row: (sequence, row),
+) -> tuple[jax.Array, jax.Array]:
+    """Merges the splits of each row.
+
+    Args:
+        values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
+        stats: (B, 2, R, `padded_splits(splits)`) float32, their maxima and totals.
+        call: Of which the limits and the page table are looked at, the sinks, (B or 1, R) float32, for rows, and the
+            factors of values of 8 bits.
+        setup: What is fixed about the launch.
+        rows: Rows of a key head: query by query, and in a query the heads of its group.
+        dtype: Dtype of the outputs.
+        splits_of: Maps the numbers of a sequence to the first and the end of the splits that were computed.
+        room: B and R of the results, if those of `values` and `stats` are others.
+        place_of: Maps a sequence of the results and the first of four of its rows to those of `values` and `stats`.
+
+    Returns:
+        The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
+    """
+    batch, splits, padded, size = values.shape
+    batch, padded = room or (batch, padded)
+    form = Form(splits, size, bool(setup.interpret))
+    own = call.only("page_table", "sinks", "value_scale")
+    own = replace(own, query=None, key=None, value=None)  # type: ignore[arg-type]
+    math = Arithmetic(form.layout, form.interpret)
+
+    def kernel(values_ref: Any, stats_ref: Any, *refs: Any) -> None:
+        given, (out_ref, lse_ref, copied, arrived) = refs_of(own, refs)
+        sequence, part = lax.axis_index("sequence"), pl.ds(lax.axis_index("part") * MERGED_ROWS, MERGED_ROWS)
+        numbers = Lengths(given.limits)
+        queries = numbers.queries[sequence]
+        keys = numbers.keys[sequence]
+        span = splits_of(numbers.offsets[sequence], queries, keys)
+        place, first = place_of(sequence, part.start)
+        walk = MergeWalk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
+        walk.begin_copies()
+        # What else is loaded comes while they are under way.
+        wrong = setup.leads_outside(given.page_table, sequence, keys)
+        factors = None
+        if given.value_scale is not None:
+            of_sequence = given.value_scale.at[sequence if given.value_scale.shape[0] > 1 else 0]
+            like = form.full((MERGED_ROWS, size), 0)
+            factors = math.scaled(_of_heads(of_sequence, part.start, rows, like, form), 1 / setup.unit)
+        stats, total = walk.run()
+        query: Any = jnp.int32(0)
+        if setup.queries > 1:
+            row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS,), 0, layout=form.rows)
+            query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, setup.group))
+        stats = of_queries(stats, query, queries, wrong)
+        sink = None
+        if given.sinks is not None:
+            of_rows = given.sinks.at[sequence if given.sinks.shape[0] > 1 else 0, part]
+            sink = plgpu.load(of_rows, layout=form.rows, optimized=False)
+        out, lse = result(total, stats, sink, math)
+        out = out.astype(dtype)
+        if factors is not None:
+            out = math.product(out.astype(jnp.float32), factors).astype(dtype)
+        store_few(out_ref.at[sequence, part], out, form.interpret)
+        store_few(lse_ref.at[sequence, part], lse, form.interpret)
+
+    launch = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((batch, padded, size), dtype),
+            jax.ShapeDtypeStruct((batch, padded), jnp.float32),
+        ],
+        # The last axis of the grid is the long one: the others end at 65535.
+        grid=(padded // MERGED_ROWS, batch),
+        grid_names=("part", "sequence"),
+        kernel_name="attention_merge",
+        scratch_types=form.scratch(),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=setup.interpret,
+    )
+    out, lse = launch(values, stats, *jax.tree.leaves(own))
+    return out, lse
+
+
+def _of_heads(factors: Any, first: Any, rows: int, like: jax.Array, form: Form) -> jax.Array:
+    """Returns the factors of each row's key head (4, H); rows behind those of the last head have its factors.
+
+    Args:
+        factors: (K, H) float32 in GPU memory.
+        first: Number of the first row.
+        rows: Rows of a key head.
+        like: (4, H) float32.
+        form: What is fixed.
+    """
+    heads, size = factors.shape
+    if form.interpret:
+        of_rows = (jnp.minimum(lax.div(first + i, rows), heads - 1) for i in range(MERGED_ROWS))
+        return jnp.stack([factors.at[head][...] for head in of_rows])
+    result = held((MERGED_ROWS, size), form.layout)
+    arguments = plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), form.layout
+
+    @inline(*arguments, result=result)
+    def load(factors: Any, first: Any, like: Any) -> Any:
+        registers, f32 = like.registers.copy(), ir.F32Type.get()
+        thread, (first,) = thread_of_warpgroup(), first.registers.flat
+        warp, lane = arith.divui(thread, i32(WARP)), arith.remui(thread, i32(WARP))
+        head = arith.minsi(arith.divui(arith.addi(first, warp), i32(rows)), i32(heads - 1))
+        start, base = arith.muli(head, i32(size)), mgpu.utils.memref_ptr(factors)
+        for at, register in enumerate(registers.flat):
+            width = count(register)
+            column = arith.addi(arith.muli(lane, i32(width)), i32(at * width * WARP))
+            for i in range(width):
+                place = mgpu.utils.getelementptr(base, [arith.addi(start, arith.addi(column, i32(i)))], f32)
+                register = with_number(register, llvm.load(f32, place), i)
+            registers.flat[at] = register
+        return fragmented(registers, like.layout)
+
+    loaded: jax.Array = load(factors, jnp.int32(first), like)
+    return loaded

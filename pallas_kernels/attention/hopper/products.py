@@ -1,0 +1,295 @@
+"""Products of a warpgroup that are started in one place and finished in another: other work runs beside them.
+
+What runs beside a product must not touch its accumulator or its operands in registers, or ptxas waits for each product
+by itself; it says so in warnings (C7513 and others), which compiling for a GPU without one shows.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm, nvvm, vector
+
+from pallas_kernels.parts.hopper.inline import fragmented, held, inline
+from pallas_kernels.parts.hopper.registers import element, joined, number_of, with_number
+from pallas_kernels.parts.hopper.tile import ROW, ROWS, TILE, tiled
+
+WIDEST: Final = 256
+"""Most columns of one instruction."""
+
+_K: Final = 16  # elements of K in one instruction
+_A_REGISTERS: Final = 4
+_NO_FLAGS: Final = llvm.IntegerOverflowFlags.none
+
+
+def start(
+    total: jax.Array | None,
+    left: jax.Array | tuple[Any, ...],
+    right: tuple[Any, ...],
+    *,
+    left_along: bool = True,
+    right_along: bool = True,
+    widest: int = WIDEST,
+    interpret: bool,
+) -> jax.Array:
+    """Starts total + left @ right, in steps of 16 upwards along K.
+
+    Operands in shared memory are stored as `tile.tiled` says, in pieces that follow one another along K.
+
+    Args:
+        total: (64, n) float32, or None for zeros.
+        left: (64, K) of 16-bit numbers in registers, or pieces (64, k) of shared memory.
+        right: Pieces (n, k) of shared memory.
+        left_along: Whether pieces of `left` lie along K; else they are (k, 64).
+        right_along: The same of `right`; else they are (k, n).
+        widest: Most columns of one instruction, a multiple of a tile's; it changes no bit.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+
+    Returns:
+        (64, n) float32, not to be touched before `finish`.
+    """
+    if interpret:
+        return _product(total, left, right, left_along, right_along)
+    in_registers = not isinstance(left, tuple)
+    arrays = [x for x in (total, left) if x is not None and not isinstance(x, tuple)]
+    refs = right if not isinstance(left, tuple) else (*left, *right)
+    columns = right[0].shape[0 if right_along else 1]
+
+    @inline(*[TILE] * len(arrays), *[ref_type(ref) for ref in refs], result=tile_type(columns))
+    def issue(*given: Any) -> Any:
+        held, places = given[: len(arrays)], given[len(arrays) :]
+        if len(held) == 2:
+            held = tuple(mgpu.optimization_barrier(*held))
+        elif held:
+            held = (mgpu.optimization_barrier(*held),)
+        nvvm.wgmma_fence_aligned()
+        sums = [] if total is None else accumulated(held[0])
+        rows = _words(held[-1]) if in_registers else steps(places[: -len(right)], left_along)
+        turned = f"{'' if in_registers else f'{int(not left_along)}, '}{int(not right_along)}"
+        kind = ir.MemRefType(places[-1].type).element_type
+        parts = [(at, min(widest, columns - at)) for at in range(0, columns, widest)]
+        found = [sums[at // 2 : (at + count) // 2] for at, count in parts]
+        for row, step in zip(rows, steps(places[-len(right) :], right_along), strict=True):
+            for i, (at, count) in enumerate(parts):
+                place = _moved(step[0], _offset(places[-1], at, right_along)) if at else step[0]
+                found[i] = one_step(found[i], count // 2, row, place, kind, turned)
+        nvvm.wgmma_commit_group_sync_aligned()
+        return accumulator([number for part in found for number in part], columns)
+
+    return issue(*arrays, *refs)
+
+
+def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, ...]:
+    """Waits for all products but the last `after` of those that were started.
+
+    Args:
+        after: How many.
+        *arrays: The products, and other arrays of 64 rows and float32: what is made of them is made behind the wait.
+            Were an operand in registers overwritten before, ptxas would wait for each product.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+
+    Returns:
+        The arrays.
+    """
+    if interpret:
+        return arrays
+
+    @inline(*(TILE,) * len(arrays), result=tuple(tile_type(array.shape[1]) for array in arrays))
+    def wait(*arrays: Any) -> Any:
+        nvvm.wgmma_wait_group_sync_aligned(after)
+        return tuple(mgpu.optimization_barrier(array) for array in arrays)
+
+    return wait(*arrays)
+
+
+def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
+    """Writes a tile of 64 rows to shared memory, for wgmma or the copy engine.
+
+    There is no barrier: who reads waits for one at which all threads arrive behind this.
+
+    Args:
+        tile: (64, n).
+        ref: Shared memory of its shape and dtype, stored as `tile.tiled` says, which nobody reads any more.
+        interpret: Whether Mosaic's interpreter runs the kernel.
+    """
+    if interpret:
+        ref[...] = tile
+        plgpu.commit_smem()
+        return
+
+    @inline(TILE, ref_type(ref))
+    def write(tile: Any, ref: Any) -> None:
+        tile.store_tiled(ref, swizzle=ir.MemRefType(ref.type).shape[-1] * mgpu.utils.bitwidth(tile.mlir_dtype) // 8)
+        nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
+
+    write(tile, ref)
+
+
+def await_sums(sums: jax.Array, interpret: bool) -> None:
+    """Keeps ptxas from moving the wait of a `finish` that follows before what non-negative sums (64,) are made of.
+
+    It would, as the wait has no operands; but not before an instruction with a side effect, here a pause that depends
+    on the sums and is never taken.
+    """
+    if interpret:
+        return
+
+    @inline(ROW)
+    def hold(sums: Any) -> None:
+        for register in sums.registers.flat:
+            mgpu.utils.inline_ptx(
+                "{ .reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p nanosleep.u32 0; }",
+                number_of(register),
+                has_side_effects=True,
+            )
+
+    hold(sums)
+
+
+def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
+    """Keeps ptxas from moving what is made of numbers for rows (64,) before a wait for a barrier.
+
+    It moves plain instructions, but not an exchange between threads, here of each thread with itself.
+    """
+    if interpret:
+        return numbers
+
+    @inline(ROW, result=held((ROWS,), ROW))
+    def exchange(numbers: Any) -> Any:
+        registers = numbers.registers.copy()
+        for at in range(registers.size):
+            register = registers.flat[at]
+            registers.flat[at] = with_number(register, mgpu.utils.shfl_bfly(number_of(register), 0))
+        return fragmented(registers, numbers.layout)
+
+    return exchange(numbers)
+
+
+def ref_type(ref: Any) -> Any:
+    """Returns the type of shared memory that is stored as `tile.tiled` says, for `inline`."""
+    return plgpu.RefType(tiled(ref.dtype, ref.shape[1]))
+
+
+def tile_type(columns: int) -> Any:
+    """Returns the type of an accumulator (64, columns), for `inline`."""
+    return held((ROWS, columns), TILE)
+
+
+def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, right_along: bool) -> jax.Array:
+    def joined(pieces: tuple[Any, ...], along: bool) -> jax.Array:
+        """Returns (K, n)."""
+        found = [piece[...].astype(jnp.float32) for piece in pieces]
+        return jnp.concatenate([x.T if along else x for x in found])
+
+    rows = joined(left, left_along).T if isinstance(left, tuple) else left.astype(jnp.float32)
+    columns = joined(right, right_along)
+    plgpu.commit_smem()  # ordinary reads, before the copy engine writes again
+    product = jnp.dot(rows, columns, precision=lax.Precision.HIGHEST)
+    return product if total is None else total + product
+
+
+def steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
+    """Yields the description of each step of K of an operand in shared memory, in a list of one."""
+    for ref in refs:
+        kind = ir.MemRefType(ref.type)
+        groups, squares, rows, width = kind.shape
+        (stride, *_), _ = kind.get_strides_and_offset()  # of a part of the columns that of all of them
+        atom, stride = rows * width * 2, stride * 2
+        base = _descriptor(ref, 16 if along else atom, stride)
+        if along:
+            offsets = [at // width * atom + at % width * 2 for at in range(0, squares * width, _K)]
+        else:
+            offsets = [at // rows * stride for at in range(0, groups * rows, _K)]
+        for offset in offsets:
+            yield [_moved(base, offset)]
+
+
+def _offset(ref: Any, column: int, along: bool) -> int:
+    """Returns where a column of an operand is, in bytes from its first."""
+    kind = ir.MemRefType(ref.type)
+    _, _, rows, width = kind.shape
+    (stride, *_), _ = kind.get_strides_and_offset()
+    return column // rows * stride * 2 if along else column // width * (rows * width * 2)
+
+
+def _descriptor(ref: Any, leading: int, stride: int) -> Any:
+    """Returns wgmma's description of swizzled shared memory.
+
+    Args:
+        ref: The memory, in tiles of 8 rows.
+        leading: Bytes from one tile to the next along its rows, if the operand does not lie along K.
+        stride: Bytes from 8 rows to the next 8.
+    """
+    mode = {128: 1, 64: 2}[ir.MemRefType(ref.type).shape[-1] * 2]
+    address = llvm.ptrtoint(ir.IntegerType.get_signless(64), mgpu.utils.memref_ptr(ref))
+    start = llvm.lshr(llvm.and_(address, _long(0x3FFFF)), _long(4))
+    return llvm.or_(start, _long(mode << 62 | stride >> 4 << 32 | leading >> 4 << 16))
+
+
+def _moved(descriptor: Any, offset: int) -> Any:
+    return llvm.add(descriptor, _long(offset >> 4), overflow_flags=_NO_FLAGS)
+
+
+def one_step(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any, turned: str) -> list[Any]:
+    """Issues one instruction; without sums it starts from zeros.
+
+    Args:
+        sums: The accumulator's registers, or nothing.
+        count: Their number.
+        left: The rows: registers, or a descriptor.
+        right: The descriptor of the columns.
+        kind: Type of the elements.
+        turned: Whether operands in shared memory do not lie along K.
+    """
+    in_registers = len(left) > 1
+    first = count + len(sums)
+    rows = [f"${first + i}" for i in range(len(left))]
+    outputs = ", ".join(f"${i}" for i in range(count))
+    text = (
+        f"{{ .reg .pred p; setp.ne.b32 p, {int(bool(sums))}, 0;"
+        f" wgmma.mma_async.sync.aligned.m64n{2 * count}k{_K}.f32.{kind}.{kind} {{{outputs}}},"
+        f" {'{' + ', '.join(rows) + '}' if in_registers else rows[0]}, ${first + len(left)}, p, 1, 1, {turned}; }}"
+    )
+    constraints = ["=f"] * count + [str(i) for i in range(len(sums))] + ["r" if in_registers else "l"] * len(left)
+    f32 = ir.F32Type.get()
+    struct = llvm.inline_asm(
+        llvm.StructType.get_literal([f32] * count),
+        [*sums, *left, right],
+        text,
+        ",".join([*constraints, "l"]),
+        asm_dialect=0,
+        has_side_effects=True,
+    )
+    return [llvm.extractvalue(f32, struct, [i]) for i in range(count)]
+
+
+def _words(array: Any) -> list[list[Any]]:
+    """Returns the registers of 16-bit numbers as wgmma takes them for each step of K: four words of 32 bits."""
+    word = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
+    words = [element(vector.bitcast(word, register), 0) for register in array.registers.flat]
+    return [words[at : at + _A_REGISTERS] for at in range(0, len(words), _A_REGISTERS)]
+
+
+def accumulated(array: Any) -> list[Any]:
+    """Returns the registers of an accumulator as `one_step` takes them."""
+    return [element(register, i) for register in array.registers.flat for i in range(2)]
+
+
+def accumulator(numbers: list[Any], columns: int) -> Any:
+    """Returns registers of an accumulator as an array (64, columns)."""
+    layout = mgpu.WGMMA_LAYOUT
+    registers = np.empty(len(numbers) // 2, dtype=object)
+    for at in range(registers.size):
+        registers[at] = joined(numbers[2 * at : 2 * at + 2])
+    registers = registers.reshape(layout.registers_shape((ROWS, columns)))
+    return fragmented(registers, layout)
+
+
+def _long(value: int) -> Any:
+    return mgpu.c(value if value < 1 << 63 else value - (1 << 64), ir.IntegerType.get_signless(64))

@@ -1,0 +1,1 @@
+"""What fixes the bits of products."""

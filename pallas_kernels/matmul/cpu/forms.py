@@ -1,0 +1,176 @@
+"""Forms of a product over blocks of K, for stacks of products.
+
+XLA:CPU hands a dot to one of several libraries by its shape and its operands' layout. A form says what XLA is given;
+which forms keep a contract's order for a shape is found out by comparison (`pallas_kernels.matmul.cpu.verify`).
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.parts.xla.row_major import row_major
+from pallas_kernels.parts.xla.tiles import FROM_ZERO, isolate, isolated_dot
+
+_UNROLLED = 16
+_LARGE = 1 << 20
+_TRANSPOSED_ROWS = 128
+_PANEL = 128
+_PANEL_TRANSPOSED = 256
+_PANEL_TURNED = 64
+
+_VECTORS = 32
+
+Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
+
+
+def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpose_x: bool = False) -> jax.Array:
+    """Adds the products over the blocks of K, upwards.
+
+    Args:
+        stack: `stack_rows` or `stack_columns`.
+        x: (G, M, K) float32, or (G, K, M) with `transpose_x`.
+        w: (G, K, N).
+        k_block: Elements of K in one block; the last one may be shorter.
+        transpose_x: Whether `x` is stored as (G, K, M).
+
+    Returns:
+        (G, M, N).
+    """
+    if stack is stack_columns and not transpose_x:
+        # At once: cut into blocks before, the rows would be copied twice.
+        (x,), transpose_x = isolate(row_major(x.transpose(0, 2, 1))), True
+    g, k, n = w.shape
+    m = x.shape[2 if transpose_x else 1]
+    whole = k // k_block
+    cut = whole * k_block
+    total = None
+    if whole:
+        # (K, N) weights are a stack of blocks without being copied.
+        if transpose_x:
+            left = x[:, :cut].reshape(g * whole, k_block, m)
+        else:
+            left = row_major(x[:, :, :cut].reshape(g, m, whole, k_block).transpose(0, 2, 1, 3))
+            left = left.reshape(g * whole, m, k_block)
+        # Apart from the barrier XLA would take the slice anew in every block.
+        right = w if cut == k else isolate(w[:, :cut])[0]
+        partials = stack(left, right.reshape(g * whole, k_block, n), transpose_x)
+        total = fold(isolate(partials.reshape(g, whole, m, n))[0])
+    if cut < k:
+        left, right = isolate(x[:, cut:] if transpose_x else x[:, :, cut:], w[:, cut:])
+        (tail,) = isolate(stack(left, right, transpose_x))
+        total = tail if total is None else total + tail
+    return jnp.zeros((g, m, n), w.dtype) if total is None else total
+
+
+def fold(partials: jax.Array) -> jax.Array:
+    """(G, blocks, M, N): adds the blocks upwards."""
+
+    def add(total: jax.Array, some: jax.Array) -> jax.Array:
+        return functools.reduce(jnp.add, (some[:, i] for i in range(some.shape[1])), total)
+
+    def body(i: jax.Array, total: jax.Array) -> jax.Array:
+        return add(total, lax.dynamic_slice_in_dim(partials, 1 + i * _UNROLLED, _UNROLLED, 1, **FROM_ZERO))
+
+    total = partials[:, 0]
+    loops = (partials.shape[1] - 1) // _UNROLLED
+    if loops > 1:
+        total = lax.fori_loop(jnp.int32(0), jnp.int32(loops), body, total)
+    else:
+        loops = 0
+    return add(total, partials[:, 1 + loops * _UNROLLED :])
+
+
+def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turned: bool = False) -> jax.Array:
+    """(M, K) x (K, N), or (N, K): some columns of the result at a time, each block of K a product of its own.
+
+    A library that runs one block of a few columns as one chain need not do so with all columns, or the whole of K in
+    such blocks. The slices of the weights are copied, but they are small enough to stay in the cache.
+
+    Args:
+        x: (M, K) float32.
+        w: (K, N), or (N, K) with `transpose_w`.
+        k_block: Elements of K in one block; the last one may be shorter.
+        transpose_w: Whether `w` is stored as (N, K).
+        turned: Whether weights (N, K) are turned as they are copied. A library that is given few rows would turn them
+            itself, in longer time.
+    """
+    m, n = x.shape[0], w.shape[0 if transpose_w else 1]
+    width = _panel_width(n, _PANEL_TURNED if turned else _PANEL_TRANSPOSED if transpose_w else _PANEL)
+
+    def product(start: jax.Array) -> jax.Array:
+        if transpose_w:
+            return _panel_of_rows(x, w, k_block, start, width, turned)
+        (some,) = isolate(lax.dynamic_slice_in_dim(w, start, width, 1, **FROM_ZERO))
+        return in_blocks(stack_rows, x[None], some[None], k_block)[0]
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
+        return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1, **FROM_ZERO)
+
+    return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
+
+
+def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, width: int, turned: bool) -> jax.Array:
+    """(M, K) x some rows of (N, K), from `start` on: each block of K a product of its own."""
+    k = x.shape[1]
+    whole = k // k_block
+
+    def block(first: jax.Array | int, length: int) -> jax.Array:
+        left = lax.dynamic_slice_in_dim(x, first, length, 1, **FROM_ZERO)
+        right = lax.dynamic_slice(w, (start, jnp.int32(first)), (width, length), **FROM_ZERO)
+        if not turned:
+            return isolated_dot(left, right, (((1,), (1,)), ((), ())))
+        (right,) = isolate(row_major(right.T))
+        return isolated_dot(left, right, (((1,), (0,)), ((), ())))
+
+    if whole < 2:
+        total = block(0, min(k, k_block))
+    else:
+        # One program for all blocks: each slice at a place of its own would be a kernel of its own to compile.
+        # A sum that starts with -0 is that of its first term.
+        total = jnp.full((x.shape[0], width), -0.0, x.dtype)
+        total = lax.fori_loop(
+            jnp.int32(0), jnp.int32(whole), lambda i, total: total + block(i * k_block, k_block), total
+        )
+    if whole and k % k_block:
+        total = total + block(whole * k_block, k % k_block)
+    return total
+
+
+def _panel_width(n: int, most: int) -> int:
+    """Returns the columns of a panel: about as many for each, whole vectors."""
+    each = -(-n // -(-n // most))
+    return min(n, -(-each // _VECTORS) * _VECTORS)
+
+
+def transposed(w: jax.Array) -> jax.Array:
+    """(N, K) to (K, N) in memory, some rows at a time, so that what is read stays in the cache until it is used."""
+    n, k = w.shape
+    if n < _TRANSPOSED_ROWS or n * k < _LARGE:
+        return isolate(row_major(w.T))[0]
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        some = lax.dynamic_slice_in_dim(w, i * _TRANSPOSED_ROWS, _TRANSPOSED_ROWS, **FROM_ZERO)
+        return lax.dynamic_update_slice_in_dim(out, isolate(row_major(some.T))[0], i * _TRANSPOSED_ROWS, 1, **FROM_ZERO)
+
+    loops = n // _TRANSPOSED_ROWS
+    out = lax.fori_loop(jnp.int32(0), jnp.int32(loops), body, jnp.zeros((k, n), w.dtype))
+    out = lax.dynamic_update_slice_in_dim(
+        out, w[loops * _TRANSPOSED_ROWS :].T, loops * _TRANSPOSED_ROWS, 1, **FROM_ZERO
+    )
+    return isolate(out)[0]
+
+
+def stack_rows(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
+    """(S, M, b) x (S, b, N): every block a product of row-major operands."""
+    (x,) = isolate(row_major(x.transpose(0, 2, 1)) if transpose_x else x)
+    return isolated_dot(x, w, (((2,), (1,)), ((0,), (0,))))
+
+
+def stack_columns(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
+    """The same with the rows stored as columns, which XLA hands to another library, faster for few rows."""
+    (x,) = isolate(x if transpose_x else row_major(x.transpose(0, 2, 1)))
+    return isolated_dot(x, w, (((1,), (1,)), ((0,), (0,))))

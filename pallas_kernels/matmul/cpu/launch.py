@@ -1,0 +1,121 @@
+"""Matmul on the CPU: XLA's own dot on tiles of fixed shape, in forms that all mean the same contract.
+
+XLA:CPU hands a dot to a library that cuts K by the number of rows. The forms below keep K in the contract's blocks
+whatever the rows; which form is fast depends on the rows, so `pallas_kernels.matmul.schedule.cpu` orders them. The form
+"gemv" with one row is the reference (`pallas_kernels.matmul.cpu.verify`): a step is used only after it gave the
+reference's bits on this machine.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.contract import MatmulContract
+from pallas_kernels.matmul.cpu.forms import in_blocks, panels, stack_columns, stack_rows, transposed
+from pallas_kernels.matmul.cpu.verify import gives_expected, probe_rows, probe_weights, reference, trials
+from pallas_kernels.matmul.schedule.cpu import Step, matmul_ladder, steps_by_preference
+from pallas_kernels.parts.xla.tiles import isolate, isolated_dot, map_row_tiles, pad_columns, pad_rows, run_isolated
+from pallas_kernels.runtime.ahead_of_time import ahead_of_time
+from pallas_kernels.runtime.disk_cache import remembered
+
+_REFERENCE = Step("gemv", 1)
+_FEWEST_COLUMNS = 8
+
+_Matmul = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w: bool = False) -> jax.Array:
+    """Multiplies rows by weights.
+
+    Args:
+        x: (M, K) float32, bfloat16 or float16. Narrow types are widened to float32, which is exact.
+        w: (K, N), or (N, K) with `transpose_w`.
+        contract: Order of the sum over K.
+        transpose_w: Whether `w` is stored as (N, K). No transposed copy is made where
+            XLA's own dot honours the contract.
+
+    Returns:
+        (M, N) float32.
+
+    Guarantee: row-invariant.
+
+    Example:
+        >>> from pallas_kernels.contract import matmul_contract
+        >>> c = matmul_contract(2, transpose_w=False)
+        >>> matmul(jnp.ones((3, 2)), jnp.ones((2, 1)), contract=c).tolist()
+        [[2.0], [2.0], [2.0]]
+    """
+    (m, k), n = x.shape, w.shape[0 if transpose_w else 1]
+    if 0 in (m, k, n):
+        return jnp.zeros((m, n), jnp.float32)
+    x, w = (a.astype(jnp.float32) for a in isolate(x, w))
+    if n < _FEWEST_COLUMNS:  # a dot with a single column is another operation to XLA
+        w = pad_rows(w, _FEWEST_COLUMNS) if transpose_w else pad_columns(w, _FEWEST_COLUMNS)
+        return matmul(x, w, contract=contract, transpose_w=transpose_w)[:, :n]
+    ladder = matmul_ladder(k, contract.k_block, transpose_w=transpose_w)
+
+    def step_for(rows: int) -> Step:
+        for step in steps_by_preference(ladder, rows):
+            if honours_contract(step, k, n, contract, transpose_w):
+                return step
+        return _REFERENCE  # for every number of rows, since no step has another order's bits
+
+    def program_for(rows: int) -> Callable[[jax.Array], tuple[jax.Array]]:
+        dot = _form(step_for(rows), contract, transpose_w)
+        return lambda tile: (dot(tile, w),)
+
+    out = jax.ShapeDtypeStruct((n,), jnp.float32)
+    return map_row_tiles(program_for, lambda rows: step_for(rows).rows, [x], [out])[0]
+
+
+def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
+    """Returns the program of a step."""
+    if step == _REFERENCE:
+        return lambda x, w: reference(x, w, contract.k_block, transpose_w=transpose_w)
+    if step.form == "whole":
+        dims = (((1,), (1 if transpose_w else 0,)), ((), ()))
+        return lambda x, w: isolated_dot(x, w, dims)
+    if step.form in ("panels", "turned"):
+        turned = step.form == "turned"
+        return lambda x, w: panels(x, w, contract.k_block, transpose_w=transpose_w, turned=turned)
+    stack = stack_columns if step.form == "columns" else stack_rows
+    return lambda x, w: in_blocks(stack, x[None], (transposed(w) if transpose_w else w)[None], contract.k_block)[0]
+
+
+@functools.cache
+@remembered
+def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> bool:
+    """Returns whether a step gives the reference's bits on this machine, at every position of its tile.
+
+    The comparison runs once per process and shape, on normal data, on a huge dynamic range and on
+    `linspace(-100, 100)`. Its result depends on the machine and the jaxlib version, never on time or on the batch.
+
+    Args:
+        step: The step to try.
+        k: Length of the contracted dimension, at least 1.
+        n: Columns of the result, at least 1.
+        contract: Order of the sum over K.
+        transpose_w: Whether the weights are stored as (N, K).
+    """
+    compiled = _compile(step, k, n, contract, transpose_w)
+
+    def agrees(trial: int) -> bool:
+        rows = probe_rows(k, trial=trial)
+        first = trial % len(rows)
+        kinds = (first + np.arange(step.rows)) % len(rows)
+        actual = np.asarray(compiled(rows[kinds], probe_weights(k, n, transpose_w, trial)))
+        return gives_expected(actual, k, contract, first=first, trial=trial)
+
+    return all(map(agrees, range(trials(step.rows, k, n))))
+
+
+def _compile(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> Callable[..., jax.Array]:
+    dot = _form(step, contract, transpose_w)
+    shapes = (
+        jax.ShapeDtypeStruct((step.rows, k), jnp.float32),
+        jax.ShapeDtypeStruct((n, k) if transpose_w else (k, n), jnp.float32),
+    )
+    return ahead_of_time(lambda x, w: run_isolated(lambda t: (dot(t, w),), x)[0], *shapes)

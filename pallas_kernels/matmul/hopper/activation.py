@@ -1,0 +1,50 @@
+"""Activations inside of a Hopper kernel, one PTX instruction after the other, so that every kernel computes the same.
+
+A compiler may contract a product and a sum to one fused multiply-add, and does so or not as the code around them is.
+An instruction that names its rounding is left as it is. Silu, and gelu in its tanh form, are z / (1 + exp(v)): with
+v = -z, and with v = -2 sqrt(2 / pi) (z + 0.044715 z**3), as (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)). The quotient is a
+product by the reciprocal of at most 1 ULP; exp is 2**(v log2(e)), whose relative error grows as |v| 2**-24.
+"""
+
+import math
+from typing import Any, Final
+
+import jax
+
+from pallas_kernels.matmul.activations import CUBIC, SLOPE, activate
+from pallas_kernels.parts.hopper.arithmetic import SILU
+from pallas_kernels.parts.hopper.registers import apply_ptx, hexadecimal
+
+_LINEAR: Final = -2 * SLOPE * math.log2(math.e)
+# $0 is the result, $1 is z, t becomes v log2(e) and then 1 + exp(v).
+_DIVIDE: Final = f"""
+    ex2.approx.ftz.f32 t, t;
+    add.rn.f32 t, t, {hexadecimal(1.0)};
+    rcp.approx.ftz.f32 t, t;
+    mul.rn.f32 $0, $1, t;
+}}"""
+_PTX: Final = {
+    "silu": SILU,
+    "gelu": f"""{{
+    .reg .f32 t;
+    mul.rn.f32 t, $1, $1;
+    fma.rn.f32 t, t, {hexadecimal(_LINEAR * CUBIC)}, {hexadecimal(_LINEAR)};
+    mul.rn.f32 t, t, $1;{_DIVIDE}""",
+}
+
+
+def activate_tile(z: jax.Array, activation: str | None, layout: Any, interpret: Any) -> jax.Array:
+    """Applies an activation by name to what a warpgroup holds in registers; None leaves it as it is.
+
+    Args:
+        z: float32 of any shape.
+        activation: "gelu" (tanh form), "silu", "relu" or None.
+        layout: Layout of `z`.
+        interpret: Whether the interpreter runs the kernel: it computes the portable form.
+
+    Returns:
+        Of the shape and the layout of `z`. nan and infinities become what they become in the portable form.
+    """
+    if interpret or activation not in _PTX:
+        return activate(z, activation)
+    return apply_ptx(_PTX[activation], layout, z)

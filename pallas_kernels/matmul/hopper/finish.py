@@ -1,0 +1,67 @@
+"""The end of a matmul as a kernel of its own: the tree over the shards' sums, then the epilogue.
+
+It computes what `hopper.epilogue` computes inside of the product's kernel, with the same element-wise code, so the
+bits are the same whether a shard's sum goes through memory or stays in registers.
+"""
+
+from typing import Any, Final
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.contract import add_as_tree
+from pallas_kernels.matmul.hopper.epilogue import Epilogue
+from pallas_kernels.parts.hopper.launch import launch
+from pallas_kernels.parts.in_32_bits import in_32_bits
+
+_THREADS: Final = 128
+_PARTS: Final = (512, 256, 128)  # columns of a block, a multiple of its threads
+
+
+@in_32_bits
+def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret: Any) -> jax.Array:
+    """Adds the shards' sums as a tree and finishes the total.
+
+    Args:
+        partials: (S, M, N) float32, no size 0. Those with N no multiple of 128 are copied.
+        epilogue: Bias of at most N elements, activation, and residual (M, N) of `out_dtype`; `up` is not used here.
+        out_dtype: Dtype of the result.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        (M, N) of `out_dtype`.
+    """
+    shards, m, n = partials.shape
+    if n % _PARTS[-1]:
+        wide = n + -n % _PARTS[-1]
+        epilogue = epilogue.map(lambda a: _pad(a, wide))
+        return finish(_pad(partials, wide), epilogue, out_dtype=out_dtype, interpret=interpret)[:, :n]
+    epilogue = epilogue.padded(n)
+    columns = next(c for c in _PARTS if n % c == 0)
+    parts = n // columns
+    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=columns // _THREADS)
+
+    def kernel(partials_ref: Any, end: Epilogue, out_ref: Any) -> None:
+        index = lax.axis_index("part")
+        row, part = lax.div(index, parts), pl.ds(lax.rem(index, parts) * columns, columns)
+
+        def load(ref: Any) -> Any:
+            return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
+
+        total = add_as_tree(lambda shard: load(partials_ref.at[shard, row, part]), shards)
+        bias = None if end.bias is None else load(end.bias.at[part])
+        total = end.before_residual((total,), bias, layout, interpret)
+        if end.residual is not None:
+            total += load(end.residual.at[row, part])
+        out_ref[row, part] = total.astype(out_dtype)
+
+    out = jax.ShapeDtypeStruct((m, n), out_dtype)
+    return launch("matmul_finish", kernel, out, {"part": m * parts}, interpret=interpret)(partials, epilogue)
+
+
+def _pad(a: jax.Array, columns: int) -> jax.Array:
+    """Returns `a` with columns of zeros behind its last one, up to `columns`."""
+    return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, columns - a.shape[-1])])

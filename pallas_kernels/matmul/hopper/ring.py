@@ -1,0 +1,362 @@
+"""The kernel of the Hopper matmul: one producer warpgroup, one or more computing ones, a ring of stages between them.
+
+The producer copies tiles of both operands into shared memory (TMA), the computing warpgroups multiply them (wgmma)
+into float32 accumulators and write the result. Every accumulator is one chain over K upwards in steps of 16, whatever
+the schedule: tiles and stages decide who computes an element and when, never in which order it is summed.
+What happens to a finished accumulator is `hopper.epilogue`.
+
+wgmma multiplies rows by columns. With `schedule.swap` the weights are the rows and the activations the columns, so
+that a small batch fills 8 columns instead of 64 rows; without it the activations are the rows.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.contract import add_as_tree
+from pallas_kernels.matmul.hopper.epilogue import Ending, Epilogue, add_tiles, make_store
+from pallas_kernels.matmul.hopper.group_tiles import GroupWalk, Table, TableWalk
+from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
+from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, Walk, here, sum_steps
+from pallas_kernels.matmul.hopper.product import Product, Scratch, fill_table
+from pallas_kernels.matmul.hopper.turn_bytes import turn_bytes
+from pallas_kernels.parts.in_32_bits import in_32_bits
+from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
+
+
+@dataclass(frozen=True)
+class Shards:
+    """K cut into chains of their own (`pallas_kernels.contract.SplitWgmmaContract`).
+
+    Attributes:
+        count: Number of shards, at least 2.
+        length: Elements of K in one, a multiple of the schedule's `k_step`.
+        across: Whether a block sums one shard and leaves the tree to others, or all of them and their tree.
+    """
+
+    count: int
+    length: int
+    across: bool
+
+
+@in_32_bits
+def ring_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    epilogue: Epilogue,
+    *,
+    total: jax.Array | None = None,
+    sizes: jax.Array | None = None,
+    schedule: MatmulSchedule,
+    transpose_w: bool,
+    transpose_x: bool = False,
+    out_dtype: Any,
+    interpret: Any,
+    shards: Shards | None = None,
+    folded: bool = False,
+) -> jax.Array:
+    """Runs the kernel on operands that the copy engine can address.
+
+    Args:
+        x: (M, K), or a stack (B, M, K); K a multiple of 8 (of 16 for int8), M and B at least 1. (K, M) with
+            `transpose_x`, where M is a multiple of 16. A matrix beside a stack of `w` belongs to every entry.
+        w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
+            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry. Of int8,
+            whose sums are exact, weights (K, N) with N a multiple of 32 are turned in shared memory.
+        epilogue: What is done to the sums before they are rounded; scales for int8.
+        total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
+            block computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
+        sizes: (B,) int32, how many rows of a matrix `x` belong to each entry of `w`, one entry behind the other. Rows
+            behind them become zeros; where sizes are negative or add up to more than M, all become nan. A schedule
+            without `swap` has whole swizzled rows of the result in a tile.
+        schedule: Tiles and stages.
+        transpose_w: Whether `w` is stored as (N, K).
+        transpose_x: Whether `x` is stored as (K, M).
+        out_dtype: Dtype of the result; rounded from the float32 accumulator once.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+        shards: The cut of K, for matrices; by default there is one chain.
+        folded: Whether every step is a chain of its own, and their sums are added upwards in float32.
+
+    Returns:
+        (M, N) or (B, M, N) of `out_dtype`; with shards across blocks (count, M, N), the shards' own sums.
+    """
+    stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
+    if sizes is not None:
+        stack = ()
+    m, k = x.shape[:-3:-1] if transpose_x else x.shape[-2:]
+    across, length, chains = False, k, 1
+    if shards is not None:
+        across, length = shards.across, shards.length
+        stack, chains = ((shards.count,), 1) if across else ((), shards.count)
+    if folded:
+        length, chains = s.k_step, -(-k // s.k_step)
+    x_side, w_side = _operands(m, k, n, x.dtype, epilogue, s, transpose_x, transpose_w)
+    turned = None
+    if x.dtype == jnp.int8 and not transpose_w:
+        turned = w_side
+        x_side = replace(x_side, swizzle=SWIZZLE_BYTES)
+        w_side = Operand(w_side.tile * w_side.tiles, s.k_step, True, w_side.tile, w_side.tile, SWIZZLE_BYTES, s.k_step)
+    walk: Walk | GroupWalk
+    if sizes is not None:
+        x_side = replace(x_side, anywhere=True)
+        walk = group_walk(sizes.shape[0], m, n, s)
+    rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
+    if sizes is None:
+        walk = Walk(stack, rows.tiles, columns.tiles, rows.tile, columns.tile, s.group, s.blocks)
+    chain_steps = -(-length // s.k_step)
+    shape = (s.tile_rows // rows.sources, s.tile_columns // columns.sources)
+    kind = "quant_matmul" if x.dtype == jnp.int8 else "gated_matmul" if epilogue.gated else "matmul"
+    plan = _Plan(
+        name=kind if sizes is None else f"group_{kind}",
+        schedule=s,
+        rows=rows,
+        columns=columns,
+        walk=walk,
+        ring=Ring.of(walk, chains * chain_steps, s.stages),
+        roles=Roles(s.warpgroups, 0 if turned is None else 1),
+        shape=shape,
+        store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue, sizes is not None),
+        interpret=interpret,
+        turned=turned,
+        chains=chains,
+        chain_steps=chain_steps,
+        shard=length if across else None,
+        sums=jnp.int32 if x.dtype == jnp.int8 else jnp.float32,
+        folded=folded,
+    )
+    scratch = plan.scratch(x.dtype, out_dtype, epilogue)
+    run = plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)
+    return run(x, w, total, sizes, epilogue)
+
+
+def group_walk(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupWalk:
+    """Returns how the tiles of (M, N) are walked whose rows belong to so many groups."""
+    table = Table(groups, m, s.block_m)
+    blocks = max(1, min(s.blocks or SMS, -(-n // s.block_n) * (table.most_tiles + 1)))
+    return GroupWalk(table, n, s.block_n, s.swap, s.group, blocks)
+
+
+def _operands(
+    m: int, k: int, n: int, dtype: Any, epilogue: Epilogue, s: MatmulSchedule, transpose_x: bool, transpose_w: bool
+) -> tuple[Operand, Operand]:
+    """Returns the activations and the weights as they pass through shared memory."""
+    sources = 2 if epilogue.gated else 1
+    swizzle, w_tile = SWIZZLE_BYTES // dtype.itemsize, s.block_n // sources
+    if not transpose_w:
+        swizzle = math.gcd(swizzle, n, w_tile)
+    if transpose_x:
+        swizzle = math.gcd(swizzle, m, s.block_m)
+    loaded = s.block_m if transpose_x else loaded_rows(m, s.block_m)
+    return (
+        Operand(m, k, not transpose_x, s.block_m, loaded, swizzle, s.k_step),
+        Operand(n, k, transpose_w, w_tile, w_tile, swizzle, s.k_step, sources),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan(Product):
+    """What is fixed about a launch.
+
+    Attributes:
+        turned: The weights as they are copied, where a warpgroup turns them before they are read; else None.
+        chains: Chains over K in a tile, which are added as a tree, or upwards.
+        chain_steps: Steps of one chain.
+        shard: Elements of K in the shard that an entry of the stack stands for; None where the stack is one of results.
+        sums: Dtype of the sums.
+        folded: Whether the chains are added upwards.
+    """
+
+    turned: Operand | None
+    chains: int
+    chain_steps: int
+    shard: int | None
+    sums: Any
+    folded: bool
+
+    @property
+    def copied(self) -> tuple[Operand, Operand]:
+        """Rows and columns as they are copied."""
+        if self.turned is None:
+            return self.rows, self.columns
+        return (self.turned, self.columns) if self.schedule.swap else (self.rows, self.turned)
+
+    @property
+    def takers(self) -> int:
+        """Warpgroups that take tiles in turn."""
+        return self.schedule.warpgroups if self.schedule.split == "tiles" else 1
+
+    def scratch(self, dtype: Any, out_dtype: Any, epilogue: Epilogue) -> Scratch:
+        """Returns the shared memory and the barriers of a block."""
+        stages, copies = self.ring.stages, sum(operand.arrivals for operand in self.copied)
+        scratch = Scratch(
+            rows=self.stages(self.rows, dtype),
+            columns=self.stages(self.columns, dtype),
+            store=self.blocks(out_dtype),
+            full=plgpu.Barrier(num_arrivals=copies, num_barriers=stages * self.takers),
+            empty=plgpu.Barrier(num_arrivals=self.schedule.warpgroups // self.takers, num_barriers=stages),
+        )
+        if epilogue.residual is not None:
+            barrier = self.store.barrier(self.schedule.warpgroups, self.plain(self.store))
+            scratch = scratch._replace(fetched=barrier)
+        if self.turned is not None:
+            tiles, weights = self.turned.scratch(stages, dtype, False), "rows" if self.schedule.swap else "columns"
+            shared = {"apart": tiles} if self.interpret else {weights: plgpu.RefUnion(getattr(scratch, weights), tiles)}
+            scratch = scratch._replace(transposed=plgpu.Barrier(num_barriers=stages), **shared)
+        if isinstance(self.walk, GroupWalk):
+            scratch = scratch._replace(table=self.walk.table.scratch(), ready=plgpu.Barrier())
+        return scratch
+
+    def full(self, scratch: Scratch, tile: Any, slot: Any) -> Any:
+        """The barrier of a full stage: one for each taker, each of which has to wait for every phase of its own."""
+        takers = self.takers
+        return scratch.full.at[slot if takers == 1 else lax.rem(tile, takers) * self.ring.stages + slot]
+
+
+def _kernel(
+    plan: _Plan, x: Any, w: Any, total: Any, sizes: Any, epilogue: Epilogue, out: Any, scratch: Scratch
+) -> None:
+    """The body of a block."""
+    s, ring, walk, (warpgroup, block) = plan.schedule, plan.ring, plan.walk, here()
+    if sizes is not None:
+        fill_table(walk.table, sizes, scratch, warpgroup, plan.interpret)
+        walk = walk.of(scratch.table)
+    count = walk.count(block)
+    weights = [w] if epilogue.up is None else [w, epilogue.up]
+    sources = (weights, [x]) if s.swap else ([x], weights)
+    rows, columns = plan.views(plan.rows, scratch.rows), plan.views(plan.columns, scratch.columns)
+    if plan.turned is not None:
+        ref = scratch.rows if s.swap else scratch.columns
+        weights_stages = (ref, scratch.apart) if plan.interpret else tuple(ref)
+        rows, columns = (weights_stages, columns) if s.swap else (rows, weights_stages)
+
+    @pl.when(warpgroup == s.warpgroups + plan.roles.transpose)
+    def copy_tiles() -> None:
+        plan.roles.limit_registers("copy")
+
+        def begin(tile: Any) -> tuple[Place, Any]:
+            place = walk.place(block, tile)
+            return place, 0 if plan.shard is None else place.entry * plan.shard
+
+        def copy(begun: tuple[Place, Any], tile: Any, step: Any, slot: Any) -> None:
+            place, start = begun
+            starts = place.row, place.column
+            for operand, arrays, (_, target), first in zip(plan.copied, sources, (rows, columns), starts, strict=True):
+                k, full = start + step * s.k_step, plan.full(scratch, tile, slot)
+                operand.copy([in_stack(array, place.entry) for array in arrays], target, first, k, slot, full)
+
+        ring.produce(count, scratch.empty, begin, copy)
+
+    if plan.turned is not None:
+
+        @pl.when(warpgroup == s.warpgroups)
+        def turn_weights() -> None:
+            plan.roles.limit_registers("transpose")
+            read, copied = rows if s.swap else columns
+
+            @pl.loop(0, count * ring.steps)
+            def _(position: Any) -> None:
+                slot = ring.at(position)
+                plgpu.barrier_wait(scratch.full.at[slot])
+                _turn(plan, copied.at[slot, 0], read.at[slot, 0])
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(scratch.transposed.at[slot])
+
+    @pl.when(warpgroup < s.warpgroups)
+    def multiply_tiles() -> None:
+        plan.roles.limit_registers("multiply")
+        offset, takers = plan.offset(warpgroup), plan.takers
+        ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
+        stages = scratch._replace(rows=rows[0], columns=columns[0])
+
+        @pl.loop(0, count if takers == 1 else lax.div(count - warpgroup + takers - 1, takers))
+        def _(turn: Any) -> None:
+            tile = turn if takers == 1 else turn * takers + warpgroup
+            _, entry, row, column, valid = walk.place(block, tile)
+            row = row + offset
+            ending.begin(entry, row, column, plan.shape)
+
+            def previous() -> Any:
+                """Returns this warpgroup's part of the sums to continue."""
+                at = pl.ds(row, plan.shape[0]), pl.ds(column, plan.shape[1])
+                return plgpu.load(in_stack(total, entry).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
+
+            def chain(index: Any) -> Any:
+                return _sum_chain(plan, stages, tile, index, part, None if total is None else previous)
+
+            if plan.folded:
+                sums = lax.fori_loop(1, plan.chains, lambda i, sums: add_tiles(sums, chain(i)), chain(0))
+            else:
+                sums = add_as_tree(chain, plan.chains, add_tiles)
+            # The rows that are stored are those of this warpgroup and of the ones after it.
+            ending.finish(sums, entry, row, column, valid if valid is None or s.swap else valid - offset)
+
+        if sizes is not None:
+            _fill_rest(plan, walk, ending, warpgroup, block, count)
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _turn(plan: _Plan, source: Any, target: Any) -> None:
+    """Turns the weights of a stage."""
+    s, copied, read = plan.schedule, plan.turned, plan.rows if plan.schedule.swap else plan.columns
+    if plan.interpret or copied is None:
+        target[...] = source[...].T
+    else:
+        transforms = tile_transforms(copied.swizzle, jnp.int8), tile_transforms(read.swizzle, jnp.int8)
+        turn_bytes(source, target, s.k_step, copied.tile, copied.swizzle, transforms)
+
+
+def _sum_chain(
+    plan: _Plan, scratch: Scratch, tile: Any, index: Any, part: Any, previous: Callable[[], Any] | None
+) -> Any:
+    """Sums the steps of one chain of a tile; `part` of the rows is this warpgroup's."""
+    pieces = max(plan.rows.pieces, plan.columns.pieces)  # products of a step, for each source
+    sources = max(plan.rows.sources, plan.columns.sources)
+    first, last = index * plan.chain_steps, (index + 1) * plan.chain_steps
+
+    def accumulate(*accumulators: Any) -> Any:
+        def multiply(step: Any) -> None:
+            slot = plan.ring.slot(tile, step)
+            plgpu.barrier_wait(plan.full(scratch, tile, slot))
+            if scratch.transposed is not None:
+                plgpu.barrier_wait(scratch.transposed.at[slot])
+            for piece in range(pieces):
+                for source, accumulator in enumerate(accumulators):
+                    left = plan.rows.read(scratch.rows, slot, source, piece, pieces, part)
+                    right = plan.columns.read(scratch.columns, slot, source, piece, pieces, slice(None))
+                    plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+
+        def release(step: Any) -> None:
+            plgpu.barrier_arrive(scratch.empty.at[plan.ring.slot(tile, step)])
+
+        if previous is not None and not plan.interpret:
+            accumulators[0][...] = previous()
+        sum_steps(first, last, multiply, release, products=pieces * sources, several=plan.chain_steps > 1)
+        results = tuple(accumulator[...] for accumulator in accumulators)
+        if previous is not None and plan.interpret:
+            # The interpreter cannot store to an accumulator: another order.
+            return (results[0] + previous(),)
+        return results
+
+    return pl.run_scoped(accumulate, *[plgpu.WGMMAAccumulatorRef(plan.shape, plan.sums)] * sources)
+
+
+def _fill_rest(plan: _Plan, walk: TableWalk, ending: Ending, warpgroup: Any, block: Any, count: Any) -> None:
+    """Stores zeros for rows without a group, or nan if the sizes of the groups do not fit."""
+    takers, offset = plan.takers, plan.offset(warpgroup)
+
+    @pl.loop(count, walk.turns(block))
+    def _(turn: Any) -> None:
+        @pl.when(lax.rem(turn, takers) == (warpgroup if takers > 1 else 0))
+        def _() -> None:
+            row, column = walk.rest(block, turn)
+            number = jnp.where(walk.fit, jnp.float32(0), jnp.float32(jnp.nan))
+            tile = plgpu.layout_cast(jnp.broadcast_to(number, plan.shape), plgpu.Layout.WGMMA)
+            ending.fill(tile, row + offset, column)

@@ -1,0 +1,108 @@
+"""Matmul of float32 operands in TF32 on a Hopper GPU: what JAX's default precision is there.
+
+wgmma reads float32 operands along K and drops the lower 13 bits of their fractions. (N, K) weights are used where they
+lie; (K, N) weights are brought into that order inside of a kernel of its own, or by a copy in front where that is
+estimated faster.
+"""
+
+import math
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.contract import Tf32Contract
+from pallas_kernels.matmul.hopper.epilogue import Epilogue
+from pallas_kernels.matmul.hopper.operands import (
+    check_contract,
+    check_device,
+    check_operands,
+    check_shared_memory,
+    empty,
+    one_axis,
+    pad,
+    pad_weights,
+    unpad,
+)
+from pallas_kernels.matmul.hopper.ring import ring_matmul
+from pallas_kernels.matmul.hopper.tf32_ring import turning_ring_matmul
+from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
+
+_OP: Final = "pallas_kernels.matmul.hopper.tf32.matmul"
+_ALIGN: Final = 4  # elements in the 16 bytes to which the copy engine aligns rows
+_COLUMNS: Final = 8  # the same for rows of the result, of 2-byte elements too
+_TURNED_COLUMNS: Final = 32  # elements of a swizzled row
+_TURNED_K: Final = 8
+
+
+def matmul(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    contract: Tf32Contract,
+    transpose_w: bool = False,
+    bias: jax.Array | None = None,
+    out_dtype: Any = None,
+    schedule: Tf32Schedule | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """Multiplies float32 rows by float32 weights in TF32, or every matrix of a stack by its own weights.
+
+    Aligned operands are used where they lie: K a multiple of 4 and N of 8 for (N, K) weights, K a multiple of 8 and N
+    of 32 for (K, N) weights. Others are copied once, padded with zeros, which adds exact zeros to the sums.
+
+    Both operands are cut, not rounded, to 10 bits of fraction: see `Tf32Contract` for what that does to a sum.
+
+    Args:
+        x: (M, K) or (..., M, K), float32. Any sizes, 0 included.
+        w: (K, N) or (..., K, N) float32, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions are those of
+            `x`, which may have none: its rows are multiplied by every entry's weights then.
+        contract: Order of the sum over K.
+        transpose_w: Whether `w` is stored as (N, K).
+        bias: (N,) of any floating dtype, added to the float32 sum.
+        out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
+        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where the operands keep
+            all their bits).
+
+    Returns:
+        (M, N) or (..., M, N) of `out_dtype`.
+
+    Raises:
+        UnsupportedError: If this backend cannot honour the contract for these operands.
+
+    Guarantee: row-invariant; the bits depend on K, the row, the weights and the bias alone, and are the same in a
+    stack as in a single product.
+
+    Example:
+        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+
+        >>> from jax.experimental.pallas import mosaic_gpu as plgpu
+        >>> x, w = jnp.ones((3, 64)), jnp.ones((64, 64))
+        >>> matmul(x, w, contract=Tf32Contract(), interpret=plgpu.InterpretGPUParams())[0, :2].tolist()
+        [64.0, 64.0]
+    """
+    out_dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    bias = None if bias is None else bias.astype(jnp.float32)
+    check_contract(_OP, contract, Tf32Contract)
+    check_operands(_OP, x, w, bias, transpose_w, out_dtype, (jnp.dtype(jnp.float32),))
+    if not interpret:
+        check_device(_OP)
+    (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
+    if 0 in (*lead, m, k, n):
+        return empty((*lead, m, n), bias, out_dtype)
+    stack = math.prod(lead)
+    if schedule is None:
+        schedule = tf32_schedule(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_dtype.itemsize)
+    check_shared_memory(_OP, schedule, schedule.shared_bytes(out_dtype.itemsize))
+    x, w = one_axis(x), one_axis(w)
+    if bias is not None:
+        bias = pad(bias, 0, schedule.tiles.block_n)
+    arguments: dict[str, Any] = {"out_dtype": out_dtype, "interpret": interpret}
+    if (schedule.turners or schedule.from_registers) and not transpose_w:
+        w = pad(pad(w, -1, _TURNED_COLUMNS), -2, _TURNED_K)
+        out = turning_ring_matmul(pad(x, -1, _TURNED_K), w, bias, schedule=schedule, **arguments)
+    else:
+        w = pad_weights(w if transpose_w else w.swapaxes(-1, -2), True, _ALIGN, _COLUMNS)
+        out = ring_matmul(pad(x, -1, _ALIGN), w, Epilogue(bias), schedule=schedule.tiles, transpose_w=True, **arguments)
+    return unpad(out, *lead, m, n)

@@ -1,0 +1,230 @@
+"""The kernel of the Hopper TF32 matmul for weights stored as (K, N), of which nothing is copied in advance.
+
+wgmma reads float32 operands from shared memory only along K. The ring of `hopper.ring` therefore takes (N, K)
+weights. Here the weights are wgmma's rows and come from registers, into which every thread reads its elements in any
+order; or one or two warpgroups more turn every tile in shared memory, in place, between the producer that copies it
+and the warpgroups that multiply it. The accumulator is the same chain over K in steps of 8, so are its bits.
+"""
+
+import functools
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.matmul.hopper.epilogue import Epilogue, make_store
+from pallas_kernels.matmul.hopper.operand import SWIZZLE_BYTES, Operand, in_stack, loaded_rows, tile_transforms
+from pallas_kernels.matmul.hopper.pipeline import Place, Ring, Roles, Walk, here, sum_steps
+from pallas_kernels.matmul.hopper.product import Product
+from pallas_kernels.matmul.hopper.turn import turn
+from pallas_kernels.matmul.hopper.wgmma_tf32 import load_rows
+from pallas_kernels.matmul.hopper.wgmma_tf32 import multiply as multiply_rows
+from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule
+from pallas_kernels.parts.in_32_bits import in_32_bits
+
+_SWIZZLE: Final = SWIZZLE_BYTES // 4
+_TRANSFORMS: Final = tile_transforms(_SWIZZLE, jnp.float32)
+
+
+@in_32_bits
+def turning_ring_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    schedule: Tf32Schedule,
+    out_dtype: Any,
+    interpret: Any,
+) -> jax.Array:
+    """Runs the kernel on operands that the copy engine can address.
+
+    Args:
+        x: (M, K), or a stack (B, M, K), float32; K a multiple of 8.
+        w: (K, N) float32, N a multiple of 32. A stack where `x` is one; a matrix `x` beside a stack belongs to
+            every entry.
+        bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
+        schedule: Tiles and stages, with turning warpgroups or rows from registers.
+        out_dtype: Dtype of the result; rounded from the float32 accumulator once.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        (M, N) or (B, M, N) of `out_dtype`.
+    """
+    stack, (m, k), n, s, turners = w.shape[:-2], x.shape[-2:], w.shape[-1], schedule.tiles, schedule.turners
+    x_side = Operand(m, k, True, s.block_m, loaded_rows(m, s.block_m), _SWIZZLE, s.k_step)
+    w_side = Operand(n, k, False, s.block_n, s.block_n, _SWIZZLE, s.k_step)
+    rows, columns = (w_side, x_side) if s.swap else (x_side, w_side)
+    walk = Walk(stack, rows.tiles, columns.tiles, s.block_rows, s.block_columns, s.group, s.blocks)
+    epilogue, shape = Epilogue(bias), (s.tile_rows, s.tile_columns)
+    plan = Product(
+        name="matmul_tf32",
+        schedule=s,
+        rows=rows,
+        columns=columns,
+        walk=walk,
+        # Stages are a multiple of the turners, so each of them meets every phase of its own stages.
+        ring=Ring.of(walk, -(-k // s.k_step), s.stages, multiple=max(1, turners)),
+        roles=Roles(s.warpgroups, turners),
+        shape=shape,
+        store=make_store(s, shape, m, n, jnp.dtype(out_dtype), epilogue),
+        interpret=interpret,
+    )
+    stages = plan.ring.stages
+    copied = plan.stages(w_side, jnp.float32)
+    turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=_TRANSFORMS)
+    scratch = _Scratch(
+        # The interpreter knows no two views of the same bytes, and no rows in registers.
+        w=plgpu.RefUnion(turned, copied) if turners and not interpret else copied,
+        x=plan.stages(x_side, jnp.float32),
+        store=plan.blocks(out_dtype),
+        full=plgpu.Barrier(num_arrivals=1 + x_side.pieces, num_barriers=stages),
+        transposed=plgpu.Barrier(num_arrivals=1, num_barriers=stages),
+        empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=stages),
+        apart=turned if interpret else None,
+    )
+    return plan.launch(functools.partial(_kernel, plan), (*stack, m, n), out_dtype, scratch)(x, w, epilogue)
+
+
+class _Scratch(NamedTuple):
+    """Shared memory and barriers of a block: `product.Scratch` by operands, in the order that they have there."""
+
+    w: Any
+    x: Any
+    store: Any
+    full: Any
+    transposed: Any
+    empty: Any
+    apart: Any
+
+
+def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch: _Scratch) -> None:
+    """The body of a block."""
+    s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
+    count, turners = plan.walk.count(block), plan.roles.transpose
+    x_side, w_side = (plan.columns, plan.rows) if s.swap else (plan.rows, plan.columns)
+    # As they are read and as they are copied.
+    w_stages, x_stages = (scratch.apart, scratch.w), plan.views(x_side, scratch.x)
+    if turners and not plan.interpret:
+        w_stages = tuple(scratch.w)
+
+    @pl.when(warpgroup == s.warpgroups + turners)
+    def copy_tiles() -> None:
+        plan.roles.limit_registers("copy")
+
+        def copy(place: Place, _: Any, step: Any, slot: Any) -> None:
+            k, full = step * s.k_step, scratch.full.at[slot]
+            w_start, x_start = (place.row, place.column) if s.swap else (place.column, place.row)
+            w_side.copy([in_stack(w, place.entry)], w_stages[1], w_start, k, slot, full)
+            x_side.copy([in_stack(x, place.entry)], x_stages[1], x_start, k, slot, full)
+
+        ring.produce(count, scratch.empty, lambda tile: plan.walk.place(block, tile), copy)
+
+    if turners:
+
+        @pl.when((warpgroup >= s.warpgroups) & (warpgroup < s.warpgroups + turners))
+        def turn_tiles() -> None:
+            plan.roles.limit_registers("transpose")
+            turner = warpgroup - s.warpgroups
+
+            @pl.loop(0, lax.div(count * ring.steps - turner + turners - 1, turners))
+            def _(i: Any) -> None:
+                slot = ring.at(turner + i * turners)
+                plgpu.barrier_wait(scratch.full.at[slot])
+                if plan.interpret:
+                    w_stages[0].at[slot][...] = w_stages[1].at[slot, 0].transpose((1, 0))[...]
+                else:
+                    turn(w_stages[1].at[slot, 0], s.k_step, s.block_n, _TRANSFORMS)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(scratch.transposed.at[slot])
+
+    @pl.when(warpgroup < s.warpgroups)
+    def multiply_tiles() -> None:
+        plan.roles.limit_registers("multiply")
+        offset = plan.offset(warpgroup)
+        ending, part = plan.ending(epilogue, out, scratch, warpgroup), plan.part(offset)
+
+        @pl.loop(0, count)
+        def _(tile: Any) -> None:
+            place = plan.walk.place(block, tile)
+
+            def finish(sums: Any) -> None:
+                ending.finish((sums,), place.entry, place.row + offset, place.column)
+
+            if not turners:
+                finish(_sum_from_registers(plan, scratch, w_stages, x_stages[0], tile, part))
+                return
+
+            def accumulate(accumulator: Any) -> None:
+                def multiply(step: Any) -> None:
+                    slot = ring.slot(tile, step)
+                    plgpu.barrier_wait(scratch.full.at[slot])
+                    plgpu.barrier_wait(scratch.transposed.at[slot])
+                    _multiply(plan, accumulator, w_stages[0], x_stages[0], slot, part)
+
+                def release(step: Any) -> None:
+                    plgpu.barrier_arrive(scratch.empty.at[ring.slot(tile, step)])
+
+                sum_steps(0, ring.steps, multiply, release, products=x_side.pieces)
+                finish(accumulator[...])
+
+            pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(plan.shape, jnp.float32))
+
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _multiply(plan: Product, accumulator: Any, turned: Any, x: Any, slot: Any, part: Any) -> None:
+    """Issues the products of a stage whose weights are turned; `part` of wgmma's rows is this warpgroup's."""
+    s, side = plan.schedule, plan.columns if plan.schedule.swap else plan.rows
+    pieces, width = side.pieces, s.k_step // side.pieces
+    for piece in range(pieces):
+        window = pl.ds(piece * width, width) if pieces > 1 else slice(None)
+        weights = turned.at[slot, part if s.swap else slice(None), window]
+        rows = side.read(x, slot, 0, piece, pieces, slice(None) if s.swap else part)
+        left, right = (weights, rows) if s.swap else (rows, weights)
+        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+
+
+def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x: Any, tile: Any, part: Any) -> Any:
+    """Returns the sums of a tile; the rows of a stage are read while the stage before is multiplied."""
+    s, steps = plan.schedule, plan.ring.steps
+    start = tile * steps
+
+    def add(step: Any, carry: Any) -> Any:
+        total, rows = carry
+        slot = plan.ring.at(start + step)
+        next_slot = plan.ring.at(start + jnp.minimum(step + 1, steps - 1))
+
+        @pl.when(step + 1 < steps)
+        def _() -> None:
+            plgpu.barrier_wait(scratch.full.at[next_slot])
+
+        columns = x.at[slot]
+        if plan.interpret:
+            total += _interpreted_product(plan, w, x, slot, part)
+        else:
+            total, rows = multiply_rows(total, rows, columns, w[1].at[next_slot, 0], s.block_n, _TRANSFORMS)
+        plgpu.barrier_arrive(scratch.empty.at[slot])
+        return total, rows
+
+    plgpu.barrier_wait(scratch.full.at[plan.ring.at(start)])
+    total = plgpu.layout_cast(jnp.zeros((64, s.tile_columns), jnp.float32), plgpu.Layout.WGMMA)
+    rows = jnp.float32(0)
+    if not plan.interpret:
+        rows = load_rows(w[1].at[plan.ring.at(start), 0], s.k_step, s.block_n, _TRANSFORMS)
+    return lax.fori_loop(0, steps, add, (total, rows))[0]
+
+
+def _interpreted_product(plan: Product, w: tuple[Any, Any], x: Any, slot: Any, part: Any) -> Any:
+    """Returns the product of a stage as the interpreter computes it, which knows no rows in registers."""
+    turned, copied = w
+    turned.at[slot, part][...] = copied.at[slot, 0, :, part].transpose((1, 0))[...]
+    plgpu.commit_smem()
+
+    def multiply(accumulator: Any) -> Any:
+        _multiply(plan, accumulator, turned, x, slot, part)
+        return accumulator[...]
+
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((64, plan.schedule.tile_columns), jnp.float32))

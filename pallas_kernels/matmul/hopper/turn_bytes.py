@@ -1,0 +1,134 @@
+"""A tile of bytes is transposed in shared memory by the 128 threads of a warpgroup, in place.
+
+wgmma reads 1-byte operands along K only. `ldmatrix` turns 8 by 8 pairs of bytes on their way into registers; what is
+left is to part the bytes of each pair, which `prmt` does for four of them at a time.
+"""
+
+from typing import Any, Final
+
+import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax.experimental.mosaic import gpu as mgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_kernels.parts.hopper.inline import inline
+from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
+
+_ROW_BYTES: Final = 128  # of a swizzled row of the turned tile
+_CHUNK: Final = 16  # bytes that a swizzle moves together, and of a row of `ldmatrix`
+_BLOCK: Final = 32  # rows that a warp reads at once
+
+
+def turn_bytes(tile: Any, turned: Any, k: int, n: int, swizzle: int, transforms: tuple[Any, Any]) -> None:
+    """Turns a (k, n) tile of bytes into an (n, k) one that stands in the same memory.
+
+    Neither the rows that a warp reads nor those that it writes meet in a bank. Everything is read before anything is
+    written.
+
+    Args:
+        tile: (k, n) of int8 in shared memory, in (8, swizzle) tiles, swizzled.
+        turned: The same memory as (n, k), in (8, 128) tiles, swizzled over 128 bytes.
+        k: Rows, a multiple of 128.
+        n: Columns, a multiple of 16.
+        swizzle: Bytes of a swizzled row of `tile`: 32, 64 or 128.
+        transforms: Those of `tile` and of `turned`.
+    """
+    refs = tuple(plgpu.RefType(one) for one in transforms)
+
+    @inline(*refs)
+    def turn(tile: Any, turned: Any) -> None:
+        thread = thread_of_warpgroup()
+        warp, lane = arith.shrui(thread, i32(5)), arith.andi(thread, i32(31))
+        read = _read(tile, warp, lane, k, n, swizzle)
+        mgpu.warpgroup_barrier()
+        _write(turned, warp, lane, k, read)
+
+    turn(tile, turned)
+
+
+def _read(tile: Any, warp: Any, lane: Any, k: int, n: int, swizzle: int) -> dict[tuple[int, int], list[Any]]:
+    """Reads 32 rows by 16 columns at a time; a warp has every fourth 32 rows.
+
+    A lane gives the address of one row of 16 bytes. Of each 16 rows the first of two matrices takes the rows 0, 1, 4,
+    5, 10, 11, 14 and 15, the second the others: eight different places in a swizzled tile of 8 rows.
+    """
+    chunks, across = swizzle // _CHUNK, n // swizzle
+    matrix, row = arith.shrui(lane, i32(3)), arith.andi(lane, i32(7))
+    other = arith.xori(arith.andi(matrix, i32(1)), arith.shrui(row, i32(2)))
+    offset = _sum(_times(arith.shrui(row, i32(1)), 4), arith.andi(row, i32(1)), _times(other, 2))
+    down = _sum(_times(arith.shrui(matrix, i32(1)), 16), offset)  # of 32
+    inside = arith.andi(down, i32(7))
+    moved = arith.andi(arith.shrui(_times(inside, swizzle), i32(7)), i32(chunks - 1))
+    start = _sum(
+        _address(tile),
+        _times(arith.shrui(down, i32(3)), across * 8 * swizzle),
+        _times(inside, swizzle),
+        _times(warp, _BLOCK * n),
+    )
+    places = [_sum(start, _times(arith.xori(moved, i32(chunk)), _CHUNK)) for chunk in range(chunks)]
+    return {
+        (square, column): _load(
+            _sum(places[column % chunks], i32(square * _ROW_BYTES * n + column // chunks * 8 * swizzle))
+        )
+        for square in range(k // _ROW_BYTES)
+        for column in range(n // _CHUNK)
+    }
+
+
+def _write(turned: Any, warp: Any, lane: Any, k: int, read: dict[tuple[int, int], list[Any]]) -> None:
+    """Writes four bytes along K at a time: of two neighbouring columns, lanes of the upper half the odd one first."""
+    pair, quad = arith.shrui(lane, i32(2)), arith.andi(lane, i32(3))
+    upper = arith.shrui(pair, i32(2))
+    # Which of the two matrices has the first two of four rows: see `_read`.
+    second_first = arith.cmpi(arith.CmpIPredicate.uge, quad, i32(2))
+    even = arith.select(second_first, i32(0x2064), i32(0x6420))
+    odd = arith.select(second_first, i32(0x3175), i32(0x7531))
+    is_upper = arith.cmpi(arith.CmpIPredicate.ne, upper, i32(0))
+    selectors = arith.select(is_upper, odd, even), arith.select(is_upper, even, odd)
+    base = _sum(_address(turned), _times(upper, k // _ROW_BYTES * 8 * _ROW_BYTES), _times(quad, 4))
+    places = {}
+    for turn in range(2):
+        row = _sum(_times(arith.andi(pair, i32(3)), 2), arith.xori(upper, i32(turn)))
+        for half in range(2):
+            chunk = arith.xori(_sum(_times(warp, 2), i32(half)), row)
+            places[turn, half] = _sum(base, _times(row, _ROW_BYTES), _times(chunk, _CHUNK))
+    for (square, column), words in read.items():
+        start = (2 * column * (k // _ROW_BYTES) + square) * 8 * _ROW_BYTES
+        for half in range(2):
+            for turn in range(2):
+                mgpu.utils.inline_ptx(
+                    "{ .reg .b32 w; prmt.b32 w, $1, $2, $3; st.shared.b32 [$0], w; }",
+                    _sum(places[turn, half], i32(start)),
+                    *words[2 * half : 2 * half + 2],
+                    selectors[turn],
+                    has_side_effects=True,
+                )
+
+
+def _load(address: Any) -> list[Any]:
+    """Reads four matrices of 8 by 8 pairs of bytes, turned."""
+    word = i32(0).type
+    found = llvm.inline_asm(
+        llvm.StructType.get_literal([word] * 4),
+        [address],
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,r",
+        asm_dialect=0,
+        has_side_effects=True,
+    )
+    return [llvm.extractvalue(word, found, [i]) for i in range(4)]
+
+
+def _address(ref: Any) -> Any:
+    """Returns where shared memory begins, as PTX takes it."""
+    return llvm.ptrtoint(ir.IntegerType.get_signless(32), mgpu.utils.memref_ptr(ref))
+
+
+def _times(number: Any, factor: int) -> Any:
+    return arith.muli(number, i32(factor))
+
+
+def _sum(first: Any, *others: Any) -> Any:
+    for other in others:
+        first = arith.addi(first, other)
+    return first

@@ -1,0 +1,104 @@
+"""Hopper schedules of matmuls that do more than multiply: with a residual, in pairs, or with K cut into shards.
+
+They are the candidates of `pallas_kernels.matmul.schedule.hopper.matmul` with what else has to fit into a block.
+"""
+
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates, matmul_schedule
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
+
+_FEWEST_STAGES: Final = 3
+_ALL_BLOCKS: Final = 64  # more than a tile has
+_THREADS: Final = 128
+_REGISTERS: Final = 128  # of a thread, for the sums of a tree; with 192 they spill
+_PARTIAL_BYTES: Final = 256 * 2**20
+
+
+class ShardSchedule(NamedTuple):
+    """How a matmul runs whose K is cut into shards.
+
+    Attributes:
+        across: Whether a block sums one shard and a second kernel adds the tree, or a block sums all of them.
+        tiles: The blocks.
+    """
+
+    across: bool
+    tiles: MatmulSchedule
+
+
+def for_residual(schedule: MatmulSchedule) -> MatmulSchedule:
+    """Returns the schedule with a buffer for every block of the result: a residual is fetched into them."""
+    return replace(schedule, out_buffers=_ALL_BLOCKS)
+
+
+def residual_schedule(
+    m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, itemsize: int = 2, out_itemsize: int = 2
+) -> MatmulSchedule:
+    """Returns the schedule of a matmul to which a residual is added: that of the matmul, with fewer stages if need be.
+
+    Arguments as for `matmul_schedule`; the residual has the result's dtype.
+    """
+    sizes: dict[str, Any] = {"stack": stack, "itemsize": itemsize, "out_itemsize": out_itemsize}
+    ranked = candidates(m, k, n, transpose_w=transpose_w, **sizes).values()
+    for schedule in (matmul_schedule(m, k, n, transpose_w=transpose_w, **sizes), *ranked):
+        schedule = for_residual(schedule)
+        stage = (schedule.block_rows + schedule.block_columns) * schedule.k_step * itemsize
+        missing = schedule.shared_bytes(itemsize, out_itemsize) - SHARED_BYTES
+        stages = schedule.stages - max(0, -(-missing // stage))
+        if stages >= _FEWEST_STAGES:
+            return replace(schedule, stages=stages)
+    raise ValueError(f"no schedule fits with a residual, got {(m, k, n)=}, {itemsize=}, {out_itemsize=}.")
+
+
+def gated_schedule(
+    m: int, k: int, n: int, *, transpose_w: bool = False, itemsize: int = 2, out_itemsize: int = 2
+) -> MatmulSchedule:
+    """Returns the schedule of a pair of products of the same rows.
+
+    Arguments as for `matmul_schedule`; N is that of each of the two weights.
+    """
+    ranked = candidates(m, k, n, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize, gated=True)
+    return next(iter(ranked.values()))
+
+
+def shard_schedules(
+    m: int,
+    k: int,
+    n: int,
+    *,
+    shards: int,
+    length: int,
+    transpose_w: bool = False,
+    itemsize: int = 2,
+    out_itemsize: int = 2,
+) -> tuple[ShardSchedule, ...]:
+    """Returns the schedules of a matmul whose K is cut into shards, the one to use first.
+
+    Shards of their own fill multiprocessors that few tiles would leave idle, and were faster wherever both were
+    measured, up to 4096 rows (benchmarks/NOTES.md); but their partial sums take memory. A block that sums all shards
+    takes none, but holds log2(shards) + 1 tiles of sums, so its tiles are smaller.
+
+    Args:
+        m: Rows of the activations, at least 1.
+        k: Length of the contracted dimension, at least 1.
+        n: Columns of the weights, at least 1.
+        shards: Shards of K, at least 2.
+        length: Elements of K in a shard, a multiple of 64.
+        transpose_w: Whether the weights are stored as (N, K).
+        itemsize: Bytes of an operand's element.
+        out_itemsize: Bytes of a result's element.
+    """
+    common: dict[str, Any] = {"transpose_w": transpose_w, "itemsize": itemsize}
+    parts = candidates(m, length, n, stack=shards, out_itemsize=4, **common).values()
+    whole = candidates(m, k, n, out_itemsize=out_itemsize, **common).values()
+    alive = (shards - 1).bit_length() + 1
+    across = [ShardSchedule(True, s) for s in parts if length % s.k_step == 0]
+    inside = [
+        ShardSchedule(False, s)
+        for s in whole
+        if length % s.k_step == 0 and alive * s.tile_rows * s.tile_columns <= _REGISTERS * _THREADS
+    ]
+    fits = not inside or shards * m * n * 4 <= _PARTIAL_BYTES
+    return (*across, *inside) if fits else (*inside, *across)

@@ -1,0 +1,119 @@
+"""Which Hopper schedule multiplies operands of 8 bits fast.
+
+A step of wgmma takes 32 bytes of K whatever the dtype, so operands of 8 bits behave as 16-bit ones of half the length.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from pallas_kernels.matmul.schedule.hopper.group_matmul import group_candidates, in_groups
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
+
+_TURNED_BYTES: Final = 32 * 1024  # 64 registers of each thread
+_TURNED_COLUMNS: Final = 128
+_TURNED_SUMS: Final = 128 * 128
+_BLOCK: Final = 128  # of K, whose float8 products are summed apart
+_FOLDED_SUMS: Final = 64 * 192
+_FOLDED_COLUMNS: Final = 128
+_MOST_STAGES: Final = 16
+_TURNED_ROWS: Final = 4096
+_NARROW: Final = 32  # columns up to which wgmma takes any multiple of 8 of integers; from there multiples of 16
+
+
+def int8_schedule(
+    m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
+) -> MatmulSchedule:
+    """Returns the schedule of a shape: the candidate that is estimated fastest.
+
+    Args:
+        m: Rows, at least 1.
+        k: Length of the contracted dimension, at least 1.
+        n: Columns of the weights, at least 1.
+        groups: Number of groups of rows with weights of their own; None for one matrix of weights.
+        turned: Whether a warpgroup turns weights that are stored as (K, N).
+        out_itemsize: Bytes of a result's element.
+
+    Example:
+        >>> int8_schedule(8, 4096, 4096).swap, int8_schedule(8192, 4096, 4096).swap
+        (True, False)
+    """
+    return next(iter(int8_candidates(m, k, n, groups=groups, turned=turned, out_itemsize=out_itemsize).values()))
+
+
+def int8_candidates(
+    m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
+) -> dict[str, MatmulSchedule]:
+    """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first."""
+    pairs = -(-k // 2)
+    if groups is None:
+        found = candidates(m, pairs, n, transpose_w=True, out_itemsize=out_itemsize)
+    else:
+        found = group_candidates(m, groups, pairs, n, transpose_w=True, out_itemsize=out_itemsize)
+    wide = {name: replace(schedule, k_step=2 * schedule.k_step) for name, schedule in found.items()}
+    return {
+        name: schedule
+        for name, schedule in wide.items()
+        if takes_integers(schedule) and (not turned or turns_weights(schedule))
+    }
+
+
+def float8_schedule(m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2) -> MatmulSchedule:
+    """Returns the schedule of a product of float8 numbers; the arguments are those of `int8_schedule`.
+
+    Example:
+        >>> float8_schedule(8, 4096, 4096).k_step, float8_schedule(8192, 4096, 4096).k_step
+        (128, 128)
+    """
+    return next(iter(float8_candidates(m, k, n, groups=groups, out_itemsize=out_itemsize).values()))
+
+
+def float8_candidates(
+    m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2
+) -> dict[str, MatmulSchedule]:
+    """Returns the schedules of products of float8 numbers by name: those of integers, cut to what folds blocks of K."""
+    found = int8_candidates(m, k, n, groups=groups, out_itemsize=out_itemsize)
+    cut: dict[str, MatmulSchedule] = {}
+    for s in found.values():
+        schedule = replace(s, tile_rows=64, tile_columns=min(s.tile_columns, _FOLDED_COLUMNS), k_step=_BLOCK)
+        schedule = replace(schedule, stages=_MOST_STAGES, split="rows")
+        while schedule.shared_bytes(1, out_itemsize) > SHARED_BYTES:
+            schedule = replace(schedule, stages=schedule.stages - 1)
+        if groups is not None:
+            schedule = in_groups(schedule, groups, 1, out_itemsize)
+        side = "weights" if schedule.swap else "rows"
+        name = f"{side} 64x{schedule.tile_columns} warpgroups{schedule.warpgroups}"
+        if folds_blocks(schedule):
+            cut.setdefault(name, schedule)
+    return cut
+
+
+def folds_blocks(schedule: MatmulSchedule) -> bool:
+    """Whether a step is a block of K, and a thread has registers for the sums of a block and those of all before."""
+    return schedule.k_step == _BLOCK and schedule.tile_rows * schedule.tile_columns <= _FOLDED_SUMS
+
+
+def turns_in_kernel(rows: int, groups: int | None = None) -> bool:
+    """Whether weights (K, N) are better turned by the kernel, tile by tile, than copied in front of it.
+
+    Turning costs many rows a seventh of their time (H200), copying as much for each weight whatever the rows.
+
+    Example:
+        >>> turns_in_kernel(4096), turns_in_kernel(8192), turns_in_kernel(65536, 64)
+        (True, False, True)
+    """
+    return rows // max(1, groups or 1) <= _TURNED_ROWS
+
+
+def takes_integers(schedule: MatmulSchedule) -> bool:
+    """Whether wgmma has an instruction for integers with so many columns."""
+    return schedule.tile_columns % (8 if schedule.tile_columns <= _NARROW else 16) == 0
+
+
+def turns_weights(schedule: MatmulSchedule) -> bool:
+    """Whether a warpgroup can turn the tiles of the weights: their bytes and the sums must fit into registers."""
+    in_step = schedule.split == "rows" and schedule.warpgroups <= 2
+    if schedule.warpgroups == 2:  # 512 threads begin with 128 registers each
+        sums = schedule.tile_rows * schedule.tile_columns
+        in_step = in_step and schedule.tile_columns <= _TURNED_COLUMNS and sums <= _TURNED_SUMS
+    return in_step and schedule.block_n % 32 == 0 and schedule.block_n * schedule.k_step <= _TURNED_BYTES

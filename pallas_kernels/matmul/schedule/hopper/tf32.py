@@ -1,0 +1,163 @@
+"""Hopper schedules of the TF32 matmul: which tiles multiply a shape fast.
+
+A step of wgmma takes 32 bytes of K of either operand whatever their dtype, so float32 rows of K elements cost what
+bfloat16 rows of 2 K elements do: for (N, K) weights the schedules are those of
+`pallas_kernels.matmul.schedule.hopper.matmul`. (K, N) weights are transposed by a kernel of its own, or by a copy. No
+schedule changes a bit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pallas_kernels.matmul.schedule.hopper.estimate import Problem, estimate_ns
+from pallas_kernels.matmul.schedule.hopper.matmul import candidates
+from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
+
+_SQUARE: Final = 32
+_THREADS: Final = 128
+_MOST_TURNED: Final = 64  # elements that a thread holds while it turns
+_MOST_STAGES: Final = 12
+_FEWEST_STAGES: Final = 3
+
+# What the estimate knows of the chip: fitted to measured times (benchmarks/NOTES.md).
+_CYCLES_PER_NS: Final = 1.75
+_BYTES_PER_NS: Final = 4200
+_COPY_BYTES_PER_NS: Final = 3800  # a transposing copy, of what it reads and writes
+_SHARED_BYTES_PER_CYCLE: Final = 120
+_TURN_CYCLES: Final = 450  # of a turning warpgroup's stage, beside what it reads and writes
+_CHAIN_CYCLES: Final = 75  # 8 elements of K with rows from registers, ...
+_CHAIN_CYCLES_PER_COLUMN: Final = 0.3  # ... more for each column, ...
+_PRODUCT_CYCLES_PER_COLUMN: Final = 0.38  # ... and for each column of every warpgroup
+_ISSUE_CYCLES: Final = 240  # two copies
+_START_CYCLES: Final = 3000
+_TILE_CYCLES: Final = 600
+
+
+@dataclass(frozen=True)
+class Tf32Schedule:
+    """How the blocks of a TF32 matmul are cut and fed.
+
+    Attributes:
+        tiles: Tiles and stages.
+        turners: Warpgroups of a block, 1 or 2, that turn (K, N) weights inside of the kernel; 0 for a copy in front of
+            it. Without a meaning for (N, K) weights.
+        from_registers: Whether (K, N) weights are read into registers, as wgmma's rows, in place of being turned.
+    """
+
+    tiles: MatmulSchedule
+    turners: int = 0
+    from_registers: bool = False
+
+    def __post_init__(self) -> None:
+        t = self.tiles
+        if not (self.turners or self.from_registers):
+            return
+        if t.split != "rows":
+            raise ValueError(f"(K, N) weights must be read with split='rows', got {t}.")
+        if self.from_registers:
+            if self.turners or not t.swap or t.tile_rows != 64:
+                raise ValueError(f"rows from registers must have swap, tile_rows=64 and no turners, got {self}.")
+            return
+        if not (1 <= self.turners <= 2 and self.turners + t.warpgroups <= 3):
+            raise ValueError(f"1 or 2 turners must be with no more than 2 or 1 computing warpgroups, got {self}.")
+        if self.turners + t.warpgroups == 3 and t.tile_rows * t.tile_columns > 64 * 128:
+            # With the one that copies they leave a thread 128 registers when it starts.
+            raise ValueError(f"three turning and computing warpgroups must have tiles of at most 64 by 128, got {t}.")
+        if t.stages % self.turners:
+            raise ValueError(f"stages must be a multiple of the turning warpgroups, got {self}.")
+        turned = t.block_n * t.k_step
+        if t.block_n % _SQUARE or turned % (2 * _SQUARE**2) or turned > _MOST_TURNED * _THREADS:
+            raise ValueError(
+                f"a stage of turned weights must be whole squares of {_SQUARE}, an even number of them, at most"
+                f" {_MOST_TURNED * _THREADS} elements, got k_step {t.k_step} and {t.block_n} columns."
+            )
+
+    def shared_bytes(self, out_itemsize: int) -> int:
+        """Returns the shared memory of a block."""
+        return self.tiles.shared_bytes(4, out_itemsize)
+
+
+def tf32_schedule(
+    m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, out_itemsize: int = 4
+) -> Tf32Schedule:
+    """Returns the schedule of a shape: the candidate estimated fastest.
+
+    Arguments as for `matmul_schedule`.
+
+    Example:
+        >>> tf32_schedule(8, 4096, 4096).turners, tf32_schedule(8, 4096, 4096, transpose_w=True).turners
+        (1, 0)
+    """
+    return next(tf32_candidates(m, k, n, stack=stack, transpose_w=transpose_w, out_itemsize=out_itemsize))
+
+
+def tf32_candidates(
+    m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, out_itemsize: int = 4
+) -> Iterator[Tf32Schedule]:
+    """Yields the schedules that are worth trying for a shape, the one with the lowest estimated time first.
+
+    Arguments as for `matmul_schedule`.
+    """
+    problem = Problem(stack, m, 2 * k, n, True, 2, out_itemsize)
+    found = []
+    for tiles in candidates(m, 2 * k, n, stack=stack, transpose_w=True, out_itemsize=out_itemsize).values():
+        time = estimate_ns(tiles, SHARED_BYTES // tiles.shared_bytes(2, out_itemsize), problem)
+        if not transpose_w:
+            time += stack * 2 * k * n * 4 / _COPY_BYTES_PER_NS
+        found.append((time, Tf32Schedule(replace(tiles, k_step=tiles.k_step // 2))))
+    if not transpose_w:
+        found += [(_estimate_ns(s, m, k, n, stack), s) for s in _on_the_way(m, n, stack, out_itemsize)]
+    # The form of the tile makes no difference to the estimate: of 64 by 256 and 128 by 128 the first was measured.
+    yield from (schedule for _, schedule in sorted(found, key=lambda entry: (entry[0], entry[1].tiles.tile_rows)))
+
+
+def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
+    """Yields (weights are wgmma's rows, columns of a tile, step of K, computing and turning warpgroups).
+
+    Without turning ones the weights are read into registers.
+    """
+    if m <= 128:
+        yield (False, 32, 128, 1, 1) if m <= 32 else (False, 32, 64, 1, 2) if m <= 64 else (False, 32, 64, 2, 1)
+        yield (True, max(8, 1 << (m - 1).bit_length()), 64, 2, 1)
+        return
+    yield from ((True, 256, 32, 2, 0), (True, 256, 32, 1, 1), (True, 128, 64, 1, 1))
+
+
+def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
+    """Yields schedules that bring (K, N) weights into wgmma's order on their way through the kernel."""
+    for swap, columns, k_step, warpgroups, turners in _shapes(m):
+        tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups, out_buffers=1)
+        spare = SHARED_BYTES - tiles.shared_bytes(4, out_itemsize)
+        several = max(1, turners)
+        stages = min(_MOST_STAGES, 2 + spare // _stage_bytes(tiles)) // several * several
+        if stages < _FEWEST_STAGES:
+            continue
+        blocks = SMS if stack * tiles.tiles(m, n) > SMS else 0
+        yield Tf32Schedule(replace(tiles, stages=stages, blocks=blocks), turners, not turners)
+
+
+def _stage_bytes(t: MatmulSchedule) -> int:
+    return (t.block_rows + t.block_columns) * t.k_step * 4
+
+
+def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
+    """Returns a rough time of (K, N) weights brought into wgmma's order on their way, in as many waves as there are."""
+    t = s.tiles
+    if s.from_registers:  # the products of a stage are awaited before those of the next are issued
+        column = _CHAIN_CYCLES_PER_COLUMN + t.warpgroups * _PRODUCT_CYCLES_PER_COLUMN
+        step = t.k_step / 8 * (_CHAIN_CYCLES + column * t.tile_columns)
+    else:
+        moved = 2 * t.block_n * t.k_step * 4
+        loaded = (t.block_n + min(t.block_m, -(-m // 8) * 8)) * t.k_step * 4
+        # Every 64 rows of wgmma read all columns of their warpgroup.
+        multiplied = t.warpgroups * (t.tile_rows + t.tile_rows // 64 * t.tile_columns) * t.k_step * 4
+        step = max(
+            (loaded + multiplied + moved) / _SHARED_BYTES_PER_CYCLE,
+            (_TURN_CYCLES + moved / _SHARED_BYTES_PER_CYCLE) / s.turners,
+            _ISSUE_CYCLES,
+        )
+    waves = -(-stack * t.tiles(m, n) // SMS)
+    computing = (_START_CYCLES + waves * (-(-k // t.k_step) * step + _TILE_CYCLES)) / _CYCLES_PER_NS
+    memory = stack * (k * n + m * k + m * n) * 4 / _BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
+    return max(computing, memory) + 0.02 * computing

@@ -1,0 +1,213 @@
+"""Norms of rows and their gradients on a Hopper GPU: the formulas and the bits of `portable`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.contract import ChunkContract, RowContract, honour, row_contract
+from pallas_kernels.parts.hopper import batch_sum
+from pallas_kernels.parts.hopper.arithmetic import product
+from pallas_kernels.parts.hopper.row import Row
+from pallas_kernels.parts.hopper.row_engine import NEEDS, run_rows, supports
+from pallas_kernels.parts.served import served_if
+from pallas_kernels.parts.xla.lanes import Arrays
+
+
+def _rows_served(rows: jax.Array, *arrays: jax.Array | None) -> bool:
+    return supports(rows.shape[1], rows.dtype, *(a.dtype for a in arrays if a is not None))
+
+
+@served_if(lambda x, weight=None, residual=None, **_: _rows_served(x, weight), NEEDS)
+def rms_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    *,
+    eps: float,
+    contract: RowContract,
+    interpret: Any = False,
+) -> Arrays:
+    """Returns what `portable.rms_norm` returns, with its bits; `interpret` runs the kernel on a CPU.
+
+    Guarantee: row-invariant.
+    """
+    c, dtype = x.shape[1], x.dtype
+    vectors = [] if weight is None else [weight]
+    honour("rms_norm", contract, row_contract())
+
+    def total(h: jax.Array, residual: Sequence[jax.Array]) -> jax.Array:
+        return (h + residual[0]).astype(dtype).astype(jnp.float32) if residual else h
+
+    rows = [x] if residual is None else [x, residual]
+
+    def program(row: Row) -> None:
+        def square(*columns: jax.Array) -> jax.Array:
+            h = total(columns[0], columns[1:])
+            return row.product(h, h)
+
+        factor = _reciprocal_root(row, row.fold(square), c, eps)
+        row.put(0, factor)
+
+        def scaled(*columns: jax.Array) -> Arrays:
+            h = total(columns[0], columns[1 : len(rows)])
+            y = _times(row, row.product(h, factor), columns[len(rows) :])
+            return (y,) if residual is None else (y, h)
+
+        row.emit(scaled)
+
+    y, *h, factor = run_rows(program, rows, vectors, [dtype] * len(rows), numbers=1, interpret=interpret)
+    return (y, factor, *h)
+
+
+@served_if(lambda h, factor, g, weight=None, g_sum=None, **_: _rows_served(h, g, weight), NEEDS)
+def rms_norm_gradient(
+    h: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    weight: jax.Array | None = None,
+    g_sum: jax.Array | None = None,
+    *,
+    contract: RowContract,
+    interpret: Any = False,
+) -> Arrays:
+    """Returns what `portable.rms_norm_gradient` returns, with its bits.
+
+    Guarantee: row-invariant.
+    """
+    c = h.shape[1]
+    vectors = [] if weight is None else [weight]
+    honour("rms_norm_gradient", contract, row_contract())
+    rows = [h, g] if g_sum is None else [h, g, g_sum]
+
+    def program(row: Row) -> None:
+        factor = row.given(0)
+
+        def parts(columns: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return row.product(columns[0], factor), _times(row, columns[1], columns[len(rows) :])
+
+        def product(*columns: jax.Array) -> jax.Array:
+            normal, gw = parts(columns)
+            return row.product(gw, normal)
+
+        mean = row.quotient(row.fold(product, vectors=range(len(vectors))), c)
+
+        def gradient(*columns: jax.Array) -> Arrays:
+            normal, gw = parts(columns)
+            dh = row.product(gw - row.product(normal, mean), factor)
+            return (dh if g_sum is None else dh + columns[2],)
+
+        row.emit(gradient)
+
+    return run_rows(program, rows, vectors, [h.dtype], given=[factor], interpret=interpret)
+
+
+@served_if(lambda x, weight=None, bias=None, **_: _rows_served(x, weight, bias), NEEDS)
+def layer_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    eps: float,
+    contract: RowContract,
+    interpret: Any = False,
+) -> Arrays:
+    """Returns what `portable.layer_norm` returns, with its bits.
+
+    Guarantee: row-invariant.
+    """
+    c = x.shape[1]
+    vectors = [v for v in (weight, bias) if v is not None]
+    honour("layer_norm", contract, row_contract())
+
+    def program(row: Row) -> None:
+        mean = row.quotient(row.fold(lambda x: x), c)
+
+        def square(x: jax.Array) -> jax.Array:
+            d = x - mean
+            return row.product(d, d)
+
+        factor = _reciprocal_root(row, row.fold(square), c, eps)
+        row.put(0, mean)
+        row.put(1, factor)
+
+        def scaled(x: jax.Array, *shared: jax.Array) -> Arrays:
+            y = _times(row, row.product(x - mean, factor), shared[: weight is not None])
+            return (y if bias is None else y + shared[-1],)
+
+        row.emit(scaled)
+
+    return run_rows(program, [x], vectors, [x.dtype], numbers=2, interpret=interpret)
+
+
+@served_if(lambda x, mean, factor, g, weight=None, **_: _rows_served(x, g, weight), NEEDS)
+def layer_norm_gradient(
+    x: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    contract: RowContract,
+    interpret: Any = False,
+) -> Arrays:
+    """Returns what `portable.layer_norm_gradient` returns, with its bits.
+
+    Guarantee: row-invariant.
+    """
+    c = x.shape[1]
+    vectors = [] if weight is None else [weight]
+    honour("layer_norm_gradient", contract, row_contract())
+
+    def program(row: Row) -> None:
+        mean, factor = row.given(0), row.given(1)
+
+        def parts(x: jax.Array, g: jax.Array, *shared: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return row.product(x - mean, factor), _times(row, g, shared)
+
+        def sums(*columns: jax.Array) -> Arrays:
+            normal, gw = parts(*columns)
+            return row.product(gw, normal), gw
+
+        totals = row.fold(sums, combine=("add", "add"), vectors=range(len(vectors)))
+        mean_product, mean_gw = (row.quotient(total, c) for total in totals)
+
+        def gradient(*columns: jax.Array) -> Arrays:
+            normal, gw = parts(*columns)
+            return (row.product(gw - mean_gw - row.product(normal, mean_product), factor),)
+
+        row.emit(gradient)
+
+    return run_rows(program, [x, g], vectors, [x.dtype], given=[mean, factor], interpret=interpret)
+
+
+@served_if(lambda h, *_, contract, **__: batch_sum.supports(h.shape[1], contract), "rows of at least 128 columns")
+def weight_gradient(
+    h: jax.Array,
+    factor: jax.Array,
+    g: jax.Array,
+    mean: jax.Array | None = None,
+    *,
+    contract: ChunkContract,
+    interpret: Any = False,
+) -> jax.Array:
+    """Returns what `portable.weight_gradient` returns, with its bits.
+
+    Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
+    """
+
+    def part(h: jax.Array, g: jax.Array, factor: jax.Array, *mean: jax.Array) -> jax.Array:
+        normal = product(h - mean[0] if mean else h, factor, interpret)
+        return product(g, normal, interpret)
+
+    given = [factor] if mean is None else [factor, mean]
+    return batch_sum.sum_chunks(part, [h, g], given=given, interpret=interpret)
+
+
+def _times(row: Row, y: jax.Array, weight: Sequence[jax.Array]) -> jax.Array:
+    return row.product(y, weight[0]) if weight else y
+
+
+def _reciprocal_root(row: Row, total: jax.Array, columns: int, eps: float) -> jax.Array:
+    return row.quotient(1, row.square_root(row.quotient(total, columns) + jnp.float32(eps)))

@@ -1,1 +1,0 @@
-"""Kernels, a folder for each operation."""

@@ -1,4 +1,0 @@
-"""Attention on a Hopper GPU."""
-
-from pallas_kernels.ops.attention.hopper.backward import attention_gradients as attention_gradients
-from pallas_kernels.ops.attention.hopper.launch import attention as attention

@@ -1,4 +1,0 @@
-"""Matmul on the CPU."""
-
-from pallas_kernels.ops.matmul.cpu.launch import honours_contract as honours_contract
-from pallas_kernels.ops.matmul.cpu.launch import matmul as matmul

@@ -1,0 +1,52 @@
+"""The launch of a kernel on a Hopper GPU."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.experimental.pallas.mosaic_gpu as plgpu
+
+
+def launch(
+    name: str,
+    kernel: Callable[..., None],
+    out: Any,
+    grid: Mapping[str, int],
+    scratch: Sequence[Any] = (),
+    *,
+    cluster: Mapping[str, int] | None = None,
+    warpgroups: Mapping[str, int] | None = None,
+    by_lanes: bool = False,
+    interpret: Any,
+) -> Callable[..., Any]:
+    """Returns the launch of a kernel: a function of its operands, which may be trees.
+
+    Args:
+        name: What profiles call it.
+        kernel: The body of a block. It gets its operands, then the results, then the scratch.
+        out: Type of the result, or a list of them.
+        grid: Blocks (or clusters) along each named axis. The last axis may be long, the others end at 65535.
+        scratch: Types of shared memory and barriers, or trees of them.
+        cluster: Blocks of a cluster along a named axis.
+        warpgroups: Warpgroups of a block along a named axis; by default a single one, without a name.
+        by_lanes: Whether every array of the kernel has its layout from its load, and every barrier is written out.
+            The other semantics would infer layouts, ten times as long.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
+    """
+    mesh: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
+    if cluster is not None:
+        mesh |= {"cluster": tuple(cluster.values()), "cluster_names": tuple(cluster)}
+    if warpgroups is not None:
+        ((axis, count),) = warpgroups.items()
+        mesh |= {"num_threads": count, "thread_name": axis}
+    parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+    if by_lanes:
+        parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)
+    return plgpu.kernel(
+        kernel,
+        out_type=out,
+        kernel_name=name,
+        scratch_types=scratch,
+        compiler_params=parameters,
+        interpret=interpret,
+        **mesh,
+    )

@@ -1,0 +1,97 @@
+"""Softmax kernels on a Hopper GPU for rows that are read straight from memory: `registers` and `split`."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.parts.hopper.arithmetic import WARPGROUP
+from pallas_kernels.parts.hopper.online_lanes import combine, merge, of_blocks
+from pallas_kernels.parts.hopper.softmax_run import Arrays, Run
+
+
+class _Scratch(NamedTuple):
+    """Shared memory and barriers of a block.
+
+    Attributes:
+        lanes: Where the lanes of each warpgroup meet.
+        segments: Statistics of the segments, if there are several.
+        meeting: The barrier behind which all of them are there.
+    """
+
+    lanes: Any
+    segments: Any = None
+    meeting: Any = None
+
+
+def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
+    """A block for each row, a warpgroup for each of its segments."""
+    parts, interpret = run.segments, run.interpret
+    several = parts.count > 1
+
+    def kernel(source: Any, known: Sequence[Any], *refs: Any) -> None:
+        *written, scratch = refs
+        index = lax.axis_index("row")
+        part = lax.axis_index("warpgroup") if several else 0
+        row = run.row(index, source, known, written, part == 0 if several else True)
+
+        def body(columns: int) -> None:
+            blocks = run.read(row, part * parts.size, columns)
+            lanes = of_blocks(blocks, interpret)
+            if several:
+                shared = scratch.segments
+                shared[0, part], shared[1, part] = lanes
+                plgpu.barrier_arrive(scratch.meeting)
+                plgpu.barrier_wait(scratch.meeting)
+                lanes = merge([(shared.at[0, p], shared.at[1, p]) for p in range(parts.count)], interpret)
+            constants = run.finish(row, *combine(lanes, scratch.lanes.at[part], interpret))
+            run.write(row, written, part * parts.size, columns, blocks, constants)
+
+        parts.at(part, body)
+
+    scratch = _Scratch(
+        lanes=plgpu.SMEM((parts.count, 2, WARPGROUP), jnp.float32),
+        segments=plgpu.SMEM((2, parts.count, WARPGROUP), jnp.float32) if several else None,
+        meeting=plgpu.Barrier(num_arrivals=parts.count) if several else None,
+    )
+    return tuple(run.launch(kernel, run.out, {"row": run.rows}, [scratch], parts.count)(x, given))
+
+
+def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
+    """A block for each segment of each row, in two kernels."""
+    parts, interpret = run.segments, run.interpret
+    several = parts.count > 1
+
+    def statistics(source: Any, lanes: Any) -> None:
+        index, part = lax.axis_index("row"), lax.axis_index("part")
+        row = run.row(index, source, [], [], False)
+
+        def take(columns: int) -> None:
+            blocks = run.read(row, part * parts.size, columns)
+            lanes[index, 0, part], lanes[index, 1, part] = of_blocks(blocks, interpret)
+
+        parts.at(part, take)
+
+    def results(source: Any, lanes: Any, known: Sequence[Any], *refs: Any) -> None:
+        *written, scratch = refs
+        index, part = lax.axis_index("row"), lax.axis_index("part")
+        row = run.row(index, source, known, written, part == 0 if several else True)
+
+        def body(columns: int) -> None:
+            blocks = [] if run.step is None else run.read(row, part * parts.size, columns)
+            pairs = [(lanes.at[index, 0, p], lanes.at[index, 1, p]) for p in range(parts.count)]
+            constants = run.finish(row, *combine(merge(pairs, interpret), scratch, interpret))
+            run.write(row, written, part * parts.size, columns, blocks, constants)
+
+        body(0) if run.step is None else parts.at(part, body)
+
+    # The last axis of the grid is the long one: the others end at 65535.
+    each = {"part": parts.count, "row": run.rows}
+    merged = each if run.step is not None else {"part": 1, "row": run.rows}
+    lanes = jax.ShapeDtypeStruct((run.rows, 2, parts.count, WARPGROUP), jnp.float32)
+    (found,) = run.launch(statistics, [lanes], each)(x)
+    memory = plgpu.SMEM((2, WARPGROUP), jnp.float32)
+    return tuple(run.launch(results, run.out, merged, [memory])(x, found, given))

@@ -1,0 +1,1 @@
+"""What fixes the speed alone: tables as data, without JAX."""

@@ -1,0 +1,68 @@
+"""The order in which the statistics of a softmax are taken in one pass over the row, by the kernels for GPUs."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pallas_kernels.rows.contract.rows import LANES
+
+_SHORT_SEGMENT: Final = 1024
+
+
+_LONG_SEGMENT: Final = 4096
+
+
+_MOST_SHORT_SEGMENTS: Final = 8
+
+
+@dataclass(frozen=True)
+class OnlineRowContract:
+    """How the maximum m of a row and the sum of exp(x - m) are taken in one pass over the row.
+
+    The row is cut into segments of `segment` columns (the last one takes fewer than `lanes` that are left over with
+    it), a segment into chunks of `chunk` blocks of `lanes` columns. Lane i sees the i-th column of every block. In a
+    segment it starts with maximum -inf and sum 0, and each chunk upwards raises the maximum to that of the chunk's
+    columns first, then makes the sum fma(sum, exp(old maximum - new maximum), the chunk's exponentials added upwards).
+    Of several segments, lane by lane, the maximum n is taken, then, upwards, fma(segment's sum, exp(segment's maximum
+    - n), total). A halving tree takes the maximum m of the lanes, another one adds their sums, each multiplied by
+    exp(lane's maximum - m) first. Where a maximum is not finite, 0 stands for it in the exponents.
+
+    Attributes:
+        lanes: Columns of one block; a power of two.
+        chunk: Blocks of one chunk.
+        segment: Columns of one segment, whole chunks.
+        version: Raised when the bits of an existing contract change on purpose.
+    """
+
+    lanes: int = LANES
+    chunk: int = 8
+    segment: int = _LONG_SEGMENT
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1 or self.lanes & (self.lanes - 1):
+            raise ValueError(f"lanes must be a power of two, got {self.lanes}.")
+        if self.chunk < 1 or self.segment < 1 or self.segment % (self.chunk * self.lanes):
+            raise ValueError(
+                f"segment must be a multiple of the {self.chunk * self.lanes} columns of a chunk, got {self.segment}."
+            )
+
+    @property
+    def id(self) -> str:
+        """Name of the contract, stable across runs and machines."""
+        return f"online-rows/v{self.version}/f32-lanes{self.lanes}-chunk{self.chunk}-segment{self.segment}-tree"
+
+
+def online_row_contract(columns: int) -> OnlineRowContract:
+    """Returns the contract of the softmax family's statistics where a kernel takes them in one pass.
+
+    A segment is what one warpgroup takes, so that several of them can share a row.
+
+    Args:
+        columns: Columns of a row.
+
+    Example:
+        >>> online_row_contract(4096).segment, online_row_contract(128256).segment
+        (1024, 4096)
+    """
+    short = columns <= _MOST_SHORT_SEGMENTS * _SHORT_SEGMENT
+    return OnlineRowContract(segment=_SHORT_SEGMENT if short else _LONG_SEGMENT)
