@@ -129,15 +129,17 @@ class _Builder:
         layout = self._layout(results, totals)
         products = [self._products(v, layout) for v in results]
         program = RowProgram(
-            tuple(self._ids[v] for v in self._columns),
-            tuple(self._ids[v] for v in self._masks),
-            tuple(self._ids[v] for v in self._vectors),
-            tuple(self._ids[v] for v in self._numbers),
-            tuple(self._steps),
-            tuple(self._ids[v] for v in results),
-            tuple("bfloat16" if found else v.aval.dtype.name for v, found in zip(results, products, strict=True)),
-            tuple(next(iter(found.values())).count if found else 1 for found in products),
-            tuple(self._ids[v] for v in totals),
+            columns=tuple(self._ids[v] for v in self._columns),
+            masks=tuple(self._ids[v] for v in self._masks),
+            vectors=tuple(self._ids[v] for v in self._vectors),
+            numbers=tuple(self._ids[v] for v in self._numbers),
+            steps=tuple(self._steps),
+            results=tuple(self._ids[v] for v in results),
+            dtypes=tuple(
+                "bfloat16" if found else v.aval.dtype.name for v, found in zip(results, products, strict=True)
+            ),
+            parts=tuple(next(iter(found.values())).count if found else 1 for found in products),
+            totals=tuple(self._ids[v] for v in totals),
         )
         wide = program.wide()
         reduced = [s.operands[0] for s in self._steps if s.operation in REDUCTIONS]
