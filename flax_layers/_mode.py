@@ -4,7 +4,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import bijax
 
@@ -48,7 +47,7 @@ def check_method(cls: type, name: str) -> None:
     Example:
         >>> check_method(dict, "get")
     """
-    method: Any = getattr(cls, name)
+    method = getattr(cls, name)
     body = inspect.unwrap(method)
     called = body if inspect.isroutine(body) else type(body).__call__
     tests = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)

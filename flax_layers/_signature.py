@@ -20,6 +20,6 @@ class ConstructorSignature:
     def __get__(self, module: Any, cls: type) -> inspect.Signature:
         if module is not None:
             raise AttributeError("__signature__")  # an instance is called with the arguments of __call__
-        initialize: Any = inspect.getattr_static(cls, "__init__")
+        initialize = inspect.getattr_static(cls, "__init__")
         signature = inspect.signature(initialize)
         return signature.replace(parameters=list(signature.parameters.values())[1:])

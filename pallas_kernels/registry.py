@@ -236,8 +236,7 @@ def _served(kernel: Kernel, fixed: Any, arrays: tuple[Any, ...], parameters: dic
 @functools.cache
 def _loaded(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    return getattr(importlib.import_module(module), function)
 
 
 @functools.cache

@@ -34,7 +34,7 @@ def replicated(ctx: Any, value: Any, aval: Any) -> Any:
     everywhere = jax.sharding.PartitionSpec()
     if getattr(context, "manual_axes", None):
         mesh = jax.sharding.NamedSharding(context.mesh.abstract_mesh, everywhere)
-        sharding: Any = mlir.add_manual_axes(context, mesh, aval.ndim)
+        sharding = mlir.add_manual_axes(context, mesh, aval.ndim)
     else:
         sharding = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((), ()), everywhere)
     shardy = config.use_shardy_partitioner.value

@@ -34,8 +34,7 @@ def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
         raise ValueError(
             f"bijax.lowering_for: expected the name of an architecture such as 'sm_90', got {architecture!r}."
         )
-    manager: contextlib.AbstractContextManager[None] = _named(architecture)
-    return manager
+    return _named(architecture)
 
 
 def target_for(platform: str) -> Target:

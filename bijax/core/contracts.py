@@ -80,8 +80,7 @@ def run[R](kernel: Callable[..., R], *arguments: Any, like: Callable[..., R] | N
 
     with recording():  # what stands in for the kernel is not what is run
         shapes = jax.eval_shape(results, arguments, arrays)
-    zeros: R = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return zeros
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
 def note(kernel: Callable[..., Any], *contracts: Any, arrays: Any = ()) -> None:

@@ -13,11 +13,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 def gathered(x: jax.Array) -> jax.Array:
     """Returns an array that is whole on every device, if its type says that it is cut, and as it is if not."""
-    sharding: Any = jax.typeof(x).sharding
+    sharding = jax.typeof(x).sharding
     if not is_cut(sharding):
         return x
-    whole: jax.Array = jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
-    return whole
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def is_cut(sharding: Any) -> bool:

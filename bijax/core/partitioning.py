@@ -26,8 +26,7 @@ def whole_array(x: jax.Array) -> jax.Array:
 
     Of an array that it has cut XLA gathers rows by adding zeros of the devices that do not hold them, and -0 + 0 is 0.
     """
-    marked: jax.Array = WHOLE.bind(x)
-    return marked
+    return WHOLE.bind(x)
 
 
 def is_partitioned(module: Any) -> bool:

@@ -97,8 +97,7 @@ def _in_shards(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | Non
     if serves("split_matmul", target, product.spec(x, w), x, w, **options):
         if w.ndim == 2:
             spec = product.spec(x, w)
-            y: jax.Array = run_kernel("split_matmul", target, spec, x, w, like=products_like, **options)
-            return y
+            return run_kernel("split_matmul", target, spec, x, w, like=products_like, **options)
         x = jnp.broadcast_to(x, (*w.shape[:-2], *x.shape[-2:]))
         y = lax.map(lambda entry: _in_shards(target, entry[0], entry[1], bias, product), (x, w))
         return y

@@ -132,12 +132,12 @@ def _load(name: str, option: str) -> Callable[..., Any]:
     if not module or not path:
         raise AuditError(f"{option}: expected MODULE:FUNCTION, such as my.model:apply, got {name!r}")
     with _reported(f"{option} {name}"):
-        found: Any = importlib.import_module(module)
+        found = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     if not callable(found):
         raise AuditError(f"{option} {name}: expected a function, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @contextlib.contextmanager

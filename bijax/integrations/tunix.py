@@ -142,10 +142,9 @@ class EngineRollout(BaseRollout):  # type: ignore[misc]  # tunix has no annotati
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """Returns the log-probabilities (B, N) of given tokens, as tunix's trainer computes them."""
         graph, state = nnx.split(self._model)
-        logprobs: jax.Array = common.compute_per_token_logps(
+        return common.compute_per_token_logps(
             graph, state, prompt_tokens, completion_tokens, pad_id=self.pad_id(), eos_id=self.eos_id()
         )
-        return logprobs
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
         """Takes the trainer's weights, all or some of them; the prefix cache is emptied."""

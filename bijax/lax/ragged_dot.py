@@ -184,5 +184,4 @@ def _map(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
     """Applies a function to the entries of the arrays, one after the other."""
     if arrays[0].shape[0] == 1:
         return function(*(a[0] for a in arrays))[None]
-    results: jax.Array = lax.map(lambda entries: function(*entries), arrays)
-    return results
+    return lax.map(lambda entries: function(*entries), arrays)

@@ -213,7 +213,7 @@ def narrowed_table(page_table: jax.Array | np.ndarray) -> jax.Array:
     """Returns a page table as int32; what does not fit stays outside of any cache."""
     limits, given = (np.iinfo(x) for x in (np.int32, page_table.dtype))
     if given.min < limits.min or given.max > limits.max:
-        xp: Any = np if isinstance(page_table, np.ndarray) else jnp
+        xp = np if isinstance(page_table, np.ndarray) else jnp
         page_table = xp.clip(page_table, max(given.min, -1), limits.max)
     return jnp.asarray(page_table).astype(jnp.int32)
 

@@ -128,7 +128,7 @@ def _check_differentiable(op: str, call: AttentionCall) -> None:
             " pallas_kernels.contract.EightBitContract says how, which gives the same bits."
         )
     for name in call.present:
-        x: Any = getattr(call, name)
+        x = getattr(call, name)
         if name not in _DIFFERENTIABLE and x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating):
             raise UnsupportedError(
                 f"{op} has no gradient of {name}: expected an array that is not differentiated, got"

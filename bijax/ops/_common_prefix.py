@@ -47,7 +47,7 @@ def check_common_prefix(
             f"{op}: common_prefix_length must be in [0, {capacity}] (the keys that the page table holds), got {number}."
         )
     known = not any(isinstance(x, jax.core.Tracer) for x in (number, page_table, lengths))
-    xp: Any = np if known else jnp
+    xp = np if known else jnp
     common = xp.where(inside, number, 0).astype(xp.int32)
     table, length = xp.asarray(page_table), xp.asarray(lengths)
     ends = page * xp.arange(1, table.shape[1] + 1, dtype=xp.int32)

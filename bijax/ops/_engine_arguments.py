@@ -45,8 +45,7 @@ def capped_sums(numbers: jax.Array, cap: int) -> jax.Array:
     def add(total: jax.Array, number: jax.Array) -> jax.Array:
         return jnp.minimum(total, cap - number) + number
 
-    sums: jax.Array = jax.lax.associative_scan(add, numbers)
-    return sums
+    return jax.lax.associative_scan(add, numbers)
 
 
 def scale_vector(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: dict[str, int]) -> jax.Array:

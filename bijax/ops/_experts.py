@@ -245,5 +245,4 @@ def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared,
     terms = [parts[:, i] for i in range(topk)] + [in_front[i] for i in range(shared.experts)]
     if not terms:
         return jnp.zeros((tokens, rows.shape[1]), dtype)
-    y: jax.Array = _total(dtype)(*terms)
-    return y
+    return _total(dtype)(*terms)

@@ -30,7 +30,4 @@ def float8_product(x: jax.Array, w: jax.Array, transpose_x: bool = False, transp
         rows = lax.dynamic_slice_in_dim(w, i * block, block, axis=0).astype(jnp.bfloat16)
         return isolate(total + matmul(columns, rows, preferred_element_type=jnp.float32))[0]
 
-    total: jax.Array = lax.fori_loop(
-        jnp.int32(0), jnp.int32(count), add, jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
-    )
-    return total
+    return lax.fori_loop(jnp.int32(0), jnp.int32(count), add, jnp.zeros((x.shape[0], w.shape[1]), jnp.float32))

@@ -94,8 +94,7 @@ def _pull_back(activation: str | None) -> Callable[..., jax.Array]:
     @elementwise
     def pull_back(z: jax.Array, g: jax.Array) -> jax.Array:
         _, pull = jax.vjp(lambda z: activate(z, activation), z)
-        d_z: jax.Array = pull(g.astype(jnp.float32))[0]
-        return d_z
+        return pull(g.astype(jnp.float32))[0]
 
     return pull_back
 
@@ -107,8 +106,7 @@ def _pull_back_gated(activation: str | None) -> Callable[..., tuple[jax.Array, j
     @elementwise
     def pull_back(gate: jax.Array, up: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
         _, pull = jax.vjp(lambda gate, up: activate(gate, activation) * up, gate, up)
-        both: tuple[jax.Array, jax.Array] = pull(g.astype(jnp.float32))
-        return both
+        return pull(g.astype(jnp.float32))
 
     return pull_back
 

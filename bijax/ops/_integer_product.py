@@ -49,8 +49,7 @@ def dequantize(
         dtype: Dtype of the result.
     """
     y = _rescale(dtype if bias is None else jnp.dtype(jnp.float32))(total, per_token_scale[:, None], weight_scale)
-    result: jax.Array = y if bias is None else _add_bias(dtype)(y, bias)
-    return result
+    return y if bias is None else _add_bias(dtype)(y, bias)
 
 
 def check_terms(op: str, name: str, x: jax.Array, terms: int) -> None:

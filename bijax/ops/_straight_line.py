@@ -130,7 +130,7 @@ class _Builder:
 
     def _equation(self, eqn: JaxprEqn, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
         if eqn.primitive.name in _CALLS:
-            called: Any = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            called = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             return self.inline(getattr(called, "jaxpr", called), getattr(called, "consts", ()), operands)
         name = eqn.primitive.name
         avals: list[list[Any]] = [[v.aval for v in side] for side in (eqn.invars, eqn.outvars)]

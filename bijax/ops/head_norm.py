@@ -69,8 +69,7 @@ def head_rms_norm(
             f" {describe(x)}."
         )
     weight = add_offset(_OP, _weight(weight, heads, x), weight_offset)
-    y: jax.Array = _head_rms_norm(x, weight, start, heads, check_eps(_OP, eps))
-    return y
+    return _head_rms_norm(x, weight, start, heads, check_eps(_OP, eps))
 
 
 def _weight(weight: Any, heads: int, x: jax.Array) -> jax.Array | None:

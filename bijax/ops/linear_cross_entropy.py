@@ -130,8 +130,7 @@ def _over_chunks(one: Any, start: Any, x: jax.Array, codes: jax.Array, *others: 
     rows = x.shape[0]
     count = max(1, -(-rows // _CHUNK))
     if count == 1:
-        last: tuple[Any, jax.Array] = one(start, (x, codes, *others))
-        return last
+        return one(start, (x, codes, *others))
     each = _UNIT * -(-rows // (_UNIT * count))
     padding = [(0, count * each - rows), (0, 0)]
     given = (

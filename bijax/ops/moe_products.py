@@ -122,8 +122,7 @@ def moe_quant_group_gemm(
     def compute(*arrays: jax.Array) -> jax.Array:
         return quantized_groups_kernel(*arrays, dtype=dtype.name)[0]
 
-    y: jax.Array = forward_only(op, compute, x, w, scale, columns, counts)
-    return y
+    return forward_only(op, compute, x, w, scale, columns, counts)
 
 
 def group_matmul(

@@ -91,5 +91,4 @@ def quantized_product(
     def compute(*arrays: jax.Array) -> jax.Array:
         return quantized_kernel(*arrays, transposed=transposed, dtype=result_dtype.name)[0]
 
-    y: jax.Array = forward_only(op, compute, x, w, row, column, *(() if bias is None else (bias,)))
-    return y
+    return forward_only(op, compute, x, w, row, column, *(() if bias is None else (bias,)))

@@ -45,8 +45,7 @@ def swiglu(x: Any) -> jax.Array:
     if array.ndim < 1 or array.shape[-1] % 2:
         raise ValueError(f"{op}: x must have rows of even length (..., 2 * C), got {describe(array)}.")
     gate, up = halves(array)
-    y: jax.Array = _swiglu(gate, up)
-    return y
+    return _swiglu(gate, up)
 
 
 def moe_swiglu_dynamic_quant(

@@ -28,8 +28,7 @@ def draw(
 
 def scores_of(logits: jax.Array, temperature: jax.Array, arithmetic: Arithmetic) -> jax.Array:
     """Returns logits (R, V) divided by temperatures (R,), of which the largest of each row is 0."""
-    scores: jax.Array = arithmetic.each(_scale, logits, jnp.max(logits, axis=-1, keepdims=True), temperature[:, None])
-    return scores
+    return arithmetic.each(_scale, logits, jnp.max(logits, axis=-1, keepdims=True), temperature[:, None])
 
 
 def _anywhere(

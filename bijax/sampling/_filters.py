@@ -87,8 +87,7 @@ def _top(
             return smallest(reached, numbers[:, :1])
 
         def skip(numbers: jax.Array, *_: jax.Array) -> jax.Array:
-            largest: jax.Array = vary_alike((numbers, jnp.full((numbers.shape[0], 1), _LARGEST)))[1]
-            return largest
+            return vary_alike((numbers, jnp.full((numbers.shape[0], 1), _LARGEST)))[1]
 
         found: jax.Array = lax.cond(on.any(), search, skip, numbers, summed, wanted, on)
         below = jnp.where(which == _TIES, (keys < threshold) | (ties & (index <= found)), keys <= found)

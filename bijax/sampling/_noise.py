@@ -33,8 +33,7 @@ def random_words(seeds: jax.Array, positions: jax.Array, columns: int) -> jax.Ar
 
 def perturb(scores: jax.Array, seeds: jax.Array, positions: jax.Array, arithmetic: Arithmetic) -> jax.Array:
     """Adds Gumbel noise to scores (R, V), so that the largest is a sample of their softmax."""
-    perturbed: jax.Array = arithmetic.each(_perturb, scores, random_words(seeds, positions, scores.shape[1]))
-    return perturbed
+    return arithmetic.each(_perturb, scores, random_words(seeds, positions, scores.shape[1]))
 
 
 @element

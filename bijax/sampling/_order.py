@@ -46,5 +46,4 @@ def smallest(holds: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Ar
         return jnp.where(holds(low + (half - np.int32(1))), low, low + half)
 
     _, zero = vary_alike((rows, jnp.zeros(rows.shape, jnp.int32)))
-    found: jax.Array = lax.fori_loop(np.int32(0), np.int32(31), halve, zero)
-    return found
+    return lax.fori_loop(np.int32(0), np.int32(31), halve, zero)

@@ -29,5 +29,4 @@ def what_is_left(request: Request, arithmetic: Arithmetic) -> jax.Array:
         kept = keep(scores_of(adjusted, rows, arithmetic), request.filters, arithmetic)
         return jnp.where(kept | ~restricted[:, None], adjusted, np.float32(-np.inf))
 
-    left: jax.Array = lax.cond(restricted.any(), restrict, lambda adjusted: adjusted, adjusted)
-    return left
+    return lax.cond(restricted.any(), restrict, lambda adjusted: adjusted, adjusted)

@@ -16,8 +16,7 @@ from .service import Service
 
 def service(request: Request) -> Service:
     """The server that a request came to."""
-    found: Service = request.app.state.service
-    return found
+    return request.app.state.service
 
 
 async def body[Body: RequestBody](request: Request, kind: type[Body]) -> Body:

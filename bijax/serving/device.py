@@ -66,8 +66,7 @@ def for_host[T](arrays: T, to_host: bool) -> T:
     """
     if not to_host:
         return arrays
-    moved: T = jax.device_put(arrays, jax.memory.Space.Host)
-    return moved
+    return jax.device_put(arrays, jax.memory.Space.Host)
 
 
 type Memory = tuple[jax.Array, jax.Array, jax.Array]
@@ -81,8 +80,7 @@ def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_
         return advance(model, pages, unpack(packed, last, table_width=table_width))[:3]
 
     shapes = jax.eval_shape(brought, model, pages, last, packed)
-    memory: Memory = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    return memory
+    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
 
 def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | None = None) -> Advanced:

@@ -201,10 +201,9 @@ class Programs:
     def score(self, logits: jax.Array, tokens: np.ndarray) -> device.Scored:
         """Returns the log-probabilities of tokens (R,)."""
         self._known.add(("score", logits.shape))
-        scored: device.Scored = device.score(
+        return device.score(
             logits, tokens, top=self.top, batch_invariant=self._batch_invariant, to_host=self._gpu is not None
         )
-        return scored
 
     def _on_device(self, packed: np.ndarray) -> Any:
         """Returns the array as the device has it, or to be sent."""
@@ -214,8 +213,7 @@ class Programs:
 
     def _bound[T](self, arrays: T) -> T:
         """Returns arrays that are bound to the GPU, if there is one."""
-        bound: T = arrays if self._gpu is None else jax.device_put(arrays, self._gpu)
-        return bound
+        return arrays if self._gpu is None else jax.device_put(arrays, self._gpu)
 
     def _left(self, logits: jax.Array, rows: Rows, fed: Any) -> jax.Array:
         """Returns the logits that are drawn from."""
@@ -223,18 +221,16 @@ class Programs:
             return logits
         self._known.add(("restrict", logits.shape, rows.extras is None))
         given = rows._replace(restricted=False, need_logprobs=False)
-        left: jax.Array = device.restrict(logits, given, fed, batch_invariant=self._batch_invariant)
-        return left
+        return device.restrict(logits, given, fed, batch_invariant=self._batch_invariant)
 
     def _measure(self, logits: jax.Array, left: jax.Array, rows: Rows, tokens: jax.Array) -> Measured | None:
         if not rows.need_logprobs:
             return None
         self._known.add(("measure", logits.shape))
-        measured: Measured = device.measure_tokens(
+        return device.measure_tokens(
             *(logits, left, rows.temperature, tokens),
             **{"top": self.top, "batch_invariant": self._batch_invariant, "to_host": self._gpu is not None},
         )
-        return measured
 
     def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
         """Runs each program once, on rows of padding.

@@ -135,8 +135,7 @@ def _slices(places: list[Place], size: int) -> list[list[Place]]:
 
 
 def _host[T](arrays: T) -> T:
-    on_host: T = jax.tree.map(np.asarray, arrays)
-    return on_host
+    return jax.tree.map(np.asarray, arrays)
 
 
 def _top(logprobs: Any, tokens: Any, number: int) -> tuple[tuple[float, int], ...]:

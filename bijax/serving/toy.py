@@ -102,8 +102,7 @@ class ToyModel:
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps hidden (R, width) to logits (R, vocab_size)."""
-        logits: jax.Array = _logits(self.weights, hidden, invariant=self.invariant)
-        return logits
+        return _logits(self.weights, hidden, invariant=self.invariant)
 
     def plain(self) -> "ToyModel":
         """Returns the model with JAX's own operations."""
@@ -141,7 +140,7 @@ def _extend(
     qkv = matmul(x, weights.qkv).reshape(rows, width, 3, heads, -1)
     places = _places(pages[0], page_table, positions, offsets < lengths[:, None])
     keys, values = (_write(cache, qkv[:, :, i + 1], places) for i, cache in enumerate(pages))
-    attention: Any = _plain_attention
+    attention = _plain_attention
     if invariant:
         attention = functools.partial(bijax.paged_attention, common_prefix_length=common_prefix)
     mixed = attention(qkv[:, :, 0], keys, values, page_table, start + lengths, query_seq_lengths=lengths)

@@ -82,8 +82,7 @@ def convert[M: (nnx.Module, linen.Module)](
             "convert: a linen model does not hold the weights that a calibration batch meets; calibrate with"
             " quantize_variables(model, variables, *inputs, calibrate=True)."
         )
-    converted: M = convert_linen(model, rules, quantize)
-    return converted
+    return convert_linen(model, rules, quantize)
 
 
 def conversion_report(

@@ -108,8 +108,7 @@ def _converted_class(original: Any, plan: Plan) -> Any:
 
 
 def _rebuild(original: Any, plan: Plan, fields: dict[str, Any]) -> linen.Module:
-    converted: linen.Module = _converted_class(original, plan)(parent=None, **fields)
-    return converted
+    return _converted_class(original, plan)(parent=None, **fields)
 
 
 def _methods(cls: type[linen.Module]) -> list[str]:
@@ -160,7 +159,7 @@ def _intercepting(plan: Plan, root: tuple[str, ...], decisions: list[Decision] |
             with invariant_method(module):
                 return next_method(*args, **kwargs)
         # It takes the place of the module in the tree of variables; the names that the module reserved are free again.
-        replacement: Any = decision.after(parent=module.scope.rewound(), **_fields(module))
+        replacement = decision.after(parent=module.scope.rewound(), **_fields(module))
         return getattr(replacement, context.method_name)(*args, **kwargs)
 
     with _active(plan), linen.intercept_methods(intercept):

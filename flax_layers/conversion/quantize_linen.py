@@ -113,5 +113,4 @@ def _largest(calls: list[Any], path: tuple[str, ...]) -> np.ndarray:
             f" (jit, remat, scan) around {'/'.join(path)!r}; quantise it without calibration."
         )
     rows = [np.abs(np.asarray(x, np.float32)).reshape(-1, x.shape[-1]) for x in calls]
-    largest: np.ndarray = np.concatenate(rows).max(axis=0, initial=0)
-    return largest
+    return np.concatenate(rows).max(axis=0, initial=0)

@@ -116,8 +116,7 @@ def quantized(module: linen.Module, name: str, shape: tuple[int, ...], dtype: An
             " got variables without it; make them with flax_layers.quantize_variables(model, variables, *inputs)."
         )
     start = jnp.zeros if dtype == jnp.int8 else jnp.ones
-    found: jax.Array = module.variable(COLLECTION, name, start, shape, dtype).value
-    return found
+    return module.variable(COLLECTION, name, start, shape, dtype).value
 
 
 def _record(module: linen.Module, x: jax.Array) -> bool:

@@ -121,8 +121,7 @@ class ServedLlama:
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps rows (R, hidden_size) of the residual stream to float32 logits (R, vocab_size)."""
-        logits: jax.Array = _project(self._end, self._last, hidden, self.model.config.logits_soft_cap)
-        return logits
+        return _project(self._end, self._last, hidden, self.model.config.logits_soft_cap)
 
     def plain(self) -> "ServedLlama":
         """Returns the model with the same weights and stock JAX operations."""

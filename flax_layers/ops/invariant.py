@@ -67,8 +67,7 @@ class InvariantOps:
 
     def rms_norm(self, x: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0) -> jax.Array:
         """Divides each row of x (..., C) by its root mean square, times weight (C,) + weight_offset."""
-        y: jax.Array = bijax.rms_norm(x, weight, eps=eps, weight_offset=weight_offset)
-        return y
+        return bijax.rms_norm(x, weight, eps=eps, weight_offset=weight_offset)
 
     def add_rms_norm(
         self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
@@ -78,8 +77,7 @@ class InvariantOps:
 
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
         """Returns x times a factor that is rounded to the dtype of x."""
-        y: jax.Array = _scale(x, jnp.asarray(factor, x.dtype))
-        return y
+        return _scale(x, jnp.asarray(factor, x.dtype))
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """Returns the log-probabilities of each row of x (..., C)."""
@@ -87,18 +85,15 @@ class InvariantOps:
 
     def soft_cap(self, x: jax.Array, cap: float) -> jax.Array:
         """Returns cap * tanh(x / cap), element by element."""
-        y: jax.Array = _soft_cap(x, jnp.asarray(cap, x.dtype))
-        return y
+        return _soft_cap(x, jnp.asarray(cap, x.dtype))
 
     def swiglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns silu(gate) * up, element by element."""
-        y: jax.Array = _swiglu(gate, up)
-        return y
+        return _swiglu(gate, up)
 
     def geglu(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """Returns gelu(gate) * up, element by element, with gelu approximated by tanh."""
-        y: jax.Array = _geglu(gate, up)
-        return y
+        return _geglu(gate, up)
 
     def route(self, logits: jax.Array, bias: jax.Array | None, routing: Routing) -> tuple[jax.Array, jax.Array]:
         """Selects experts (T, topk) by the router's products (T, E), float32; returns their weights (T, topk) too."""
@@ -159,7 +154,7 @@ class InvariantOps:
                 "query_seq_lengths": lengths,
                 "key_value_seq_lengths": jnp.minimum(start + lengths, key.shape[1]),
             }
-        y: jax.Array = bijax.dot_product_attention(
+        return bijax.dot_product_attention(
             query,
             key,
             value,
@@ -169,7 +164,6 @@ class InvariantOps:
             logits_soft_cap=soft_cap,
             **positions,
         )
-        return y
 
     def paged_attention(
         self,

@@ -60,16 +60,14 @@ def _upper_by_halves(x: jax.Array, *, factor: int) -> jax.Array:
     f_high, f_low = np.uint32(factor >> 16), np.uint32(factor & 0xFFFF)
     middle = x_high * f_low + ((x_low * f_low) >> half)
     rest = x_low * f_high + (middle & low)
-    upper: jax.Array = x_high * f_high + (middle >> half) + (rest >> half)
-    return upper
+    return x_high * f_high + (middle >> half) + (rest >> half)
 
 
 def _lower(ctx: mlir.LoweringRuleContext, x: Any, *, factor: int) -> Sequence[Any]:
     # XLA cannot read `mulhi` in a program for several devices: "failed to legalize operation 'mhlo.unknown'".
     on_one_device = getattr(ctx.module_context.axis_context, "num_devices", 0) in (None, 1)
     lower = mlir.lower_fun(_upper if on_one_device else _upper_by_halves, multiple_results=False)
-    lowered: Sequence[Any] = lower(ctx, x, factor=factor)
-    return lowered
+    return lower(ctx, x, factor=factor)
 
 
 _upper_p.def_impl(jax.jit(_upper, static_argnames="factor"))

@@ -45,7 +45,7 @@ def _run(closed: Any, arguments: Sequence[Any]) -> Values:
     values: dict[Any, np.ndarray] = {}
 
     def read(atom: Any) -> np.ndarray:
-        aval: Any = atom.aval
+        aval = atom.aval
         return np.asarray(atom.val, aval.dtype) if isinstance(atom, Literal) else values[atom]
 
     for variable, value in zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *arguments), strict=True):

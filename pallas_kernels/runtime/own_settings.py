@@ -21,8 +21,7 @@ _WIDE: Final = frozenset({"int64", "uint64", "float64", "complex128"})
 
 def without_mesh() -> AbstractContextManager[Any]:
     """Returns a context in which what is traced knows of no mesh."""
-    context: AbstractContextManager[Any] = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
-    return context
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 _TRACING: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
@@ -78,8 +77,7 @@ def of_width(arrays: Iterable[Any]) -> AbstractContextManager[Any]:
     Args:
         arrays: Anything with a dtype; what has none counts as narrow.
     """
-    context: AbstractContextManager[Any] = jax.enable_x64(any(map(_is_wide, arrays)))
-    return context
+    return jax.enable_x64(any(map(_is_wide, arrays)))
 
 
 def _is_wide(array: Any) -> bool:

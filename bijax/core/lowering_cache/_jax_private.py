@@ -51,14 +51,12 @@ def _text(state: tuple[Any, ...]) -> str | None:
 
 def inlined(function: Any, operands: Sequence[Any]) -> list[Any]:
     """Copies the body of a function of one block to the insertion point, and returns its results."""
-    results: list[Any] = _jax_mlir_ext.inlined_func_call(function.operation, list(operands))
-    return results
+    return _jax_mlir_ext.inlined_func_call(function.operation, list(operands))
 
 
 def every_compilation_cached() -> contextlib.AbstractContextManager[Any]:
     """What this thread compiles inside is kept in JAX's compilation cache, if there is one, however short it took."""
-    manager: contextlib.AbstractContextManager[Any] = config.persistent_cache_min_compile_time_secs(0.0)
-    return manager
+    return config.persistent_cache_min_compile_time_secs(0.0)
 
 
 @dataclasses.dataclass
@@ -76,8 +74,7 @@ class Kept:
 
 def kept(question: str) -> Kept:
     """Returns what is kept for a question, empty at first, until it is forgotten."""
-    found: Kept = _kept(question)
-    return found
+    return _kept(question)
 
 
 _kept: Any = util.cache(max_size=2048, trace_context_in_key=False)(lambda question: Kept())

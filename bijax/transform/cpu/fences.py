@@ -98,8 +98,7 @@ def _inside_of_fence(value: Value) -> Value | None:
 
 def _name(value: Value) -> str:
     """Returns the name of the operation that makes a value, "" for parameters."""
-    name: str = getattr(value.owner, "name", "")
-    return name
+    return getattr(value.owner, "name", "")
 
 
 def hide(value: Value) -> Value:

@@ -259,8 +259,7 @@ def _bilinear(primitive: Any) -> Callable[..., jax.Array]:
             preferred_element_type = np.finfo(preferred_element_type).dtype
 
         def product(u: jax.Array, v: jax.Array) -> jax.Array:
-            result: jax.Array = primitive.bind(u, v, preferred_element_type=preferred_element_type, **parameters)
-            return result
+            return primitive.bind(u, v, preferred_element_type=preferred_element_type, **parameters)
 
         (a, b), (c, d) = _parts(x), _parts(y)
         return lax.complex(product(a, c) - product(b, d), product(a, d) + product(b, c))
@@ -274,8 +273,7 @@ def _linear(primitive: Any) -> Callable[..., jax.Array]:
     def run(*operands: jax.Array, **parameters: Any) -> jax.Array:
         def part(take: Callable[[jax.Array], jax.Array]) -> jax.Array:
             # The indices of a scatter have no parts.
-            result: jax.Array = primitive.bind(*(take(x) if jnp.iscomplexobj(x) else x for x in operands), **parameters)
-            return result
+            return primitive.bind(*(take(x) if jnp.iscomplexobj(x) else x for x in operands), **parameters)
 
         return lax.complex(part(lax.real), part(lax.imag))
 
@@ -284,14 +282,12 @@ def _linear(primitive: Any) -> Callable[..., jax.Array]:
 
 def reduce_product(x: jax.Array, *, axes: tuple[int, ...], **_: Any) -> jax.Array:
     """The product along axes, as a tree of neighbours."""
-    result: jax.Array = lax.reduce(x, np.ones((), x.dtype), lambda a, b: a * b, axes)
-    return result
+    return lax.reduce(x, np.ones((), x.dtype), lambda a, b: a * b, axes)
 
 
 def cumulative_product(x: jax.Array, *, axis: int, reverse: bool, **_: Any) -> jax.Array:
     """The products of the elements up to each."""
-    result: jax.Array = lax.associative_scan(lax.mul, x, reverse=reverse, axis=axis)
-    return result
+    return lax.associative_scan(lax.mul, x, reverse=reverse, axis=axis)
 
 
 COMPLEX: Final[dict[str, Callable[..., jax.Array]]] = {

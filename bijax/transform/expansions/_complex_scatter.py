@@ -35,5 +35,4 @@ def scatter_mul(
         window = lax.select(lax.broadcast(inside[i], window.shape), window * updates[i], window)
         return lax.dynamic_update_slice(result, window, start)
 
-    result: jax.Array = lax.fori_loop(0, updates.shape[0], step, operand)
-    return result
+    return lax.fori_loop(0, updates.shape[0], step, operand)

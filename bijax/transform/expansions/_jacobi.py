@@ -33,7 +33,7 @@ def eigh(
         first, last = subset_by_index or (0, a.shape[0])
         return vectors[:, first:last], values[first:last]
 
-    return over_stack(decompose, a)  # type: ignore[no-any-return]
+    return over_stack(decompose, a)
 
 
 def svd(
@@ -56,7 +56,7 @@ def svd(
             u, v = u[:, first:last], v[:, first:last]
         return s[first:last], u, adjoint(v)
 
-    return over_stack(decompose, a)  # type: ignore[no-any-return]
+    return over_stack(decompose, a)
 
 
 def _eigh(a: jax.Array, lower: bool) -> Arrays:

@@ -17,7 +17,7 @@ def lu(a: jax.Array, **_: Any) -> Factors:
 
     Source: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, section 3.4.
     """
-    return over_stack(_lu, a)  # type: ignore[no-any-return]
+    return over_stack(_lu, a)
 
 
 def _lu(a: jax.Array) -> Factors:

@@ -16,7 +16,7 @@ def geqrf(a: jax.Array, **_: Any) -> Arrays:
 
     Source: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, section 5.2.
     """
-    return over_stack(lambda a: reflect(a)[:2], a)  # type: ignore[no-any-return]
+    return over_stack(lambda a: reflect(a)[:2], a)
 
 
 def householder_product(a: jax.Array, taus: jax.Array, **_: Any) -> jax.Array:
@@ -25,7 +25,7 @@ def householder_product(a: jax.Array, taus: jax.Array, **_: Any) -> jax.Array:
     def columns(a: jax.Array, taus: jax.Array) -> jax.Array:
         return apply(a, taus, jnp.eye(a.shape[0], a.shape[1], dtype=a.dtype))
 
-    return over_stack(columns, a, taus)  # type: ignore[no-any-return]
+    return over_stack(columns, a, taus)
 
 
 def qr(a: jax.Array, *, pivoting: bool, full_matrices: bool, **_: Any) -> Arrays:
@@ -39,7 +39,7 @@ def qr(a: jax.Array, *, pivoting: bool, full_matrices: bool, **_: Any) -> Arrays
         r = jnp.triu(packed[:columns])
         return (q, r, order) if pivoting else (q, r)
 
-    return over_stack(factorise, a)  # type: ignore[no-any-return]
+    return over_stack(factorise, a)
 
 
 def reflect(a: jax.Array, pivoting: bool = False) -> Arrays:
@@ -64,8 +64,7 @@ def reflect(a: jax.Array, pivoting: bool = False) -> Arrays:
         column = jnp.where(rows > j, v, jnp.where(rows == j, beta, column))
         return a.at[:, j].set(column), taus.at[j].set(tau), order
 
-    state: Arrays = lax.fori_loop(0, k, step, (a, jnp.zeros(k, a.dtype), order))
-    return state
+    return lax.fori_loop(0, k, step, (a, jnp.zeros(k, a.dtype), order))
 
 
 def apply(packed: jax.Array, taus: jax.Array, c: jax.Array) -> jax.Array:
@@ -79,8 +78,7 @@ def apply(packed: jax.Array, taus: jax.Array, c: jax.Array) -> jax.Array:
         v = jnp.where(rows > j, packed[:, j], (rows == j).astype(packed.dtype))
         return c - (taus[j] * v)[:, None] * (v.conj()[:, None] * c).sum(0)
 
-    result: jax.Array = lax.fori_loop(0, count, step, c)
-    return result
+    return lax.fori_loop(0, count, step, c)
 
 
 def _reflection(column: jax.Array, j: jax.Array) -> Arrays:

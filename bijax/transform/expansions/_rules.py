@@ -92,8 +92,7 @@ def _of_each_matrix(function: Expansion) -> Expansion:
 
 def _function(module: str, name: str) -> Expansion:
     found = vars(importlib.import_module(f"{__package__}.{module}"))
-    function: Expansion = found["COMPLEX"][name] if module == "_complex" else found[name]
-    return function
+    return found["COMPLEX"][name] if module == "_complex" else found[name]
 
 
 def _lower(call: Call) -> Sequence[Any]:

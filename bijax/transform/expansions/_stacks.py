@@ -39,14 +39,12 @@ def over_stack(function: Callable[..., Any], *arrays: jax.Array, over: Callable[
 
 def at(a: jax.Array, j: jax.Array, axis: int) -> jax.Array:
     """A row (axis 0) or a column (axis 1) of a matrix, which keeps its two axes; an index counts from the start."""
-    part: jax.Array = lax.dynamic_slice_in_dim(a, j, 1, axis, allow_negative_indices=False)
-    return part
+    return lax.dynamic_slice_in_dim(a, j, 1, axis, allow_negative_indices=False)
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     """The product of two matrices at full precision."""
-    product: jax.Array = jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-    return product
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def adjoint(a: jax.Array) -> jax.Array:

@@ -35,7 +35,7 @@ def triangular_solve(
         x = _solve(a, b, unit_diagonal, down=lower != turned)
         return x if left_side else x.T
 
-    return over_stack(solve, a, b)  # type: ignore[no-any-return]
+    return over_stack(solve, a, b)
 
 
 def _solve(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool) -> jax.Array:
@@ -92,8 +92,7 @@ def substitute(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool = Tru
         rest = b - column * x
         return jnp.where(rows == j, x, jnp.where(rows > j if down else rows < j, rest, b))
 
-    solved: jax.Array = lax.fori_loop(0, n, step, b)
-    return solved
+    return lax.fori_loop(0, n, step, b)
 
 
 def cholesky(a: jax.Array, **_: Any) -> jax.Array:
@@ -104,7 +103,7 @@ def cholesky(a: jax.Array, **_: Any) -> jax.Array:
 
     Source: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, section 4.2.
     """
-    return over_stack(_cholesky, a)  # type: ignore[no-any-return]
+    return over_stack(_cholesky, a)
 
 
 def _cholesky(a: jax.Array) -> jax.Array:

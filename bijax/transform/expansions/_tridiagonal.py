@@ -57,4 +57,4 @@ def tridiagonal_solve(
         x = lax.scan(substitute, (nothing, nothing), (pivots, right, second, rhs), reverse=True)[1]
         return jnp.where((pivots != 0).all(), x, jnp.full_like(x, jnp.nan))
 
-    return over_stack(solve, b, dl, d, du)  # type: ignore[no-any-return]
+    return over_stack(solve, b, dl, d, du)

@@ -181,7 +181,7 @@ def _through(operation: Callable[[Value], Value], value: Value) -> Value:
 
 def _as_integers(shaped: Any) -> Any:
     """Returns the type of the bits of an array of floats."""
-    element: Any = shaped.element_type
+    element = shaped.element_type
     return ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(element.width))
 
 
@@ -201,7 +201,7 @@ def _is_fenced(value: Value) -> bool:
 
 def _operands(value: Value, *names: str) -> list[Value]:
     """Returns the operands of the operation that makes a value, none if it has another name than these."""
-    owner: Any = value.owner
+    owner = value.owner
     made = isinstance(owner, (ir.Operation, ir.OpView)) and owner.operation.name in names
     return list(owner.operation.operands) if made else []
 
@@ -222,13 +222,13 @@ def _computed(denominator: Value) -> Value:
 
 def _in_region() -> bool:
     """Returns whether the program that is being lowered is the combiner of a reduction, sort or scatter."""
-    owner: Any = ir.InsertionPoint.current.block.owner
+    owner = ir.InsertionPoint.current.block.owner
     return owner.operation.name in _REGIONS
 
 
 def _expanded(value: Value) -> Value:
     """Expands a function for which XLA has no instruction, with a fence behind each product and function in it."""
-    owner: Any = value.owner
+    owner = value.owner
     if not isinstance(owner, (ir.Operation, ir.OpView)) or owner.operation.name not in _EXPANDED:
         return value
     call = owner.operation

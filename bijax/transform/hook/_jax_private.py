@@ -129,8 +129,7 @@ def rules_of(ctx: Any, primitive: Primitive, equation: Any) -> tuple[dict[str, R
     Returns:
         The rules for some platforms, the rule for the others, and whether calls of the rule are inlined.
     """
-    found: tuple[dict[str, Rule], Rule | None, bool] = _mlir._get_lowering_rules(ctx, primitive, equation)
-    return found
+    return _mlir._get_lowering_rules(ctx, primitive, equation)
 
 
 def names_of_primitives() -> set[str]:
@@ -171,8 +170,7 @@ def lower_per_platform(
         **parameters: Its parameters.
     """
     ctx = ctx.replace(avals_out=list(ctx.avals_out))
-    lowered: Sequence[Any] = _mlir.lower_per_platform(ctx, name, dict(rules), default, set(), *operands, **parameters)
-    return lowered
+    return _mlir.lower_per_platform(ctx, name, dict(rules), default, set(), *operands, **parameters)
 
 
 def user_stack() -> list[tuple[str, int]]:

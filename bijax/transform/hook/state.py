@@ -57,23 +57,20 @@ _context = jax.make_user_context(default_value=OFF)
 
 def current() -> Request:
     """Returns the request in force in this thread."""
-    request: Request = _context.value
-    return request
+    return _context.value
 
 
 def tagged(request: Request) -> contextlib.AbstractContextManager[None]:
     """Tags the equations that are traced inside, in this thread, with a request."""
     tag = INVARIANT if request.enabled else PLAIN
-    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(
+    return set_xla_metadata(
         **{TAG: tag, ALLOWED: " ".join(request.allowed) or None, APART: None if request.fuse_rows else "true"}
     )
-    return manager
 
 
 def untagged() -> contextlib.AbstractContextManager[None]:
     """Leaves the equations that are traced inside, in this thread, without a tag."""
-    manager: contextlib.AbstractContextManager[None] = set_xla_metadata(**{TAG: None, ALLOWED: None, APART: None})
-    return manager
+    return set_xla_metadata(**{TAG: None, ALLOWED: None, APART: None})
 
 
 def _before_calls(program: Compiled) -> None:

@@ -118,8 +118,7 @@ def _one_minus_square(call: Call) -> Sequence[Any]:
 
 def _one_minus_fenced_square(x: jax.Array, **_: Any) -> jax.Array:
     (square,) = jax.lax.optimization_barrier((x * x,))
-    difference: jax.Array = 1 - square
-    return difference
+    return 1 - square
 
 
 def _vectors(call: Call) -> Sequence[Any]:

@@ -135,8 +135,7 @@ def _over_devices(call: Call) -> Sequence[Any]:
 )
 def _dot(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """The product as a function of its own, which JAX lowers once for equal products."""
-    product: jax.Array = dot_general(lhs, rhs, **parameters)
-    return product
+    return dot_general(lhs, rhs, **parameters)
 
 
 def _product(call: Call) -> Sequence[Any]:

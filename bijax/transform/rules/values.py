@@ -16,7 +16,7 @@ def positions(shaped: Any) -> Value:
     Args:
         shaped: Type of an array of floating-point numbers; the integers are as wide as these.
     """
-    element: Any = shaped.element_type
+    element = shaped.element_type
     integers = ir.IntegerType.get_unsigned(element.width)
     first = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
     flat = hlo.iota(ir.RankedTensorType.get([math.prod(shaped.shape)], integers), first)

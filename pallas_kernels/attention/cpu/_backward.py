@@ -73,8 +73,7 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
         dq, dk, dv = (one_nan(g).astype(x.dtype) for g, x in zip((dq, dk, dv), (query, key, value), strict=True))
         return dq, dk, dv
 
-    found: Gradients = _each_sequence(one_sequence, (query, key, value))
-    return found
+    return _each_sequence(one_sequence, (query, key, value))
 
 
 def score_gradients(
@@ -110,8 +109,7 @@ def score_gradients(
         found = lax.fori_loop(jnp.int32(0), own.tiles, tile_of_queries, start)
         return (found[:, :, front : front + length, :capacity],)
 
-    result: jax.Array = _each_sequence(one_sequence, (zeros,))[0]
-    return result
+    return _each_sequence(one_sequence, (zeros,))[0]
 
 
 def _each_sequence(program: Callable[[jax.Array], Any], like: tuple[jax.Array, ...]) -> Any:
@@ -144,8 +142,7 @@ def _walk_keys(rows: Rows, cache: jax.Array, sequence: jax.Array, shared: Shared
     start = _Sums(jnp.zeros_like(rows.query), cache)
     if shared.tile.one_block:
         return body(jnp.int32(0), start)
-    sums: _Sums = lax.fori_loop(*rows.queries.blocks(key_block), body, start)
-    return sums
+    return lax.fori_loop(*rows.queries.blocks(key_block), body, start)
 
 
 class _Pair(NamedTuple):

@@ -242,5 +242,4 @@ def attend(
         )
 
     zeros = (jnp.zeros((*query.shape[:3], value_size), query.dtype), jnp.zeros(query.shape[:3], jnp.float32))
-    results: tuple[jax.Array, jax.Array] = lax.fori_loop(zero, jnp.int32(steps[0] * steps[1]), body, zeros)
-    return results
+    return lax.fori_loop(zero, jnp.int32(steps[0] * steps[1]), body, zeros)

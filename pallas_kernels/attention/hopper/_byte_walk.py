@@ -131,8 +131,7 @@ class ByteWalk(SwappedWalk):
     @property
     def width(self) -> int:
         """Columns of the values."""
-        width: int = self.ring.values.stored.shape[2]
-        return width
+        return self.ring.values.stored.shape[2]
 
     def _block(self, block: Any, state: State) -> State:
         """Takes a block's scores and the values of the block before."""

@@ -128,7 +128,7 @@ class Tiles:
         """Returns the tiles of queries, from the first to the end, that see any key of a block."""
         offset, start = lengths.offsets[sequence], block * self.block
         end = lax.div(lengths.queries[sequence] + (self.rows - 1), self.rows)
-        first: Any = jnp.int32(0)
+        first = jnp.int32(0)
         if self.sight.after is not None:  # the last query of the tile sees the first key
             first = lax.div(jnp.maximum(start - self.sight.after - offset, 0), self.rows)
         if self.sight.before is not None:  # the first query of the tile sees the last key
@@ -161,13 +161,12 @@ class Tiles:
             first, last = jax.vmap(lambda t: (self.first_block(offset, t), self.last_block(offset, keys, t)))(tile)
             return first, jnp.where(tile * self.rows < queries, last, -1)
 
-        found: tuple[jax.Array, jax.Array] = jax.vmap(of_sequence)(lengths.numbers)
-        return found
+        return jax.vmap(of_sequence)(lengths.numbers)
 
     def whole(self, lengths: Lengths, sequence: Any, block: Any) -> tuple[Any, Any]:
         """Returns the tiles of queries, from the first to the end, that see all keys of a block."""
         offset, start = lengths.offsets[sequence], block * self.block
-        first: Any = jnp.int32(0)
+        first = jnp.int32(0)
         end = lax.div(lengths.queries[sequence], self.rows)
         if self.sight.after is not None:  # the first query of the tile sees the last key
             first = jnp.maximum(start + (self.block - 1 - self.sight.after) - offset, 0)

@@ -63,8 +63,7 @@ class ItemRows:
 
     def query(self, row: jax.Array) -> jax.Array:
         """Returns the query to which a row of the tile belongs."""
-        found: jax.Array = lax.div(self.item.tile * ROWS + row, jnp.full_like(row, self.setup.group))
-        return found
+        return lax.div(self.item.tile * ROWS + row, jnp.full_like(row, self.setup.group))
 
     def queries_of_rows(self) -> jax.Array:
         """Returns the query of each row, (64,) int32."""
@@ -73,14 +72,12 @@ class ItemRows:
     def heads_of_rows(self) -> jax.Array:
         """Returns the query head of each row, (64,) int32."""
         row = self.item.tile * ROWS + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-        found: jax.Array = self.item.head * self.setup.group + lax.rem(row, jnp.full_like(row, self.setup.group))
-        return found
+        return self.item.head * self.setup.group + lax.rem(row, jnp.full_like(row, self.setup.group))
 
     def positions(self, count: int, layout: Any) -> jax.Array:
         """Returns the positions of the queries of the first rows, (count,) int32."""
         rows = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout)
-        found: jax.Array = self.lengths.offsets[self.item.sequence] + self.query(rows)
-        return found
+        return self.lengths.offsets[self.item.sequence] + self.query(rows)
 
     def of_rows(self, numbers: Any) -> jax.Array | None:
         """Returns numbers (B or 1, heads, rows) of each row, (64,), or None."""
@@ -88,8 +85,7 @@ class ItemRows:
             return None
         item = self.item
         sequence, rows = item.sequence if numbers.shape[0] > 1 else 0, pl.ds(item.tile * ROWS, ROWS)
-        found: jax.Array = plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
-        return found
+        return plgpu.load(numbers.at[sequence, item.head, rows], layout=ROW, optimized=False)
 
     def factors(self, of_all: Any) -> Any:
         """Returns the factors of the key head's columns, in GPU memory."""

@@ -94,10 +94,7 @@ class Form:
 
     def full(self, shape: tuple[int, ...], value: float) -> jax.Array:
         """Returns a tile, or a number for each row."""
-        filled: jax.Array = plgpu.layout_cast(
-            jnp.full(shape, value, jnp.float32), self.layout if len(shape) == 2 else self.rows
-        )
-        return filled
+        return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), self.layout if len(shape) == 2 else self.rows)
 
 
 @dataclass(frozen=True)
@@ -262,16 +259,14 @@ def _largest_before(maxima: jax.Array, start: jax.Array, width: int, interpret: 
         registers.flat[0] = register
         return fragmented(registers, maxima.layout)
 
-    scanned: jax.Array = scan(maxima, plgpu.layout_cast(start, row))
-    return scanned
+    return scan(maxima, plgpu.layout_cast(start, row))
 
 
 def _picked(tile: jax.Array, like: jax.Array, group: Any, together: int, index: int, interpret: bool) -> jax.Array:
     """Returns a column of (4, width), the one at `index` of a group of so many, with the layout of `like` (4,)."""
     width = tile.shape[1]
     if interpret:
-        picked: jax.Array = lax.dynamic_slice_in_dim(tile, group * together + index, 1, axis=1)[:, 0]
-        return picked
+        return lax.dynamic_slice_in_dim(tile, group * together + index, 1, axis=1)[:, 0]
     layout, row = _layout(width), _layout(like.shape[0] * WARP).reduce(1)
     result = held((MERGED_ROWS,), row)
     neighbours = width // WARP

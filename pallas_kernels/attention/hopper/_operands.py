@@ -58,8 +58,7 @@ def one_by_one(
         out, lse = attend(call.sequence(sequence))
         return out[0], lse[0]
 
-    found: tuple[jax.Array, jax.Array] = lax.map(one, jnp.arange(call.query.shape[0], dtype=jnp.int32))
-    return found
+    return lax.map(one, jnp.arange(call.query.shape[0], dtype=jnp.int32))
 
 
 def padded(x: jax.Array) -> jax.Array:

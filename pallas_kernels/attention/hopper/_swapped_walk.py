@@ -102,8 +102,7 @@ class SwappedWalk:
     @property
     def width(self) -> int:
         """Columns of the values."""
-        width: int = self.ring.values.shape[2]
-        return width
+        return self.ring.values.shape[2]
 
     @property
     def tiles(self) -> int:
@@ -197,8 +196,7 @@ class SwappedWalk:
                 found.append(jnp.where(seen, part, -math.inf))
             return found[0], found[1]
 
-        masked: Tile = lax.cond(self.blocks.in_part(block), mask, lambda *scores: scores, *scores)
-        return masked
+        return lax.cond(self.blocks.in_part(block), mask, lambda *scores: scores, *scores)
 
     def _spoiled(self, total: jax.Array, block: Any) -> jax.Array:
         """Returns totals with nan for queries that see values of which the ring made zeros."""
@@ -210,8 +208,7 @@ class SwappedWalk:
             nan = spoil_rows(filled_columns(0), first - start, end - start, found, self.interpret, COLUMN)
             return total + of_lanes(nan, self.interpret)
 
-        spoiled: jax.Array = lax.cond(self.blocks.in_part(block), spoil, lambda total: total, total)
-        return spoiled
+        return lax.cond(self.blocks.in_part(block), spoil, lambda total: total, total)
 
     def _slot(self, block: Any) -> Any:
         return self.ring.slot(self._place(block))

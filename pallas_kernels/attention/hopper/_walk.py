@@ -97,8 +97,7 @@ class Walk:
     @property
     def size(self) -> int:
         """Width of a head of the values."""
-        width: int = self.ring.values.shape[2]
-        return width
+        return self.ring.values.shape[2]
 
     @property
     def factor(self) -> float:
@@ -132,10 +131,7 @@ class Walk:
             old = unpark(parked.values, self.size, self.interpret)
             return self.math.fused(old, across(kept, self.size), values), merged
 
-        result: tuple[jax.Array, Stats] = lax.cond(
-            self._in_first_split(last - 1), lambda values, stats: (values, stats), merged, values, stats
-        )
-        return result
+        return lax.cond(self._in_first_split(last - 1), lambda values, stats: (values, stats), merged, values, stats)
 
     def _first(self) -> State:
         """Takes the first block."""
@@ -245,8 +241,7 @@ class Walk:
 
         if self.sight.masked:
             return mask(scores)
-        masked: jax.Array = lax.cond(self.blocks.in_part(block), mask, lambda scores: scores, scores)
-        return masked
+        return lax.cond(self.blocks.in_part(block), mask, lambda scores: scores, scores)
 
     def _words(self, block: Any) -> tuple[jax.Array, ...]:
         keys = self.contract.key_block

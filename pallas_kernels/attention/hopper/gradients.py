@@ -355,8 +355,7 @@ class Body:
         def start() -> jax.Array:
             key = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=TILE.reduce(1))
             query = lengths.offsets[step.item.sequence] + step.tile * self.tiles.rows + row * ROWS
-            found: jax.Array = query - step.item.block * self.tiles.block - step.keys * ROWS - key
-            return found
+            return query - step.item.block * self.tiles.block - step.keys * ROWS - key
 
         scoring, math = self.call.scoring, self.math
         tangents = scoring.tangents(products, math)

@@ -84,7 +84,7 @@ def merge(
             like = form.full((MERGED_ROWS, size), 0)
             factors = math.scaled(_of_heads(of_sequence, part.start, rows, like, form), 1 / setup.unit)
         stats, total = walk.run()
-        query: Any = jnp.int32(0)
+        query = jnp.int32(0)
         if setup.queries > 1:
             row = part.start + plgpu.broadcasted_iota(jnp.int32, (MERGED_ROWS,), 0, layout=form.rows)
             query = lax.div(lax.rem(row, jnp.full_like(row, rows)), jnp.full_like(row, setup.group))
@@ -145,5 +145,4 @@ def _of_heads(factors: Any, first: Any, rows: int, like: jax.Array, form: Form) 
             registers.flat[at] = register
         return fragmented(registers, like.layout)
 
-    loaded: jax.Array = load(factors, jnp.int32(first), like)
-    return loaded
+    return load(factors, jnp.int32(first), like)

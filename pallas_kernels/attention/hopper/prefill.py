@@ -125,8 +125,7 @@ class Body:
             keys, offset = lengths.keys[tile.sequence], lengths.offsets[tile.sequence]
 
             def queries_of_rows() -> jax.Array:
-                found: jax.Array = unit.first + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
-                return found
+                return unit.first + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
 
             def of_head(numbers: Any) -> jax.Array | None:
                 return _of_head(numbers, unit)
@@ -183,8 +182,7 @@ def _of_head(numbers: Any, unit: Unit) -> jax.Array | None:
     if numbers is None:
         return None
     sequence = unit.sequence if numbers.shape[0] > 1 else 0
-    found: jax.Array = plgpu.layout_cast(jnp.full((ROWS,), numbers[sequence, unit.head], jnp.float32), ROW)
-    return found
+    return plgpu.layout_cast(jnp.full((ROWS,), numbers[sequence, unit.head], jnp.float32), ROW)
 
 
 def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> tuple[jax.Array, jax.Array]:

@@ -99,5 +99,4 @@ def _of_scores(ref: Any, rows: Rows, keys: Keys, launch: Launch, by_keys: bool) 
     of_rows = (_lay(x, not by_keys) for x in (rows.query_head, rows.query))
     places = (rows.sequence, *of_rows, _lay(held, by_keys))
     whole = (jnp.broadcast_to(x if n > 1 else 0, sizes) for n, x in zip(ref.shape, places, strict=True))
-    found: jax.Array = ref[*(x.astype(jnp.int32) for x in whole)]
-    return found
+    return ref[*(x.astype(jnp.int32) for x in whole)]

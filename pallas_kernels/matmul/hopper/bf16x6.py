@@ -180,8 +180,7 @@ def weight_gradients(
     single = partial(weight_gradient, contract=contract)
 
     def stack(x: jax.Array, g: jax.Array) -> jax.Array:
-        entries: jax.Array = lax.map(lambda entry: single(*entry), (x, g))
-        return entries
+        return lax.map(lambda entry: single(*entry), (x, g))
 
     return stacks.weight_gradient((single, stack), x, g, accumulate=accumulate, out_dtype=out_dtype)
 

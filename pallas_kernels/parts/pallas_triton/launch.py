@@ -1,7 +1,7 @@
 """Launching a Triton kernel, also in a program that is lowered on a machine without a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 from jax.experimental import pallas as pl
@@ -43,7 +43,7 @@ def launch(
         interpret=interpret,
         compiler_params=None if interpret else plt.CompilerParams(num_warps=warps, num_stages=stages),
     )
-    mesh: Any = get_abstract_mesh()
+    mesh = get_abstract_mesh()
     if interpret or getattr(mesh.abstract_device, "platform", None) == "gpu":
         return tuple(call(*arrays))
     with use_abstract_mesh(mesh.update(abstract_device=_DEVICE)):

@@ -36,8 +36,7 @@ def join(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
         >>> join([jax.numpy.ones((2, 2, 1)), jax.numpy.zeros((2, 2, 2))], 2).shape
         (2, 2, 3)
     """
-    joined: jax.Array = _join_p.bind(*vary_alike(arrays), dimension=axis)
-    return joined
+    return _join_p.bind(*vary_alike(arrays), dimension=axis)
 
 
 def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -75,8 +74,7 @@ def would_be_nested(ctx: mlir.LoweringRuleContext, dimension: int) -> bool:
 
 def _lower_for_cpu(ctx: mlir.LoweringRuleContext, *operands: Value, dimension: int) -> Sequence[Value]:
     function = of_matrices if would_be_nested(ctx, dimension) else _as_it_is
-    lowered: Sequence[Value] = mlir.lower_fun(function, multiple_results=False)(ctx, *operands, dimension=dimension)
-    return lowered
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, dimension=dimension)
 
 
 def _as_it_is(*arrays: jax.Array, dimension: int) -> jax.Array:
@@ -92,8 +90,7 @@ def _abstract(*arrays: jax.core.ShapedArray, dimension: int) -> jax.core.ShapedA
 
 def _join_transposed(cotangent: jax.Array, *arrays: Any, dimension: int) -> list[jax.Array]:
     sizes = tuple((x.aval if ad.is_undefined_primal(x) else x).shape[dimension] for x in arrays)
-    pieces: list[jax.Array] = _cut_p.bind(cotangent, sizes=sizes, axis=dimension)
-    return pieces
+    return _cut_p.bind(cotangent, sizes=sizes, axis=dimension)
 
 
 def _cut(x: jax.Array, *, sizes: tuple[int, ...], axis: int) -> list[jax.Array]:

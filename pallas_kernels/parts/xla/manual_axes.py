@@ -31,8 +31,7 @@ def vary_alike(arguments: Sequence[Any]) -> Sequence[Any]:
         missing = tuple(axis for axis in axes if axis not in varying_axes(jax.typeof(x)))
         return lax.pcast(x, missing, to="varying") if missing else x
 
-    same: Sequence[Any] = jax.tree.map(cast, arguments)
-    return same
+    return jax.tree.map(cast, arguments)
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
@@ -44,8 +43,7 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 def vary_as(x: jax.Array, aval: Any) -> jax.Array:
     """Returns an array that is the same on all devices, cast so that it differs as an array of another type does."""
     axes = tuple(sorted(varying_axes(aval), key=str))
-    cast: jax.Array = lax.pcast(x, axes, to="varying") if axes else x
-    return cast
+    return lax.pcast(x, axes, to="varying") if axes else x
 
 
 def result_type(shape: Sequence[int], dtype: Any, arguments: Sequence[Any]) -> jax.core.ShapedArray:

@@ -34,8 +34,7 @@ def opaque_zero() -> jax.Array:
         >>> opaque_zero()
         Array(0, dtype=uint32)
     """
-    zero: jax.Array = _opaque_zero_p.bind()
-    return zero
+    return _opaque_zero_p.bind()
 
 
 def apart_from_sums(product: jax.Array) -> jax.Array:

@@ -94,8 +94,7 @@ def fold_positions[T](step: Callable[[T, Any], T], first: T, start: int, positio
     def group(i: jax.Array, state: T) -> T:
         for k in range(_UNROLL):
             state = step(state, np.int32(start) + i * _UNROLL + k)
-        isolated: T = jax.tree.map(lambda a: isolate(a)[0], state)
-        return isolated
+        return jax.tree.map(lambda a: isolate(a)[0], state)
 
     if whole:
         first = lax.fori_loop(jnp.int32(0), jnp.int32(whole), group, first)

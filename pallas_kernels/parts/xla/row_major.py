@@ -35,8 +35,7 @@ def row_major(x: jax.Array) -> jax.Array:
     """
     if x.ndim < 2:
         return x
-    laid_out: jax.Array = _row_major_p.bind(x)
-    return laid_out
+    return _row_major_p.bind(x)
 
 
 def emit_row_major(value: Value) -> Value:
