@@ -41,8 +41,8 @@ def matmul(
 
     Args:
         x: (M, K) or (..., M, K), float32, bfloat16, float16 or float64. Any sizes, 0 included.
-        w: (K, N) or (..., K, N), or (N, K), (..., N, K) with `transpose_w`; the leading dimensions are those of `x`,
-            which may have none: its rows are multiplied by every entry's weights then.
+        w: (K, N) or (..., K, N), or (N, K), (..., N, K) with `transpose_w`; the leading dimensions equal those of `x`,
+            unless `x` is (M, K) and shared by all entries.
         contract: Order of the sum over K, and its dtype.
         transpose_w: Whether `w` is stored as (N, K).
         tile: Chosen by the number of rows by default. No tile changes a bit.
@@ -94,7 +94,7 @@ def weight_gradient(
         x: (M, K) or (..., M, K), float32, bfloat16 or float16. Any sizes, 0 included.
         g: (M, N) or (..., M, N), the cotangent of the product.
         contract: Chunks of rows. A chunk is one chain of fused multiply-adds, upwards.
-        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum, whose chain continues.
         tile: As in `matmul`.
         interpret: Whether to run on a CPU.
 

@@ -34,7 +34,7 @@ class AttentionContract:
         key_block: Keys of one block.
         query_block: Queries of one block in the backward pass.
         longest_chain: Most rows in one chain of the backward pass.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
@@ -59,7 +59,7 @@ class AttentionContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"attention/v{self.version}/f32-keys{self.key_block}-online"
 
 
@@ -114,7 +114,7 @@ class SplitAttentionContract:
         key_block: Keys of one block.
         split: Keys of one split, a multiple of `key_block`.
         sum_chains: Interleaved chains in a lane's sum of a block, a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
@@ -132,7 +132,7 @@ class SplitAttentionContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"attention/v{self.version}/f32-wgmma16-keys{self.key_block}-split{self.split}-online"
 
 
@@ -180,7 +180,7 @@ class MmaAttentionContract:
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.
         row_block: Rows or keys of one block in the backward pass, the same.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = 64
@@ -195,7 +195,7 @@ class MmaAttentionContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}-online"
 
 
@@ -291,7 +291,7 @@ class AttentionGradientContract:
     Attributes:
         key_block: Keys of one block.
         sum_chains: Interleaved chains in a lane's part of d, a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
@@ -310,7 +310,7 @@ class AttentionGradientContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return (
             f"attention-gradients/v{self.version}/f32-wgmma16-keys{self.key_block}-down-queries-up-weights16-slopes16"
             f"-sums{self.sum_chains}"

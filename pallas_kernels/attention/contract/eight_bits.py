@@ -20,7 +20,7 @@ class EightBitContract:
 
     Attributes:
         unit: What 1 stands for, a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     unit: float
@@ -32,7 +32,7 @@ class EightBitContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"8-bit-cache/v{self.version}/factors-outside-unit{self.unit}"
 
 

@@ -1,4 +1,4 @@
-"""The rows of an item of decode, inside of the kernel: what they read, and their walk over the keys."""
+"""The rows of an item of decode, inside the kernel: what they read, and their walk over the keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four 
 
 @dataclass(frozen=True)
 class ItemRows:
-    """The rows of an item, inside of the kernel.
+    """The rows of an item, inside the kernel.
 
     Attributes:
         setup: What is fixed about the launch.

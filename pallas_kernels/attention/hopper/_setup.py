@@ -17,7 +17,7 @@ from pallas_kernels.contract import SplitAttentionContract
 
 @dataclass(frozen=True)
 class Setup:
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
         contract: Order of the sums.

@@ -29,7 +29,7 @@ class Cascade(Body):
     """The kernel's program where the first splits may be the same for all sequences.
 
     Attributes:
-        shared: How many are, known inside of the kernel.
+        shared: How many are, known inside the kernel.
     """
 
     shared: Any = 0

@@ -26,7 +26,7 @@ _PRODUCTS: Final = {1: [(0, 0)], 3: [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0,
 
 @dataclass(frozen=True)
 class Launch:
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
         dtype: Name of the operands' dtype.

@@ -1,4 +1,4 @@
-"""Activations inside of a Hopper kernel, one PTX instruction after the other, so that every kernel computes the same.
+"""Activations inside a Hopper kernel, one PTX instruction after the other, so that every kernel computes the same.
 
 A compiler may contract a product and a sum to one fused multiply-add, and does so or not as the code around them is.
 An instruction that names its rounding is left as it is. Silu, and gelu in its tanh form, are z / (1 + exp(v)): with

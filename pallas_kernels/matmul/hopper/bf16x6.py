@@ -2,7 +2,7 @@
 
 Each operand is the exact sum of three bfloat16 parts; six of the nine products of parts are summed, which leaves an
 error of at most 2**-24 of each product: what rounding it to float32 would cost. The activations are split by
-element-wise code in front of the kernel, the weights inside of it, so they are read once, as float32.
+element-wise code in front of the kernel, the weights inside it, so they are read once, as float32.
 """
 
 import math
@@ -57,13 +57,13 @@ def matmul(
 
     Args:
         x: (M, K) or (..., M, K), float32. Any sizes, 0 included.
-        w: (K, N) or (..., K, N) float32, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions are those of
-            `x`, which may have none: its rows are multiplied by every entry's weights then.
+        w: (K, N) or (..., K, N) float32, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions equal those
+            of `x`, unless `x` is (M, K) and shared by all entries.
         contract: Order of the sum over K, `pallas_kernels.contract.split_contract(K)`.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -76,7 +76,7 @@ def matmul(
     stack as in a single product.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.full((3, 64), 1 / 3), jnp.ones((64, 64))
@@ -122,7 +122,7 @@ def weight_gradient(
         x: (M, K) float32. Any sizes, 0 included.
         g: (M, N) float32, the cotangent of the product.
         contract: Order of the sum over the rows.
-        accumulate: (K, N) float32, a previous sum whose chain is continued.
+        accumulate: (K, N) float32, a previous sum, whose chain continues.
         interpret: As in `matmul`.
 
     Returns:
@@ -135,7 +135,7 @@ def weight_gradient(
     and `g` alone, however many others there are.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, g = jnp.ones((64, 8)), jnp.ones((64, 32))

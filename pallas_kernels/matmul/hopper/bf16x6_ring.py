@@ -68,13 +68,13 @@ def split_ring_matmul(
     transpose_w: bool,
     interpret: Any,
 ) -> jax.Array:
-    """Runs the kernel on operands that the copy engine can address in whole tiles.
+    """Runs the kernel on operands that TMA can address in whole tiles.
 
     Args:
         x: (M, 3 K') or (B, M, 3 K') bfloat16: for each block of 64 elements of K the 64 high parts, the 64 middle parts
             and the 64 low parts; K' is K rounded up to a block. M below 8 or a multiple of 8.
         w: (K, N), or (N, K) with `transpose_w`, float32; the contiguous dimension a multiple of 32, the other of 8. A
-            stack where `x` is one; a matrix `x` beside a stack belongs to every entry.
+            stack where `x` is one; a matrix `x` is shared by every entry of a stack.
         contract: Length of a shard.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).

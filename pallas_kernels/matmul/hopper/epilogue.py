@@ -2,7 +2,7 @@
 
 The order is fixed: `activation(tile + bias) + residual`, or for a pair of products `activation(gate) * up`, every step
 in float32, rounded once to the result's dtype, whatever the schedule. Sums of integers are multiplied by the scales of
-their row and of their column first, in this order. No product meets a sum but inside of an activation and behind the
+their row and of their column first, in this order. No product meets a sum but inside an activation and behind the
 scales, whose instructions are fixed (`pallas_kernels.matmul.hopper.activation`, `parts.hopper.tile.Arithmetic`): so
 none is fused with it.
 """
@@ -32,7 +32,7 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 class Epilogue:
     """What is done to the float32 product before it is rounded: activation(product + bias) + residual.
 
-    Inside of a kernel its arrays are references.
+    Inside a kernel its arrays are references.
 
     Attributes:
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N.
@@ -73,7 +73,7 @@ class Epilogue:
             tiles: float32 tile of the product, or of both products.
             bias: Part of the bias, of the shape of a tile, or None.
             layout: Layout of a tile.
-            interpret: Whether the interpreter runs the kernel.
+            interpret: Whether the kernel runs in the interpreter.
         """
         first, *second = tiles
         if bias is not None:
@@ -189,7 +189,7 @@ def make_store(
 
 @dataclass(frozen=True)
 class Ending:
-    """The epilogue and the store of one warpgroup, bound to their references inside of the kernel.
+    """The epilogue and the store of one warpgroup, bound to their references inside the kernel.
 
     Attributes:
         epilogue: What is done to the tile, with references.
@@ -199,7 +199,7 @@ class Ending:
         tiled: Buffers of the store.
         plain: The same as plain rows, or None.
         fetched: Barrier of the residual's blocks, or None.
-        interpret: Whether the interpreter runs the kernel.
+        interpret: Whether the kernel runs in the interpreter.
     """
 
     epilogue: Epilogue

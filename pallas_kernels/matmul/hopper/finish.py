@@ -1,6 +1,6 @@
 """The end of a matmul as a kernel of its own: the tree over the shards' sums, then the epilogue.
 
-It computes what `hopper.epilogue` computes inside of the product's kernel, with the same element-wise code, so the
+It computes what `hopper.epilogue` computes inside the product's kernel, with the same element-wise code, so the
 bits are the same whether a shard's sum goes through memory or stays in registers.
 """
 

@@ -64,7 +64,7 @@ class Table:
         Args:
             sizes: (groups,) int32 in GPU memory.
             table: The table.
-            interpret: Whether the interpreter runs the kernel.
+            interpret: Whether the kernel runs in the interpreter.
         """
         if interpret:
             self._fill_interpreted(sizes, table)

@@ -68,8 +68,8 @@ def group_matmul(
 ) -> jax.Array:
     """Multiplies each row by the weights of its group.
 
-    Aligned operands are used where they lie: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
-    16 for (K, N). Others are copied once, padded with zeros, which adds exact zeros to the sums.
+    Aligned operands are read in place: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
+    16 for (K, N). Others are copied once and zero-padded, which adds exact zeros to the sums.
 
     Args:
         x: (M, K), bfloat16 or float16, sorted by group.
@@ -78,12 +78,12 @@ def group_matmul(
         contract: Order of the sum over K.
         transpose_w: Whether the weights of a group are stored as (N, K).
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 sum is rounded once.
-        schedule: Tiles; chosen from M, G, K and N by default. No schedule changes a bit.
+        schedule: Tiles; chosen from M, G, K and N by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (M, N) of `out_dtype`. Rows behind the last group are zeros. If sizes are negative or add up to more than M,
-        everything is nan.
+        (M, N) of `out_dtype`. Rows after the last group are zeros. If sizes are negative or add up to more than M,
+        the whole result is nan.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract for these operands.
@@ -92,7 +92,7 @@ def group_matmul(
     the weights of its group, wherever it stands and however many rows its group and the others have.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.ones((3, 64), jnp.bfloat16), jnp.ones((2, 64, 64), jnp.bfloat16)
@@ -156,13 +156,14 @@ def group_weight_gradient(
         sizes: (G,) int32, the rows of each group; at most 1024 groups.
         contract: Order of the sum over the rows of a group.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
-        schedule: Tiles, without `swap` or tiles in turn; chosen from the shape by default. No schedule changes a bit.
+        schedule: Tiles, without `swap` or tiles in turn; chosen from the shape by default. The bits do not depend on
+            it.
         pick: Copies the rows of an array (M, C) at places (M',) int32, zeros at -1.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
         (G, K, N) of `out_dtype`; zeros for a group without rows. If sizes are negative or add up to more than M,
-        everything is nan.
+        the whole result is nan.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract for these operands.
@@ -171,7 +172,7 @@ def group_weight_gradient(
     `pallas_kernels.matmul.hopper.launch.weight_gradient` gives them.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, sizes = jnp.ones((9, 64), jnp.bfloat16), jnp.array([2, 7], jnp.int32)

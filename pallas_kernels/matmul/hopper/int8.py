@@ -31,7 +31,7 @@ from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.int8.quant_matmul"
-_ALIGN: Final = 16  # elements in the 16 bytes to which the copy engine aligns rows of K
+_ALIGN: Final = 16  # elements in the 16 bytes to which TMA aligns rows of K
 _COLUMNS: Final = 8  # the same of rows of the result
 _TURNED_COLUMNS: Final = 32  # columns of the narrowest swizzled tile
 _CONTRACTS: Final[dict[Any, Any]] = {
@@ -78,12 +78,12 @@ def quant_matmul(
         bias: (N,) of any float dtype, or None; none with `sizes`.
         sizes: (G,) int32, the rows of each group; None for one matrix of weights.
         out_dtype: bfloat16, float16 or float32.
-        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (M, N) of `out_dtype`. Rows behind the last group are zeros. If sizes are negative or add up to more than M,
-        everything is nan.
+        (M, N) of `out_dtype`. Rows after the last group are zeros. If sizes are negative or add up to more than M,
+        the whole result is nan.
 
     Raises:
         UnsupportedError: If this backend does not take these operands, or another contract is asked for.
@@ -91,7 +91,7 @@ def quant_matmul(
     Guarantee: row-invariant; sums of integers are exact in every order.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w, one = jnp.ones((3, 128), jnp.int8), jnp.ones((128, 64), jnp.int8), jnp.ones(64)

@@ -48,7 +48,7 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.launch.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.hopper.launch.gated_matmul"
-_ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns rows
+_ALIGN: Final = 8  # elements in the 16 bytes to which TMA aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile of weights stored as (K, N)
 _GRADIENT_OP: Final = "pallas_kernels.matmul.hopper.launch.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
@@ -73,13 +73,13 @@ def matmul(
     The result is activation(x @ w + bias) + residual, each step in float32 and rounded once at the end. The product's
     part has the bits that it has alone.
 
-    Aligned operands are used where they lie: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
-    16 for (K, N). Others are copied once, padded with zeros, which adds exact zeros to the sums.
+    Aligned operands are read in place: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
+    16 for (K, N). Others are copied once and zero-padded, which adds exact zeros to the sums.
 
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         w: (K, N) or (..., K, N) of the same dtype, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions
-            are those of `x`, which may have none: its rows are multiplied by every entry's weights then.
+            equal those of `x`, unless `x` is (M, K) and shared by all entries.
         contract: Order of the sum over K. One that cuts K into shards takes no stack.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
@@ -87,7 +87,8 @@ def matmul(
         functions: How the activation is computed.
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule changes a bit. A `ShardSchedule` where K is cut.
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `ShardSchedule` where K is
+            cut.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -103,7 +104,7 @@ def matmul(
     (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/).
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.ones((3, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
@@ -280,16 +281,16 @@ def weight_gradient(
     """Sums the outer products of rows: the gradient of `w` in `x @ w`, for every entry of a stack in one launch.
 
     Both operands are used where they lie if M is a multiple of 8 and K and N are multiples of 16. Others are copied
-    once, padded with zeros, which adds exact zeros to the sums.
+    once and zero-padded, which adds exact zeros to the sums.
 
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         g: (M, N) or (..., M, N) of the same dtype, the cotangent of the product. One of the two may have no leading
             dimensions: it belongs to every entry then. Exchange the two for weights that are stored as (N, K).
         contract: Order of the sum over the rows.
-        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum, whose chain continues.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
-        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule changes a bit.
+        schedule: Tiles, without `swap`; chosen from the shape by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU. The interpreter adds
             `accumulate` behind the sum.
 
@@ -303,7 +304,7 @@ def weight_gradient(
     of `x` and its column of `g` alone.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, g = jnp.ones((40, 64), jnp.bfloat16), jnp.ones((40, 64), jnp.bfloat16)

@@ -56,7 +56,7 @@ def matmul(
     Guarantee: row-invariant; the bits depend on K, the row, the weights and the bias alone.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.full((3, 64), 1 / 3), jnp.ones((64, 64), jnp.bfloat16)
@@ -147,7 +147,7 @@ def weight_gradient(
         x: (M, K) or (..., M, K). Any sizes, 0 included.
         g: (M, N) or (..., M, N), the cotangent of the product.
         contract: Parts, and the order of the sum over the rows.
-        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum, whose chain continues.
         out_dtype: float32 by default; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
@@ -161,7 +161,7 @@ def weight_gradient(
     of `x` and its column of `g` alone.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, g = jnp.ones((40, 64), jnp.bfloat16), jnp.full((40, 64), 0.1)

@@ -51,7 +51,7 @@ class Scratch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
         name: What profiles call the kernel.
@@ -63,7 +63,7 @@ class Product:
         roles: What the warpgroups of a block do.
         shape: Rows and columns of an accumulator.
         store: How a tile leaves.
-        interpret: Whether the interpreter runs the kernel.
+        interpret: Whether the kernel runs in the interpreter.
     """
 
     name: str

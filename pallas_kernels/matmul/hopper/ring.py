@@ -63,11 +63,11 @@ def ring_matmul(
     shards: Shards | None = None,
     folded: bool = False,
 ) -> jax.Array:
-    """Runs the kernel on operands that the copy engine can address.
+    """Runs the kernel on operands that TMA can address.
 
     Args:
         x: (M, K), or a stack (B, M, K); K a multiple of 8 (of 16 for int8), M and B at least 1. (K, M) with
-            `transpose_x`, where M is a multiple of 16. A matrix beside a stack of `w` belongs to every entry.
+            `transpose_x`, where M is a multiple of 16. A matrix is shared by every entry of a stack of `w`.
         w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
             weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry. Of int8,
             whose sums are exact, weights (K, N) with N a multiple of 32 are turned in shared memory.
@@ -163,7 +163,7 @@ def _operands(
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan(Product):
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
         turned: The weights as they are copied, where a warpgroup turns them before they are read; else None.

@@ -39,12 +39,12 @@ def turning_ring_matmul(
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
-    """Runs the kernel on operands that the copy engine can address.
+    """Runs the kernel on operands that TMA can address.
 
     Args:
         x: (M, K), or a stack (B, M, K), float32; K a multiple of 8.
-        w: (K, N) float32, N a multiple of 32. A stack where `x` is one; a matrix `x` beside a stack belongs to
-            every entry.
+        w: (K, N) float32, N a multiple of 32. A stack where `x` is one; a matrix `x` is shared by every entry of a
+            stack.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
         schedule: Tiles and stages, with turning warpgroups or rows from registers.
         out_dtype: Dtype of the result; rounded from the float32 accumulator once.

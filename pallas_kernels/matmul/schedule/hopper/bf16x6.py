@@ -69,7 +69,7 @@ def split_schedule(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> Sp
 
 
 def split_candidates(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> Iterator[SplitSchedule]:
-    """Yields the schedules that are worth trying for a shape.
+    """Yields the schedules worth trying for a shape.
 
     Args:
         m: Rows of the activations.
@@ -106,7 +106,7 @@ def _tiles(t: MatmulSchedule, parted: bool, m: int, n: int, shards: int, stack: 
 
 
 def _estimate_ns(s: SplitSchedule, m: int, k: int, n: int, shards: int, stack: int) -> float:
-    """Returns a rough time: the slowest of the pipeline's parts for every block, in as many waves as there are."""
+    """Returns a rough time: the slowest pipeline part of every block, over all waves."""
     t = s.tiles
     blocks = -(-k // (_BLOCK * (shards if s.parted else 1)))
     multiply = 64 * t.tile_columns * 6 * _BLOCK / _MULTIPLY_PER_CYCLE

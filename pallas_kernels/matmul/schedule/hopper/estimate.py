@@ -47,7 +47,7 @@ class Problem(NamedTuple):
 
 
 def estimate_ns(s: MatmulSchedule, blocks: int, problem: Problem) -> float:
-    """Returns a rough time: the slowest of the pipeline's parts for every stage, in as many waves as there are.
+    """Returns a rough time: the slowest pipeline part of every stage, over all waves.
 
     Args:
         s: Schedule.

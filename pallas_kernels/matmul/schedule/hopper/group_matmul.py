@@ -59,7 +59,7 @@ def group_candidates(
     itemsize: int = 2,
     out_itemsize: int = 2,
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules that are worth trying for a shape by name, the one that is best at worst first."""
+    """Returns the schedules worth trying for a shape by name, the one that is best at worst first."""
     found: dict[str, MatmulSchedule] = {}
     for rows, stack in ((-(-m // groups), min(groups, m)), (m, 1)):
         found |= candidates(

@@ -44,7 +44,7 @@ def int8_schedule(
 def int8_candidates(
     m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first."""
+    """Returns the schedules worth trying for a shape by name, the one with the lowest estimated time first."""
     pairs = -(-k // 2)
     if groups is None:
         found = candidates(m, pairs, n, transpose_w=True, out_itemsize=out_itemsize)

@@ -154,7 +154,7 @@ def candidates(
     out_itemsize: int = 2,
     gated: bool = False,
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first.
+    """Returns the schedules worth trying for a shape by name, the one with the lowest estimated time first.
 
     Arguments as for `matmul_schedule`; `gated` says that a block makes one result of the products of two weights.
     """

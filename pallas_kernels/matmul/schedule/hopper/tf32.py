@@ -2,8 +2,8 @@
 
 A step of wgmma takes 32 bytes of K of either operand whatever their dtype, so float32 rows of K elements cost what
 bfloat16 rows of 2 K elements do: for (N, K) weights the schedules are those of
-`pallas_kernels.matmul.schedule.hopper.matmul`. (K, N) weights are transposed by a kernel of its own, or by a copy. No
-schedule changes a bit.
+`pallas_kernels.matmul.schedule.hopper.matmul`. (K, N) weights are transposed by a kernel of its own, or by a copy. The
+bits do not depend on it.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class Tf32Schedule:
 
     Attributes:
         tiles: Tiles and stages.
-        turners: Warpgroups of a block, 1 or 2, that turn (K, N) weights inside of the kernel; 0 for a copy in front of
+        turners: Warpgroups of a block, 1 or 2, that turn (K, N) weights inside the kernel; 0 for a copy in front of
             it. Without a meaning for (N, K) weights.
         from_registers: Whether (K, N) weights are read into registers, as wgmma's rows, in place of being turned.
     """
@@ -95,7 +95,7 @@ def tf32_schedule(
 def tf32_candidates(
     m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, out_itemsize: int = 4
 ) -> Iterator[Tf32Schedule]:
-    """Yields the schedules that are worth trying for a shape, the one with the lowest estimated time first.
+    """Yields the schedules worth trying for a shape, the one with the lowest estimated time first.
 
     Arguments as for `matmul_schedule`.
     """
