@@ -1,8 +1,8 @@
 """Matmul of float32 operands with float32 accuracy on a Hopper GPU, on the tensor cores.
 
-Each operand is the exact sum of three bfloat16 parts; six of the nine products of parts are summed, which leaves an
-error of at most 2**-24 of each product: what rounding it to float32 would cost. The activations are split by
-element-wise code in front of the kernel, the weights inside it, so they are read once, as float32.
+Each operand is the exact sum of three bfloat16 limbs; six of the nine limb products are summed, which leaves an error
+of at most 2**-24 of each product, the same as rounding it to float32. Element-wise code before the kernel splits the
+activations; the kernel splits the weights, which are therefore read once, as float32.
 """
 
 import math
@@ -49,11 +49,11 @@ def matmul(
 ) -> jax.Array:
     """Multiplies float32 rows by float32 weights, or every matrix of a stack by its own weights, at float32 accuracy.
 
-    Weights are used where they lie if their contiguous dimension is a multiple of 32 and the other one of 8; others are
-    copied once, padded with zeros, which adds exact zeros to the sums.
+    Weights are read in place if their contiguous dimension is a multiple of 32 and the other a multiple of 8; others
+    are copied once and zero-padded, which adds exact zeros to the sums.
 
-    Infinities and nan come out as float32 arithmetic gives them. Below 2**-110 an operand keeps an absolute error of
-    2**-134 (the tensor core's bfloat16 parts have no smaller unit).
+    Infinities and nan propagate as in float32 arithmetic. Below 2**-110 an operand has an absolute error of 2**-134
+    (the smallest unit of the bfloat16 limbs).
 
     Args:
         x: (M, K) or (..., M, K), float32. Any sizes, 0 included.
@@ -132,7 +132,7 @@ def weight_gradient(
         UnsupportedError: If this backend cannot honour the contract for these operands.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows; an element depends on its columns of `x`
-    and `g` alone, however many others there are.
+    and `g` alone, regardless of the others.
 
     Example:
         The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
@@ -173,7 +173,7 @@ def weight_gradients(
     accumulate: jax.Array | None = None,
     out_dtype: Any = "float32",
 ) -> jax.Array:
-    """Returns `weight_gradient`, or those of every entry of a stack, rounded once.
+    """Returns `weight_gradient`, or the gradients of every entry of a stack, rounded once.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
     """
@@ -187,13 +187,13 @@ def weight_gradients(
 
 
 def _parts(x: jax.Array) -> jax.Array:
-    """Returns (..., M, 3 K'): for each block of K the high, the middle and the low parts (see `split_ring_matmul`)."""
+    """Returns (..., M, 3 K'): for each block of K the high, middle and low limbs (see `split_ring_matmul`)."""
     x = pad(x, -1, BLOCK)
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
     return jnp.stack(split(blocks, _round), axis=-2).reshape(*x.shape[:-1], 3 * x.shape[-1])
 
 
 def _round(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # A conversion there and back may be dropped by XLA (`xla_allow_excess_precision`), this is not.
+    # XLA may drop a round-trip conversion (`xla_allow_excess_precision`), but not this.
     rounded = lax.reduce_precision(value, exponent_bits=8, mantissa_bits=7)
     return rounded, rounded.astype(jnp.bfloat16)

@@ -1,8 +1,7 @@
-"""Matmul of float32 operands in TF32 on a Hopper GPU: what JAX's default precision is there.
+"""Matmul of float32 operands in TF32 on a Hopper GPU: JAX's default precision there.
 
-wgmma reads float32 operands along K and drops the lower 13 bits of their fractions. (N, K) weights are used where they
-lie; (K, N) weights are brought into that order inside a kernel of its own, or by a copy in front where that is
-estimated faster.
+wgmma reads float32 operands along K and truncates the lower 13 fraction bits. (N, K) weights are read in place; (K, N)
+weights are transposed inside a separate kernel, or by a copy before it if estimated faster.
 """
 
 import math
@@ -30,7 +29,7 @@ from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedu
 
 _OP: Final = "pallas_kernels.matmul.hopper.tf32.matmul"
 _ALIGN: Final = 4  # elements in the 16 bytes to which TMA aligns rows
-_COLUMNS: Final = 8  # the same for rows of the result, of 2-byte elements too
+_COLUMNS: Final = 8  # the same for rows of the result, also of 2-byte elements
 _TURNED_COLUMNS: Final = 32  # elements of a swizzled row
 _TURNED_K: Final = 8
 
@@ -51,7 +50,7 @@ def matmul(
     Aligned operands are read in place: K a multiple of 4 and N of 8 for (N, K) weights, K a multiple of 8 and N
     of 32 for (K, N) weights. Others are copied once and zero-padded, which adds exact zeros to the sums.
 
-    Both operands are cut, not rounded, to 10 bits of fraction: see `Tf32Contract` for what that does to a sum.
+    Both operands are truncated, not rounded, to 10 fraction bits: see `Tf32Contract` for the effect on a sum.
 
     Args:
         x: (M, K) or (..., M, K), float32. Any sizes, 0 included.
@@ -62,8 +61,8 @@ def matmul(
         bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
         schedule: Tiles; chosen from the shape by default. The bits do not depend on it.
-        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where the operands keep
-            all their bits).
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where operands are not
+            truncated).
 
     Returns:
         (M, N) or (..., M, N) of `out_dtype`.
