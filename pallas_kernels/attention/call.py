@@ -55,7 +55,7 @@ class AttentionCall:
         page_table: (B, n) int32, the pages of each sequence in order.
         alibi_slopes: (B or 1, N), times the position of the key minus that of the query, added to the scaled scores.
         sinks: (B or 1, N), a score for each head that joins the sum of the exponentials and belongs to no key.
-        key_scale: (B or 1, K, H or 1), the factors of keys of 8 bits; `EightBitContract` has the formulas.
+        key_scale: (B or 1, K, H or 1), the factors of 8-bit keys; see `EightBitContract`.
         value_scale: (B or 1, K, V or 1), the same for the values.
         common_prefix: (1,) int32, so many keys at the start of every sequence, or all of a shorter one, are those of
             the first sequence. It changes no bit, and a backend may ignore it.

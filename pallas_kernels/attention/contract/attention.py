@@ -230,12 +230,12 @@ LEAST: Final = -3e38
 def split_attention_contract(
     head_size: int, dtype: str, value_size: int | None = None
 ) -> SplitAttentionContract | None:
-    """Returns the contract of attention on a Hopper GPU; None for what has no kernel there.
+    """Returns the contract of attention on a Hopper GPU; None if there is no kernel.
 
     Args:
         head_size: Width of a head.
         dtype: Name of the dtype of queries, keys and values.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
 
     Example:
         >>> split_attention_contract(128, "bfloat16").id
@@ -320,12 +320,12 @@ class AttentionGradientContract:
 def attention_gradient_contract(
     head_size: int, dtype: str, value_size: int | None = None
 ) -> AttentionGradientContract | None:
-    """Returns the contract of the gradients of attention on a Hopper GPU; None for what has no kernel there.
+    """Returns the contract of the gradients of attention on a Hopper GPU; None if there is no kernel.
 
     Args:
         head_size: Width of a head.
         dtype: Name of the dtype of queries, keys and values.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
 
     Example:
         >>> attention_gradient_contract(128, "bfloat16").id

@@ -1,4 +1,4 @@
-"""The contract of keys and values of 8 bits: see `pallas_kernels.contract`."""
+"""The contract of 8-bit keys and values: see `pallas_kernels.contract`."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class EightBitContract:
-    """How a query attends to keys and values of 8 bits, each with a factor of its head, or of its head and channel.
+    """How a query attends to 8-bit keys and values, each with a factor of its head, or of its head and channel.
 
     The stored numbers enter the products exactly, as multiples of `unit`; factors are taken into what stands before
     and behind all sums. With f and g the factors of keys and of values

@@ -38,9 +38,9 @@ class LeftRing:
         walker: Number of the walker, whose stages lie behind those of the walkers before it.
         walkers: How many there are.
         stages: Number of stages of keys and of values of each.
-        source: Where the blocks come from.
-        fp8: Whether bytes are float8_e4m3fn; else they are integers.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        source: Source of the blocks.
+        fp8: Whether bytes are float8_e4m3fn; else int8.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
         keys: Stages of keys.
         values: Stages of values; one more barrier of each walker where those arrive that are to be cleaned.
         found: (walkers * stages, block / 32) int32, as in `Ring`.
@@ -116,7 +116,7 @@ class LeftRing:
                     plgpu.barrier_arrive(self.values.full.at[slot])
 
     def drain(self, filled: Any) -> None:
-        """Waits until what was filled last is free."""
+        """Waits until the stages filled last are free."""
         drain((self.keys.free, self.values.free), self.stages, filled, self.slot)
 
 

@@ -33,11 +33,11 @@ class ItemRows:
     """The rows of an item, inside the kernel.
 
     Attributes:
-        setup: What is fixed about the launch.
+        setup: The static parameters of the launch.
         refs: The arrays of the call.
         item: The item.
         slot: Where its queries lie.
-        position: Position in the ring of its first block.
+        position: Pipeline position of its first block.
     """
 
     setup: Setup
@@ -48,12 +48,12 @@ class ItemRows:
 
     @property
     def interpret(self) -> bool:
-        """Whether Mosaic's interpreter runs the kernel."""
+        """Whether the kernel runs in Mosaic's interpreter."""
         return bool(self.setup.interpret)
 
     @property
     def lengths(self) -> Lengths:
-        """Numbers of each sequence."""
+        """Limits of each sequence."""
         return Lengths(self.refs.limits)
 
     @property

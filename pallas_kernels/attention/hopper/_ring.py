@@ -24,8 +24,8 @@ class Ring:
 
     Attributes:
         stages: Number of stages of each.
-        source: Where the blocks come from.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        source: Source of the blocks.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
         keys: (stages, block, H).
         values: (stages, block, V).
         found: (stages, block / 32) int32, for blocks that some queries see in part: a bit for each row of values that
@@ -55,7 +55,7 @@ class Ring:
             stages: Number of stages.
             source: Where blocks come from.
             size: Width of a head.
-            value_size: The same of the values.
+            value_size: The same for the values.
             dtype: Of keys and values.
             readers: Warpgroups that compute.
         """
@@ -90,7 +90,7 @@ class Ring:
 
         Args:
             blocks: The blocks.
-            position: Position in the ring of the first.
+            position: Pipeline position of the first.
             caches: Keys and values in GPU memory.
             table: The pages of each sequence, or None.
             sequence: Index of the sequence.
@@ -132,7 +132,7 @@ class Ring:
         lax.fori_loop(blocks.first, blocks.last, one, pages)
 
     def drain(self, filled: Any) -> None:
-        """Waits until what was filled last is free."""
+        """Waits until the stages filled last are free."""
         drain((self.keys_free, self.values_free), self.stages, filled, self.slot)
 
 

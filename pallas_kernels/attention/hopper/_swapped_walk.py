@@ -70,16 +70,16 @@ class SwappedWalk:
 
     Attributes:
         factor: Factor of the scores.
-        sight: How far queries see.
+        sight: The mask bounds.
         positions: (8,) int32, the positions of the queries.
         length: Keys of the sequence.
         blocks: The blocks.
         queries: Shared memory (8, H).
         ring: Where the blocks are, a `Ring`.
-        position: Position in the ring of the first block.
+        position: Pipeline position of the first block.
         shared: Further shared memory.
-        after_scores: Called when the queries have been read for the last time.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        after_scores: Called after the last read of the queries.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
 
     factor: float

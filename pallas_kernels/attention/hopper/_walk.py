@@ -65,17 +65,17 @@ class Walk:
     Attributes:
         contract: Order of the sums.
         scoring: From products to scores.
-        sight: How far queries see.
+        sight: The mask bounds.
         positions: Returns the positions of the queries, (64,) int32.
         operands: What is added to the scores, and the mask.
         length: Keys of the sequence.
         blocks: The blocks of the tile, the same for all warpgroups that share the ring.
         queries: Shared memory (64, H).
         ring: Where the blocks are.
-        position: Position in the ring of the first block of the tile.
+        position: Pipeline position of the first block of the tile.
         parked: Where the splits before wait; None for one split.
-        after_scores: Called when the queries have been read for the last time.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        after_scores: Called after the last read of the queries.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
         widest: Most columns of values in one instruction.
     """
 

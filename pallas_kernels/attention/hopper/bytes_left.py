@@ -48,7 +48,7 @@ def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> No
         queries: Shared memory (8, H) of 16-bit numbers, stored as `tile.tiled` says. The products may read it next.
         factors: (H,) float32 in GPU memory.
         unit: That of `EightBitContract`.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     more = 1 / unit
     if interpret:
@@ -112,11 +112,11 @@ def start_keys(stored: Any, queries: Any, fp8: bool, interpret: bool) -> Tile:
     Args:
         stored: Shared memory (128, H) int8, stored as `tile.tiled` says.
         queries: Shared memory (8, H), from `turn_queries`.
-        fp8: Whether bytes are float8_e4m3fn; else they are integers.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        fp8: Whether bytes are float8_e4m3fn; else int8.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
-        (128, 8) float32, not to be touched before `products.finish`.
+        (128, 8) float32, valid only after `products.finish`.
     """
     rows, columns = stored.shape
     if interpret:
@@ -162,11 +162,11 @@ def start_values(
         totals: (64, 8) float32 for each 64 columns of the values; rows in the interpreter are columns in their order.
         stored: Shared memory (128, V) int8, stored as `tile.tiled` says.
         weights: Shared memory (8, 128) of 16-bit numbers.
-        fp8: Whether bytes are float8_e4m3fn; else they are integers.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        fp8: Whether bytes are float8_e4m3fn; else int8.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
-        Tiles as `totals`, not to be touched before `products.finish`.
+        Tiles as `totals`, valid only after `products.finish`.
     """
     rows, columns = stored.shape
     if interpret:

@@ -138,8 +138,8 @@ def shared_splits(common_prefix: jax.Array, lengths: Lengths, setup: Setup, page
 
     Args:
         common_prefix: (1,) int32, leading keys that are the same for all sequences.
-        lengths: Numbers of each sequence.
-        setup: What is fixed about the launch.
+        lengths: Limits of each sequence.
+        setup: The static parameters of the launch.
         page: Keys of a page, of which only whole ones are shared; None for a contiguous cache.
     """
     offsets, queries, keys = (lengths.numbers[:, i] for i in range(3))

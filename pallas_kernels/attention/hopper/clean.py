@@ -31,7 +31,7 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
         end: The end of the rows to keep, int32.
         found: Shared memory (rows / 32,) int32. Bit i of word w becomes 1 if row 32 w + i, of [first, end), was not
             finite, and 0 if it was.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rows, columns = ref.shape
     if interpret:
@@ -135,7 +135,7 @@ def spoil_rows(
         first: (n,) int32, where the ranges begin, maybe below 0.
         end: (n,) int32, where they end, maybe before they begin or behind the rows.
         found: Shared memory (words,) int32, from `clean_rows`.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
         layout: How a warpgroup holds the numbers; by default one for each row of a tile.
         bits: (n,) int32 for each word of `found`: the rows of the range that count. Without any, all do.
     """

@@ -24,7 +24,7 @@ def clean_bytes(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpre
         first: The first row to keep, int32.
         end: The end of the rows to keep, int32.
         found: Shared memory (4,) int32, as for `clean.clean_rows`.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rows, columns = ref.shape
     if interpret:

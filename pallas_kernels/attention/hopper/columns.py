@@ -67,8 +67,8 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
 
     Args:
         tile: float32.
-        numbers: Shared memory (32,) float32, which no thread reads any more.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        numbers: Shared memory (32,) float32, no longer read by any thread.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         return jnp.concatenate(tile).max(axis=0)
@@ -103,9 +103,9 @@ def share_turned(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None
 
     Args:
         weights: float32.
-        narrow: Shared memory (8, 128) bfloat16 or float16, as `scratch` says, that nobody reads any more.
+        narrow: Shared memory (8, 128) bfloat16 or float16, as `scratch` says, no longer read by any thread.
         wide: Shared memory, float32, the same.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rounded = tuple(x.astype(narrow.dtype) for x in weights)
     if interpret:
@@ -170,7 +170,7 @@ def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: 
         total: In the form of `of_lanes`, sums so far.
         decay: In the same form.
         wide: Shared memory.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         tile = wide[...][: 2 * ROWS * COLUMNS].reshape(2 * ROWS, COLUMNS)
@@ -206,8 +206,8 @@ def add_lanes_of_columns(total: jax.Array, numbers: Any, interpret: bool) -> jax
 
     Args:
         total: The lanes' sums.
-        numbers: Shared memory (32,) float32, which no thread reads any more.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        numbers: Shared memory (32,) float32, no longer read by any thread.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         return total

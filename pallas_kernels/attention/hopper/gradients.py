@@ -35,7 +35,7 @@ class Body:
 
     @property
     def rounds(self) -> int:
-        """Pieces of the gradient of a tile's queries that a warpgroup hands on in one step."""
+        """Pieces of the gradient of a tile's queries that a warpgroup passes on per step."""
         return 1
 
     @property
@@ -157,7 +157,7 @@ class Body:
             plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
-        """Returns the first query and the columns of what a warpgroup hands on in a round."""
+        """Returns the first query and the columns that a warpgroup passes on in a round."""
         row, column = self.piece(part)
         return row * ROWS, pl.ds(column * ROWS, ROWS)
 
@@ -217,7 +217,7 @@ class Body:
             pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
 
     def start(self) -> tuple[jax.Array, ...]:
-        """Returns what the steps of an item start from: gradients of keys and values, what is not handed on yet."""
+        """Returns the initial state of the steps of an item: gradients of keys and values, what is not handed on yet."""
         keys = (ROWS, self.call.size)
         return filled(keys, 0), filled(keys, 0), filled((ROWS, ROWS), 0)
 
@@ -231,7 +231,7 @@ class Body:
         plgpu.barrier_wait(scratch.together)
 
     def clean_keys(self, part: Any, scratch: Scratch) -> None:
-        """Writes zeros to keys that are not finite: their slopes of zero would keep them."""
+        """Zero-fills keys that are not finite, since zero slopes would not mask them."""
         bad = plgpu.load(scratch.marks.at[0, pl.ds(part * ROWS, ROWS)], layout=TILE.reduce(1), optimized=False)
         for column in range(self.call.columns):
             zero_rows(scratch.keys.at[column, part], bad)
@@ -239,7 +239,7 @@ class Body:
         self.meet(scratch)
 
     def clean_queries(self, step: Step, scratch: Scratch) -> None:
-        """Writes zeros to queries and cotangents of rows whose numbers are not finite: one to each warpgroup."""
+        """Zero-fills queries and cotangents of rows with non-finite numbers: one to each warpgroup."""
         for row in range(self.call.rows):
             rows = pl.ds(row * ROWS, ROWS)
             numbers = (
@@ -274,7 +274,7 @@ class Body:
         plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
         unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
         pl.when(unclean)(partial(self.clean_queries, step, scratch))
-        # A zero that ptxas does not know: addresses that stay the same would be kept in local memory.
+        # A zero opaque to ptxas: constant addresses would be spilled to local memory.
         part, half = step.part + (step.position >> NEVER), lax.rem(step.position, 2)
         queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
         keys = tuple(scratch.keys.at[column, part] for column in range(self.call.columns))
@@ -372,9 +372,9 @@ class Body:
         plgpu.barrier_arrive(scratch.sums_full)
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:
-        """Writes the gradients of this warpgroup's keys and values, over the keys and values in shared memory."""
+        """Writes the gradients of this warpgroup's keys and values, overwriting the keys and values in shared memory."""
         math, dtype = self.math, scratch.queries.dtype
-        dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # a zero is made positive
+        dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # -0 becomes +0
         scratch.values.at[part][...] = dv.astype(dtype)
         self.meet(scratch)  # the other warpgroup has read these keys
         for column in range(self.call.columns):

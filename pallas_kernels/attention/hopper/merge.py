@@ -2,7 +2,7 @@
 
 A block takes four rows of a sequence, a warp each. The factors of up to 128 splits are found side by side first, a lane
 having neighbouring ones: a split's needs only the largest score up to it, and a maximum is the same in any order. Then
-the warp walks the splits upwards, which leaves one sum to a step of its chain. The copy engine fetches their values,
+the warp walks the splits upwards, which leaves one sum to a step of its chain. TMA fetches their values,
 many at a time: a block is alone on its multiprocessor where one sequence is decoded, and would wait for its loads.
 """
 
@@ -46,8 +46,8 @@ def merge(
         values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
         stats: (B, 2, R, `padded_splits(splits)`) float32, their maxima and totals.
         call: Of which the limits and the page table are looked at, the sinks, (B or 1, R) float32, for rows, and the
-            factors of values of 8 bits.
-        setup: What is fixed about the launch.
+            factors of 8-bit values.
+        setup: The static parameters of the launch.
         rows: Rows of a key head: query by query, and in a query the heads of its group.
         dtype: Dtype of the outputs.
         splits_of: Maps the numbers of a sequence to the first and the end of the splits that were computed.
@@ -124,7 +124,7 @@ def _of_heads(factors: Any, first: Any, rows: int, like: jax.Array, form: Form) 
         first: Number of the first row.
         rows: Rows of a key head.
         like: (4, H) float32.
-        form: What is fixed.
+        form: The static parameters.
     """
     heads, size = factors.shape
     if form.interpret:

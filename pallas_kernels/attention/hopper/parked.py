@@ -29,7 +29,7 @@ def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpre
         kept: The same, factors of what is parked.
         ref: (64 * n,) float32 of shared or of GPU memory.
         begins: Whether nothing is parked yet: zeros take its place.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         ref[...] = (jnp.where(begins, 0.0, ref[...].reshape(tile.shape)) * kept + tile).reshape(-1)

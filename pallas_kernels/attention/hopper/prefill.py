@@ -49,7 +49,7 @@ class Body:
     """The kernel's program.
 
     Attributes:
-        setup: What is fixed about the launch.
+        setup: The static parameters of the launch.
         schedule: The schedule.
         splits: Whether a query can see keys of more than one split.
     """
@@ -191,7 +191,7 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
 
     Args:
         call: The call as `_score_operands.prepared` returns it: T a multiple of 8, and S of a contiguous cache too.
-        setup: What is fixed about the launch.
+        setup: The static parameters of the launch.
         schedule: Warpgroups, stages and order.
 
     Returns:

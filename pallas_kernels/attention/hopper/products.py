@@ -49,10 +49,10 @@ def start(
         left_along: Whether pieces of `left` lie along K; else they are (k, 64).
         right_along: The same of `right`; else they are (k, n).
         widest: Most columns of one instruction, a multiple of a tile's; it changes no bit.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
-        (64, n) float32, not to be touched before `finish`.
+        (64, n) float32, valid only after `finish`.
     """
     if interpret:
         return _product(total, left, right, left_along, right_along)
@@ -92,7 +92,7 @@ def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, 
         after: How many.
         *arrays: The products, and other arrays of 64 rows and float32: what is made of them is made behind the wait.
             Were an operand in registers overwritten before, ptxas would wait for each product.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
         The arrays.
@@ -109,14 +109,14 @@ def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, 
 
 
 def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
-    """Writes a tile of 64 rows to shared memory, for wgmma or the copy engine.
+    """Writes a tile of 64 rows to shared memory, for wgmma or TMA.
 
     There is no barrier: who reads waits for one at which all threads arrive behind this.
 
     Args:
         tile: (64, n).
-        ref: Shared memory of its shape and dtype, stored as `tile.tiled` says, which nobody reads any more.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        ref: Shared memory of its shape and dtype, stored as `tile.tiled` says, no longer read by any thread.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         ref[...] = tile
@@ -189,7 +189,7 @@ def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, ri
 
     rows = joined(left, left_along).T if isinstance(left, tuple) else left.astype(jnp.float32)
     columns = joined(right, right_along)
-    plgpu.commit_smem()  # ordinary reads, before the copy engine writes again
+    plgpu.commit_smem()  # ordinary reads, before TMA writes again
     product = jnp.dot(rows, columns, precision=lax.Precision.HIGHEST)
     return product if total is None else total + product
 

@@ -35,12 +35,12 @@ class Launch:
         row_block: Rows of a block of the contract.
         queries: Queries T of a sequence.
         heads: Key heads K.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         size: Width H of a head, a multiple of 16.
         value_size: Width V of a head of the values, a multiple of 16.
         capacity: Keys for which there is room in a sequence.
         page: Keys of a page; None for contiguous keys.
-        stored: Dtype of keys and values of 8 bits, "int8" or "float8_e4m3fn"; None for those of `dtype`.
+        stored: Dtype of 8-bit keys and values, "int8" or "float8_e4m3fn"; None for those of `dtype`.
         interpret: Whether the kernel runs on a CPU.
     """
 
@@ -77,7 +77,7 @@ class Launch:
 class Refs(AttentionCall):
     """The arrays of a launch as references, in whole: those of the call, and what is made for the kernels.
 
-    Keys and values of 8 bits are int8, the mask is int8 (0 where a key is not seen), slopes and `value_scale` are
+    8-bit keys and values are int8, the mask is int8 (0 where a key is not seen), slopes and `value_scale` are
     float32, the latter (B or 1, K, V).
 
     Attributes:
@@ -184,7 +184,7 @@ def read_keys(ref: Any, keys: Keys, head: Any, launch: Launch) -> list[jax.Array
         ref: The keys or the values.
         keys: Which ones.
         head: Their head.
-        launch: What is fixed.
+        launch: The static parameters.
     """
     found = []
     for start, width in launch.pieces(ref.shape[3]):
@@ -205,7 +205,7 @@ def float_of_e4m3(bits: jax.Array) -> jax.Array:
 
 
 def finite(x: jax.Array) -> jax.Array:
-    """Returns the array with zeros in place of nan and infinities, which times a weight of zero would be nan."""
+    """Returns the array with zeros instead of nan and infinities, which times a weight of zero would be nan."""
     return jnp.where(jnp.abs(x) < jnp.inf, x, 0.0)
 
 

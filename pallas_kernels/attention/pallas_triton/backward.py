@@ -33,7 +33,7 @@ def query_kernel(refs: Refs, query_ref: Any, *, launch: Launch, count: int, tile
     Args:
         refs: What it reads.
         query_ref: (B, T, N, H), the gradient.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Rows of a tile.
         tiles: Tiles of a sequence and a key head; those with the most keys run first.
     """
@@ -64,7 +64,7 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, launch: Launch, coun
         refs: What it reads.
         key_ref: (B, S, K, H), the gradient of the keys.
         value_ref: (B, S, K, V), the gradient of the values.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Keys of a tile.
     """
     tile, sequence, head = _place(launch, refs.first.shape[0])
@@ -114,7 +114,7 @@ def score_kernel(refs: Refs, out_ref: Any, *, launch: Launch, count: int, tiles:
     Args:
         refs: What it reads.
         out_ref: (B, N, tiles of queries, blocks of keys) float32.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Queries of a tile.
         tiles: Tiles of a sequence and a query head.
     """

@@ -35,7 +35,7 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, launch: Launch, co
         refs: What it reads.
         out_ref: (B, T, N, V), the results.
         lse_ref: (B, T, N) float32, the log-sum-exp.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Rows of a tile.
         tiles: Tiles of a sequence and a key head; those with the most keys run first.
     """

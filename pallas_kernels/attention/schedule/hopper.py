@@ -83,12 +83,12 @@ class DecodeSchedule:
         stages: Stages of keys and of values.
         blocks: Most blocks.
         whole: Whether an item has all keys of a tile, so that no splits are left to merge.
-        byte_stages: Stages of the bytes of a cache of 8 bits.
+        byte_stages: Stages of the bytes of an 8-bit cache.
         registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
-            matter to a cache of 8 bits alone, with `swap` where there are several walkers.
+            matter to an 8-bit cache alone, with `swap` where there are several walkers.
         swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
-        walkers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and a cache of
-            8 bits, which has no 16-bit stages then. Each pair has `byte_stages`.
+        walkers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and an 8-bit
+            cache, which has no 16-bit stages then. Each pair has `byte_stages`.
     """
 
     stages: int = 3
@@ -108,9 +108,9 @@ class Problem:
         batch: Sequences.
         queries: Queries of each.
         key_heads: Key heads.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         size: Width of a head.
-        value_size: The same of the values.
+        value_size: The same for the values.
         capacity: Keys that a sequence has room for.
         reach: Most keys that the queries of a sequence see, up to `capacity`; a window leaves fewer.
         split: Keys of a split.
@@ -212,8 +212,8 @@ def prefill_schedule(
         head_size: Width of a head.
         queries: Queries of a sequence.
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
-        value_size: Width of a head of the values, that of the keys by default.
-        group: Query heads to a key head.
+        value_size: Width of a head of the values; defaults to the keys' width.
+        group: Query heads per key head.
         pairs: Whether a bias or a mask is read for each pair of a query and a key: it would spill the registers of
             three warpgroups.
     """
@@ -247,7 +247,7 @@ def decode_schedule(
 
     Args:
         head_size: Width of a head.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
         tiles: Tiles of all sequences and key heads.
         splits: Splits of a sequence, as many as its cache has room for.
         eight_bits: Whether keys and values have 8 bits.
@@ -311,7 +311,7 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         head_size: Width of a head.
         sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
             window.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
     """
     return GradientSchedule(
         _GRADIENT_ROWS.get(head_size, 64),
