@@ -1,4 +1,4 @@
-"""Stages of keys and values in shared memory, between the warpgroup that copies and those that compute."""
+"""The pipeline of keys and values in shared memory, between the copying and the computing warpgroups."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class Ring:
         interpret: Whether the kernel runs in Mosaic's interpreter.
         keys: (stages, block, H).
         values: (stages, block, V).
-        found: (stages, block / 32) int32, for blocks that some queries see in part: a bit for each row of values that
-            was not finite; see `clean_rows`.
+        found: (stages, block / 32) int32, for partially seen blocks: a bit per row of values that was not finite; see
+            `clean_rows`.
         keys_full: A barrier for each stage.
-        values_full: The same, and one where values arrive that are to be cleaned.
+        values_full: The same, plus one for values to be zero-filled.
         keys_free: A barrier for each stage.
         values_free: The same.
     """
@@ -53,10 +53,10 @@ class Ring:
 
         Args:
             stages: Number of stages.
-            source: Where blocks come from.
+            source: Source of the blocks.
             size: Width of a head.
             value_size: The same for the values.
-            dtype: Of keys and values.
+            dtype: Dtype of keys and values.
             readers: Warpgroups that compute.
         """
         return [
@@ -71,9 +71,9 @@ class Ring:
         ]
 
     def slot(self, position: Any) -> Any:
-        """Returns the stage of a position. The only one is a zero that ptxas does not know.
+        """Returns the stage of a position. A single stage is a zero opaque to ptxas.
 
-        Descriptions of operands that do not change are hoisted out of the loop, and more than there are registers.
+        Constant operand descriptors would be hoisted out of the loop and spilled.
         """
         return lax.rem(position, self.stages) if self.stages > 1 else position >> _NEVER
 
@@ -137,13 +137,13 @@ class Ring:
 
 
 def drain(barriers: Sequence[Any], stages: int, filled: Any, slot: Callable[[Any], Any]) -> None:
-    """Waits until the stages that were filled last are free: every signal is awaited.
+    """Waits until the stages filled last are free, so that every signal is awaited.
 
     Args:
-        barriers: Those of free stages of each array.
+        barriers: The barriers of free stages of each array.
         stages: Number of stages.
-        filled: How often a stage was filled.
-        slot: Gives the stage of a position.
+        filled: Number of fills.
+        slot: Returns the stage of a position.
     """
 
     @pl.loop(0, jnp.minimum(filled, stages))

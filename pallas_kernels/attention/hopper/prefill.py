@@ -1,7 +1,7 @@
 """Attention of many queries: two warpgroups with 64 queries of a head each, a producer, persistent blocks.
 
-The splits of `SplitAttentionContract` are merged where they are computed. What the splits before gave waits in shared
-memory.
+The splits of `SplitAttentionContract` are merged where they are computed. Partial results of earlier splits are kept in
+shared memory.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ class Scratch(NamedTuple):
 
     Attributes:
         queries: Shared memory.
-        parked: Of each warpgroup, values in shared memory or in the block's part of GPU memory; None for one split.
-        results: Shared memory: over the parked values if those lie there, over the queries for wide heads.
+        parked: Spilled values per warpgroup, in shared memory or the block's part of GPU memory; None for one split.
+        results: Shared memory, aliasing the spilled values if they are there, the queries for wide heads.
         queries_full: A barrier for each warpgroup.
     """
 
@@ -60,7 +60,7 @@ class Body:
 
     @property
     def wide(self) -> bool:
-        """Whether heads are so wide that results go through the queries' memory, and are parked in GPU memory."""
+        """Whether wide heads require storing through the queries' memory and spilling to GPU memory."""
         return self.setup.value_size > WIDEST_PARKED
 
     @property
@@ -78,12 +78,12 @@ class Body:
         offset, keys = lengths.offsets[tile.sequence], lengths.keys[tile.sequence]
         first, last = self.order.queries(tile)
         blocks = self.setup.sight.blocks(offset + first, offset + last, keys, self.setup.contract.key_block)
-        # Behind the sequence's last query there is nothing to see; one block is walked, with all its scores masked.
+        # After the sequence's last query nothing is seen; one fully masked block is processed.
         some = first < lengths.queries[tile.sequence]
         return blocks._replace(last=jnp.where(some, blocks.last, blocks.first + 1))
 
     def produce(self, caches: Any, table: Any, lengths: Lengths, ring: Ring) -> None:
-        """Fills the ring with the blocks of all tiles of this block of the grid."""
+        """Fills the pipeline with the blocks of all tiles of this block of the grid."""
         block = lax.axis_index("block")
 
         def fill(index: Any, position: Any) -> Any:
@@ -162,9 +162,9 @@ class Body:
         plgpu.wait_smem_to_gmem(0)
 
     def store(self, unit: Unit, factors: Any, out: Any, staged: Any, values: jax.Array) -> None:
-        """Writes the outputs of a warpgroup's queries, by way of shared memory `staged`."""
+        """Writes the outputs of a warpgroup's queries, through shared memory `staged`."""
         if self.wide:
-            plgpu.commit_smem()  # every warp has read the queries that lie there
+            plgpu.commit_smem()  # every warp has read the queries there
         else:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if factors is None:
@@ -195,8 +195,8 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
         schedule: Warpgroups, stages and order.
 
     Returns:
-        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole
-        units and in some cases one more.
+        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole units, in some
+        cases plus one.
     """
     s, dtype, width = schedule, call.query.dtype, setup.value_size
     body = Body(setup, s, setup.capacity > setup.contract.split)
@@ -252,10 +252,10 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
 
 
 def _places(body: Body, dtype: Any) -> list[Any]:
-    """Returns the types of the memory of results and of parked values, which `_scratch` takes."""
+    """Returns the types of the memory of results and of spilled values, which `_scratch` takes."""
     warpgroups, width, interpret = body.schedule.warpgroups, body.setup.value_size, bool(body.setup.interpret)
     parks = body.splits and not body.wide
-    # The parked values take twice the bytes of the results that lie over them.
+    # The spilled values take twice the bytes of the results that alias them.
     halves = 2 if parks and not interpret else 1
     results = plgpu.SMEM((warpgroups, halves, ROWS, width), dtype, transforms=tiled(dtype, width))
     union = [] if body.wide else [results]
@@ -275,7 +275,7 @@ def _scratch(
         queries: Shared memory of the queries.
         queries_full: Their barriers.
         places: Memory of the types that `_places` returns.
-        parked_values: Those in GPU memory, if they lie there.
+        parked_values: The spilled values in GPU memory, if any.
     """
     parked = None
     if body.splits:

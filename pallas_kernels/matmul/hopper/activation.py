@@ -40,7 +40,7 @@ def activate_tile(z: jax.Array, activation: str | None, layout: Any, interpret: 
         z: float32 of any shape.
         activation: "gelu" (tanh form), "silu", "relu" or None.
         layout: Layout of `z`.
-        interpret: Whether the interpreter runs the kernel: it computes the portable form.
+        interpret: Whether the kernel runs in the interpreter, which computes the portable form.
 
     Returns:
         An array with the shape and layout of `z`. nan and infinities give the same results as in the portable form.
