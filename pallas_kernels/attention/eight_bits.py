@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits, and what their factors are multiplied into: `EightBitContract` has the formulas."""
+"""8-bit keys and values, and what their factors are multiplied into: see `EightBitContract`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Activations of a float32 value: the portable form, and that of the gradients on every platform."""
+"""Float32 activations: the portable implementation, whose gradients serve every platform."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def _silu(z: jax.Array) -> jax.Array:
 
 
 def _relu(z: jax.Array) -> jax.Array:
-    # As in jax.nn.relu the derivative at 0 is 0, and nan stays nan.
+    # As in jax.nn.relu the derivative at 0 is 0, and nan propagates.
     return jnp.where(z <= 0.0, 0.0, z)
 
 
@@ -40,14 +40,14 @@ Mosaic does not lower `erf`."""
 
 
 def activate(z: jax.Array, activation: str | None) -> jax.Array:
-    """Applies an activation by name; None leaves `z` as it is.
+    """Applies the named activation; None returns `z` unchanged.
 
     Args:
         z: float32 of any shape.
         activation: "gelu" (tanh form), "silu", "relu" or None.
 
     Raises:
-        UnsupportedError: If there is no such activation.
+        UnsupportedError: If the activation is unknown.
 
     Example:
         >>> activate(jnp.float32(-1.0), "relu").item()

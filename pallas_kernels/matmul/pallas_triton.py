@@ -1,7 +1,7 @@
-"""Matmul on any NVIDIA GPU as a Triton kernel: a chain of fused multiply-adds for every element, in whatever tile.
+"""Matmul on any NVIDIA GPU as a Triton kernel: a chain of fused multiply-adds for every element, in any tile.
 
-It serves what has no kernel for the GPU at hand: every dtype on GPUs that are not Hopper, and float64 on all. XLA's own
-products are no base for that: XLA times several algorithms for each when it compiles it, and takes the fastest.
+Used where no other kernel supports the GPU: every dtype on GPUs other than Hopper, and float64 on all. XLA's own
+products cannot be used: XLA autotunes the algorithm of each product at compile time.
 """
 
 import functools
@@ -37,15 +37,15 @@ def matmul(
 ) -> jax.Array:
     """Multiplies rows by weights, or the rows of every entry of a stack by the entry's weights.
 
-    Operands whose sizes are no multiples of the tile's are copied once, padded with zeros.
+    Operands whose sizes are not multiples of the tile's are copied once and zero-padded.
 
     Args:
         x: (M, K) or (..., M, K), float32, bfloat16, float16 or float64. Any sizes, 0 included.
-        w: (K, N) or (..., K, N), or (N, K), (..., N, K) with `transpose_w`; the leading dimensions are those of `x`,
-            which may have none: its rows are multiplied by every entry's weights then.
+        w: (K, N) or (..., K, N), or (N, K), (..., N, K) with `transpose_w`; the leading dimensions equal those of `x`,
+            unless `x` is (M, K) and shared by all entries.
         contract: Order of the sum over K, and its dtype.
         transpose_w: Whether `w` is stored as (N, K).
-        tile: Chosen by the number of rows by default. No tile changes a bit.
+        tile: Chosen by the number of rows by default. The bits do not depend on it.
         interpret: Whether to run on a CPU.
 
     Returns:
@@ -88,13 +88,13 @@ def weight_gradient(
     tile: TritonTile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Sums the outer products of rows: the gradient of `w` in `x @ w`; or those of every entry of a stack.
+    """Sums the outer products of rows: the gradient of `w` in `x @ w`; or the gradients of every entry of a stack.
 
     Args:
         x: (M, K) or (..., M, K), float32, bfloat16 or float16. Any sizes, 0 included.
         g: (M, N) or (..., M, N), the cotangent of the product.
-        contract: Chunks of rows. A chunk is one chain of fused multiply-adds, upwards.
-        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        contract: Chunks of rows. A chunk is one ascending chain of fused multiply-adds.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum, whose chain continues.
         tile: As in `matmul`.
         interpret: Whether to run on a CPU.
 
@@ -182,7 +182,7 @@ def _multiply(
     transpose_x: bool = False,
     transpose_w: bool = False,
 ) -> jax.Array:
-    """(G, M, K) or (1, M, K) x (G, K, N), either of them stored the other way round too, to (G, M, N)."""
+    """(G, M, K) or (1, M, K) x (G, K, N), each possibly stored transposed, to (G, M, N)."""
     g, (m, k) = w.shape[0], x.shape[:0:-1] if transpose_x else x.shape[1:]
     n = w.shape[1 if transpose_w else 2]
     sizes = _Sizes(g, -(-m // tile.rows), -(-n // tile.columns), k, k_block, x.shape[0])
@@ -209,7 +209,7 @@ def _multiply(
 
 
 class _Sizes:
-    """What the kernel counts with.
+    """The sizes of the kernel's loops.
 
     Attributes:
         entries: Entries of the stack.
@@ -217,7 +217,7 @@ class _Sizes:
         column_tiles: Tiles of columns.
         k: Length of the sum.
         k_block: Elements of K in a block.
-        x_entries: As many as `entries`, or 1 where all share their rows.
+        x_entries: Equal to `entries`, or 1 if all entries share their rows.
     """
 
     def __init__(self, entries: int, row_tiles: int, column_tiles: int, k: int, k_block: int, x_entries: int) -> None:
@@ -226,11 +226,11 @@ class _Sizes:
 
     @property
     def whole(self) -> int:
-        """Blocks of full length."""
+        """Number of full-length blocks."""
         return self.k // self.k_block
 
     def read(self, depth: int) -> int:
-        """Returns how far along K a kernel reads that takes every block in steps of `depth`."""
+        """Returns the end of the reads along K of a kernel with steps of `depth`."""
         ends = [(self.whole - 1) * self.k_block + -(-self.k_block // depth) * depth]
         if self.k % self.k_block:
             ends.append(self.whole * self.k_block + -(-(self.k % self.k_block) // depth) * depth)
@@ -260,13 +260,13 @@ def _kernel(
         return plt.load(at).astype(dtype)
 
     def block_sum(begin: Any, length: int) -> jax.Array:
-        """Adds the products of `length` elements of K, one after the other."""
+        """Adds the products of `length` elements of K in order."""
 
         def step(i: Any, chain: jax.Array) -> jax.Array:
             depth = pl.ds(begin + i * tile.depth, tile.depth)
             x = operand(x_ref, entry % sizes.x_entries, rows, depth, transpose_x)
             w = operand(w_ref, entry, columns, depth, not transpose_w)
-            if length % tile.depth:  # what belongs to the next block takes no part
+            if length % tile.depth:  # elements of the next block are masked
                 x = _where_first(x, length - i * tile.depth, 0 if transpose_x else 1)
                 w = _where_first(w, length - i * tile.depth, 1 if transpose_w else 0)
             dims = (((0 if transpose_x else 1,), (1 if transpose_w else 0,)), ((), ()))
@@ -278,7 +278,7 @@ def _kernel(
 
     def block(i: Any, total: jax.Array) -> jax.Array:
         partial = block_sum(i * sizes.k_block, sizes.k_block)
-        # A zero that starts the sum would take the sign of a first block that is -0.
+        # Starting at zero would lose the sign of a first block of -0.
         return jnp.where(i == 0, partial, total + partial) if start == "first block" else total + partial
 
     total = jnp.zeros((tile.rows, tile.columns), dtype)
@@ -295,7 +295,7 @@ def _where_first(a: jax.Array, count: Any, axis: int) -> jax.Array:
 
 
 def _padded(a: jax.Array, sizes: tuple[int, int]) -> jax.Array:
-    """Returns (G, sizes...) with zeros behind the array."""
+    """Returns the array zero-padded to (G, sizes...)."""
     if a.shape[1:] == sizes:
         return a
     return jnp.pad(a, [(0, 0), *((0, want - have) for want, have in zip(sizes, a.shape[1:], strict=True))])

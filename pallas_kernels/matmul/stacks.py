@@ -1,4 +1,4 @@
-"""Products and gradients of matrices and of stacks of them, by kernels that give plain float32 sums."""
+"""Products and gradients of (stacked) matrices, by kernels that return plain float32 sums."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +22,12 @@ def multiply(
     """Multiplies by a kernel for matrices or by one for stacks, adds a bias to the sums, and rounds.
 
     Args:
-        kernels: The one for matrices and the one for stacks; they return the sums.
+        kernels: The kernels for matrices and for stacks; they return the sums.
         x: (M, K), or (..., M, K) for a stack; a stack of weights may have one `x`.
-        w: As the kernels take weights, with or without leading dimensions.
+        w: Weights as the kernels take them, with or without leading dimensions.
         bias: (N,) or None.
         out_dtype: Dtype of the result.
-        **options: Further arguments of the kernels.
+        **options: Optional arguments of the kernels.
     """
     single, stack = kernels
     if w.ndim == 2:
@@ -43,9 +43,9 @@ def weight_gradient(
     """Sums the outer products of the rows of `x` and `g`, matrices or stacks, and rounds.
 
     Args:
-        kernels: The one for matrices, which takes a sum to continue as `accumulate`, and the one for stacks.
+        kernels: The kernel for matrices, which takes a sum to continue as `accumulate`, and the kernel for stacks.
         x: (M, K) or (..., M, K).
-        g: (M, N) or (..., M, N). One of the two may have no leading dimensions: it belongs to every entry then.
+        g: (M, N) or (..., M, N). One of the two may have no leading dimensions and is then shared by every entry.
         accumulate: A previous sum of the result's shape, float32; or None.
         out_dtype: Dtype of the result.
     """

@@ -1,1 +1,1 @@
-"""What fixes the bits of attention."""
+"""Contracts of attention, which fix its bits."""

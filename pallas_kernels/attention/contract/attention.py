@@ -16,25 +16,25 @@ _ATTENTION_CHAIN: Final = 128
 class AttentionContract:
     """How one query attends to its keys.
 
-    Keys are walked in blocks of `key_block` at the absolute positions 0, key_block, 2*key_block, ...; after each block
-    that holds a visible key the running maximum, sum and weighted values are rescaled (the usual online softmax).
+    Keys are processed in blocks of `key_block` at the absolute positions 0, key_block, 2*key_block, ...; after each
+    block that holds a visible key the running maximum, sum and weighted values are rescaled (the usual online softmax).
     A score is one fused chain over the head's width, times the scale. Weighted values are one fused chain over a
-    block's keys, in which a key that is not visible counts as zero; a zero comes out as +0. The sum of a block's
-    exponentials follows `RowContract`.
+    block's keys, in which an invisible key counts as zero; zero results are +0. The sum of a block's exponentials
+    follows `RowContract`.
 
-    With a soft cap c the score is c * tanh(chain * (scale / c)), the factor rounded to float32 once. Behind it a bias
-    is added, and behind that slope * (position of the key - position of the query), each product and sum rounded. A
-    sink joins the maximum and the sum behind the last block, as a block of one key without a value would.
+    With a soft cap c the score is c * tanh(chain * (scale / c)), the factor rounded once to float32. Then a bias is
+    added, then slope * (key position - query position), each product and sum rounded. After the last block a sink
+    enters the maximum and the sum like a block of one key without a value.
 
-    Sums over queries (the gradients of keys and values) walk blocks of `query_block` queries at absolute positions.
-    The rows of a block (query by query, and in a query the heads that share a key) are fused chains of `chain_rows`
-    rows, added upwards in float32.
+    Sums over queries (the gradients of keys and values) run over blocks of `query_block` queries at absolute positions.
+    The rows of a block (query-major, then the heads that share a key) are fused chains of `chain_rows` rows, added in
+    ascending order in float32.
 
     Attributes:
         key_block: Keys of one block.
         query_block: Queries of one block in the backward pass.
         longest_chain: Most rows in one chain of the backward pass.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
@@ -48,7 +48,7 @@ class AttentionContract:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
     def chain_rows(self, group: int) -> int:
-        """Returns the rows of a chain where `group` query heads share a key: the largest equal part of a block.
+        """Returns the rows of a chain if `group` query heads share a key: the largest equal part of a block.
 
         Example:
             >>> AttentionContract().chain_rows(3), AttentionContract().chain_rows(9)
@@ -59,7 +59,7 @@ class AttentionContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"attention/v{self.version}/f32-keys{self.key_block}-online"
 
 
@@ -72,10 +72,10 @@ def attention_contract() -> AttentionContract:
 class SplitAttentionContract:
     """How one query attends to its keys on a Hopper GPU.
 
-    Keys are walked upwards in blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ... Blocks
-    belong to splits of `split` keys at the absolute positions 0, split, 2 * split, ...; a split starts with the
-    maximum `LEAST`, the sum 0 and the values 0. With c = scale * log2(e), rounded to float32 once, a block takes
-    maximum m, sum l and values o to
+    Keys are processed in ascending blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ...
+    Blocks belong to splits of `split` keys at the absolute positions 0, split, 2 * split, ...; a split starts with the
+    maximum `LEAST`, the sum 0 and the values 0. With c = scale * log2(e), rounded once to float32, a block maps maximum
+    m, sum l and values o to
 
         s  = query @ keys^T                    one wgmma chain over the head, steps of 16, float32
         m' = max(m, max(s) * c)                s is -inf where a key is not seen
@@ -84,37 +84,38 @@ class SplitAttentionContract:
         l' = fma(l, a, sum(p))
         o' = o * a + round(p) @ values         one wgmma chain that starts at o * a; p in the values' dtype
 
-    where ex2 is `ex2.approx.ftz.f32`. Four lanes sum p: lane i has the columns 2 i and 2 i + 1 of every 8 and keeps a
-    sum l of its own, in which each block's columns are added upwards in `sum_chains` interleaved chains, the chains as
-    a tree. At the end of a split the lanes are added as a tree. Splits are merged upwards into (M, L, O), which starts
-    as a split does:
+    where ex2 is `ex2.approx.ftz.f32`. Four lanes sum p: lane i has the columns 2 i and 2 i + 1 of every 8 and its own
+    sum l, to which each block's columns are added in ascending order in `sum_chains` interleaved chains, the chains as
+    a tree. At the end of a split the lanes are added as a tree. Splits are merged in ascending order into (M, L, O),
+    which starts like a split:
 
         M' = max(M, m),  a = ex2(M - M'),  b = ex2(m - M'),  L' = fma(L, a, l * b),  O' = fma(O, a, o * b)
 
     and the result is fma(O, 1 / L, +0), rounded once, with the log-sum-exp (M + log2(L)) * ln(2). A query that sees
-    nothing has L = 0: zeros and -inf. A query that sees a value that is not finite, or whose O overflows, is nan in
-    all of its results.
+    nothing has L = 0: zeros and -inf. A query that sees a non-finite value, or whose O overflows, has nan in all of its
+    results.
 
-    With a soft cap g, s is t(query @ keys^T * c) in place of the chain, with t(x) = fma(1 / (1 + ex2(x)), -2, 1), which
-    is the hyperbolic tangent of x / (2 * log2(e)), by `rcp.approx.ftz.f32`; there c is 2 * log2(e) * scale / g, and g *
-    log2(e) is the c of everything else. With a bias, s is fma(s, c, bias * log2(e)), its product rounded, and c is 1 in
-    what follows; s is -inf where a mask hides a key. With slopes, s is fma(s, c, z * (position of the key - position of
-    the query)), its product rounded, with z = slope * log2(e), and c is 1 in what follows. A sink joins (M, L) behind
-    the last split as a key without a value: with z = sink * log2(e)
+    With a soft cap g, s is t(query @ keys^T * c) instead of the chain, with t(x) = fma(1 / (1 + ex2(x)), -2, 1), which
+    is the hyperbolic tangent of x / (2 * log2(e)), by `rcp.approx.ftz.f32`; there c is 2 * log2(e) * scale / g, and
+    elsewhere c is g * log2(e). With a bias, s is fma(s, c, bias * log2(e)), its product rounded, and c is 1 afterwards;
+    s is -inf where a mask hides a key. With slopes, s is fma(s, c, z * (key position - query position)), its product
+    rounded, with z = slope * log2(e), and c is 1 afterwards. A sink enters (M, L) after the last split as a key without
+    a value: with z = sink * log2(e)
 
         M' = max(M, z),  a = ex2(M - M'),  L' = fma(L, a, ex2(z - M'))
 
-    the result is fma(O, a * (1 / L'), +0) and the log-sum-exp that of M' and L'. Where L is 0 they stay zeros and -inf.
+    the result is fma(O, a * (1 / L'), +0) and the log-sum-exp is computed from M' and L'. If L is 0 they remain zeros
+    and -inf.
 
-    Blocks and splits of which a query sees nothing change none of its bits, so a program may walk them or not. In a
-    block that some queries see in part, a program may put zeros in place of values that are not finite, and nan in
-    place of l for the queries that see them.
+    Blocks and splits in which a query sees nothing do not change its bits, so a program may skip them. In a block that
+    some queries see partially, a program may replace non-finite values by zeros, and l by nan for the queries that see
+    them.
 
     Attributes:
         key_block: Keys of one block.
         split: Keys of one split, a multiple of `key_block`.
         sum_chains: Interleaved chains in a lane's sum of a block, a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
@@ -132,55 +133,55 @@ class SplitAttentionContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"attention/v{self.version}/f32-wgmma16-keys{self.key_block}-split{self.split}-online"
 
 
 @dataclass(frozen=True)
 class MmaAttentionContract:
-    """How one query attends to its keys on a GPU that has no kernel of its own for them, by the tensor core.
+    """How one query attends to its keys on the tensor cores of a GPU without a specialised kernel.
 
-    Operands are multiplied in 16 bits: values of bfloat16 and float16 as they are, one of float32 as the sum of three
-    bfloat16 parts (it rounded, the rest rounded, the rest; of an infinity the rests are nan). Two of these have six
-    products: low by high, high by low, middle by middle, middle by high, high by middle, high by high. A chain below
-    is one float32 accumulator that takes the products of 16 elements at a time, upwards, as the tensor core adds them;
-    of a head in pieces of 64 elements (shorter ones of powers of two at its end), and of each piece one product of
-    parts after the other.
+    Operands are multiplied in 16 bits: bfloat16 and float16 values directly, a float32 value as the sum of three
+    bfloat16 limbs (rounded, the remainder rounded, its remainder; the remainders of an infinity are nan). Two of these
+    have six products: low by high, high by low, middle by middle, middle by high, high by middle, high by high. A chain
+    below is one float32 accumulator that adds the products of 16 elements at a time in ascending order, as the tensor
+    core adds them; over a head in pieces of 64 elements (shorter powers of two at its end), with the limb products of
+    each piece in order.
 
-    Keys are walked upwards in blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ... A row, a
-    query with one of its heads, starts with the maximum m = `LEAST`, the sum l = 0 and the values o = 0. With
-    c = scale * log2(e), rounded to float32 once, a block takes them to
+    Keys are processed in ascending blocks of `key_block` at the absolute positions 0, key_block, 2 * key_block, ... A
+    row, a query with one of its heads, starts with the maximum m = `LEAST`, the sum l = 0 and the values o = 0. With c
+    = scale * log2(e), rounded once to float32, a block maps them to
 
         s  = query @ keys^T * c + bias * log2(e)      a chain over the head, then each product and the sum rounded;
                                                       -inf where a key is not seen
         m' = max(m, max(s))
         p  = ex2(s - m')
         a  = ex2(m - m')
-        l' = l * a + sum(p)                           a chain that starts at l * a, rounded, over three bfloat16 parts
+        l' = l * a + sum(p)                           a chain that starts at l * a, rounded, over three bfloat16 limbs
                                                       of p: the low ones of the block, the middle ones, the high ones
         o' = o * a + p @ values                       a chain over the block's keys that starts at o * a, rounded; p in
-                                                      the parts of the operands' dtype
+                                                      the limbs of the operands' dtype
 
     where ex2 is `ex2.approx.ftz.f32`. The result is o / l, rounded to nearest, with the log-sum-exp
-    (m + log2(l)) * ln(2). A row without a weight above 0 has zeros and -inf. A row that sees a value that is not finite
-    is nan in all of its results.
+    (m + log2(l)) * ln(2). A row without a positive weight has zeros and -inf. A row that sees a non-finite value has
+    nan in all of its results.
 
     With a soft cap g the first product of s is tanh(query @ keys^T * (scale / g)) * (g * log2(e)), both factors rounded
-    to float32 once. Slopes add, behind the bias, (slope * log2(e)) * (position of the key - position of the query). A
-    sink z takes (m, l, o) behind the last block to m' = max(m, z * log2(e)), l' = l * a + ex2(z * log2(e) - m') and
-    o' = o * a, with a as above.
+    once to float32. After the bias, slopes add (slope * log2(e)) * (key position - query position). After the last
+    block, a sink z maps (m, l, o) to m' = max(m, z * log2(e)), l' = l * a + ex2(z * log2(e) - m') and o' = o * a, with
+    a as above.
 
     In the backward pass p = ex2(s - lse * log2(e)) and t = p * (cotangent @ values^T - sum(cotangent * result)). The
-    gradient of a query is one chain of t @ keys over the blocks of keys that it sees, upwards, times the scale; that of
-    a key is one of t^T @ queries over blocks of `row_block` of the rows that see it, query by query and in a query head
-    by head, times the scale; that of a value one of p^T @ cotangents. Blocks that are not seen change no bit. Blocks of
-    keys hold `row_block` keys there. With a soft cap t is multiplied by 1 - tanh^2 first; the gradient of a bias is t
-    as it was.
+    query gradient is one chain of t @ keys over the key blocks that it sees in ascending order, times the scale; the
+    key gradient is one chain of t^T @ queries over blocks of `row_block` of the rows that see it, query-major, then by
+    head, times the scale; the value gradient is one chain of p^T @ cotangents. Unseen blocks change no bit. Here key
+    blocks hold `row_block` keys. With a soft cap t is first multiplied by 1 - tanh^2; the bias gradient is t before
+    that.
 
     Attributes:
         key_block: Keys of one block, a power of two and at least 16.
         row_block: Rows or keys of one block in the backward pass, the same.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = 64
@@ -195,12 +196,12 @@ class MmaAttentionContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"attention/v{self.version}/f32-mma16-keys{self.key_block}-rows{self.row_block}-online"
 
 
 def mma_attention_contract(dtype: str, head_size: int) -> MmaAttentionContract:
-    """Returns the contract of attention on a GPU that has no kernel of its own for it.
+    """Returns the contract of attention on a GPU without a specialised kernel.
 
     Args:
         dtype: Name of the dtype of queries, keys and values.
@@ -230,12 +231,12 @@ LEAST: Final = -3e38
 def split_attention_contract(
     head_size: int, dtype: str, value_size: int | None = None
 ) -> SplitAttentionContract | None:
-    """Returns the contract of attention on a Hopper GPU; None for what has no kernel there.
+    """Returns the contract of attention on a Hopper GPU; None if there is no kernel.
 
     Args:
         head_size: Width of a head.
         dtype: Name of the dtype of queries, keys and values.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
 
     Example:
         >>> split_attention_contract(128, "bfloat16").id
@@ -262,36 +263,35 @@ _OTHER_VALUE_SIZES: Final = ((192, 128),)
 class AttentionGradientContract:
     """The gradients of attention on a Hopper GPU.
 
-    With c = scale * log2(e), rounded to float32 once, the log-sum-exp L of the forward pass times log2(e), the result o
-    and its cotangent g, in their 16-bit dtype, a query and a key that it sees have
+    With c = scale * log2(e), rounded once to float32, the log-sum-exp L of the forward pass times log2(e), the result o
+    and its cotangent g in their 16-bit dtype, a query and a key that it sees have
 
         d  = sum(o * g)                 float32; four lanes, as `SplitAttentionContract` adds weights, then their tree
         s  = query @ key^T              one wgmma chain over the head, steps of 16, float32
         p  = ex2(fma(s, c, -L))
         ds = p * (g @ value^T - d)      the product a chain as that of s
 
-    where ex2 is `ex2.approx.ftz.f32`. Soft cap and slopes take their part in s and c as `SplitAttentionContract` says,
-    and with a soft cap ds has the factor p * fma(t, -t, 1) in place of p, t being the hyperbolic tangent. A sink is in
-    L. p and ds are 0 for a key that is not seen, and are rounded to the dtype of the queries before they are multiplied
-    again:
+    where ex2 is `ex2.approx.ftz.f32`. Soft cap and slopes enter s and c as in `SplitAttentionContract`, and with a soft
+    cap ds has the factor p * fma(t, -t, 1) instead of p, where t is the hyperbolic tangent. A sink is included in L. p
+    and ds are 0 for an unseen key, and are rounded to the dtype of the queries before the next products:
 
         dq = scale * sum over blocks of keys, downwards from the last one, of round(ds) @ keys
         dk = scale * sum over queries of round(ds)^T @ queries
         dv = sum over queries of round(p)^T @ g
 
-    A block's part of dq is one wgmma chain over its `key_block` keys, upwards in steps of 16; blocks start at the
-    absolute positions 0, key_block, 2 * key_block, ..., and their parts are added in float32. dk and dv are one wgmma
-    chain each, over the query heads that share the key head and in each head over the queries of the call, upwards in
-    steps of 16.
+    A block's contribution to dq is one wgmma chain over its `key_block` keys in ascending steps of 16; blocks start at
+    the absolute positions 0, key_block, 2 * key_block, ..., and their contributions are added in float32. dk and dv are
+    one wgmma chain each, over the query heads that share the key head and, in each head, over the queries of the call
+    in ascending steps of 16.
 
-    Blocks of which a query sees nothing, and queries that do not see a key, change none of the sums. A query that sees
-    a key or value that is not finite has nan in its gradient; so has a key that is seen by a query whose own numbers,
-    cotangent or result are not finite.
+    Blocks in which a query sees nothing, and queries that do not see a key, do not change the sums. A query that sees a
+    non-finite key or value has nan in its gradient, and so does a key seen by a query with a non-finite query,
+    cotangent or result.
 
     Attributes:
         key_block: Keys of one block.
-        sum_chains: Interleaved chains in a lane's part of d, a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
+        sum_chains: Interleaved chains in a lane's sum of d, a power of two.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     key_block: int = KEY_BLOCK
@@ -310,7 +310,7 @@ class AttentionGradientContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return (
             f"attention-gradients/v{self.version}/f32-wgmma16-keys{self.key_block}-down-queries-up-weights16-slopes16"
             f"-sums{self.sum_chains}"
@@ -320,12 +320,12 @@ class AttentionGradientContract:
 def attention_gradient_contract(
     head_size: int, dtype: str, value_size: int | None = None
 ) -> AttentionGradientContract | None:
-    """Returns the contract of the gradients of attention on a Hopper GPU; None for what has no kernel there.
+    """Returns the contract of the gradients of attention on a Hopper GPU; None if there is no kernel.
 
     Args:
         head_size: Width of a head.
         dtype: Name of the dtype of queries, keys and values.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
 
     Example:
         >>> attention_gradient_contract(128, "bfloat16").id

@@ -1,4 +1,4 @@
-"""The contract of keys and values of 8 bits: see `pallas_kernels.contract`."""
+"""The contract of 8-bit keys and values: see `pallas_kernels.contract`."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,21 +6,21 @@ from typing import Final
 
 @dataclass(frozen=True)
 class EightBitContract:
-    """How a query attends to keys and values of 8 bits, each with a factor of its head, or of its head and channel.
+    """How a query attends to 8-bit keys and values, with a scale per head, or per head and channel.
 
-    The stored numbers enter the products exactly, as multiples of `unit`; factors are taken into what stands before
-    and behind all sums. With f and g the factors of keys and of values
+    The stored numbers enter the products exactly, as multiples of `unit`; the scales are applied to the queries and the
+    results. With f and g the scales of keys and of values
 
         q' = round(q * (f / unit))
-        o  = attention(q', keys * unit, values * unit), as the contract of the platform says, rounded
+        o  = attention(q', keys * unit, values * unit), by the contract of the platform, rounded
         out = round(o * (g / unit))
 
-    Everything is in the dtype of the queries but the products, which are float32. The log-sum-exp is that of the second
-    line. The unit keeps the products with a query of float16 where they would be with keys of that dtype.
+    Everything is in the dtype of the queries except the products, which are float32. The log-sum-exp is from the second
+    line. The unit keeps products with float16 queries in the range they have with float16 keys.
 
     Attributes:
-        unit: What 1 stands for, a power of two.
-        version: Raised when the bits of an existing contract change on purpose.
+        unit: The value that 1 represents, a power of two.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     unit: float
@@ -32,7 +32,7 @@ class EightBitContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"8-bit-cache/v{self.version}/factors-outside-unit{self.unit}"
 
 

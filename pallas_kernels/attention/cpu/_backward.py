@@ -40,7 +40,7 @@ def gradients(call: AttentionCall, results: AttentionResults, *, contract: Atten
         tile: One sequence, whole blocks of queries and of keys.
 
     Returns:
-        Gradients of `query`, `key` and `value`, of their shapes and dtypes.
+        Gradients of `query`, `key` and `value`, with their shapes and dtypes.
     """
     query, key, value = call.query, call.key, call.value
     length, capacity, heads = query.shape[1], *key.shape[1:3]

@@ -30,7 +30,7 @@ class Rows(NamedTuple):
         seen: (1, R).
         queries: (1, t), what the queries of the tile see.
         begin: Its first query.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         given: Returns bias, mask and slopes of the rows and a block of keys.
     """
 

@@ -20,7 +20,7 @@ class ProgramShape(NamedTuple):
 
     Attributes:
         heads: Key heads K.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         size: Width H of a head.
         value_size: Width V of a head of the values.
         capped: Whether there is a soft cap.
@@ -43,13 +43,13 @@ def run(
     """Runs the forward pass.
 
     Args:
-        call: The call, with queries that hold the factors of keys of 8 bits.
+        call: The call, with queries that hold the factors of 8-bit keys.
         limits: Its limits, in columns.
         contract: Order of the sums.
         choose: Chooses the tile.
 
     Returns:
-        As `pallas_kernels.attention.cpu.launch.attention`, without the factors of values of 8 bits.
+        As `pallas_kernels.attention.cpu.launch.attention`, without the factors of 8-bit values.
     """
     query, options = call.query, call.options
     key, value = (Cache(x, query.dtype) for x in (call.key, call.value))

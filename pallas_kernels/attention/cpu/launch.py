@@ -84,13 +84,13 @@ def gradients(
     """Runs the backward pass of `attention` over a contiguous cache.
 
     Args:
-        call: The call, without pages and without keys of 8 bits.
-        results: What the forward pass gave, and the gradient of the outputs.
+        call: The call, without pages and without 8-bit keys.
+        results: The results of the forward pass, and the gradient of the outputs.
         contract: Order of the sums, as in the forward pass.
         functions: As for `attention`.
 
     Returns:
-        The gradients of queries, keys and values, of their shapes and dtypes.
+        The gradients of queries, keys and values, with their shapes and dtypes.
 
     Guarantee: row-invariant; a row is a query for the gradient of the queries, a sequence for the others.
     """
@@ -110,7 +110,7 @@ def score_gradients(
     contract: AttentionContract,
     functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> jax.Array:
-    """Computes the gradients of what is added to the scaled and capped scores; arguments as for `gradients`.
+    """Computes the gradients of the bias of the scaled and capped scores; arguments as for `gradients`.
 
     Returns:
         (B, N, T, S) float32, zeros where a query does not see a key.

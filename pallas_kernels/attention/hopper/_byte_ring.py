@@ -1,4 +1,4 @@
-"""Stages of keys and values of 8 bits in shared memory, and the warpgroups that make 16 bits of them.
+"""Stages of 8-bit keys and values in shared memory, and the warpgroups that make 16 bits of them.
 
 One warpgroup copies bytes, one makes keys of them and one values, in the stages of a `Ring`.
 """
@@ -48,8 +48,8 @@ class ByteRing:
 
     Attributes:
         stages: Number of stages of keys and of values.
-        source: Where the blocks come from.
-        fp8: Whether bytes are float8_e4m3fn; else they are integers.
+        source: Source of the blocks.
+        fp8: Whether bytes are float8_e4m3fn; else int8.
         keys: Stages of keys.
         values: Stages of values.
     """
@@ -79,7 +79,7 @@ class ByteRing:
                 self.source.copy(cache, pages, target, full, sequence, block, head)
 
     def drain(self, filled: Any) -> None:
-        """Waits until what was filled last is free."""
+        """Waits until the stages filled last are free."""
         for stages in (self.keys, self.values):
             drain((stages.free,), self.stages, filled)
 

@@ -1,7 +1,7 @@
-"""The walk of at most 8 rows over blocks of 8 bits: bytes become wgmma's rows in registers.
+"""The loop of at most 8 rows over 8-bit key blocks: bytes become wgmma's rows in registers.
 
-The sums are those of `SwappedWalk`. A warpgroup waits for its scores before it makes 16 bits of values, so that they
-share registers; another one with blocks of its own computes meanwhile.
+The sums equal those of `SwappedWalk`. A warpgroup waits for its scores before it widens values to 16 bits, so that they
+share registers; meanwhile another one computes on its own blocks.
 """
 
 from dataclasses import dataclass
@@ -56,14 +56,14 @@ class LeftRing:
     All walkers of a block of the grid run one program: two copies of it do not fit into the instruction cache.
 
     Attributes:
-        walker: Number of the walker, whose stages lie behind those of the walkers before it.
-        walkers: How many there are.
+        walker: Index of the walker, whose stages follow those of the previous walkers.
+        walkers: Number of walkers.
         stages: Number of stages of keys and of values of each.
-        source: Where the blocks come from.
-        fp8: Whether bytes are float8_e4m3fn; else they are integers.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        source: Source of the blocks.
+        fp8: Whether bytes are float8_e4m3fn; else int8.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
         keys: Stages of keys.
-        values: Stages of values; one more barrier of each walker where those arrive that are to be cleaned.
+        values: Stages of values; one more barrier per walker for values to be zero-filled.
         found: (walkers * stages, block / 32) int32, as in `Ring`.
     """
 
@@ -83,7 +83,7 @@ class LeftRing:
 
     @property
     def apart(self) -> Any:
-        """Index of the barrier where values arrive that are to be cleaned."""
+        """Index of the barrier for values to be zero-filled."""
         return self.walkers * self.stages + self.walker
 
     def fill(
@@ -95,7 +95,7 @@ class LeftRing:
         sequence: Any,
         head: Any,
     ) -> None:
-        """Fills stages with the blocks of a tile; arguments as for `Ring.fill`. Integers need no cleaning."""
+        """Fills stages with the blocks of a tile; arguments as for `Ring.fill`. Integers need no zero-filling."""
 
         @pl.loop(blocks.first, blocks.last)
         def _(block: Any) -> None:
@@ -120,13 +120,13 @@ class LeftRing:
                     plgpu.barrier_arrive(self.values.full.at[slot])
 
     def drain(self, filled: Any) -> None:
-        """Waits until what was filled last is free."""
+        """Waits until the stages filled last are free."""
         drain((self.keys.free, self.values.free), self.stages, filled, self.slot)
 
 
 @dataclass(frozen=True)
 class ByteWalk(SwappedWalk):
-    """A `SwappedWalk` of which `ring` is a `LeftRing`."""
+    """A `SwappedWalk` whose `ring` is a `LeftRing`."""
 
     @property
     def width(self) -> int:
@@ -134,7 +134,7 @@ class ByteWalk(SwappedWalk):
         return self.ring.values.stored.shape[2]
 
     def _block(self, block: Any, state: State) -> State:
-        """Takes a block's scores and the values of the block before."""
+        """Processes a block's scores and the previous block's values."""
         scores = self._finish_scores(self._start_scores(block), 0, block)
         values, stats = self._start_values(block - 1, state)
         maximum, decay = self._weigh(self._masked(scores, block), stats.maximum, block)

@@ -1,4 +1,4 @@
-"""The launches of decode: from a cache of 16 bits, or of 8 bits, which become 16 in shared memory or in registers."""
+"""The launches of decode: from a 16-bit cache, or of 8 bits, which become 16 in shared memory or in registers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ from pallas_kernels.parts.hopper.tile import ROWS, tiled
 def run(
     call: AttentionCall, *, body: Any, fp8: bool, outputs: list[jax.ShapeDtypeStruct]
 ) -> tuple[jax.Array, jax.Array]:
-    """Launches the kernel that multiplies 16 bits, of a cache of 16 bits or of bytes that warpgroups widen.
+    """Launches the kernel that multiplies 16 bits, of a 16-bit cache or of bytes that warpgroups widen.
 
     Args:
         call: The call, with queries as `Items.packed` returns them, with numbers of heads as `Items.of_tiles` does, and

@@ -1,4 +1,4 @@
-"""What the factors of keys and values of 8 bits are multiplied into: `EightBitContract` has the formulas."""
+"""What the factors of 8-bit keys and values are multiplied into: see `EightBitContract`."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def scale_rows(queries: Any, factors: Any, unit: float, interpret: bool) -> None
         queries: Shared memory (64, H) of 16-bit numbers, stored as `tile.tiled` says.
         factors: (H,) float32 in GPU memory.
         unit: That of the contract.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     numbers = plgpu.load(queries, layout=TILE).astype(jnp.float32)
     queries[...] = _products(numbers, factors, unit, interpret).astype(queries.dtype)
@@ -36,7 +36,7 @@ def scaled_rows(results: jax.Array, factors: Any, unit: float, dtype: Any, inter
         factors: (V,) float32 in GPU memory.
         unit: That of the contract.
         dtype: bfloat16 or float16.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rounded = results.astype(dtype).astype(jnp.float32)
     return _products(rounded, factors, unit, interpret).astype(dtype)

@@ -23,13 +23,13 @@ def gradients(
     Args:
         given: Arrays (B, T, N, H) and (B, S, K, H), T and S multiples of 8; stats (B, N, 3, T') and marks
             (B, K, 2, S') float32, T' and S' being T and S rounded up to whole tiles and blocks.
-        lengths: Numbers of each sequence.
+        lengths: Limits of each sequence.
         body: The kernel's program.
         scratch_types: The types of what it takes as `Scratch` or `WideScratch`.
 
     Returns:
-        The gradient of queries (B, T', N, H), float32, before the factor `scale`, defined for tiles of queries that see
-        any key; those of keys and values (B, S, K, H).
+        The gradient of queries (B, T', N, H), float32, before the factor `scale`, defined for query tiles that see any
+        key; the gradients of keys and values (B, S, K, H).
     """
     call, schedule, tiles, dtype = body.call, body.schedule, body.tiles, given.query.dtype
     batch, _, heads, size = given.query.shape
@@ -81,7 +81,7 @@ def gradients(
 
 
 def _in_order(parts: jax.Array, lengths: Lengths, tiles: Tiles) -> jax.Array:
-    """Returns the sum over blocks of keys downwards of those that a tile of queries sees (blocks, B, T', N, H)."""
+    """Returns the sum over the key blocks seen by each query tile, in descending order, of (blocks, B, T', N, H)."""
     first, last = tiles.blocks_of_tiles(lengths)
     total = jnp.zeros(parts.shape[1:], jnp.float32)
     for block in range(tiles.blocks - 1, -1, -1):

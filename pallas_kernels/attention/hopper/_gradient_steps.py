@@ -28,7 +28,7 @@ class GradientCall:
         scale: Factor of the scores.
         scoring: From products to scores.
         size: Width of a head.
-        value_size: The same of the values.
+        value_size: The same for the values.
         interpret: False, or parameters of Mosaic's interpreter.
     """
 

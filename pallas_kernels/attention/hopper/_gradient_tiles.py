@@ -40,12 +40,12 @@ class Tiles:
     """The tiles of a call.
 
     Attributes:
-        sight: How far queries see.
+        sight: The mask bounds.
         block: Keys of a block.
         rows: Queries of a tile.
         batch: Sequences.
         heads: Key heads.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         queries: Most queries of a sequence.
         keys: Most keys of a sequence.
         grid: Most blocks of the grid.

@@ -1,4 +1,4 @@
-"""The rows of an item of decode, inside of the kernel: what they read, and their walk over the keys."""
+"""The rows of an item of decode, inside the kernel: what they read, and their walk over the keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ _WIDEST_OF_FOUR: Final = 128  # columns of an instruction; where there are four 
 
 @dataclass(frozen=True)
 class ItemRows:
-    """The rows of an item, inside of the kernel.
+    """The rows of an item, inside the kernel.
 
     Attributes:
-        setup: What is fixed about the launch.
+        setup: The static parameters of the launch.
         refs: The arrays of the call.
         item: The item.
         slot: Where its queries lie.
-        position: Position in the ring of its first block.
+        position: Pipeline position of its first block.
     """
 
     setup: Setup
@@ -48,12 +48,12 @@ class ItemRows:
 
     @property
     def interpret(self) -> bool:
-        """Whether Mosaic's interpreter runs the kernel."""
+        """Whether the kernel runs in Mosaic's interpreter."""
         return bool(self.setup.interpret)
 
     @property
     def lengths(self) -> Lengths:
-        """Numbers of each sequence."""
+        """Limits of each sequence."""
         return Lengths(self.refs.limits)
 
     @property

@@ -18,7 +18,7 @@ from pallas_kernels.attention.hopper.columns import COLUMNS
 from pallas_kernels.attention.schedule.hopper import DecodeSchedule
 from pallas_kernels.parts.hopper.tile import ROWS
 
-_ROWS: Final = 8  # the copy engine reads tiles of so many rows
+_ROWS: Final = 8  # TMA reads tiles of so many rows
 
 
 class Item(NamedTuple):

@@ -57,7 +57,7 @@ class KeySource:
             table: (B, n) int32.
             sequence: Index of the sequence.
             keys: Keys of the sequence.
-            interpret: Whether Mosaic's interpreter runs the kernel.
+            interpret: Whether the kernel runs in Mosaic's interpreter.
         """
         if self.page is None:
             raise ValueError("expected pages, got a contiguous cache.")

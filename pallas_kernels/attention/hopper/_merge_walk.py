@@ -52,7 +52,7 @@ class Form:
     Attributes:
         splits: Splits that there is room for.
         size: Width of a head of the values.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
 
     splits: int
@@ -102,7 +102,7 @@ class MergeWalk:
     """The walk of a block over the splits of its rows, in groups that are copied together.
 
     Attributes:
-        form: What is fixed.
+        form: The static parameters.
         values: Reference of the values.
         stats: Reference of maxima and totals.
         sequence: Index of their sequence.

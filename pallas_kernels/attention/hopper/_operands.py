@@ -12,7 +12,7 @@ from pallas_kernels.attention.call import AttentionCall
 from pallas_kernels.attention.eight_bits import numbers, scaled_queries
 from pallas_kernels.attention.pages import pages_inside
 
-_ROWS: Final = 8  # the copy engine reads tiles of so many rows
+_ROWS: Final = 8  # TMA reads tiles of so many rows
 
 
 def readable(call: AttentionCall, block: int, *, packed: bool) -> AttentionCall:
@@ -21,7 +21,7 @@ def readable(call: AttentionCall, block: int, *, packed: bool) -> AttentionCall:
     Args:
         call: The call.
         block: Keys of a block.
-        packed: Whether the kernel for a few queries runs; it packs queries itself and reads keys of 8 bits. The one for
+        packed: Whether the kernel for a few queries runs; it packs queries itself and reads 8-bit keys. The one for
             many reads 16 bits: as many queries read the cache, it is cheap to make them once.
     """
     copies, page = call.key_scale is not None and not packed, call.key.shape[1]

@@ -12,7 +12,7 @@ from pallas_kernels.parts.hopper.tile import ROWS
 
 
 class Tile(NamedTuple):
-    """What the warpgroups of a block compute with the same keys: a sequence, a set of heads, the first of its units."""
+    """Work of the warpgroups of a block with the same keys: a sequence, a set of heads, the first of its units."""
 
     sequence: Any
     heads: Any
@@ -20,7 +20,7 @@ class Tile(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """What one warpgroup computes: 64 queries of a head, from the first one on."""
+    """Work of one warpgroup: 64 queries of a head."""
 
     sequence: Any
     head: Any
@@ -29,10 +29,10 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which blocks take tiles: to and fro over the blocks, heads in groups, the last queries first.
+    """The tile scheduler: back and forth over the blocks, heads in groups, the last queries first.
 
-    A tile has as many units as there are warpgroups. Those of a set of heads, one head or all that share a key head,
-    are numbered from the last queries on, and over its heads first, so that those of a tile see about as many keys.
+    A tile has one unit per warpgroup. The units of a set of heads (one head or all that share a key head) are numbered
+    from the last queries on, heads first, so that the units of a tile see about the same number of keys.
     """
 
     setup: Setup
@@ -56,7 +56,7 @@ class Order:
 
     @property
     def padded(self) -> int:
-        """Queries of a sequence with those of the units behind the end, of which tiles are filled up."""
+        """Queries of a sequence, including the padding units of tiles."""
         return (self.pieces + (1 if self.units % self.schedule.warpgroups else 0)) * ROWS
 
     @property
@@ -96,7 +96,7 @@ class Order:
         return Tile(lax.div(head, self.sets), lax.rem(head, self.sets), row * self.schedule.warpgroups)
 
     def unit(self, tile: Tile, warpgroup: Any) -> Unit:
-        """Returns a warpgroup's part of a tile; one behind the end has no queries that are there."""
+        """Returns a warpgroup's unit of a tile; units past the end have no valid queries."""
         number, together = tile.unit + warpgroup, self.together
         first = jnp.where(number < self.units, self._first(number), self.pieces * ROWS)
         return Unit(tile.sequence, tile.heads * together + lax.rem(number, together), first)

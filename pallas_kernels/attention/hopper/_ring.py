@@ -1,4 +1,4 @@
-"""Stages of keys and values in shared memory, between the warpgroup that copies and those that compute."""
+"""The pipeline of keys and values in shared memory, between the copying and the computing warpgroups."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +24,10 @@ class Stages(NamedTuple):
     Attributes:
         keys: (stages, block, H).
         values: (stages, block, V).
-        found: (stages, block / 32) int32, for blocks that some queries see in part: a bit for each row of values that
-            was not finite; see `clean_rows`.
+        found: (stages, block / 32) int32, for partially seen blocks: a bit per row of values that was not finite; see
+            `clean_rows`.
         keys_full: A barrier for each stage.
-        values_full: The same, and one where values arrive that are to be cleaned.
+        values_full: The same, plus one for values to be zero-filled.
         keys_free: A barrier for each stage.
         values_free: The same.
     """
@@ -96,9 +96,9 @@ class Ring:
         return cls(stages, source, bool(interpret), *memory)
 
     def slot(self, position: Any) -> Any:
-        """Returns the stage of a position. The only one is a zero that ptxas does not know.
+        """Returns the stage of a position. A single stage is a zero opaque to ptxas.
 
-        Descriptions of operands that do not change are hoisted out of the loop, and more than there are registers.
+        Constant operand descriptors would be hoisted out of the loop and spilled.
         """
         return lax.rem(position, self.stages) if self.stages > 1 else position >> _NEVER
 
@@ -115,7 +115,7 @@ class Ring:
 
         Args:
             blocks: The blocks.
-            position: Position in the ring of the first.
+            position: Pipeline position of the first.
             caches: Keys and values in GPU memory.
             table: The pages of each sequence, or None.
             sequence: Index of the sequence.
@@ -157,5 +157,5 @@ class Ring:
         lax.fori_loop(blocks.first, blocks.last, one, pages)
 
     def drain(self, filled: Any) -> None:
-        """Waits until what was filled last is free."""
+        """Waits until the stages filled last are free."""
         drain((self.keys_free, self.values_free), self.stages, filled, self.slot)

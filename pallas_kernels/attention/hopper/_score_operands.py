@@ -34,7 +34,7 @@ class TileRows:
         heads: Returns the query head of each row, (64,) int32, or () if all have one.
         queries: Returns the query of each row, (64,) int32.
         numbers: Returns what an array of `OF_HEADS` holds for each row, (64,); None for None.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
 
     sequence: Any

@@ -23,21 +23,21 @@ FAST: Final = plgpu.CompilerParams(
 
 @dataclass(frozen=True)
 class Setup:
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
         contract: Order of the sums.
         scoring: From products to scores.
-        sight: How far queries see.
+        sight: The mask bounds.
         source: Where keys come from.
         batch: Sequences.
         queries: Queries of each, padded to a multiple of 8.
         heads: Query heads.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         size: Width of a head.
-        value_size: The same of the values.
+        value_size: The same for the values.
         capacity: Most keys of a sequence.
-        unit: Unit of keys and values of 8 bits, as `EightBitContract` says; 1 for others.
+        unit: Unit of 8-bit keys and values, as `EightBitContract` says; 1 for others.
         interpret: False, or parameters of Mosaic's interpreter.
     """
 

@@ -1,8 +1,8 @@
-"""How a computing warpgroup walks the key blocks of at most 8 rows: keys are wgmma's rows, the rows its columns.
+"""The loop of a computing warpgroup over the key blocks of at most 8 rows: keys are wgmma's rows, rows its columns.
 
-The sums are those of `Walk`, element by element, and a tile of scores takes 8 registers of a thread in place of 64. The
-weights pass through shared memory, where wgmma's columns lie. The values of a block are multiplied beside the scores
-of the next, and the weights are added beside both.
+The sums equal those of `Walk`, element by element, but a tile of scores takes 8 registers per thread instead of 64. The
+weights pass through shared memory, from which wgmma reads its columns. The values of a block are multiplied
+concurrently with the scores of the next, and the weights are added concurrently with both.
 """
 
 import math
@@ -40,7 +40,7 @@ class Shared(NamedTuple):
     """Shared memory of the warpgroup, as `columns.scratch` returns it.
 
     Attributes:
-        narrow: Rounded weights of two blocks in turn, (2, 8, 128).
+        narrow: Rounded weights of two alternating blocks, (2, 8, 128).
         wide: Weights of a block.
         numbers: For reductions over keys: of maxima, and of totals.
     """
@@ -51,10 +51,10 @@ class Shared(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a walk carries from block to block.
+    """The loop state carried from block to block.
 
     Attributes:
-        values: Tiles (64, 8) float32 for each 64 columns of the values, without those of the last block.
+        values: Tiles (64, 8) float32 for each 64 columns of the values, excluding the last block.
         stats: (8,) maxima, and totals as `of_lanes` has them, without the last block's weights.
         decay: (8,) float32, the last block's.
     """
@@ -66,20 +66,20 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class SwappedWalk:
-    """The walk of a warpgroup over the blocks of one split, of 128 keys each.
+    """The loop of a warpgroup over the blocks of one split, of 128 keys each.
 
     Attributes:
         factor: Factor of the scores.
-        sight: How far queries see.
+        sight: The mask bounds.
         positions: (8,) int32, the positions of the queries.
         length: Keys of the sequence.
         blocks: The blocks.
         queries: Shared memory (8, H).
-        ring: Where the blocks are, a `Ring`.
-        position: Position in the ring of the first block.
-        shared: Further shared memory.
-        after_scores: Called when the queries have been read for the last time.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        ring: The pipeline of the blocks, a `Ring`.
+        position: Pipeline position of the first block.
+        shared: Additional shared memory.
+        after_scores: Called after the last read of the queries.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
 
     factor: float
@@ -110,7 +110,7 @@ class SwappedWalk:
         return self.width // ROWS
 
     def run(self) -> tuple[tuple[jax.Array, ...], Stats]:
-        """Walks all blocks; there is at least one.
+        """Processes all blocks, at least one.
 
         Returns:
             The values, a tile (64, 8) for each 64 of their columns, and the stats (8,), lanes added.
@@ -123,7 +123,7 @@ class SwappedWalk:
         return values, Stats(stats.maximum, total)
 
     def _first(self) -> State:
-        """Takes the first block."""
+        """Processes the first block."""
         block = self.blocks.first
         scores = self._masked(self._finish_scores(self._start_scores(block), 0, block), block)
         least = filled_columns(LEAST)
@@ -132,7 +132,7 @@ class SwappedWalk:
         return State(values, Stats(maximum, of_lanes(filled_columns(0), self.interpret)), decay)
 
     def _block(self, block: Any, state: State) -> State:
-        """Takes a block's scores and the values of the block before."""
+        """Processes a block's scores and the previous block's values."""
         scores = self._start_scores(block)
         values, stats = self._start_values(block - 1, state)
         scores = self._masked(self._finish_scores(scores, self.tiles, block), block)
@@ -199,7 +199,7 @@ class SwappedWalk:
         return lax.cond(self.blocks.in_part(block), mask, lambda *scores: scores, *scores)
 
     def _spoiled(self, total: jax.Array, block: Any) -> jax.Array:
-        """Returns totals with nan for queries that see values of which the ring made zeros."""
+        """Returns totals with nan for queries that see values zero-filled by the pipeline."""
 
         def spoil(total: jax.Array) -> jax.Array:
             first, end = self.sight.range(self.positions(), self.length)

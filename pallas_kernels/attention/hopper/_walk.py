@@ -1,7 +1,7 @@
-"""How a computing warpgroup walks the key blocks of 64 queries.
+"""The loop of a computing warpgroup over the key blocks of 64 queries.
 
-The scores of a block and the weighted values of the block before are started together; the tensor core has the values
-while the warpgroup makes weights of the scores.
+The scores of a block and the weighted values of the previous block are started together; the tensor core computes the
+values while the warpgroup turns the scores into weights.
 """
 
 import math
@@ -29,14 +29,14 @@ from pallas_kernels.parts.hopper.tile import ROWS, Arithmetic, across, add_lanes
 
 
 class State(NamedTuple):
-    """What a walk carries from block to block.
+    """The loop state carried from block to block.
 
     Attributes:
-        values: (64, H) float32, without those of the last block.
+        values: (64, H) float32, excluding the last block.
         stats: Of the split that the last block belongs to, lanes apart.
         weights: (64, block) of the values' dtype, of the last block.
-        factor: (64,) float32, of the values: the last block's decay, or how a split that it ends is taken.
-        kept: (64,) float32, of what is parked, if the last block begins a split.
+        factor: (64,) float32, of the values: the last block's decay, or the merge factor of a split that it ends.
+        kept: (64,) float32, factor of the spilled values, if the last block begins a split.
     """
 
     values: jax.Array
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """Memory of a warpgroup for the splits before the one that is walked; registers are for what each block needs.
+    """Spill memory of a warpgroup for the previous splits; registers hold only the state of the current split.
 
     Attributes:
         values: (64 * H,) float32 of shared or of GPU memory.
@@ -60,22 +60,22 @@ class Parked(NamedTuple):
 
 @dataclass(frozen=True)
 class Walk:
-    """The walk of a warpgroup over the blocks of one tile.
+    """The loop of a warpgroup over the blocks of one tile.
 
     Attributes:
         contract: Order of the sums.
         scoring: From products to scores.
-        sight: How far queries see.
+        sight: The mask bounds.
         positions: Returns the positions of the queries, (64,) int32.
-        operands: What is added to the scores, and the mask.
+        operands: The bias, slopes and mask.
         length: Keys of the sequence.
-        blocks: The blocks of the tile, the same for all warpgroups that share the ring.
+        blocks: The blocks of the tile, the same for all warpgroups that share the pipeline.
         queries: Shared memory (64, H).
-        ring: Where the blocks are.
-        position: Position in the ring of the first block of the tile.
-        parked: Where the splits before wait; None for one split.
-        after_scores: Called when the queries have been read for the last time.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        ring: The pipeline of the blocks.
+        position: Pipeline position of the first block of the tile.
+        parked: Spill memory of the previous splits; None for one split.
+        after_scores: Called after the last read of the queries.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
         widest: Most columns of values in one instruction.
     """
 
@@ -110,7 +110,7 @@ class Walk:
         return Arithmetic(interpret=self.interpret)
 
     def run(self) -> tuple[jax.Array, Stats]:
-        """Walks all blocks; there is at least one.
+        """Processes all blocks, at least one.
 
         Returns:
             The values (64, H), and the stats, lanes added.
@@ -134,7 +134,7 @@ class Walk:
         return lax.cond(self._in_first_split(last - 1), lambda values, stats: (values, stats), merged, values, stats)
 
     def _first(self) -> State:
-        """Takes the first block."""
+        """Processes the first block."""
         block = self.blocks.first
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
         scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
@@ -144,7 +144,7 @@ class Walk:
         return State(filled((ROWS, self.size), 0), stats, weights, decay, decay)
 
     def _block(self, block: Any, state: State) -> State:
-        """Takes a block's scores and the values of the block before."""
+        """Processes a block's scores and the previous block's values."""
         plgpu.barrier_wait(self.ring.keys_full.at[self._slot(block)])
         scores = start(None, (self.queries,), (self._keys(block),), interpret=self.interpret)
         bias = self._biases(block)
@@ -175,7 +175,7 @@ class Walk:
     def _start_values(self, block: Any, state: State) -> tuple[jax.Array, Stats]:
         """Starts the values of a block, and returns them and its stats."""
         stats = self._wait_for_values(block, state.stats)
-        factor = behind_wait(state.factor, self.interpret)  # or these products would hold back those of the scores
+        factor = behind_wait(state.factor, self.interpret)  # or these products would delay the scores
         values = self.math.product(state.values, across(factor, self.size))
         parked = self.parked
         if parked is not None:
@@ -196,7 +196,7 @@ class Walk:
         return Stats(*unpark_rows(parked.rows, self.interpret))
 
     def _in_first_split(self, block: Any) -> Any:
-        """Returns whether a block belongs to the tile's first split, before which nothing is parked."""
+        """Returns whether a block belongs to the tile's first split, before which nothing is spilled."""
         return self._split(block) == self._split(self.blocks.first)
 
     def _begins_split(self, block: Any) -> Any:
@@ -248,7 +248,7 @@ class Walk:
         return self.operands.words(block * keys, keys)
 
     def _wait_for_values(self, block: Any, stats: Stats) -> Stats:
-        """Returns the stats with nan for queries that see values of which the ring made zeros."""
+        """Returns the stats with nan for queries that see values zero-filled by the pipeline."""
         plgpu.barrier_wait(self.ring.values_full.at[self._slot(block)])
 
         def spoiled(total: jax.Array) -> jax.Array:

@@ -41,13 +41,13 @@ def attention_gradients(
     Args:
         call: The call: bfloat16 or float16, H is 64, 96, 128, 192 or 256, V is H, or 128 for heads of 192. Of the
             optional arrays it takes the slopes alone.
-        results: What `attention` gave, and the gradient of the outputs.
+        results: The results of `attention`, and the gradient of the outputs.
         contract: Order of all sums.
         schedule: Tiles and order; chosen by the head size and the mask by default.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
-        The gradients of `query`, `key` and `value`, of their shapes and dtypes; zeros for what nothing sees.
+        The gradients of `query`, `key` and `value`, with their shapes and dtypes; zeros for what nothing sees.
 
     Raises:
         UnsupportedError: If the contract is another one, or `scale` or `soft_cap` is out of range.
@@ -98,7 +98,7 @@ def attention_gradients(
 
 
 def _widened(x: jax.Array, size: int) -> jax.Array:
-    """Returns heads (..., H) with zeros behind."""
+    """Returns heads (..., H) zero-padded."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 

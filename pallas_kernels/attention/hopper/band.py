@@ -34,7 +34,7 @@ def keep_band(
         first: (64,) int32, or None if no column is before it.
         last: (64,) int32.
         other: What the other columns get.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
         words: (64,) int32 for each 32 columns; column 32 w + i is bit i of word w. Without any, all have a bit.
     """
     if interpret:

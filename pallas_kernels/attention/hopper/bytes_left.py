@@ -1,11 +1,11 @@
 """Products of 8-bit keys or values, read from shared memory into registers as wgmma's rows, and 8 columns.
 
-No 16 bits of them pass through shared memory. Bytes reach a thread as `ldmatrix` deals them out, two at a time:
+No 16-bit copies pass through shared memory. `ldmatrix` distributes the bytes to threads, two at a time:
 
-- Of a key a thread has the four columns 4 t to 4 t + 3 of every 16, t its number modulo 4, where wgmma's rows have the
-  columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. So the products of a step of 16 are added in another order, which moves no
-  bit: wgmma adds all of them at once. The queries must lie so as well, see `turn_queries`.
-- Of values, turned, a thread has neighbouring columns of two keys. Row r of the 16 rows of a warp is column
+- Of a key a thread has the four columns 4 t to 4 t + 3 of every 16, t its index modulo 4, while wgmma's rows have the
+  columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The columns of a step of 16 are thus permuted, which changes no bit: wgmma
+  adds all of them at once. The queries must be permuted as well, see `turn_queries`.
+- Of transposed values, a thread has neighbouring columns of two keys. Row r of the 16 rows of a warp is column
   2 (r mod 8) + r / 8 of the values.
 """
 
@@ -35,20 +35,20 @@ from pallas_kernels.parts.hopper.tile import ROWS, TILE, i32, thread_of_warpgrou
 
 _STEP: Final = 16  # elements of K in one instruction
 _GROUP: Final = 8  # rows of a tile of swizzled memory
-_CHUNK: Final = 16  # bytes that a swizzle moves together, and of a row of `ldmatrix`
+_CHUNK: Final = 16  # bytes of a swizzle unit and of an `ldmatrix` row
 _PAIRS: Final = (0, 2, 1, 3)  # bytes of two keys, by column
 
 
 def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> None:
-    """Multiplies queries by the factors of their keys, and moves their columns to where `start_keys` takes them.
+    """Multiplies queries by the scales of their keys, and permutes their columns for `start_keys`.
 
-    In the interpreter the columns stay.
+    In the interpreter the columns are not permuted.
 
     Args:
         queries: Shared memory (8, H) of 16-bit numbers, stored as `tile.tiled` says. The products may read it next.
         factors: (H,) float32 in GPU memory.
-        unit: That of `EightBitContract`.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        unit: The unit of `EightBitContract`.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     more = 1 / unit
     if interpret:
@@ -66,7 +66,7 @@ def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> No
 
     @inline(ref_type(queries), plgpu.RefType())
     def turn(ref: Any, factors: Any) -> None:
-        # A thread has 16 columns of a row: of their 8 words those with even numbers go to the front.
+        # A thread has 16 columns of a row; the even ones of their 8 words go first.
         _, squares, _, width = ir.MemRefType(ref.type).shape
         word, byte, f32 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(8), ir.F32Type.get()
         kind, in_row, row_bytes = ir.VectorType.get((4,), word), width // _STEP, width * 2
@@ -107,16 +107,16 @@ def turn_queries(queries: Any, factors: Any, unit: float, interpret: bool) -> No
 def start_keys(stored: Any, queries: Any, fp8: bool, interpret: bool) -> Tile:
     """Starts keys @ queries^T: keys are bytes in units of `EightBitContract`.
 
-    All bytes of the keys have been read when `products.finish` is done and the threads have met.
+    All bytes of the keys have been read after `products.finish` and a barrier of the threads.
 
     Args:
         stored: Shared memory (128, H) int8, stored as `tile.tiled` says.
         queries: Shared memory (8, H), from `turn_queries`.
-        fp8: Whether bytes are float8_e4m3fn; else they are integers.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        fp8: Whether bytes are float8_e4m3fn; else int8.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
-        (128, 8) float32, not to be touched before `products.finish`.
+        (128, 8) float32, valid only after `products.finish`.
     """
     rows, columns = stored.shape
     if interpret:
@@ -130,7 +130,7 @@ def start_keys(stored: Any, queries: Any, fp8: bool, interpret: bool) -> Tile:
         kind = ir.MemRefType(queries.type).element_type
         text = widening(fp8, str(kind))
         at = _Place(stored)
-        # Matrices 0 and 1 are rows 0 to 7 and 8 to 15 of a warp at one step, 2 and 3 those at the next.
+        # Matrices 0 and 1 are rows 0 to 7 and 8 to 15 of a warp at one step, 2 and 3 at the next.
         group = _sum(_times(at.warp, 2), arith.andi(at.matrix, i32(1)))
         base, turn = at.row(group), arith.xori(arith.shrui(at.matrix, i32(1)), at.swizzle)
         places = [_sum(base, _times(arith.xori(turn, i32(step)), _CHUNK)) for step in range(0, columns // _STEP, 2)]
@@ -156,17 +156,17 @@ def start_values(
     fp8: bool,
     interpret: bool,
 ) -> tuple[jax.Array, ...]:
-    """Starts totals + values^T @ weights^T, values being made of bytes as `start_keys` makes keys.
+    """Starts totals + values^T @ weights^T, with values widened from bytes as in `start_keys`.
 
     Args:
-        totals: (64, 8) float32 for each 64 columns of the values; rows in the interpreter are columns in their order.
+        totals: (64, 8) float32 for each 64 columns of the values; in the interpreter rows are columns in natural order.
         stored: Shared memory (128, V) int8, stored as `tile.tiled` says.
         weights: Shared memory (8, 128) of 16-bit numbers.
-        fp8: Whether bytes are float8_e4m3fn; else they are integers.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        fp8: Whether bytes are float8_e4m3fn; else int8.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
-        Tiles as `totals`, not to be touched before `products.finish`.
+        Tiles as `totals`, valid only after `products.finish`.
     """
     rows, columns = stored.shape
     if interpret:
@@ -201,12 +201,12 @@ def start_values(
 
 
 class _Place:
-    """Where a thread's row of `ldmatrix` lies in a tile of bytes.
+    """The position of a thread's `ldmatrix` row in a tile of bytes.
 
     Attributes:
         warp: Number of the warp in its warpgroup.
-        matrix: Number of the 8 by 8 matrix of which this thread gives a row.
-        swizzle: What is added to the number of a chunk, without carry.
+        matrix: Index of the 8 by 8 matrix for which this thread provides a row.
+        swizzle: XOR mask of the index of a chunk.
     """
 
     def __init__(self, ref: Any) -> None:
@@ -226,7 +226,7 @@ class _Place:
 
 
 def _multiply(total: Any, operands: list[list[Any]], right: Any, kind: Any) -> Any:
-    """Issues a product of words in registers, four for each step, and a group of products of its own."""
+    """Issues a product of words in registers, four per step, as a separate wgmma group."""
     sums = [] if total is None else accumulated(mgpu.optimization_barrier(total))
     nvvm.wgmma_fence_aligned()
     for row, (column,) in zip(operands, steps((right,), True), strict=True):
@@ -236,7 +236,7 @@ def _multiply(total: Any, operands: list[list[Any]], right: Any, kind: Any) -> A
 
 
 def _widen(text: str, word: Any) -> list[Any]:
-    # A side effect keeps it in front of the fence of the products.
+    # A side effect keeps it before the fence of the products.
     return list(mgpu.utils.inline_ptx(text, word, result_types=[word.type] * 2, has_side_effects=True))
 
 

@@ -1,8 +1,8 @@
-"""Decode of sequences whose caches begin with the same pages: a shared split is read once for the rows of all.
+"""Decode of sequences whose caches begin with the same pages: a shared split is read once for all rows.
 
-Splits start afresh at absolute positions, so what a split gives to a row does not depend on the rows beside it. The
-rows of all sequences lie behind each other in one array for each key head. A tile of a shared split takes 64 of them,
-a tile of another one those of its sequence, and `merge` finds the splits of a row where it would find them otherwise.
+Splits restart at absolute positions, so a row's result for a split does not depend on other rows. The rows of all
+sequences are concatenated in one array per key head. A tile of a shared split takes 64 of them, a tile of any other
+split the rows of its sequence, and `merge` finds the splits of a row in the usual place.
 """
 
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ from pallas_kernels.parts.hopper.tile import ROWS
 
 @dataclass(frozen=True)
 class Cascade(Body):
-    """The kernel's program where the first splits may be the same for all sequences.
+    """The kernel's program if the first splits may be shared by all sequences.
 
     Attributes:
-        shared: How many are, known inside of the kernel.
+        shared: Number of shared splits, known inside the kernel.
     """
 
     shared: Any = 0
@@ -41,7 +41,7 @@ class Cascade(Body):
 
     @property
     def rows(self) -> int:
-        """Rows of a sequence of a key head, of which `merge` takes four together."""
+        """Rows of a sequence per key head, rounded up since `merge` takes four together."""
         return -(-super().rows // MERGED_ROWS) * MERGED_ROWS
 
     @property
@@ -51,17 +51,17 @@ class Cascade(Body):
 
     @property
     def room(self) -> tuple[int, int]:
-        """Arrays of what items give have one sequence."""
+        """Arrays of partial results have one sequence."""
         return 1, self.heads * self.all_rows
 
     @property
     def merged(self) -> tuple[int, int]:
-        """Arrays of results have all."""
+        """Arrays of results have all sequences."""
         return self.setup.batch, self.heads * self.rows
 
     @property
     def counts(self) -> set[int]:
-        """How many rows of a tile may be written."""
+        """Number of rows of a tile that may be written."""
         return super().counts | {min(ROWS, self.all_rows), self.all_rows % ROWS or ROWS}
 
     @property
@@ -78,7 +78,7 @@ class Cascade(Body):
     def item(self, lengths: Lengths, block: Any, index: Any) -> Item:
         """Returns an item of a block: every second block begins with shared splits, the others end with them.
 
-        Shared splits are bound by computing, and others by memory, which is thus in use all the time.
+        Shared splits are compute-bound, others memory-bound; this keeps the memory busy all the time.
         """
         index = jnp.where(lax.rem(block, 2) == 0, index, self.count(block) - 1 - index)
         number = index * self.grid + block
@@ -100,18 +100,18 @@ class Cascade(Body):
         return Item(sequence, head, tile, split, Blocks(*blocks))
 
     def place(self, item: Item) -> Place:
-        """Returns where the rows of an item lie in what items give."""
+        """Returns the position of an item's rows in the partial results."""
         first, is_shared = item.tile * ROWS, item.split < self.shared
         row = item.head * self.all_rows + first + jnp.where(is_shared, 0, item.sequence * self.rows)
         return Place(0, row, jnp.where(is_shared, self.all_rows, self.rows) - first)
 
     def of_result(self, sequence: Any, row: Any) -> tuple[Any, Any]:
-        """Returns the sequence and the row of what items give for a row of the result."""
+        """Returns the sequence and the row in the partial results for a row of the result."""
         head, row = lax.div(row, self.rows), lax.rem(row, self.rows)
         return 0, head * self.all_rows + sequence * self.rows + row
 
     def packed(self, query: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns queries (B, T, N, H) as the rows of key heads, and as those of all sequences, (K, rows, H)."""
+        """Returns queries (B, T, N, H) as the rows of key heads, and concatenated over sequences, (K, rows, H)."""
         setup = self.setup
         shape = (setup.batch, setup.queries, self.heads, setup.group, setup.size)
         rows = jnp.moveaxis(query.reshape(shape), 2, 0).reshape(self.heads, setup.batch, -1, setup.size)
@@ -138,13 +138,13 @@ def shared_splits(common_prefix: jax.Array, lengths: Lengths, setup: Setup, page
 
     Args:
         common_prefix: (1,) int32, leading keys that are the same for all sequences.
-        lengths: Numbers of each sequence.
-        setup: What is fixed about the launch.
-        page: Keys of a page, of which only whole ones are shared; None for a contiguous cache.
+        lengths: Limits of each sequence.
+        setup: The static parameters of the launch.
+        page: Keys of a page (only whole pages are shared); None for a contiguous cache.
     """
     offsets, queries, keys = (lengths.numbers[:, i] for i in range(3))
-    seen = jnp.minimum(keys, offsets + (setup.sight.after + 1))  # by all queries of a sequence
+    seen = jnp.minimum(keys, offsets + (setup.sight.after + 1))  # seen by all queries of a sequence
     common = lax.div(common_prefix, page or 1) * (page or 1)
-    # What is least is computed last: on a GPU a program of one number behind it would take a kernel of its own.
+    # The minimum comes last: on a GPU, scalar code after it would take a separate kernel.
     shared = lax.div(jnp.clip(jnp.minimum(common, seen), 0, setup.capacity), setup.contract.split)
     return jnp.min(jnp.where(queries > 0, shared, setup.capacity // setup.contract.split), keepdims=True)

@@ -1,4 +1,4 @@
-"""Rows of shared memory that a weight of zero would not hide become zeros: unseen ones, nan and infinities."""
+"""Zero-fills rows of shared memory that a zero weight would not mask: unseen rows, nan and infinities."""
 
 import functools
 from typing import Any, Final
@@ -23,7 +23,7 @@ CHUNK: Final = 16
 
 
 def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
-    """Writes zeros to rows of 16-bit shared memory: to those outside [first, end), and to those with nan or infinities.
+    """Zero-fills rows of 16-bit shared memory that are outside [first, end) or contain nan or infinities.
 
     Args:
         ref: (rows, n) bfloat16 or float16, stored as `tile.tiled` says; rows is a multiple of 32 up to 128.
@@ -31,7 +31,7 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
         end: The end of the rows to keep, int32.
         found: Shared memory (rows / 32,) int32. Bit i of word w becomes 1 if row 32 w + i, of [first, end), was not
             finite, and 0 if it was.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rows, columns = ref.shape
     if interpret:
@@ -46,8 +46,8 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
 
     @inline(plgpu.RefType(tiled(ref.dtype, columns)), number, number, plgpu.RefType())
     def clean(ref: Any, first: Any, end: Any, found: Any) -> None:
-        # Tiles of 8 rows lie one behind the other, row by row; swizzling keeps a row's bytes in its row. A thread has a
-        # row. Its chunks of 16 bytes are taken in turns, or 8 threads would share their banks.
+        # Tiles of 8 rows are consecutive, row by row; swizzling permutes bytes within a row. A thread has a row. Its
+        # chunks of 16 bytes are visited in rotated order to avoid 8-way bank conflicts.
         word = ir.IntegerType.get_signless(32)
         kind, (_, squares, _, width) = ir.VectorType.get((4,), word), ir.MemRefType(ref.type).shape
         per_row = width * 2 // CHUNK
@@ -68,7 +68,7 @@ def clean_rows(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret
                 for part in range(0, 8 * per_row * squares, 8 * per_row)
                 for turn in range(per_row)
             ]
-            sums = [zero] * 4  # of numbers times zero: 0 or nan
+            sums = [zero] * 4  # of elements times zero: 0 or nan
             for chunk in chunks:
                 pairs = llvm.load(kind, chunk)
                 for i in range(4):
@@ -95,11 +95,11 @@ def is_within(thread: Any, first: Any, end: Any) -> Any:
 
 
 def store_cleaned(thread: Any, inside: Any, bits: Any, chunks: list[Any], found: Any) -> None:
-    """Writes zeros to a thread's row unless it is kept, and the bits of the rows that are not finite to `found`.
+    """Zero-fills a thread's row unless it is kept, and writes the bits of non-finite rows to `found`.
 
     Args:
-        thread: Number of the thread, which is that of its row.
-        inside: Whether the row is to be kept if it is finite.
+        thread: Index of the thread and of its row.
+        inside: Whether to keep the row if it is finite.
         bits: 0 if it is finite.
         chunks: Addresses of its pieces of 16 bytes.
         found: As in `clean_rows`.
@@ -128,16 +128,16 @@ def spoil_rows(
     layout: Any = ROW,
     bits: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
-    """Returns numbers with nan in place of those whose range holds a row that `clean_rows` found.
+    """Returns numbers, replaced by nan if their range contains a row that `clean_rows` found.
 
     Args:
         total: (n,) float32.
-        first: (n,) int32, where the ranges begin, maybe below 0.
-        end: (n,) int32, where they end, maybe before they begin or behind the rows.
+        first: (n,) int32, where the ranges begin, possibly below 0.
+        end: (n,) int32, where they end, possibly before their start or after the rows.
         found: Shared memory (words,) int32, from `clean_rows`.
-        interpret: Whether Mosaic's interpreter runs the kernel.
-        layout: How a warpgroup holds the numbers; by default one for each row of a tile.
-        bits: (n,) int32 for each word of `found`: the rows of the range that count. Without any, all do.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
+        layout: Layout of the numbers; by default one per row of a tile.
+        bits: (n,) int32 for each word of `found`: the rows of the range to check; by default all.
     """
     (words,) = found.shape
     if interpret:

@@ -1,4 +1,4 @@
-"""Rows of float8 numbers that a weight of zero would not hide become zeros, as `clean` does with rows of 16 bits."""
+"""Zero-fills float8 rows that a zero weight would not mask, like `clean` for 16-bit rows."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup, tiled
 
 
 def clean_bytes(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpret: bool) -> None:
-    """Writes zeros to rows of float8_e4m3fn outside [first, end), and to those with nan; there are no infinities.
+    """Zero-fills rows of float8_e4m3fn outside [first, end) or with nan; there are no infinities.
 
     Args:
         ref: Shared memory (128, n) int8, the bits, stored as `tile.tiled` says, n 64 or 128.
         first: The first row to keep, int32.
         end: The end of the rows to keep, int32.
         found: Shared memory (4,) int32, as for `clean.clean_rows`.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rows, columns = ref.shape
     if interpret:
@@ -38,7 +38,7 @@ def clean_bytes(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpre
 
     @inline(plgpu.RefType(tiled(jnp.int8, columns)), number, number, plgpu.RefType())
     def clean(ref: Any, first: Any, end: Any, found: Any) -> None:
-        # A thread has a row. Swizzling moves its chunks of 16 bytes.
+        # A thread has a row. Swizzling permutes its chunks of 16 bytes.
         word = ir.IntegerType.get_signless(32)
         four = ir.VectorType.get((4,), word)
         base, thread, bits = mgpu.utils.memref_ptr(ref), thread_of_warpgroup(), i32(0)
@@ -50,7 +50,7 @@ def clean_bytes(ref: Any, first: jax.Array, end: jax.Array, found: Any, interpre
             place = mgpu.utils.getelementptr(base, [arith.addi(start, arith.xori(swizzle, i32(chunk)))], four)
             places.append(place)
             words = llvm.load(four, place)
-            for i in range(4):  # a nan is the largest size of all: one more sets the sign
+            for i in range(4):  # nan has the largest magnitude: adding one sets the sign bit
                 size = arith.andi(element(words, i), i32(0x7F7F7F7F))
                 bits = arith.ori(bits, arith.addi(size, i32(0x01010101)))
         bits = arith.andi(bits, i32(-0x7F7F7F80))

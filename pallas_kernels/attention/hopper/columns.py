@@ -1,7 +1,7 @@
-"""Tiles of 128 rows and 8 columns, and numbers for each of their columns.
+"""Tiles of 128 rows and 8 columns, and numbers per column.
 
-Such a tile is two of the 64 x 8 that wgmma leaves, rows 0 to 63 and 64 to 127: with rows and columns exchanged, what
-`tile` holds as 64 rows, of which only a few are wanted, takes 8 registers. A reduction over rows crosses the warps.
+Such a tile is two 64 x 8 wgmma results, rows 0 to 63 and 64 to 127: transposed, a tile that needs only a few of its 64
+rows takes 8 registers. A reduction over rows crosses the warps.
 """
 
 from typing import Any, Final
@@ -40,10 +40,10 @@ def scratch(dtype: Any) -> tuple[Any, Any, Any]:
     """Returns the shared memory of a warpgroup.
 
     Args:
-        dtype: Of tiles that are multiplied.
+        dtype: Dtype of tiles that are multiplied.
 
     Returns:
-        Two buffers of turned tiles (8, 128) of `dtype`, a float32 tile, and float32 numbers of four warps, twice.
+        Two buffers of transposed tiles (8, 128) of `dtype`, a float32 tile, and float32 numbers of four warps, twice.
     """
     return (
         plgpu.SMEM((2, COLUMNS, 2 * ROWS), dtype, transforms=tiled(dtype, 2 * ROWS)),
@@ -58,7 +58,7 @@ def filled_columns(value: float) -> jax.Array:
 
 
 def down(x: jax.Array, rows: int = ROWS) -> jax.Array:
-    """Returns a number for each column as so many rows of a tile."""
+    """Returns a number per column, broadcast to the rows of a tile."""
     return lax.broadcast_in_dim(x, (rows, x.shape[0]), [1])
 
 
@@ -67,8 +67,8 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
 
     Args:
         tile: float32.
-        numbers: Shared memory (32,) float32, which no thread reads any more.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        numbers: Shared memory (32,) float32, no longer read by any thread.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         return jnp.concatenate(tile).max(axis=0)
@@ -97,15 +97,15 @@ def largest(tile: Tile, numbers: Any, interpret: bool) -> jax.Array:
 
 
 def share_turned(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None:
-    """Writes a tile to shared memory: turned and rounded for wgmma, and as it is for `add_rows_to_lanes`.
+    """Writes a tile to shared memory: transposed and rounded for wgmma, and unchanged for `add_rows_to_lanes`.
 
-    All threads of the warpgroup have written when this is done.
+    Ends with a barrier of the warpgroup.
 
     Args:
         weights: float32.
-        narrow: Shared memory (8, 128) bfloat16 or float16, as `scratch` says, that nobody reads any more.
+        narrow: Shared memory (8, 128) bfloat16 or float16, as `scratch` says, no longer read by any thread.
         wide: Shared memory, float32, the same.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rounded = tuple(x.astype(narrow.dtype) for x in weights)
     if interpret:
@@ -124,7 +124,7 @@ def share_turned(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None
             for x in (low_rounded, high_rounded)
             for register in x.registers.flat
         ]
-        # Lane i gives the place of the turned row i % 8 of the matrix i / 8: two halves of a warp's rows, twice.
+        # Lane i provides the address of the transposed row i % 8 of matrix i / 8: two halves of a warp's rows, twice.
         row, matrix = arith.remui(lane, i32(8)), arith.divui(lane, i32(8))
         half, square = arith.remui(matrix, i32(2)), arith.divui(matrix, i32(2))
         chunk = arith.xori(arith.addi(arith.muli(warp, i32(2)), half), row)
@@ -145,7 +145,7 @@ def share_turned(weights: Tile, narrow: Any, wide: Any, interpret: bool) -> None
 
 
 def of_lanes(numbers: jax.Array, interpret: bool) -> jax.Array:
-    """Returns numbers of columns (8,) in the form of the totals of `add_rows_to_lanes`."""
+    """Returns numbers of columns (8,) in the layout of the totals of `add_rows_to_lanes`."""
     if interpret:
         return numbers
     result = held((WARPGROUP,), _THREADS)
@@ -162,15 +162,15 @@ def of_lanes(numbers: jax.Array, interpret: bool) -> jax.Array:
 def add_rows_to_lanes(total: jax.Array, decay: jax.Array, wide: Any, interpret: bool) -> jax.Array:
     """Returns fma(total, decay, sum over the lane's rows) of a tile that `share_turned` has written.
 
-    The sums are those of `tile.add_to_lanes` with four chains, rows and columns exchanged: lane i has the rows 2 i and
-    2 i + 1 of every 8. Warp i is lane i. A thread adds one chain of one column, every 16th row upwards, and four
-    neighbours make the tree. `add_lanes_of_columns` makes one number of the lanes. The interpreter knows no lanes.
+    The sums equal `tile.add_to_lanes` with four chains, transposed: lane i has the rows 2 i and
+    2 i + 1 of every 8. Warp i is lane i. A thread adds one chain of one column, every 16th row in ascending order, and
+    four neighbours form the tree. `add_lanes_of_columns` combines the lanes. The interpreter has no lanes.
 
     Args:
-        total: In the form of `of_lanes`, sums so far.
-        decay: In the same form.
+        total: Running sums, in the layout of `of_lanes`.
+        decay: In the same layout.
         wide: Shared memory.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         tile = wide[...][: 2 * ROWS * COLUMNS].reshape(2 * ROWS, COLUMNS)
@@ -206,8 +206,8 @@ def add_lanes_of_columns(total: jax.Array, numbers: Any, interpret: bool) -> jax
 
     Args:
         total: The lanes' sums.
-        numbers: Shared memory (32,) float32, which no thread reads any more.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        numbers: Shared memory (32,) float32, no longer read by any thread.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         return total
@@ -226,7 +226,7 @@ def _exchange(numbers: Any, number: Any, thread: Any) -> list[Any]:
 
     Args:
         numbers: Shared memory.
-        number: The thread's, the same in the lanes that `_column` gives one column.
+        number: The thread's number, equal in lanes with the same `_column`.
         thread: Index of the thread.
     """
     index, pair = ir.IndexType.get(), ir.VectorType.get((2,), ir.F32Type.get())
@@ -243,7 +243,7 @@ def _exchange(numbers: Any, number: Any, thread: Any) -> list[Any]:
 
 
 def _column(lane: Any) -> Any:
-    """Returns the one of a lane's two columns that it takes in reductions."""
+    """Returns which of its two columns a lane reduces."""
     return arith.addi(_times(arith.remui(lane, i32(4)), 2), arith.divui(lane, i32(16)))
 
 

@@ -1,8 +1,8 @@
 """The gradients of attention in one kernel: a block of 128 keys at a time, over the tiles of queries that see it.
 
 Two warpgroups have 64 keys each, with the gradients of keys and values in registers; a third one fetches tiles of
-queries. The gradient of a tile of queries is a sum over blocks of keys, which belong to different blocks of the grid. A
-fourth warpgroup adds to it in memory, when the block of keys behind its own has been added.
+queries. The gradient of a query tile is a sum over key blocks, which belong to different blocks of the grid. A fourth
+warpgroup accumulates it in global memory once the next key block has been accumulated.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class Body:
 
     @property
     def rounds(self) -> int:
-        """Pieces of the gradient of a tile's queries that a warpgroup hands on in one step."""
+        """Pieces of the gradient of a tile's queries that a warpgroup passes on per step."""
         return 1
 
     @property
@@ -116,7 +116,7 @@ class Body:
         plgpu.copy_gmem_to_smem(source, scratch.cotangents.at[slot], full)
 
     def add(self, lengths: Lengths, turns: Any, target: Any, scratch: Scratch) -> None:
-        """Adds what a step gives to the gradient of its queries, blocks of keys downwards.
+        """Accumulates the query gradients of the steps, in descending order of key blocks.
 
         `turns` counts, for each tile of queries of each head, the blocks of keys that have been added.
         """
@@ -154,7 +154,7 @@ class Body:
     def send(
         self, item: Item, tile: Any, target: Any, reduction: Any, parts: Iterable[Any], index: int, scratch: Scratch
     ) -> None:
-        """Starts to store, or to add, the pieces of a round of a tile's gradient to GPU memory (B, T, H)."""
+        """Starts to store or add the pieces of a round of a tile's gradient in GPU memory (B, T, H)."""
         for part in parts:
             row, columns = self.place(part, index)
             rows = pl.ds(tile * self.tiles.rows + row, ROWS)
@@ -162,7 +162,7 @@ class Body:
             plgpu.copy_smem_to_gmem(scratch.sums.at[part], place, reduction_op=reduction)
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
-        """Returns the first query and the columns of what a warpgroup hands on in a round."""
+        """Returns the first query and the columns that a warpgroup passes on in a round."""
         row, column = self.piece(part)
         return row * ROWS, pl.ds(column * ROWS, ROWS)
 
@@ -181,7 +181,7 @@ class Body:
             steps = item.count * self.tiles.group
 
             end = item.first + item.count
-            # Keys that are not finite are seen by none as a whole.
+            # Blocks with non-finite keys always need the mask.
             whole_first, whole_end = (jnp.where(unclean, end, x) for x in (item.whole_first, item.whole_end))
 
             def step(index: Any, carry: Any) -> Any:
@@ -222,7 +222,7 @@ class Body:
             pl.when(steps > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
 
     def start(self) -> tuple[jax.Array, ...]:
-        """Returns what the steps of an item start from: gradients of keys and values, what is not handed on yet."""
+        """Returns the initial state of an item's steps: gradients of keys and values, pending query gradients."""
         keys = (ROWS, self.call.size)
         return filled(keys, 0), filled(keys, 0), filled((ROWS, ROWS), 0)
 
@@ -236,7 +236,7 @@ class Body:
         plgpu.barrier_wait(scratch.together)
 
     def clean_keys(self, part: Any, scratch: Scratch) -> None:
-        """Writes zeros to keys that are not finite: their slopes of zero would keep them."""
+        """Zero-fills keys that are not finite, since zero slopes would not mask them."""
         bad = plgpu.load(scratch.marks.at[0, pl.ds(part * ROWS, ROWS)], layout=TILE.reduce(1), optimized=False)
         for column in range(self.call.columns):
             zero_rows(scratch.keys.at[column, part], bad)
@@ -244,7 +244,7 @@ class Body:
         self.meet(scratch)
 
     def clean_queries(self, step: Step, scratch: Scratch) -> None:
-        """Writes zeros to queries and cotangents of rows whose numbers are not finite: one to each warpgroup."""
+        """Zero-fills queries and cotangents of rows with non-finite numbers: one array per warpgroup."""
         for row in range(self.call.rows):
             rows = pl.ds(row * ROWS, ROWS)
             numbers = (
@@ -265,21 +265,21 @@ class Body:
     def one_step(
         self, step: Step, lengths: Lengths, results: Results, scratch: Scratch, dk: Any, dv: Any, sums: Any = None
     ) -> tuple[jax.Array, ...]:
-        """Takes a tile of queries.
+        """Processes a tile of queries.
 
-        The tensor core always has a product waiting: those of the keys' gradient while the other warpgroup's slopes
-        are on their way, the next scores while what they gave to the queries is handed on.
+        The tensor core always has a product queued: the keys' gradient while waiting for the other warpgroup's slopes,
+        the next scores while the query gradients are passed on.
 
         Returns:
             `dk` and `dv` with what the tile adds, and this warpgroup's piece of the gradient of the tile's queries,
-            which is handed on in the next step.
+            which is passed on in the next step.
         """
         interpret, dtype = bool(self.call.interpret), scratch.queries.dtype
         plgpu.barrier_wait(scratch.queries_full.at[step.slot])
         plgpu.barrier_wait(scratch.cotangents_full.at[step.slot])
         unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
         pl.when(unclean)(partial(self.clean_queries, step, scratch))
-        # A zero that ptxas does not know: addresses that stay the same would be kept in local memory.
+        # A zero opaque to ptxas: constant addresses would be spilled to local memory.
         part, half = step.part + (step.position >> NEVER), lax.rem(step.position, 2)
         queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[step.slot]
         keys = tuple(scratch.keys.at[column, part] for column in range(self.call.columns))
@@ -290,7 +290,7 @@ class Body:
             if row == 0 and not interpret:
                 pl.when(step.index > 0)(partial(self.hand_on, step.position - 1, part, sums, scratch))
             raised.append(start(None, (scratch.values.at[part],), (cotangents.at[piece],), interpret=interpret))
-        behind = 2 * len(pieces) - 1  # products that were started later than the one that is waited for
+        behind = 2 * len(pieces) - 1  # products started after the awaited one
         for row, piece in enumerate(pieces):
             (found,) = finish(behind, scores[row], interpret=interpret)
             weights, bent = self.weights(step, row, lengths, found, scratch)
@@ -316,12 +316,12 @@ class Body:
         dk, dv, sums = finish(0, dk, dv, sums, interpret=interpret)
         sums = self.math.scaled(sums, 1.0)
         plgpu.barrier_arrive(scratch.stage_free.at[step.slot])
-        if interpret:  # which neither adds to memory nor has semaphores
+        if interpret:  # which has neither memory reductions nor semaphores
             self.store_sums(step, 0, sums, results, scratch)
         return dk, dv, sums
 
     def store_sums(self, step: Step, index: int, sums: jax.Array, results: Results, scratch: Scratch) -> None:
-        """Writes what a warpgroup would hand on in a round to the part of the block of keys."""
+        """Writes the sums that a warpgroup would pass on in a round to the key block's own slice."""
         scratch.sums.at[step.part][...] = sums
         plgpu.commit_smem()
         target = results.query.at[step.item.block, :, :, step.head]
@@ -329,7 +329,7 @@ class Body:
         plgpu.wait_smem_to_gmem(0)
 
     def numbers(self, step: Step, row: int, which: int, scratch: Scratch) -> jax.Array:
-        """Returns a number of each of 64 queries of a tile, for all keys (64, 64)."""
+        """Returns a number of each of 64 queries of a tile, broadcast over the keys (64, 64)."""
         own = scratch.stats.at[step.slot, which, pl.ds(row * ROWS, ROWS)]
         x = plgpu.load(own, layout=TILE.reduce(0), optimized=False)
         return lax.broadcast_in_dim(x, (ROWS, ROWS), [1])
@@ -339,7 +339,7 @@ class Body:
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the weights of 64 keys (rows) for 64 queries of a tile, -1 where a key is not seen.
 
-        A mask that is kept would take registers. Beside them the same weights, times the derivative of the soft cap.
+        A separate mask would take registers. Also returns the weights times the derivative of the soft cap.
         """
 
         def where_seen(*given: jax.Array) -> tuple[jax.Array, ...]:
@@ -370,15 +370,15 @@ class Body:
         return weights, bent
 
     def hand_on(self, position: Any, part: Any, sums: jax.Array, scratch: Scratch) -> None:
-        """Hands this warpgroup's piece of the gradient of a tile's queries, made in a step, to the one that adds it."""
+        """Passes this warpgroup's piece of the query gradient of a step to the accumulating warpgroup."""
         pl.when(position > 0)(lambda: plgpu.barrier_wait(scratch.sums_free))
         share(sums, scratch.sums.at[part], bool(self.call.interpret))
         plgpu.barrier_arrive(scratch.sums_full)
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Scratch) -> None:
-        """Writes the gradients of this warpgroup's keys and values, over the keys and values in shared memory."""
+        """Writes the gradients of this warpgroup's keys and values, overwriting both in shared memory."""
         math, dtype = self.math, scratch.queries.dtype
-        dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # a zero is made positive
+        dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # -0 becomes +0
         scratch.values.at[part][...] = dv.astype(dtype)
         self.meet(scratch)  # the other warpgroup has read these keys
         for column in range(self.call.columns):
@@ -395,6 +395,6 @@ class Body:
 
 
 def zero_rows(ref: Any, bad: jax.Array) -> None:
-    """Writes zeros to the rows of a tile (64, n) in shared memory where `bad` (64,) is not 0."""
+    """Zero-fills the rows of a tile (64, n) in shared memory where `bad` (64,) is not 0."""
     found = plgpu.load(ref, layout=TILE)
     ref[...] = jnp.where(lax.broadcast_in_dim(bad, found.shape, [0]) != 0, jnp.zeros((), found.dtype), found)

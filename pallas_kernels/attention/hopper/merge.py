@@ -1,9 +1,9 @@
 """The merge of the splits that decode computed in different blocks, by the formula of the contract.
 
-A block takes four rows of a sequence, a warp each. The factors of up to 128 splits are found side by side first, a lane
-having neighbouring ones: a split's needs only the largest score up to it, and a maximum is the same in any order. Then
-the warp walks the splits upwards, which leaves one sum to a step of its chain. The copy engine fetches their values,
-many at a time: a block is alone on its multiprocessor where one sequence is decoded, and would wait for its loads.
+A block takes four rows of a sequence, one per warp. First the factors of up to 128 splits are computed in parallel,
+with neighbouring splits per lane: a factor needs only the largest score up to its split, and a maximum is independent
+of order. Then the warp loops over the splits in ascending order, with one sum per step. TMA fetches many values at a
+time: when one sequence is decoded, a block is alone on its multiprocessor and could not hide its loads.
 """
 
 from collections.abc import Callable
@@ -46,14 +46,14 @@ def merge(
     Args:
         values: (B, splits, R, H) float32, the weighted values of each split; R a multiple of 4.
         stats: (B, 2, R, `padded_splits(splits)`) float32, their maxima and totals.
-        call: Of which the limits and the page table are looked at, the sinks, (B or 1, R) float32, for rows, and the
-            factors of values of 8 bits.
-        setup: What is fixed about the launch.
-        rows: Rows of a key head: query by query, and in a query the heads of its group.
+        call: The limits, the page table, the sinks, (B or 1, R) float32, per row, and the scales of 8-bit values are
+            used.
+        setup: The static parameters of the launch.
+        rows: Rows of a key head: query-major, then the heads of its group.
         dtype: Dtype of the outputs.
-        splits_of: Maps the numbers of a sequence to the first and the end of the splits that were computed.
-        room: B and R of the results, if those of `values` and `stats` are others.
-        place_of: Maps a sequence of the results and the first of four of its rows to those of `values` and `stats`.
+        splits_of: Maps the limits of a sequence to the first and the end of its computed splits.
+        room: B and R of the results, if they differ from `values` and `stats`.
+        place_of: Maps a sequence of the results and the first of four rows to their position in `values` and `stats`.
 
     Returns:
         The outputs (B, R, H) of `dtype` and the log-sum-exp (B, R), float32.
@@ -76,7 +76,7 @@ def merge(
         place, first = place_of(sequence, part.start)
         walk = MergeWalk.of(form, values_ref, stats_ref, (place, pl.ds(first, MERGED_ROWS)), span, (copied, arrived))
         walk.begin_copies()
-        # What else is loaded comes while they are under way.
+        # The other loads overlap with them.
         wrong = setup.leads_outside(given.page_table, sequence, keys)
         factors = None
         if given.value_scale is not None:
@@ -113,14 +113,14 @@ def merge(
 
 
 def _of_heads(factors: Any, first: Any, rows: int, like: jax.Array, form: Form) -> jax.Array:
-    """Returns the factors of each row's key head (4, H); rows behind those of the last head have its factors.
+    """Returns the scales of each row's key head (4, H); rows after the last head use its scales.
 
     Args:
         factors: (K, H) float32 in GPU memory.
-        first: Number of the first row.
+        first: Index of the first row.
         rows: Rows of a key head.
         like: (4, H) float32.
-        form: What is fixed.
+        form: The static parameters.
     """
     heads, size = factors.shape
     if form.interpret:

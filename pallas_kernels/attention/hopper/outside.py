@@ -25,7 +25,7 @@ def any_outside(table: Any, row: Any, entries: Any, size: int, interpret: bool) 
         row: int32.
         entries: int32, up to n.
         size: Of what the entries are indices of.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         found = table.at[row][...]

@@ -1,4 +1,4 @@
-"""Tiles that wait in memory while their registers hold something else, each thread's numbers in its own chunks."""
+"""Tiles spilled to memory, each thread's numbers in its own chunks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -20,16 +20,16 @@ _AT_ONCE: Final = 4  # chunks that are read before the first of them is written
 
 
 def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpret: bool) -> None:
-    """Replaces what is parked by fma(parked, kept, tile).
+    """Replaces the spilled tile by fma(spilled, kept, tile).
 
-    A few chunks are taken at a time: registers for a second tile would not be there beside scores and weights.
+    Proceeds a few chunks at a time: there are no registers for a second tile next to scores and weights.
 
     Args:
         tile: (64, n) float32.
-        kept: The same, factors of what is parked.
+        kept: The same, factors of the spilled tile.
         ref: (64 * n,) float32 of shared or of GPU memory.
-        begins: Whether nothing is parked yet: zeros take its place.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        begins: Whether nothing is spilled yet; then zeros are used.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         ref[...] = (jnp.where(begins, 0.0, ref[...].reshape(tile.shape)) * kept + tile).reshape(-1)
@@ -61,7 +61,7 @@ def park(tile: jax.Array, kept: jax.Array, ref: Any, begins: jax.Array, interpre
 
 
 def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
-    """Takes a float32 tile of 64 rows back from memory into which `park` put it; no barrier is needed."""
+    """Loads a float32 tile of 64 rows that `park` spilled; no barrier is needed."""
     if interpret:
         return ref[...].reshape(ROWS, columns)
     result = held((ROWS, columns), TILE)
@@ -78,7 +78,7 @@ def unpark(ref: Any, columns: int, interpret: bool) -> jax.Array:
 
 
 def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
-    """Puts numbers for rows (64,), float32, into shared memory (n, 64); see `unpark_rows`."""
+    """Spills numbers for rows (64,), float32, to shared memory (n, 64); see `unpark_rows`."""
     if interpret:
         for at, x in enumerate(numbers):
             ref.at[at][...] = x
@@ -96,7 +96,7 @@ def park_rows(numbers: Sequence[jax.Array], ref: Any, interpret: bool) -> None:
 
 
 def unpark_rows(ref: Any, interpret: bool) -> tuple[jax.Array, ...]:
-    """Takes numbers back that `park_rows` put there; a thread reads what it wrote itself, so no barrier is needed."""
+    """Loads numbers that `park_rows` spilled; a thread reads only its own writes, so no barrier is needed."""
     count = ref.shape[0]
     if interpret:
         return tuple(ref[at] for at in range(count))

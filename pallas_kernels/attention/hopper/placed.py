@@ -1,6 +1,6 @@
 """Pieces of rows of GPU memory that lie anywhere, one for each row of a tile: numbers as a tile, and words of bits.
 
-Threads read them: the copy engine takes neither a row for several rows of a tile nor rows of 4 bytes.
+Threads read them: TMA takes neither a row for several rows of a tile nor rows of 4 bytes.
 """
 
 from typing import Any, Final
@@ -30,7 +30,7 @@ def rows_at(ref: Any, places: jax.Array, start: Any, columns: int, interpret: bo
             for all of them.
         start: The first column, int32, a multiple of 2.
         columns: A multiple of 8.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     width = ref.shape[-1]
     if interpret:
@@ -69,7 +69,7 @@ def words_at(ref: Any, places: jax.Array, start: Any, count: int, interpret: boo
             for all of them.
         start: The first word, int32, a multiple of `count`.
         count: 1, 2 or 4, a divisor of n.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     width = ref.shape[-1]
     if interpret:

@@ -1,7 +1,7 @@
 """Attention of many queries: two warpgroups with 64 queries of a head each, a producer, persistent blocks.
 
-The splits of `SplitAttentionContract` are merged where they are computed. What the splits before gave waits in shared
-memory.
+The splits of `SplitAttentionContract` are merged where they are computed. Partial results of earlier splits are kept in
+shared memory.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ class Scratch(NamedTuple):
 
     Attributes:
         queries: Shared memory.
-        parked: Of each warpgroup, values in shared memory or in the block's part of GPU memory; None for one split.
-        results: Shared memory: over the parked values if those lie there, over the queries for wide heads.
+        parked: Spilled values per warpgroup, in shared memory or the block's part of GPU memory; None for one split.
+        results: Shared memory, aliasing the spilled values if they are there, the queries for wide heads.
         queries_full: A barrier for each warpgroup.
     """
 
@@ -50,7 +50,7 @@ class Body:
     """The kernel's program.
 
     Attributes:
-        setup: What is fixed about the launch.
+        setup: The static parameters of the launch.
         schedule: The schedule.
         splits: Whether a query can see keys of more than one split.
     """
@@ -61,7 +61,7 @@ class Body:
 
     @property
     def wide(self) -> bool:
-        """Whether heads are so wide that results go through the queries' memory, and are parked in GPU memory."""
+        """Whether wide heads require storing through the queries' memory and spilling to GPU memory."""
         return self.setup.value_size > WIDEST_PARKED
 
     @property
@@ -79,12 +79,12 @@ class Body:
         offset, keys = lengths.offsets[tile.sequence], lengths.keys[tile.sequence]
         first, last = self.order.queries(tile)
         blocks = self.setup.sight.blocks(offset + first, offset + last, keys, self.setup.contract.key_block)
-        # Behind the sequence's last query there is nothing to see; one block is walked, with all its scores masked.
+        # After the sequence's last query nothing is seen; one fully masked block is processed.
         some = first < lengths.queries[tile.sequence]
         return blocks._replace(last=jnp.where(some, blocks.last, blocks.first + 1))
 
     def produce(self, caches: Any, table: Any, lengths: Lengths, ring: Ring) -> None:
-        """Fills the ring with the blocks of all tiles of this block of the grid."""
+        """Fills the pipeline with the blocks of all tiles of this block of the grid."""
         block = lax.axis_index("block")
 
         def fill(index: Any, position: Any) -> Any:
@@ -162,9 +162,9 @@ class Body:
         plgpu.wait_smem_to_gmem(0)
 
     def store(self, unit: Unit, factors: Any, out: Any, staged: Any, values: jax.Array) -> None:
-        """Writes the outputs of a warpgroup's queries, by way of shared memory `staged`."""
+        """Writes the outputs of a warpgroup's queries, through shared memory `staged`."""
         if self.wide:
-            plgpu.commit_smem()  # every warp has read the queries that lie there
+            plgpu.commit_smem()  # every warp has read the queries there
         else:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if factors is None:
@@ -190,12 +190,12 @@ def prefill(call: AttentionCall, *, setup: Setup, schedule: PrefillSchedule) -> 
 
     Args:
         call: The call as `_score_operands.prepared` returns it: T a multiple of 8, and S of a contiguous cache too.
-        setup: What is fixed about the launch.
+        setup: The static parameters of the launch.
         schedule: Warpgroups, stages and order.
 
     Returns:
-        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole
-        units and in some cases one more.
+        The outputs (B, T, N, V), and the log-sum-exp (B, N, T'), float32, T' being T rounded up to whole units, in some
+        cases plus one.
     """
     s, dtype, width = schedule, call.query.dtype, setup.value_size
     body = Body(setup, s, setup.capacity > setup.contract.split)

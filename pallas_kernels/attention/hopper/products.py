@@ -1,7 +1,7 @@
-"""Products of a warpgroup that are started in one place and finished in another: other work runs beside them.
+"""Asynchronous products of a warpgroup: other code overlaps between start and finish.
 
-What runs beside a product must not touch its accumulator or its operands in registers, or ptxas waits for each product
-by itself; it says so in warnings (C7513 and others), which compiling for a GPU without one shows.
+Code that overlaps an in-flight product must not touch its accumulator or its operands in registers, or ptxas serialises
+the products; it then warns (C7513 and others), also when compiling without a GPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def start(
     widest: int = WIDEST,
     interpret: bool,
 ) -> jax.Array:
-    """Starts total + left @ right, in steps of 16 upwards along K.
+    """Starts total + left @ right, in ascending steps of 16 along K.
 
     Operands in shared memory are stored as `tile.tiled` says, in pieces that follow one another along K.
 
@@ -47,12 +47,12 @@ def start(
         left: (64, K) of 16-bit numbers in registers, or pieces (64, k) of shared memory.
         right: Pieces (n, k) of shared memory.
         left_along: Whether pieces of `left` lie along K; else they are (k, 64).
-        right_along: The same of `right`; else they are (k, n).
-        widest: Most columns of one instruction, a multiple of a tile's; it changes no bit.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        right_along: The same for `right`; else they are (k, n).
+        widest: Most columns of one instruction, a multiple of a tile's; it does not affect the bits.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
-        (64, n) float32, not to be touched before `finish`.
+        (64, n) float32, valid only after `finish`.
     """
     if interpret:
         return _product(total, left, right, left_along, right_along)
@@ -86,13 +86,13 @@ def start(
 
 
 def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, ...]:
-    """Waits for all products but the last `after` of those that were started.
+    """Waits for all started products except the last `after`.
 
     Args:
-        after: How many.
-        *arrays: The products, and other arrays of 64 rows and float32: what is made of them is made behind the wait.
-            Were an operand in registers overwritten before, ptxas would wait for each product.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        after: Number of products that may stay in flight.
+        *arrays: The products, and other float32 arrays of 64 rows whose consumers must come after the wait: if an
+            operand in registers were overwritten earlier, ptxas would serialise the products.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
 
     Returns:
         The arrays.
@@ -109,14 +109,14 @@ def finish(after: int, *arrays: jax.Array, interpret: bool) -> tuple[jax.Array, 
 
 
 def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
-    """Writes a tile of 64 rows to shared memory, for wgmma or the copy engine.
+    """Writes a tile of 64 rows to shared memory, for wgmma or TMA.
 
-    There is no barrier: who reads waits for one at which all threads arrive behind this.
+    There is no barrier: readers wait on one at which all threads arrive afterwards.
 
     Args:
         tile: (64, n).
-        ref: Shared memory of its shape and dtype, stored as `tile.tiled` says, which nobody reads any more.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        ref: Shared memory of its shape and dtype, stored as `tile.tiled` says, no longer read by any thread.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         ref[...] = tile
@@ -132,10 +132,10 @@ def share(tile: jax.Array, ref: Any, interpret: bool) -> None:
 
 
 def await_sums(sums: jax.Array, interpret: bool) -> None:
-    """Keeps ptxas from moving the wait of a `finish` that follows before what non-negative sums (64,) are made of.
+    """Keeps ptxas from moving the wait of a following `finish` before the computation of non-negative sums (64,).
 
-    It would, as the wait has no operands; but not before an instruction with a side effect, here a pause that depends
-    on the sums and is never taken.
+    The wait has no operands, so ptxas may move it, but not before an instruction with a side effect, here a pause that
+    depends on the sums and is never executed.
     """
     if interpret:
         return
@@ -153,9 +153,9 @@ def await_sums(sums: jax.Array, interpret: bool) -> None:
 
 
 def behind_wait(numbers: jax.Array, interpret: bool) -> jax.Array:
-    """Keeps ptxas from moving what is made of numbers for rows (64,) before a wait for a barrier.
+    """Keeps ptxas from moving the consumers of numbers for rows (64,) before a barrier wait.
 
-    It moves plain instructions, but not an exchange between threads, here of each thread with itself.
+    It moves plain instructions, but not a shuffle, here of each thread with itself.
     """
     if interpret:
         return numbers
@@ -189,17 +189,17 @@ def _product(total: Any, left: Any, right: tuple[Any, ...], left_along: bool, ri
 
     rows = joined(left, left_along).T if isinstance(left, tuple) else left.astype(jnp.float32)
     columns = joined(right, right_along)
-    plgpu.commit_smem()  # ordinary reads, before the copy engine writes again
+    plgpu.commit_smem()  # ordinary reads, before TMA writes again
     product = jnp.dot(rows, columns, precision=lax.Precision.HIGHEST)
     return product if total is None else total + product
 
 
 def steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
-    """Yields the description of each step of K of an operand in shared memory, in a list of one."""
+    """Yields the descriptor of each step of K of an operand in shared memory, in a list of one."""
     for ref in refs:
         kind = ir.MemRefType(ref.type)
         groups, squares, rows, width = kind.shape
-        (stride, *_), _ = kind.get_strides_and_offset()  # of a part of the columns that of all of them
+        (stride, *_), _ = kind.get_strides_and_offset()  # a slice of the columns has the strides of all
         atom, stride = rows * width * 2, stride * 2
         base = _descriptor(ref, 16 if along else atom, stride)
         if along:
@@ -211,7 +211,7 @@ def steps(refs: Sequence[Any], along: bool) -> Iterator[list[Any]]:
 
 
 def _offset(ref: Any, column: int, along: bool) -> int:
-    """Returns where a column of an operand is, in bytes from its first."""
+    """Returns the byte offset of a column of an operand."""
     kind = ir.MemRefType(ref.type)
     _, _, rows, width = kind.shape
     (stride, *_), _ = kind.get_strides_and_offset()
@@ -219,7 +219,7 @@ def _offset(ref: Any, column: int, along: bool) -> int:
 
 
 def _descriptor(ref: Any, leading: int, stride: int) -> Any:
-    """Returns wgmma's description of swizzled shared memory.
+    """Returns wgmma's descriptor of swizzled shared memory.
 
     Args:
         ref: The memory, in tiles of 8 rows.
@@ -270,7 +270,7 @@ def one_step(sums: list[Any], count: int, left: list[Any], right: Any, kind: Any
 
 
 def _words(array: Any) -> list[list[Any]]:
-    """Returns the registers of 16-bit numbers as wgmma takes them for each step of K: four words of 32 bits."""
+    """Returns the registers of 16-bit numbers in wgmma's order for each step of K: four words of 32 bits."""
     word = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
     words = [element(vector.bitcast(word, register), 0) for register in array.registers.flat]
     return [words[at : at + _A_REGISTERS] for at in range(0, len(words), _A_REGISTERS)]

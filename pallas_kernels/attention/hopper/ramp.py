@@ -25,7 +25,7 @@ def add_ramp(tile: jax.Array, factor: float, slope: jax.Array, start: jax.Array,
         factor: Factor of the tile.
         slope: (64,) float32, the step of each row's ramp.
         start: (64,) int32, what is multiplied by it in column 0.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     if interpret:
         places = (start[:, None] + lax.broadcasted_iota(jnp.int32, tile.shape, 1)).astype(jnp.float32)

@@ -29,16 +29,16 @@ class WideBody(Body):
 
     @property
     def rounds(self) -> int:
-        """Pieces of the gradient of a tile's queries that a warpgroup hands on in one step."""
+        """Pieces of the gradient of a tile's queries that a warpgroup passes on per step."""
         return rounds_of(self.call)
 
     def place(self, part: Any, index: int) -> tuple[Any, Any]:
-        """Returns the first query and the columns of what a warpgroup hands on in a round."""
+        """Returns the first query and the columns that a warpgroup passes on in a round."""
         width = self.call.size // PARTS // self.rounds
         return 0, pl.ds((part * self.rounds + index) * width, width)
 
     def start(self) -> tuple[jax.Array, ...]:
-        """Returns what the steps of an item start from: gradients of keys and values."""
+        """Returns the initial state of the steps of an item: gradients of keys and values."""
         return filled((ROWS, self.call.size // PARTS), 0), filled((ROWS, self.call.value_size // PARTS), 0)
 
     def keys_of(self, part: Any) -> Any:
@@ -72,7 +72,7 @@ class WideBody(Body):
         _copy_halves(source, scratch.cotangents.at[slot], full)
 
     def clean_keys(self, part: Any, scratch: Any) -> None:
-        """Writes zeros to keys that are not finite: their slopes of zero would keep them."""
+        """Zero-fills keys that are not finite, since zero slopes would not mask them."""
         bad = plgpu.load(scratch.marks.at[0], layout=TILE.reduce(1), optimized=False)
         for index in range(self.rounds):
             zero_rows(scratch.keys.at[part * self.rounds + index], bad)
@@ -80,7 +80,7 @@ class WideBody(Body):
         self.meet(scratch)
 
     def clean_queries(self, step: Step, scratch: Any) -> None:
-        """Writes zeros to queries and cotangents of rows whose numbers are not finite: half of the columns each."""
+        """Zero-fills queries and cotangents of rows with non-finite numbers: half of the columns each."""
         numbers = (
             plgpu.load(scratch.stats.at[step.slot, number], layout=TILE.reduce(1), optimized=False)
             for number in range(STATS - 1)
@@ -108,7 +108,7 @@ class WideBody(Body):
         plgpu.barrier_wait(scratch.cotangents_full.at[other])
         unclean = step.masked & (scratch.stats[step.slot, 2, 0] != 0)
         pl.when(unclean)(lambda: self.clean_queries(step, scratch))
-        # A zero that ptxas does not know: addresses that stay the same would be kept in local memory.
+        # A zero opaque to ptxas: constant addresses would be spilled to local memory.
         zero = step.position >> NEVER
         part = step.part + zero
         queries, cotangents = scratch.queries.at[step.slot], scratch.cotangents.at[other]
@@ -153,9 +153,9 @@ class WideBody(Body):
         return dk, dv
 
     def store(self, item: Item, part: Any, dk: jax.Array, dv: jax.Array, results: Results, scratch: Any) -> None:
-        """Writes the gradients of this warpgroup's columns, over the keys and values in shared memory."""
+        """Writes the gradients of this warpgroup's columns, overwriting the keys and values in shared memory."""
         math, dtype = self.math, scratch.queries.dtype
-        dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # a zero is made positive
+        dk, dv = math.fused(dk, self.call.scale, 0.0), math.fused(dv, 1.0, 0.0)  # -0 becomes +0
         self.meet(scratch)  # the other warpgroup has read keys and values
         scratch.values.at[part][...] = dv.astype(dtype)
         width = self.call.size // PARTS // self.rounds

@@ -29,7 +29,7 @@ def read_bytes(source: Any, interpret: bool) -> jax.Array:
 
     Args:
         source: Shared memory (rows, n) int8, row by row; n is a multiple of 32, rows one of 64.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rows, columns = source.shape
     if interpret:
@@ -62,7 +62,7 @@ def write_widened(numbers: jax.Array, target: Any, fp8: bool, interpret: bool) -
         numbers: What `read_bytes` returned.
         target: Shared memory (rows, n) bfloat16 or float16, stored as `tile.tiled` says.
         fp8: Whether the numbers are the bits of float8_e4m3fn.
-        interpret: Whether Mosaic's interpreter runs the kernel.
+        interpret: Whether the kernel runs in Mosaic's interpreter.
     """
     rows, columns = target.shape
     if interpret:

@@ -50,7 +50,7 @@ def arrays_of(call: AttentionCall, seen: Sight, offsets: jax.Array) -> dict[str,
 
 
 def quantised(given: dict[str, jax.Array], value_scale: jax.Array | None) -> dict[str, jax.Array]:
-    """Returns keys and values of 8 bits, and the factors of results, as kernels read them."""
+    """Returns 8-bit keys and values, and the factors of results, as kernels read them."""
     if value_scale is None:
         return {}
     factors = value_scale.astype(jnp.float32) * jnp.float32(1 / eight_bit_contract(given["value"].dtype.name).unit)
@@ -60,7 +60,7 @@ def quantised(given: dict[str, jax.Array], value_scale: jax.Array | None) -> dic
 
 
 def padded(x: jax.Array) -> jax.Array:
-    """Returns heads (..., H) with zeros behind, as wide as whole pieces."""
+    """Returns heads (..., H) zero-padded, as wide as whole pieces."""
     missing = -x.shape[-1] % _WIDTH
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 

@@ -50,7 +50,7 @@ def scores(
 
     Args:
         refs: Holds the bias, the mask and the slopes.
-        launch: What is fixed.
+        launch: The static parameters.
         rows: R rows.
         keys: n keys.
         query: The parts of each piece of the rows' queries.

@@ -1,4 +1,4 @@
-"""What the kernels share: where the rows and the keys of a tile lie, what a row sees, and the scores."""
+"""Shared parts of the kernels: the rows and keys of a tile, the visible keys of a row, and operand access."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,21 +26,21 @@ _PRODUCTS: Final = {1: [(0, 0)], 3: [(2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0,
 
 @dataclass(frozen=True)
 class Launch:
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
         dtype: Name of the operands' dtype.
         options: Scale and soft cap.
         key_block: Keys of a block of the contract.
         row_block: Rows of a block of the contract.
-        queries: Queries T of a sequence.
+        queries: Number T of queries of a sequence.
         heads: Key heads K.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         size: Width H of a head, a multiple of 16.
         value_size: Width V of a head of the values, a multiple of 16.
-        capacity: Keys for which there is room in a sequence.
+        capacity: Key capacity of a sequence.
         page: Keys of a page; None for contiguous keys.
-        stored: Dtype of keys and values of 8 bits, "int8" or "float8_e4m3fn"; None for those of `dtype`.
+        stored: Dtype of 8-bit keys and values, "int8" or "float8_e4m3fn"; None for those of `dtype`.
         interpret: Whether the kernel runs on a CPU.
     """
 
@@ -60,11 +60,11 @@ class Launch:
 
     @property
     def rows(self) -> int:
-        """Rows of a sequence and a key head: one for each query and each head of the group, query by query."""
+        """Rows of a sequence and a key head: one per query and head of the group, query-major."""
         return self.queries * self.group
 
     def pieces(self, size: int) -> list[tuple[int, int]]:
-        """Where the parts of a head start and how wide they are: a tensor of Triton is a power of two wide."""
+        """Offsets and widths of the pieces of a head: a Triton tensor has a power-of-two width."""
         found, start = [], 0
         while start < size:
             width = min(64 if self.dtype == "float32" else 128, 1 << (size - start).bit_length() - 1)
@@ -75,20 +75,20 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class Refs(AttentionCall):
-    """The arrays of a launch as references, in whole: those of the call, and what is made for the kernels.
+    """The whole arrays of a launch as references: the arrays of the call and arrays derived for the kernels.
 
-    Keys and values of 8 bits are int8, the mask is int8 (0 where a key is not seen), slopes and `value_scale` are
+    8-bit keys and values are int8, the mask is int8 (0 where a key is not seen), slopes and `value_scale` are
     float32, the latter (B or 1, K, V).
 
     Attributes:
         first: (B, T) int32, the first key that a query sees.
-        last: (B, T) int32, the key behind the last one.
-        offsets: (B,) int32, where there are slopes.
-        cotangent: (B, T, N, V), in the backward pass, as what follows.
+        last: (B, T) int32, the end of the keys that it sees.
+        offsets: (B,) int32, present with slopes.
+        cotangent: (B, T, N, V), in the backward pass, like the rest.
         lse: (B, T, N) float32.
         delta: (B, T, N) float32, the sum of cotangent * result.
         begin: (B, tiles of keys) int32, the first query that sees any key of a tile.
-        end: (B, tiles of keys) int32, the query behind the last one.
+        end: (B, tiles of keys) int32, the end of these queries.
     """
 
     first: Any = None
@@ -111,7 +111,7 @@ class Rows:
         query: (R,) int32, the query of each row.
         query_head: (R,) int32, its query head.
         first: (R,) int32.
-        last: (R,) int32; both 0 where a row sees nothing.
+        last: (R,) int32; both 0 if a row sees nothing.
     """
 
     sequence: Any
@@ -125,7 +125,7 @@ class Rows:
 def rows_at(
     refs: Refs, launch: Launch, sequence: Any, head: Any, start: Any, count: int, *, repeat_last: bool = True
 ) -> Rows:
-    """Returns rows from `start` on. The last one stands for those behind it; they see what it sees, or nothing."""
+    """Returns rows from `start` on. Rows after the last are clamped to it; they see its keys, or nothing."""
     index = start + lax.iota(jnp.int32, count)
     exists = (index < launch.rows) | repeat_last
     index = jnp.minimum(index, launch.rows - 1)
@@ -135,7 +135,7 @@ def rows_at(
 
 
 def of_heads(ref: Any, sequence: Any, head: Any) -> Any:
-    """Reads what an array (B or 1, heads, ...) holds for heads of a sequence."""
+    """Reads the elements of an array (B or 1, heads, ...) for heads of a sequence."""
     return ref[sequence if ref.shape[0] > 1 else 0, head]
 
 
@@ -159,7 +159,7 @@ class Keys:
     Attributes:
         sequence: Their sequence.
         position: (n,) int32, their absolute positions.
-        entry: What the first two axes of keys and values are indexed with.
+        entry: Index into the first two axes of keys and values.
     """
 
     sequence: Any
@@ -168,7 +168,7 @@ class Keys:
 
 
 def keys_at(refs: Refs, launch: Launch, sequence: Any, start: Any, count: int) -> Keys:
-    """Returns the keys from the absolute position `start` on. The last one stands for those behind it."""
+    """Returns the keys from the absolute position `start` on. Keys after the last are clamped to it."""
     position = start + lax.iota(jnp.int32, count)
     held = jnp.minimum(position, launch.capacity - 1)
     if launch.page is None:
@@ -182,9 +182,9 @@ def read_keys(ref: Any, keys: Keys, head: Any, launch: Launch) -> list[jax.Array
 
     Args:
         ref: The keys or the values.
-        keys: Which ones.
+        keys: The keys to read.
         head: Their head.
-        launch: What is fixed.
+        launch: The static parameters.
     """
     found = []
     for start, width in launch.pieces(ref.shape[3]):
@@ -195,7 +195,7 @@ def read_keys(ref: Any, keys: Keys, head: Any, launch: Launch) -> list[jax.Array
 
 
 def float_of_e4m3(bits: jax.Array) -> jax.Array:
-    """Returns the float32 values of float8_e4m3fn numbers, given as int8: not every GPU has instructions for them."""
+    """Returns the float32 values of float8_e4m3fn numbers, passed as int8: not every GPU has instructions for them."""
     pattern = bits.astype(jnp.int32) & 0xFF
     size = pattern & 0x7F
     normal = lax.bitcast_convert_type((size + (120 << 3)) << 20, jnp.float32)
@@ -205,17 +205,17 @@ def float_of_e4m3(bits: jax.Array) -> jax.Array:
 
 
 def finite(x: jax.Array) -> jax.Array:
-    """Returns the array with zeros in place of nan and infinities, which times a weight of zero would be nan."""
+    """Returns the array with zeros instead of nan and infinities, since 0 * inf and 0 * nan are nan."""
     return jnp.where(jnp.abs(x) < jnp.inf, x, 0.0)
 
 
 def split_all(pieces: list[jax.Array], launch: Launch) -> list[Parts]:
-    """Returns the parts of each piece."""
+    """Returns the limbs of each piece."""
     return [split(piece, launch) for piece in pieces]
 
 
 def split(x: jax.Array, launch: Launch) -> Parts:
-    """Returns the parts that the tensor core multiplies: 16-bit values, or three bfloat16 that add up to a float32."""
+    """Returns the limbs that the tensor core multiplies: 16-bit values, or three bfloat16 that add up to a float32."""
     return three_parts(x) if launch.dtype == "float32" else (x.astype(launch.dtype),)
 
 
@@ -228,14 +228,14 @@ def three_parts(x: jax.Array) -> Parts:
 
 
 def dot(chain: jax.Array, a: Parts, b: Parts, contracted: tuple[int, int], *, swap: bool = False) -> jax.Array:
-    """Goes on with the chains of the tensor core, 16 products at a time, upwards: the small products of parts first.
+    """Continues the tensor core chains, 16 products at a time in ascending order, the small limb products first.
 
     Args:
         chain: (m, n) float32, or (n, m) with `swap`.
-        a: Parts of (m, k).
-        b: Parts of (n, k).
+        a: Limbs of (m, k).
+        b: Limbs of (n, k).
         contracted: Which axes of `a` and `b` are contracted.
-        swap: Whether to multiply `b` by `a`. It changes no bit.
+        swap: Whether to multiply `b` by `a`. It does not affect the bits.
     """
     for i, j in _PRODUCTS[len(a)]:
         left, right, axes = (b[j], a[i], contracted[::-1]) if swap else (a[i], b[j], contracted)
@@ -245,9 +245,9 @@ def dot(chain: jax.Array, a: Parts, b: Parts, contracted: tuple[int, int], *, sw
 
 
 def add_rows(total: jax.Array, x: jax.Array) -> jax.Array:
-    """Goes on with sums of rows (R, SUMS), all columns of which hold the same, over (R, n).
+    """Continues row sums (R, SUMS), whose columns are all equal, over (R, n).
 
-    The tensor core adds them, times 1: an order that no layout of the registers changes.
+    The tensor core adds them, times 1, in an order independent of the register layout.
     """
     ones = jnp.ones((x.shape[1], SUMS), jnp.bfloat16)
     for part in reversed(three_parts(x)):
@@ -256,7 +256,7 @@ def add_rows(total: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def blocks_seen(rows: Rows, block: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the range of blocks of keys that holds all that the rows see."""
+    """Returns the range of key blocks that covers all keys seen by the rows."""
     some = rows.last > rows.first
     lowest = jnp.min(jnp.where(some, rows.first, POSITION_LIMIT))
     highest = jnp.max(jnp.where(some, rows.last, 0))

@@ -1,4 +1,4 @@
-"""The backward kernels: rows walk the keys that they see, and keys the rows that see them. Weights are taken anew."""
+"""The backward kernels: rows loop over the keys that they see, keys over the rows that see them. Weights are recomputed."""
 
 from typing import Any
 
@@ -31,9 +31,9 @@ def query_kernel(refs: Refs, query_ref: Any, *, launch: Launch, count: int, tile
     """Computes the gradient of the queries of `count` rows.
 
     Args:
-        refs: What it reads.
+        refs: The inputs.
         query_ref: (B, T, N, H), the gradient.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Rows of a tile.
         tiles: Tiles of a sequence and a key head; those with the most keys run first.
     """
@@ -61,10 +61,10 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, launch: Launch, coun
     """Computes the gradients of `count` keys and of their values.
 
     Args:
-        refs: What it reads.
+        refs: The inputs.
         key_ref: (B, S, K, H), the gradient of the keys.
         value_ref: (B, S, K, V), the gradient of the values.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Keys of a tile.
     """
     tile, sequence, head = _place(launch, refs.first.shape[0])
@@ -80,7 +80,7 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, launch: Launch, coun
         weights = _weights(found, lse, launch, by_keys=True)
         slopes = _slopes(weights, found, split_all(cotangents, launch), value, delta, launch, by_keys=True)
         slopes = _bent(slopes, found, launch)
-        # A cotangent that is not finite reaches the values that its row sees, and no others.
+        # A non-finite cotangent reaches only the values that its row sees.
         weights = jnp.where(found.seen & ~(jnp.abs(delta) < jnp.inf)[None], jnp.nan, weights)
         of_keys, of_values = sums
         return [
@@ -109,12 +109,12 @@ def key_kernel(refs: Refs, key_ref: Any, value_ref: Any, *, launch: Launch, coun
 
 
 def score_kernel(refs: Refs, out_ref: Any, *, launch: Launch, count: int, tiles: int) -> None:
-    """Computes the gradients of what is added to the scores, for `count` queries of one head.
+    """Computes the gradients of the score bias for `count` queries of one head.
 
     Args:
-        refs: What it reads.
+        refs: The inputs.
         out_ref: (B, N, tiles of queries, blocks of keys) float32.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Queries of a tile.
         tiles: Tiles of a sequence and a query head.
     """
@@ -171,7 +171,7 @@ def _slopes(
     *,
     by_keys: bool = False,
 ) -> jax.Array:
-    """Returns the gradient of what is added to the scores."""
+    """Returns the gradient of the score bias."""
     slope = product_of_pieces(cotangent, value, by_keys=by_keys) - (delta[None] if by_keys else delta[:, None])
     return jnp.where(found.seen, product(weights, slope, launch.interpret), 0.0)
 

@@ -1,4 +1,4 @@
-"""The forward kernel: a block of threads takes some rows of a sequence through all keys that they see."""
+"""The forward kernel: a thread block processes some rows of a sequence over all keys that they see."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, launch: Launch, co
     """Computes `count` rows.
 
     Args:
-        refs: What it reads.
+        refs: The inputs.
         out_ref: (B, T, N, V), the results.
         lse_ref: (B, T, N) float32, the log-sum-exp.
-        launch: What is fixed.
+        launch: The static parameters.
         count: Rows of a tile.
         tiles: Tiles of a sequence and a key head; those with the most keys run first.
     """
@@ -57,7 +57,7 @@ def forward_kernel(refs: Refs, out_ref: Any, lse_ref: Any, *, launch: Launch, co
         weights = power_of_two(found.masked - highest[:, None], launch.interpret)
         decay = power_of_two(maximum - highest, launch.interpret)[:, None]
         pieces = read_keys(refs.value, keys, head, launch)
-        # A value that is not finite makes the rows nan that see it, and no others.
+        # A non-finite value makes only the rows that see it nan.
         bad = jnp.zeros((launch.key_block,), jnp.int32)
         for piece in pieces:
             bad = jnp.maximum(bad, jnp.max(jnp.where(jnp.abs(piece) < jnp.inf, 0, 1), axis=1))

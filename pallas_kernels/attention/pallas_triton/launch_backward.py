@@ -36,14 +36,14 @@ def gradients(
     """Runs the backward pass of `attention` over a contiguous cache.
 
     Args:
-        call: The call, without pages and without keys of 8 bits.
-        results: What the forward pass gave, and the gradient of the outputs.
+        call: The call, without pages and without 8-bit keys.
+        results: The results of the forward pass, and the gradient of the outputs.
         contract: Order of all sums.
         tile: Rows, warps and stages of the gradient of queries; chosen by the width of a head by default.
         interpret: Whether to run on a CPU.
 
     Returns:
-        The gradients of queries, keys and values, of their shapes and dtypes.
+        The gradients of queries, keys and values, with their shapes and dtypes.
 
     Raises:
         UnsupportedError: If the contract is of another kind, or the head is wider than 512.
@@ -94,7 +94,7 @@ def score_gradients(
     tile: AttentionTile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Computes the gradients of what is added to the scaled and capped scores; arguments as for `gradients`.
+    """Computes the gradients of the bias of the scaled and capped scores; arguments as for `gradients`.
 
     Returns:
         (B, N, T, S) float32, zeros where a query does not see a key.

@@ -1,4 +1,4 @@
-"""Schedules of attention on a Hopper GPU, as data: none of them changes a bit."""
+"""Schedules of attention on a Hopper GPU, as data; the bits do not depend on them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,9 +15,9 @@ _SCALES: Final = (2.0**-100, 2.0**100)
 _HIGHEST_CAP: Final = 1024.0
 _PREFILL_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2, (192, 128): 2, (192, 192): 3, (256, 256): 2}
 _DECODE_STAGES: Final = {(64, 64): 6, (96, 96): 4, (128, 128): 3, (192, 128): 4, (192, 192): 3, (256, 256): 2}
-_WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # beside splits that are parked
+_WHOLE_STAGES: Final = {(64, 64): 4, (96, 96): 3, (128, 128): 2}  # in addition to spilled splits
 _WHOLE_SPLITS: Final = 8  # more would leave a long sequence to a few blocks
-_BUSY: Final = 0.9  # of the blocks in the rounds that whole items take
+_BUSY: Final = 0.9  # of the blocks, over the rounds of whole items
 _BYTE_STAGES: Final = {
     (64, 64): (4, 4),
     (96, 96): (2, 4),
@@ -26,19 +26,19 @@ _BYTE_STAGES: Final = {
     (192, 192): (2, 3),
     (256, 256): (1, 3),
 }
-_LEFT_STAGES: Final = {(64, 64): (4, 3), (128, 128): (2, 2)}  # of one walker, and of each of two
+_LEFT_STAGES: Final = {(64, 64): (4, 3), (128, 128): (2, 2)}  # for one walker, and per walker for two
 _LEFT_REGISTERS: Final = (216, 40, 0)
 _SWAPPED_STAGES: Final = {(64, 64): (3, 6), (128, 128): (2, 2)}  # of contiguous keys, and of pages
 _FULL_GROUP: Final = 16
 _UNIT: Final = 64  # queries of a warpgroup
 _IDLE: Final = 0.05  # of the units of a key head at most, where tiles have three
 _LONG: Final = 16384
-_DECODE_QUERIES: Final = 16  # so few go to packed tiles whatever they see
-_SPLIT_BYTES: Final = 256 << 20  # most of what splits leave to the merge, where there are more queries
+_DECODE_QUERIES: Final = 16  # up to here always packed tiles
+_SPLIT_BYTES: Final = 256 << 20  # most bytes of partial results of splits, with more queries
 # Estimates in steps, of 64 rows over 128 keys by packed tiles: 1 µs.
 _STEP_KEYS: Final = 128
-_PREFILL_STEP: Final = {2: 1.4, 3: 1.7}  # of a tile with so many warpgroups
-_WIDENING: Final = 2.0  # a step's share where keys have 8 bits
+_PREFILL_STEP: Final = {2: 1.4, 3: 1.7}  # of a tile, by number of warpgroups
+_WIDENING: Final = 2.0  # factor of a step with 8-bit keys
 _PACKING_STEPS: Final = 3.0  # queries and results are transposed
 _MERGE_STEPS: Final = 3.0
 _STEP_BYTES: Final = 3_000_000  # read or written in GPU memory
@@ -47,7 +47,7 @@ _STEP_BYTES: Final = 3_000_000  # read or written in GPU memory
 def takes_scores(scale: float, soft_cap: float | None) -> bool:
     """Returns whether the kernels take a scale and a soft cap.
 
-    They take a positive scale, neither tiny nor huge. The error of their tangent is 2**-22 of the soft cap.
+    The scale must be positive, neither tiny nor huge. The error of their tangent is 2**-22 of the soft cap.
     """
     if soft_cap is not None and (soft_cap > _HIGHEST_CAP or not takes_scores(scale / soft_cap, None)):
         return False
@@ -56,13 +56,13 @@ def takes_scores(scale: float, soft_cap: float | None) -> bool:
 
 @dataclass(frozen=True)
 class PrefillSchedule:
-    """Tiles of 64 queries of a head for each computing warpgroup, walked by persistent blocks.
+    """Tiles of 64 queries of a head per computing warpgroup, processed by persistent blocks.
 
     Attributes:
         warpgroups: Computing warpgroups, up to 3.
         stages: Stages of keys and of values.
         blocks: Most blocks.
-        heads: Query heads whose tiles are walked together, the longest tiles of a group first; 0 for all.
+        heads: Query heads whose tiles are scheduled together, the longest tiles of a group first; 0 for all.
         packed: Whether the warpgroups of a tile take queries of all heads that share keys, else of one head.
         registers: Registers of a thread that computes and of one that copies.
     """
@@ -82,13 +82,13 @@ class DecodeSchedule:
     Attributes:
         stages: Stages of keys and of values.
         blocks: Most blocks.
-        whole: Whether an item has all keys of a tile, so that no splits are left to merge.
-        byte_stages: Stages of the bytes of a cache of 8 bits.
-        registers: Registers of a thread that computes, of one that copies and of one that makes 16 bits of bytes; they
-            matter to a cache of 8 bits alone, with `swap` where there are several walkers.
-        swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items have one split then.
-        walkers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and a cache of
-            8 bits, which has no 16-bit stages then. Each pair has `byte_stages`.
+        whole: Whether an item has all keys of a tile, so that there are no splits to merge.
+        byte_stages: Stages of the bytes of an 8-bit cache.
+        registers: Registers of a thread that computes, of one that copies and of one that widens bytes to 16 bits; used
+            only with an 8-bit cache, and with `swap` only for several walkers.
+        swap: Whether keys are wgmma's rows and the rows of a tile, at most 8, its columns. Items then have one split.
+        walkers: Pairs of warpgroups in a block that copy and compute items of their own: with `swap` and an 8-bit
+            cache, which then has no 16-bit stages. Each pair has `byte_stages`.
     """
 
     stages: int = 3
@@ -102,21 +102,21 @@ class DecodeSchedule:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is known of a call before lengths are.
+    """The static properties of a call, without the lengths.
 
     Attributes:
         batch: Sequences.
         queries: Queries of each.
         key_heads: Key heads.
-        group: Query heads to a key head.
+        group: Query heads per key head.
         size: Width of a head.
-        value_size: The same of the values.
-        capacity: Keys that a sequence has room for.
+        value_size: The same for the values.
+        capacity: Key capacity of a sequence.
         reach: Most keys that the queries of a sequence see, up to `capacity`; a window leaves fewer.
         split: Keys of a split.
         sees_all: Whether all queries see the same keys, with neither a causal mask nor a window.
         eight_bits: Whether keys and values have 8 bits.
-        plain: Whether no soft cap bends the scores, nothing is added to them and no mask hides any.
+        plain: Whether there is no soft cap, bias, slopes or mask.
         pairs: Whether a bias or a mask is read for each pair of a query and a key.
         shares: Whether sequences may share splits, of more than one.
         paged: Whether keys lie in pages.
@@ -140,7 +140,7 @@ class Problem:
 
     @property
     def splits(self) -> int:
-        """Splits of a sequence, as many as its cache has room for."""
+        """Splits of a sequence, for the capacity of its cache."""
         return -(-self.capacity // self.split)
 
     @property
@@ -150,14 +150,14 @@ class Problem:
 
     @property
     def split_bytes(self) -> int:
-        """Bytes of the values that splits leave to the merge."""
+        """Bytes of the values of all splits before the merge."""
         return 4 * self.batch * self.queries * self.key_heads * self.group * self.splits * self.value_size
 
 
 def attention_schedule(problem: Problem) -> PrefillSchedule | DecodeSchedule:
-    """Returns the schedule of a call: tiles of queries, or packed tiles whose splits are spread over the blocks.
+    """Returns the schedule of a call: query tiles, or packed tiles whose splits are distributed over the blocks.
 
-    A chunk of queries behind a long cache makes few tiles, each of which would walk all keys.
+    A chunk of queries after a long cache has few tiles, each of which would loop over all keys.
 
     Args:
         problem: The call.
@@ -188,7 +188,7 @@ def _prefill_steps(p: Problem, schedule: PrefillSchedule) -> float:
     rounds = -(-p.batch * sets * -(-units // schedule.warpgroups) // SMS)
     keys = p.reach if p.sees_all else max(_UNIT, p.reach - p.queries // 2)
     steps = rounds * -(-keys // _STEP_KEYS) * _PREFILL_STEP[schedule.warpgroups]
-    if p.eight_bits:  # the cache is read, and a copy of 16 bits written
+    if p.eight_bits:  # the cache is read, and a 16-bit copy written
         steps += 3 * p.batch * p.capacity * p.key_heads * (p.size + p.value_size) / _STEP_BYTES
     return steps
 
@@ -212,22 +212,22 @@ def prefill_schedule(
         head_size: Width of a head.
         queries: Queries of a sequence.
         sees_all: Whether all tiles are of one length, with neither a causal mask nor a window.
-        value_size: Width of a head of the values, that of the keys by default.
-        group: Query heads to a key head.
+        value_size: Width of a head of the values; defaults to the keys' width.
+        group: Query heads per key head.
         pairs: Whether a bias or a mask is read for each pair of a query and a key: it would spill the registers of
             three warpgroups.
     """
     heads = _FULL_GROUP if sees_all else 0
     units = -(-queries // _UNIT) * group
     if head_size <= 64 and not pairs and -units % 3 <= _IDLE * units:
-        # Narrow heads wait for exponentials more than for the tensor core, and take fewer registers.
+        # Narrow heads are limited by exponentials rather than the tensor core, and take fewer registers.
         stages = 4 if sees_all or queries >= _LONG else 3
         return PrefillSchedule(3, stages, heads=heads, packed=True, registers=(160, 32))
     pieces, warpgroups = -(-queries // _UNIT), PrefillSchedule.warpgroups
     return PrefillSchedule(
         stages=_PREFILL_STAGES[head_size, value_size or head_size],
         heads=heads,
-        # Tiles of one head would leave warpgroups idle that heads which share keys can use.
+        # Tiles of one head would leave warpgroups idle that other heads sharing the keys can use.
         packed=-pieces % warpgroups > _IDLE * pieces,
     )
 
@@ -247,9 +247,9 @@ def decode_schedule(
 
     Args:
         head_size: Width of a head.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
         tiles: Tiles of all sequences and key heads.
-        splits: Splits of a sequence, as many as its cache has room for.
+        splits: Splits of a sequence, for the capacity of its cache.
         eight_bits: Whether keys and values have 8 bits.
         rows: Rows of a key head, of plain scores: more than `SWAPPED_ROWS` with a soft cap or slopes.
         shares: Whether sequences may share splits, of more than one: items have one split then, and 64 rows.
@@ -276,17 +276,17 @@ def decode_schedule(
 
 @dataclass(frozen=True)
 class GradientSchedule:
-    """Blocks of keys, walked by persistent blocks of the grid with two computing warpgroups.
+    """Key blocks, processed by persistent blocks of the grid with two computing warpgroups.
 
-    Blocks of 128 keys, 64 for each warpgroup; of 64 keys, of which each has half of the columns of wide heads.
+    Blocks of 128 keys, 64 per warpgroup; for wide heads 64 keys, half of the columns per warpgroup.
 
     Attributes:
         rows: Queries of a tile.
         stages: Stages of queries and of their cotangents.
-        cotangent_stages: Stages of cotangents of wide heads, which have a number of their own.
+        cotangent_stages: Stages of cotangents for wide heads.
         blocks: Most blocks of the grid.
         heads: Key heads whose blocks of keys are taken together.
-        to_and_fro: Whether every second round of items goes over the blocks of the grid backwards.
+        to_and_fro: Whether every second round of items traverses the blocks of the grid backwards.
         registers: Registers of a thread that computes and of one that copies.
     """
 
@@ -311,7 +311,7 @@ def gradient_schedule(head_size: int, sees_all: bool, value_size: int | None = N
         head_size: Width of a head.
         sees_all: Whether all blocks of keys are seen by the same number of queries, with neither a causal mask nor a
             window.
-        value_size: Width of a head of the values, that of the keys by default.
+        value_size: Width of a head of the values; defaults to the keys' width.
     """
     return GradientSchedule(
         _GRADIENT_ROWS.get(head_size, 64),

@@ -1,1 +1,1 @@
-"""What fixes the bits of products."""
+"""Contracts of matrix products: the order of their sums."""

@@ -9,14 +9,14 @@ ROW_CHUNK: Final = 128
 
 @dataclass(frozen=True)
 class ChunkContract:
-    """How a sum over the rows of a batch (a weight gradient) is taken.
+    """Summation order over the rows of a batch (a weight gradient).
 
-    Rows are cut into chunks of `rows` at 0, rows, 2*rows, ...; each chunk is summed by a program of that one shape,
-    missing rows of the last chunk counting as zeros, and the chunk sums are added upwards in float32.
+    Rows are split into chunks at 0, rows, 2*rows, ...; every chunk is summed by the same fixed-shape program, with the
+    last chunk zero-padded, and the chunk sums are added in ascending order in float32.
 
     Attributes:
-        rows: Rows of one chunk.
-        version: Raised when the bits of an existing contract change on purpose.
+        rows: Rows per chunk.
+        version: Incremented when the bits of an existing contract change on purpose.
     """
 
     rows: int = ROW_CHUNK
@@ -28,7 +28,7 @@ class ChunkContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"chunks/v{self.version}/f32-rows{self.rows}-fold"
 
 

@@ -1,4 +1,4 @@
-"""Contracts of products of float32 by bfloat16: see `pallas_kernels.contract`."""
+"""Contracts of float32 by bfloat16 products: see `pallas_kernels.contract`."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,16 @@ class _InParts:
 
 @dataclass(frozen=True)
 class PartsContract(_InParts):
-    """How wgmma sums products of which one operand is float32 and the other bfloat16.
+    """How wgmma sums products of a float32 and a bfloat16 operand.
 
-    The float32 operand is a sum of `parts` bfloat16 numbers: its upper 16 bits, those of the rest, and so on; the last
-    part is rounded to nearest. Two parts keep 16 bits of the fraction, where TF32 keeps 10, three keep all. An operand
-    that is not finite is its own first part, and the others are zero. Each part has one chain of wgmma as
-    `WgmmaContract` states it; the chains are added from the last part to the first in float32.
+    The float32 operand is the sum of `parts` bfloat16 limbs: its upper 16 bits, the upper 16 bits of the remainder, and
+    so on; the last limb is rounded to nearest. Two limbs keep 16 fraction bits (TF32 keeps 10), three keep all. A
+    non-finite operand is its own first limb; its other limbs are zero. Each limb has one wgmma chain (`WgmmaContract`);
+    the chains are added in float32 from the last limb to the first.
 
     Attributes:
-        parts: Parts of the float32 operand.
-        version: Raised when the bits of an existing contract change on purpose.
+        parts: Number of limbs of the float32 operand.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> PartsContract(2).id
@@ -33,20 +33,20 @@ class PartsContract(_InParts):
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-wgmma16-parts{self.parts}-chains"
 
 
 @dataclass(frozen=True)
 class PartsChunkContract(_InParts):
-    """How wgmma takes a sum over the rows of a batch where one operand is float32 and the other bfloat16.
+    """How wgmma sums over the rows of a batch with a float32 and a bfloat16 operand.
 
-    The float32 operand has the parts of `PartsContract`. One float32 accumulator starts at zero, or where a previous
-    sum ended, and takes 16 rows at a time, upwards; of each 16 rows first the last part, then the one before it.
+    The float32 operand has the limbs of `PartsContract`. One float32 accumulator starts at zero, or at a previous sum,
+    and adds 16 rows at a time in ascending order; for each 16 rows, from the last limb to the first.
 
     Attributes:
-        parts: Parts of the float32 operand.
-        version: Raised when the bits of an existing contract change on purpose.
+        parts: Number of limbs of the float32 operand.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> PartsChunkContract(2).id
@@ -55,10 +55,10 @@ class PartsChunkContract(_InParts):
 
     @property
     def rows(self) -> int:
-        """Rows of one step: a batch that is cut at multiples of it continues the same chain."""
+        """Rows per step: a batch split at multiples of it continues the same chain."""
         return 16
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"chunks/v{self.version}/f32-wgmma16-parts{self.parts}-chain"

@@ -13,14 +13,14 @@ _LONG_ROWS: Final = 964
 
 @dataclass(frozen=True)
 class MatmulContract:
-    """How one element of `x @ w` is summed.
+    """Summation order of one element of `x @ w`.
 
-    K is cut into blocks of `k_block`. Inside a block the products are added upwards by fused multiply-add into one
-    accumulator of `dtype` that starts at zero; the block sums are then added upwards in that dtype.
+    K is split into blocks of `k_block`. Within a block, fused multiply-adds accumulate the products in ascending order
+    into one accumulator of `dtype` that starts at zero; the block sums are then added in ascending order in that dtype.
 
     Attributes:
         k_block: Elements of K in one fused chain; the last block may be shorter.
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
         dtype: "float32" or "float64".
 
     Example:
@@ -40,7 +40,7 @@ class MatmulContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f{self.dtype[5:]}-chain{self.k_block}-fold"
 
 
@@ -48,11 +48,11 @@ class MatmulContract:
 class WgmmaContract:
     """How one element of `x @ w` is summed by wgmma.
 
-    One float32 accumulator starts at zero and takes the products of 16 elements of K at a time, upwards, as the
-    tensor core adds them; K is padded with zeros to a multiple of 16. There is no second accumulator and no split of K.
+    One float32 accumulator starts at zero and adds the products of 16 elements of K at a time in ascending order, as
+    the tensor core adds them; K is zero-padded to a multiple of 16. There is no second accumulator and no split K.
 
     Attributes:
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> WgmmaContract().id
@@ -63,19 +63,19 @@ class WgmmaContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-wgmma16-chain"
 
 
 @dataclass(frozen=True)
 class WgmmaChunkContract:
-    """How wgmma takes a sum over the rows of a batch (a weight gradient).
+    """How wgmma sums over the rows of a batch (a weight gradient).
 
-    One float32 accumulator starts at zero, or where a previous sum ended, and takes the outer products of 16 rows at a
-    time, upwards, as the tensor core adds them; missing rows of the last 16 count as zeros.
+    One float32 accumulator starts at zero, or at a previous sum, and adds the outer products of 16 rows at a time in
+    ascending order, as the tensor core adds them; the last 16 rows are zero-padded.
 
     Attributes:
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> WgmmaChunkContract().id, WgmmaChunkContract().rows
@@ -86,12 +86,12 @@ class WgmmaChunkContract:
 
     @property
     def rows(self) -> int:
-        """Rows of one step: a batch that is cut at multiples of it continues the same chain."""
+        """Rows per step: a batch split at multiples of it continues the same chain."""
         return 16
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"chunks/v{self.version}/f32-wgmma16-chain"
 
 
@@ -99,17 +99,17 @@ class WgmmaChunkContract:
 class Tf32Contract:
     """How one element of `x @ w` is summed by wgmma in TF32.
 
-    Of each float32 operand the tensor core reads the sign, the exponent and the upper 10 bits of the fraction; the
-    lower 13 are dropped, not rounded. An operand thus loses up to 2**-10 of its magnitude, less than half of that on
-    the average, always towards zero: a sum of products of one sign comes out 0.0007 (1.5 * 2**-11) too small. With
-    random signs the errors are 2.1 to 2.7 times those of operands rounded to nearest, as XLA's own TF32 products round
-    them; rounding would cost another pass over an operand where the weights are (N, K).
+    The tensor core reads the sign, the exponent and the upper 10 fraction bits of each float32 operand; the lower 13
+    bits are truncated, not rounded. An operand thus loses up to 2**-10 of its magnitude, on average less than half of
+    that, always towards zero: a sum of products of one sign is 0.0007 (1.5 * 2**-11) too small. With random signs the
+    errors are 2.1 to 2.7 times as large as with operands rounded to nearest, as in XLA's TF32 products; for (N, K)
+    weights, rounding would take another pass over an operand.
 
-    One float32 accumulator starts at zero and takes the products of 8 elements of K at a time, upwards, as the tensor
-    core adds them; K is padded with zeros. There is no second accumulator and no split of K.
+    One float32 accumulator starts at zero and adds the products of 8 elements of K at a time in ascending order, as the
+    tensor core adds them; K is zero-padded. There is no second accumulator and no split K.
 
     Attributes:
-        version: Raised when the bits of an existing contract change on purpose.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> Tf32Contract().id
@@ -120,16 +120,16 @@ class Tf32Contract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-tf32-wgmma8-chain"
 
 
 def matmul_contract(k: int, *, transpose_w: bool) -> MatmulContract:
-    """Returns the contract of a matmul whose rows have `k` elements.
+    """Returns the contract of a matmul with rows of `k` elements.
 
-    The block of K is the longest that every CPU engine runs as one fused chain at every number of rows: 512 for
-    weights stored as (N, K) and for long rows; for short rows of (K, N) weights the largest divisor of K up to 192,
-    because there the library behind XLA's dot cuts K by the number of rows (benchmarks/NOTES.md).
+    The K block is the longest that every CPU library runs as one fused chain for any number of rows: 512 for (N, K)
+    weights and for long rows; for short rows of (K, N) weights the largest divisor of K up to 192, because the library
+    that XLA's dot calls there splits K depending on the number of rows (benchmarks/NOTES.md).
 
     Args:
         k: Length of the contracted dimension; 0 is allowed.

@@ -1,4 +1,4 @@
-"""Contracts of matmul that cut K into shards: see `pallas_kernels.contract`."""
+"""Split-K contracts of matmul: see `pallas_kernels.contract`."""
 
 import operator
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 _SHARD_STEP: Final = 64
-_SHARD: Final = 512  # elements of K in the shortest shard that is chosen
+_SHARD: Final = 512  # elements of the shortest K split chosen
 _SHARD_COLUMNS: Final = 64
-_SHARD_BLOCKS: Final = 80  # what keeps the memory of a Hopper GPU busy
-_MOST_WGMMA_SHARDS: Final = 4  # the sums that one warpgroup holds while it adds the tree
+_SHARD_BLOCKS: Final = 80  # blocks that saturate the memory of a Hopper GPU
+_MOST_WGMMA_SHARDS: Final = 4  # sums that one warpgroup holds while it adds the tree
 _SPLIT_BLOCK: Final = 64
 _SHORTEST_SHARD: Final = 256
 _MOST_SHARDS: Final = 16
@@ -17,14 +17,14 @@ _MOST_SHARDS: Final = 16
 
 @dataclass(frozen=True)
 class ShardContract:
-    """How one element of `x @ w` is summed where K is cut into shards, each of them under a contract of its own.
+    """How one element of `x @ w` is summed with split K; each K split has its own contract.
 
-    K is cut at multiples of K / `shards` rounded up to a multiple of 64 (`shard_length`). The shards' sums are added in
-    float32 as a fixed binary tree: (0 + 1) + (2 + 3).
+    K is split at multiples of K / `shards` rounded up to a multiple of 64 (`shard_length`). The partial sums are added
+    in float32 as a fixed binary tree: (0 + 1) + (2 + 3).
 
     Attributes:
-        shards: Shards of K, at least 2.
-        version: Raised when the bits of an existing contract change on purpose.
+        shards: Number of K splits, at least 2.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> ShardContract(4).id
@@ -40,21 +40,21 @@ class ShardContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-split{self.shards}-tree"
 
 
 @dataclass(frozen=True)
 class SplitWgmmaContract:
-    """How one element of `x @ w` is summed by wgmma where K is cut into shards.
+    """How wgmma sums one element of `x @ w` with split K.
 
-    K is cut at multiples of `shard_length(K)`, K / `shards` rounded up to a multiple of 64 (a K that does not divide
-    has a shorter last shard, a short K fewer shards). Each shard is a chain of its own as `WgmmaContract` has it. The
-    shards' sums are added in float32 as a fixed binary tree: (0 + 1) + (2 + 3).
+    K is split at multiples of `shard_length(K)`, K / `shards` rounded up to a multiple of 64 (if K does not divide, the
+    last split is shorter; a short K has fewer splits). Each split is a separate `WgmmaContract` chain. The partial sums
+    are added in float32 as a fixed binary tree: (0 + 1) + (2 + 3).
 
     Attributes:
-        shards: Shards of K; a power of two, at least 2.
-        version: Raised when the bits of an existing contract change on purpose.
+        shards: Number of K splits; a power of two, at least 2.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitWgmmaContract(4).id, SplitWgmmaContract(4).shard_length(8192)
@@ -69,28 +69,28 @@ class SplitWgmmaContract:
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-wgmma16-split{self.shards}-tree"
 
     def shard_length(self, k: int) -> int:
-        """Returns the elements of K in a shard, the last one's may be fewer."""
+        """Returns the elements of a K split; the last one may be shorter."""
         return shard_length(k, self.shards)
 
 
 @dataclass(frozen=True)
 class SplitContract:
-    """How one element of `x @ w` is summed in float32 by bfloat16 products.
+    """How one element of `x @ w` is summed in float32 from bfloat16 products.
 
-    Each operand is the sum of three bfloat16 parts: the value rounded to nearest even, the rest rounded, the rest.
-    Blocks of 64 elements of K start at 0, 64, 128, ...; in a block one float32 accumulator starts at zero and takes six
-    products, each 16 elements of K at a time, upwards, as the tensor core adds them: low by high, high by low (weights
-    by activations), middle by middle, middle by high, high by middle, high by high. The blocks of a shard are added
-    upwards in float32 to a sum that starts at zero, rounded to nearest; so are the shards. K counts as padded with
-    zeros.
+    Each operand is the sum of three bfloat16 limbs: the value rounded to nearest even, the remainder rounded, its
+    remainder. Blocks of 64 elements of K start at 0, 64, 128, ...; in a block one float32 accumulator starts at zero
+    and adds six products, each 16 elements of K at a time in ascending order, as the tensor core adds them: low by
+    high, high by low (weights by activations), middle by middle, middle by high, high by middle, high by high. The
+    blocks of a K split are added in ascending order in float32 to a sum that starts at zero, rounded to nearest; then
+    the splits likewise. K is zero-padded.
 
     Attributes:
-        shard: Elements of K in one shard, a multiple of 64.
-        version: Raised when the bits of an existing contract change on purpose.
+        shard: Elements per K split, a multiple of 64.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitContract(512).id, SplitContract(512).shards(1100)
@@ -105,26 +105,26 @@ class SplitContract:
             raise ValueError(f"shard must be a positive multiple of 64, got {self.shard}.")
 
     def shards(self, k: int) -> int:
-        """Returns the number of shards of `k` elements, at least 1."""
+        """Returns the number of K splits for `k` elements, at least 1."""
         return max(1, -(-k // self.shard))
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"matmul/v{self.version}/f32-bf16x6-block64-shard{self.shard}"
 
 
 @dataclass(frozen=True)
 class SplitChunkContract:
-    """How a sum over the rows of a batch (a weight gradient) is taken in float32 by bfloat16 products.
+    """How a sum over the rows of a batch (a weight gradient) is computed in float32 from bfloat16 products.
 
-    Chunks of `rows` rows start at 0, rows, 2 * rows, ...; each is summed as `SplitContract(rows)` has it, with the rows
-    in the place of K. The chunks are added upwards in float32 to a sum that starts at zero, or where a previous one
-    ended. Missing rows of the last chunk count as zeros.
+    Chunks of `rows` rows start at 0, rows, 2 * rows, ...; each is summed by `SplitContract(rows)`, with the rows as K.
+    The chunks are added in ascending order in float32 to a sum that starts at zero or at a previous sum. The last chunk
+    is zero-padded.
 
     Attributes:
-        rows: Rows of a chunk, a multiple of 64.
-        version: Raised when the bits of an existing contract change on purpose.
+        rows: Rows per chunk, a multiple of 64.
+        version: Incremented when the bits of an existing contract change on purpose.
 
     Example:
         >>> SplitChunkContract().id
@@ -136,20 +136,20 @@ class SplitChunkContract:
 
     @property
     def split(self) -> SplitContract:
-        """Order of the sum of a chunk."""
+        """Summation order of a chunk."""
         return SplitContract(self.rows)
 
     @property
     def id(self) -> str:
-        """Name of the contract, stable across runs and machines."""
+        """Contract identifier, stable across runs and machines."""
         return f"chunks/v{self.version}/f32-bf16x6-block64-rows{self.rows}"
 
 
 def split_shards(k: int, n: int) -> int:
-    """Returns into how many shards K is cut where the caller leaves it open; 1 where one chain is fast enough.
+    """Returns the default number of K splits; 1 if one chain is fast enough.
 
-    One chain over K gives a GPU a block for every 64 columns of the weights. A long K with few columns leaves most of
-    the chip idle, so K is cut as long as that brings blocks that the memory can feed.
+    With one chain over K, a GPU runs one block per 64 columns of the weights. A long K with few columns leaves most of
+    the chip idle, so K is split while the memory bandwidth can feed more blocks.
 
     Args:
         k: Length of the contracted dimension.
@@ -166,7 +166,7 @@ def split_shards(k: int, n: int) -> int:
 
 
 def shard_length(k: int, shards: int) -> int:
-    """Returns the elements of K in one of `shards` shards: K / shards rounded up to a multiple of 64.
+    """Returns the elements of one of `shards` K splits: K / shards rounded up to a multiple of 64.
 
     Example:
         >>> shard_length(8192, 4), shard_length(1000, 4)
@@ -180,14 +180,14 @@ def add_as_tree(
 ) -> Any:
     """Adds the terms `first`, ..., `first + count - 1` as the binary tree of the split contracts.
 
-    The left half is as large a power of two as leaves something for the right one. Terms are asked for from left to
-    right, so that no more than log2(count) + 1 of them are alive.
+    The left half is the largest power of two below `count`. Terms are requested from left to right, so at most
+    log2(count) + 1 of them are live.
 
     Args:
-        term: Returns a term by its number.
+        term: Returns a term by its index.
         count: Number of terms, at least 1.
         add: Adds two terms or sums.
-        first: Number of the first term.
+        first: Index of the first term.
 
     Example:
         >>> add_as_tree(str, 5, "({} + {})".format)
@@ -206,9 +206,9 @@ def _check_shards(shards: int) -> None:
 
 
 def split_contract(k: int) -> SplitContract:
-    """Returns the contract of a float32 matmul by bfloat16 products whose rows have `k` elements.
+    """Returns the contract of a float32 matmul by bfloat16 products with rows of `k` elements.
 
-    There are about as many shards as K has 256s, 16 at most: so many blocks of a GPU can share the K of few rows.
+    There is about one split per 256 elements of K, at most 16, so up to 16 blocks share K when there are few rows.
 
     Args:
         k: Length of the contracted dimension; 0 is allowed.

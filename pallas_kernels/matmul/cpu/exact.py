@@ -1,7 +1,7 @@
 """Chains of fused multiply-adds in NumPy, bit for bit, without a compiler.
 
-A product of two float32 numbers is exact in float64, and so is nearly every sum that is rounded to float32 behind it:
-rounding twice differs from rounding once only where the float64 sum lies half way between two float32 numbers.
+A product of two float32 numbers is exact in float64, and so, for nearly every sum, is rounding it to float32
+afterwards: double rounding differs only where the float64 sum lies halfway between two float32 numbers.
 """
 
 import numpy as np
@@ -11,12 +11,12 @@ _HALF_WAY = 1 << 28
 
 
 def fused_chains(rows: np.ndarray, weights: np.ndarray, k_block: int) -> np.ndarray:
-    """Multiplies rows by weights in a contract's order: a fused chain for each block of K, blocks added upwards.
+    """Multiplies rows by weights in a contract's order: a fused chain per block of K, blocks added in ascending order.
 
     Args:
         rows: (M, K) float32.
-        weights: (K, N) float32. No sum but zero may be as small as a subnormal number.
-        k_block: Elements of K in one block; the last one may be shorter.
+        weights: (K, N) float32. No nonzero sum may be subnormal.
+        k_block: Elements of K per block; the last one may be shorter.
 
     Returns:
         (M, N) float32.
@@ -39,7 +39,7 @@ def fused_chains(rows: np.ndarray, weights: np.ndarray, k_block: int) -> np.ndar
 
 
 def _chains(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(K, blocks, M, 1), (K, blocks, 1, N): the chains (blocks, M, N), a step of all of them at a time."""
+    """(K, blocks, M, 1), (K, blocks, 1, N): the chains (blocks, M, N), all advanced step by step."""
     total = np.zeros(np.broadcast_shapes(left.shape, right.shape)[1:], np.float32)
     for x, w in zip(left, right, strict=True):
         product = x.astype(np.float64) * w
@@ -52,7 +52,7 @@ def rounded_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     Args:
         a: float64.
-        b: float64 of the same shape; no sum but zero may be as small as a subnormal float32 number.
+        b: float64 of the same shape; no nonzero sum may be a subnormal float32 number.
     """
     total = a + b
     pattern = total.view(np.int64)
@@ -60,7 +60,7 @@ def rounded_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if doubtful.any():
         rest = total - a
         error = (a - (total - rest)) + (b - rest)
-        # A step towards the exact sum leaves the middle, on the side on which the sum lies.
+        # One step towards the exact sum leaves the midpoint on the correct side.
         step = np.where((error > 0) == (total > 0), 1, -1)
         pattern += np.where(doubtful & (error != 0), step, 0)
     return total.astype(np.float32)

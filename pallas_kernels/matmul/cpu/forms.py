@@ -1,7 +1,8 @@
-"""Forms of a product over blocks of K, for stacks of products.
+"""Candidate programs for a product over blocks of K, and for stacks of products.
 
-XLA:CPU hands a dot to one of several libraries by its shape and its operands' layout. A form says what XLA is given;
-which forms keep a contract's order for a shape is found out by comparison (`pallas_kernels.matmul.cpu.verify`).
+XLA:CPU dispatches a dot to one of several libraries by its shape and its operands' layouts. A candidate program fixes
+both; which candidates keep a contract's order for a shape is determined by comparison
+(`pallas_kernels.matmul.cpu.verify`).
 """
 
 import functools
@@ -27,20 +28,20 @@ Stack = Callable[[jax.Array, jax.Array, bool], jax.Array]
 
 
 def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpose_x: bool = False) -> jax.Array:
-    """Adds the products over the blocks of K, upwards.
+    """Adds the products over the blocks of K in ascending order.
 
     Args:
         stack: `stack_rows` or `stack_columns`.
         x: (G, M, K) float32, or (G, K, M) with `transpose_x`.
         w: (G, K, N).
-        k_block: Elements of K in one block; the last one may be shorter.
+        k_block: Elements of K per block; the last one may be shorter.
         transpose_x: Whether `x` is stored as (G, K, M).
 
     Returns:
         (G, M, N).
     """
     if stack is stack_columns and not transpose_x:
-        # At once: cut into blocks before, the rows would be copied twice.
+        # Transposed at once: splitting into blocks first would copy the rows twice.
         (x,), transpose_x = isolate(row_major(x.transpose(0, 2, 1))), True
     g, k, n = w.shape
     m = x.shape[2 if transpose_x else 1]
@@ -48,13 +49,13 @@ def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpo
     cut = whole * k_block
     total = None
     if whole:
-        # (K, N) weights are a stack of blocks without being copied.
+        # (K, N) weights are a stack of blocks without a copy.
         if transpose_x:
             left = x[:, :cut].reshape(g * whole, k_block, m)
         else:
             left = row_major(x[:, :, :cut].reshape(g, m, whole, k_block).transpose(0, 2, 1, 3))
             left = left.reshape(g * whole, m, k_block)
-        # Apart from the barrier XLA would take the slice anew in every block.
+        # Without the barrier XLA would repeat the slice in every block.
         right = w if cut == k else isolate(w[:, :cut])[0]
         partials = stack(left, right.reshape(g * whole, k_block, n), transpose_x)
         total = fold(isolate(partials.reshape(g, whole, m, n))[0])
@@ -66,7 +67,7 @@ def in_blocks(stack: Stack, x: jax.Array, w: jax.Array, k_block: int, *, transpo
 
 
 def fold(partials: jax.Array) -> jax.Array:
-    """(G, blocks, M, N): adds the blocks upwards."""
+    """(G, blocks, M, N): adds the blocks in ascending order."""
 
     def add(total: jax.Array, some: jax.Array) -> jax.Array:
         return functools.reduce(jnp.add, (some[:, i] for i in range(some.shape[1])), total)
@@ -84,18 +85,18 @@ def fold(partials: jax.Array) -> jax.Array:
 
 
 def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turned: bool = False) -> jax.Array:
-    """(M, K) x (K, N), or (N, K): some columns of the result at a time, each block of K a product of its own.
+    """(M, K) x (K, N), or (N, K): a panel of result columns at a time, with a separate product per block of K.
 
-    A library that runs one block of a few columns as one chain need not do so with all columns, or the whole of K in
-    such blocks. The slices of the weights are copied, but they are small enough to stay in the cache.
+    A library that runs one block of a few columns as one chain may not do so for all columns, or for the whole of K.
+    The weight slices are copied, but are small enough to stay in the cache.
 
     Args:
         x: (M, K) float32.
         w: (K, N), or (N, K) with `transpose_w`.
-        k_block: Elements of K in one block; the last one may be shorter.
+        k_block: Elements of K per block; the last one may be shorter.
         transpose_w: Whether `w` is stored as (N, K).
-        turned: Whether weights (N, K) are turned as they are copied. A library that is given few rows would turn them
-            itself, in longer time.
+        turned: Whether (N, K) weights are transposed as they are copied. For few rows a library would transpose them
+            itself, more slowly.
     """
     m, n = x.shape[0], w.shape[0 if transpose_w else 1]
     width = _panel_width(n, _PANEL_TURNED if turned else _PANEL_TRANSPOSED if transpose_w else _PANEL)
@@ -107,14 +108,14 @@ def panels(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool, turne
         return in_blocks(stack_rows, x[None], some[None], k_block)[0]
 
     def body(i: jax.Array, out: jax.Array) -> jax.Array:
-        start = jnp.minimum(i * width, n - width)  # the last panel repeats columns of the one before
+        start = jnp.minimum(i * width, n - width)  # the last panel overlaps the previous one
         return lax.dynamic_update_slice_in_dim(out, isolate(product(start))[0], start, 1, **FROM_ZERO)
 
     return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // width)), body, jnp.zeros((m, n), x.dtype))
 
 
 def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, width: int, turned: bool) -> jax.Array:
-    """(M, K) x some rows of (N, K), from `start` on: each block of K a product of its own."""
+    """(M, K) x the rows of (N, K) from `start` on, with a separate product per block of K."""
     k = x.shape[1]
     whole = k // k_block
 
@@ -129,8 +130,8 @@ def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, w
     if whole < 2:
         total = block(0, min(k, k_block))
     else:
-        # One program for all blocks: each slice at a place of its own would be a kernel of its own to compile.
-        # A sum that starts with -0 is that of its first term.
+        # One program for all blocks: slices at constant offsets would each compile to a separate kernel. A sum that
+        # starts at -0 equals its first term.
         total = jnp.full((x.shape[0], width), -0.0, x.dtype)
         total = lax.fori_loop(
             jnp.int32(0), jnp.int32(whole), lambda i, total: total + block(i * k_block, k_block), total
@@ -141,13 +142,13 @@ def _panel_of_rows(x: jax.Array, w: jax.Array, k_block: int, start: jax.Array, w
 
 
 def _panel_width(n: int, most: int) -> int:
-    """Returns the columns of a panel: about as many for each, whole vectors."""
+    """Returns the columns per panel: about equal, in whole vectors."""
     each = -(-n // -(-n // most))
     return min(n, -(-each // _VECTORS) * _VECTORS)
 
 
 def transposed(w: jax.Array) -> jax.Array:
-    """(N, K) to (K, N) in memory, some rows at a time, so that what is read stays in the cache until it is used."""
+    """(N, K) to (K, N) in memory, some rows at a time, so that data stays in the cache until it is used."""
     n, k = w.shape
     if n < _TRANSPOSED_ROWS or n * k < _LARGE:
         return isolate(row_major(w.T))[0]
@@ -165,12 +166,12 @@ def transposed(w: jax.Array) -> jax.Array:
 
 
 def stack_rows(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
-    """(S, M, b) x (S, b, N): every block a product of row-major operands."""
+    """(S, M, b) x (S, b, N): every block is a product of row-major operands."""
     (x,) = isolate(row_major(x.transpose(0, 2, 1)) if transpose_x else x)
     return isolated_dot(x, w, (((2,), (1,)), ((0,), (0,))))
 
 
 def stack_columns(x: jax.Array, w: jax.Array, transpose_x: bool) -> jax.Array:
-    """The same with the rows stored as columns, which XLA hands to another library, faster for few rows."""
+    """The same with the rows stored as columns, which XLA dispatches to another library, faster for few rows."""
     (x,) = isolate(x if transpose_x else row_major(x.transpose(0, 2, 1)))
     return isolated_dot(x, w, (((1,), (1,)), ((0,), (0,))))

@@ -1,4 +1,4 @@
-"""Gradients of weights on the CPU: fused chains over chunks of rows, in programs compared with the reference."""
+"""Weight gradients on the CPU: fused chains over chunks of rows, in programs verified against the reference."""
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,8 @@ def weight_gradient(
         x: (M, K) float32, bfloat16 or float16.
         g: (M, N), the cotangent of the product.
         contract: Chunks of rows; each chunk is one fused chain.
-        transpose_w: Whether the gradient is wanted as (N, K).
-        accumulate: A previous sum of the result's shape, float32, whose chain is continued.
+        transpose_w: Whether to return the gradient as (N, K).
+        accumulate: A previous float32 sum of the result's shape, whose chain continues.
 
     Returns:
         (K, N) float32, or (N, K) with `transpose_w`.
@@ -64,6 +64,6 @@ def stacked_weight_gradient(x: jax.Array, g: jax.Array, *, contract: ChunkContra
 
 
 def _from_zero(total: jax.Array) -> jax.Array:
-    """Adds to a zero, as sums of several chunks do, which turns -0 into +0."""
-    # XLA would leave out a zero that it can see.
+    """Adds to a zero, as sums of several chunks do, which maps -0 to +0."""
+    # XLA would fold a constant zero.
     return isolate(jnp.zeros((), jnp.float32))[0] + total

@@ -1,9 +1,9 @@
-"""Matmul on the CPU: XLA's own dot on tiles of fixed shape, in forms that all mean the same contract.
+"""Matmul on the CPU: XLA's own dot on tiles of fixed shape, in candidate programs that all follow the same contract.
 
-XLA:CPU hands a dot to a library that cuts K by the number of rows. The forms below keep K in the contract's blocks
-whatever the rows; which form is fast depends on the rows, so `pallas_kernels.matmul.schedule.cpu` orders them. The form
-"gemv" with one row is the reference (`pallas_kernels.matmul.cpu.verify`): a step is used only after it gave the
-reference's bits on this machine.
+XLA:CPU dispatches a dot to a library that splits K depending on the number of rows. The candidate programs keep K in
+the contract's blocks for any number of rows; which is fastest depends on the rows, so
+`pallas_kernels.matmul.schedule.cpu` orders them. "gemv" with one row is the reference
+(`pallas_kernels.matmul.cpu.verify`): a step is used only after it reproduced the reference's bits on this machine.
 """
 
 import functools
@@ -34,8 +34,7 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
         x: (M, K) float32, bfloat16 or float16. Narrow types are widened to float32, which is exact.
         w: (K, N), or (N, K) with `transpose_w`.
         contract: Order of the sum over K.
-        transpose_w: Whether `w` is stored as (N, K). No transposed copy is made where
-            XLA's own dot honours the contract.
+        transpose_w: Whether `w` is stored as (N, K). No transposed copy is made if XLA's dot honours the contract.
 
     Returns:
         (M, N) float32.
@@ -52,7 +51,7 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
     if 0 in (m, k, n):
         return jnp.zeros((m, n), jnp.float32)
     x, w = (a.astype(jnp.float32) for a in isolate(x, w))
-    if n < _FEWEST_COLUMNS:  # a dot with a single column is another operation to XLA
+    if n < _FEWEST_COLUMNS:  # XLA compiles a dot with a single column as another operation
         w = pad_rows(w, _FEWEST_COLUMNS) if transpose_w else pad_columns(w, _FEWEST_COLUMNS)
         return matmul(x, w, contract=contract, transpose_w=transpose_w)[:, :n]
     ladder = matmul_ladder(k, contract.k_block, transpose_w=transpose_w)
@@ -61,7 +60,7 @@ def matmul(x: jax.Array, w: jax.Array, *, contract: MatmulContract, transpose_w:
         for step in steps_by_preference(ladder, rows):
             if honours_contract(step, k, n, contract, transpose_w):
                 return step
-        return _REFERENCE  # for every number of rows, since no step has another order's bits
+        return _REFERENCE  # for every number of rows, since no step has the bits of another order
 
     def program_for(rows: int) -> Callable[[jax.Array], tuple[jax.Array]]:
         dot = _form(step_for(rows), contract, transpose_w)
@@ -90,8 +89,8 @@ def _form(step: Step, contract: MatmulContract, transpose_w: bool) -> _Matmul:
 def honours_contract(step: Step, k: int, n: int, contract: MatmulContract, transpose_w: bool) -> bool:
     """Returns whether a step gives the reference's bits on this machine, at every position of its tile.
 
-    The comparison runs once per process and shape, on normal data, on a huge dynamic range and on
-    `linspace(-100, 100)`. Its result depends on the machine and the jaxlib version, never on time or on the batch.
+    The comparison runs once per process and shape, on normal data, a huge dynamic range and `linspace(-100, 100)`. Its
+    result depends only on the machine and the jaxlib version.
 
     Args:
         step: The step to try.

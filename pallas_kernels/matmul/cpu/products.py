@@ -1,4 +1,4 @@
-"""Products and gradients of matrices and of stacks of them on a CPU."""
+"""Products and gradients of (stacked) matrices on a CPU."""
 
 from functools import partial
 from typing import Any

@@ -1,8 +1,8 @@
-"""Stacks of products on the CPU: XLA's own dot over as many entries of the stack as one program may hold.
+"""Stacks of products on the CPU: XLA's own dot over as many stack entries as fit in one program.
 
-The contract of an entry is that of the product alone. A program runs whole entries, so that no operand is cut or
-copied: for the few rows of decoding, a loop over slices of the stack takes two to five times as long. Each program is
-compared with the contract's reference before it is used, in exactly the shape in which it runs.
+An entry has the contract of the single product. A program runs whole entries, so no operand is sliced or copied: for
+the few rows of decoding, a loop over slices takes two to five times as long. Each program is compared with the
+contract's reference before use, in exactly the shape in which it runs.
 """
 
 import functools
@@ -49,7 +49,7 @@ def matmul(
     """Multiplies the rows of every entry by the entry's weights.
 
     Args:
-        x: (G, M, K) float32, bfloat16 or float16, or float64 if the contract says so; (G, K, M) with `transpose_x`.
+        x: (G, M, K) float32, bfloat16 or float16, or float64 if the contract's dtype is; (G, K, M) with `transpose_x`.
         w: (G, K, N), or (G, N, K) with `transpose_w`.
         contract: Order of the sum over K.
         transpose_x: Whether `x` is stored as (G, K, M).
@@ -85,7 +85,7 @@ def matmul(
 
 
 def _inner_products(x: jax.Array, w: jax.Array, contract: MatmulContract) -> jax.Array:
-    """(G, K) x (G, K): every block of K is an entry of its own, so that the padded columns stay in the cache."""
+    """(G, K) x (G, K): every block of K is a separate entry, so that the padded columns stay in the cache."""
     g, k = x.shape
     cut = k - k % contract.k_block
 
@@ -108,7 +108,7 @@ def _sizes(x: jax.Array, w: jax.Array, storage: Storage) -> tuple[int, int, int,
 def _choose(
     entries: int, m: int, k: int, n: int, contract: MatmulContract, storage: Storage
 ) -> tuple[StackStep | None, int]:
-    """Returns a step and the entries to run it on; None stands for one product after the other."""
+    """Returns a step and the entries per program; None means one product after another."""
     for step in stack_steps(m, k, n, contract.k_block, **storage._asdict()):
         tile = stack_entries(step, entries, k, contract.k_block)
         if tile and honours_contract(step, (tile, m, k, n), contract, storage):
@@ -123,14 +123,14 @@ def _program(step: StackStep | None, contract: MatmulContract, storage: Storage)
 
 
 def _one(x: jax.Array, w: jax.Array, contract: MatmulContract, transpose_w: bool) -> jax.Array:
-    """(M, K) x (K, N), for which there is no program of one entry."""
+    """(M, K) x (K, N), when no program of one entry is valid."""
     if contract.dtype == "float32":
         return matmul_one(x, w, contract=contract, transpose_w=transpose_w)
     return lax.map(lambda row: reference(row[None], w, contract.k_block, transpose_w=transpose_w)[0], x)
 
 
 def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract, storage: Storage) -> jax.Array:
-    """Runs a step on products that it pads with zeros to its rows and columns."""
+    """Runs a step on products zero-padded to its rows and columns."""
     if step.form == "chain":
         return chain(x, w, **storage._asdict())
     if step.form == "crossed":
@@ -149,7 +149,7 @@ def _form(step: StackStep, x: jax.Array, w: jax.Array, contract: MatmulContract,
 
 
 def _crossed(x: jax.Array, w: jax.Array, together: int) -> jax.Array:
-    """(G, K) x (G, K): some rows times all columns that belong to them, of which the diagonal is kept."""
+    """(G, K) x (G, K): some rows times all their columns; only the diagonal is kept."""
     g, k = x.shape
     whole = -(-g // together) * together
     x, w = (_pad_axis(a[:, None], 0, whole).reshape(-1, together, k) for a in (x, w))
@@ -172,7 +172,7 @@ def honours_contract(
 
     Args:
         step: The step to try.
-        shape: Entries, rows, K and columns of the stack: the very ones with which the step is to run.
+        shape: Entries, rows, K and columns of the stack, exactly as the step will run.
         contract: Order of the sum over K.
         storage: How the operands are stored.
     """

@@ -1,9 +1,9 @@
-"""What a contract's result is, by a reference that is slow and sure, and hostile operands to compare it on.
+"""The slow reference of a contract, and adversarial operands to compare programs with it.
 
 The reference multiplies one row at a time by weights (K, N), block by block. XLA's own code for that is a loop over K
-around fused multiply-adds on whole vectors of columns; columns that fill no vector would take another road, so they
-are padded. Its products of float32 are computed without XLA (`exact`), which takes 30 to 100 ms to compile it for each
-shape; those of float64, and of a compiler that does not fuse, are compiled.
+of fused multiply-adds on whole vectors of columns; columns that do not fill a vector would take another code path, so
+they are padded. Float32 products are computed without XLA (`exact`), which would take 30 to 100 ms to compile each
+shape; float64 products, and those of a compiler that does not fuse, are compiled.
 """
 
 import functools
@@ -43,13 +43,13 @@ def reference(x: jax.Array, w: jax.Array, k_block: int, *, transpose_w: bool = F
 
 
 def trials(rows: int, k: int, n: int) -> int:
-    """Returns on how many sets of operands to compare a program.
+    """Returns the number of operand sets on which to compare a program.
 
-    A short sum in another order comes out alike in three elements of four, and small programs have few elements: each
-    position of the result has to be looked at often. Long sums differ nearly always.
+    A short sum in another order agrees in three of four elements, and small programs have few elements, so each
+    position needs many comparisons. Long sums nearly always differ.
 
     Args:
-        rows: Rows of the program, those of all entries of a stack together.
+        rows: Rows of the program, over all entries of a stack.
         k: Length of the contracted dimension.
         n: Columns of the result.
     """
@@ -57,7 +57,7 @@ def trials(rows: int, k: int, n: int) -> int:
 
 
 def probe_rows(k: int, dtype: str = "float32", trial: int = 0) -> np.ndarray:
-    """Returns hostile rows (3, k): normal, of a huge dynamic range, and `linspace(-100, 100)`."""
+    """Returns adversarial rows (3, k): normal, a huge dynamic range, and `linspace(-100, 100)`."""
     rng = np.random.default_rng((k, trial))
     rows = rng.standard_normal((3, k))
     rows[1] *= 2.0 ** rng.integers(-30, 30, k)
@@ -66,9 +66,9 @@ def probe_rows(k: int, dtype: str = "float32", trial: int = 0) -> np.ndarray:
 
 
 def probe_weights(k: int, n: int, transpose_w: bool, trial: int = 0) -> np.ndarray:
-    """Returns float32 weights spread over [-1, 1), (K, N) or (N, K); columns come again after `KINDS_OF_COLUMNS`.
+    """Returns float32 weights spread over [-1, 1), (K, N) or (N, K); columns repeat after `KINDS_OF_COLUMNS`.
 
-    The kinds of columns are a prime number, so that each place in a vector or tile sees all of them.
+    The number of kinds is prime, so that each position in a vector or tile sees all of them.
     """
     kinds = _kinds_of_columns(k, n, trial)
     if transpose_w:
@@ -83,7 +83,7 @@ def probe_weights(k: int, n: int, transpose_w: bool, trial: int = 0) -> np.ndarr
 
 
 def _aligned(shape: tuple[int, int]) -> np.ndarray:
-    """Returns memory for float32 numbers that XLA takes as it is; other memory it copies."""
+    """Returns float32 memory aligned so that XLA uses it without a copy."""
     size = 4 * shape[0] * shape[1]
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -105,7 +105,7 @@ def _kinds_of_columns(k: int, n: int, trial: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)
 def _expected(k: int, n: int, contract: MatmulContract, trial: int) -> np.ndarray:
-    """Returns the contract's products (3, kinds) of `probe_rows` and the kinds of columns of `probe_weights`."""
+    """Returns the contract's products (3, kinds) of `probe_rows` and the column kinds of `probe_weights`."""
     rows, weights = probe_rows(k, contract.dtype, trial), _kinds_of_columns(k, n, trial).astype(contract.dtype)
     if contract.dtype == "float32" and _compiler_fuses():
         return fused_chains(rows, weights, contract.k_block)
@@ -116,11 +116,11 @@ def gives_expected(actual: np.ndarray, k: int, contract: MatmulContract, *, firs
     """Returns whether products have the bits of the contract.
 
     Args:
-        actual: (..., N), the products of rows of `probe_rows`, one kind after the other, and of `probe_weights`.
+        actual: (..., N), the products of `probe_rows`, cycling through their kinds, and `probe_weights`.
         k: Length of the contracted dimension.
         contract: Order of the sums.
         first: Kind of the first row.
-        trial: Which set of operands.
+        trial: Index of the operand set.
     """
     n = actual.shape[-1]
     kinds = np.take(_expected(k, n, contract, trial), np.arange(n) % KINDS_OF_COLUMNS, axis=1)
@@ -136,10 +136,10 @@ def gives_expected(actual: np.ndarray, k: int, contract: MatmulContract, *, firs
 
 @functools.cache
 def _compiler_fuses() -> bool:
-    """Returns whether what XLA makes of the reference is chains of fused multiply-adds.
+    """Returns whether XLA compiles the reference to chains of fused multiply-adds.
 
-    It is not where optimizations are off, or the processor has no such instruction. Then the compiled reference is the
-    only order that all shapes can have.
+    False if optimizations are off or the processor has no such instruction. The compiled reference is then the only
+    order available to all shapes.
     """
     contract, k = MatmulContract(_PROBED_K), _PROBED_K
     rows, weights = probe_rows(k), _kinds_of_columns(k, KINDS_OF_COLUMNS, 0)

@@ -1,9 +1,9 @@
-"""Activations inside of a Hopper kernel, one PTX instruction after the other, so that every kernel computes the same.
+"""Activations inside a Hopper kernel as a fixed sequence of PTX instructions, so that every kernel computes the same.
 
-A compiler may contract a product and a sum to one fused multiply-add, and does so or not as the code around them is.
-An instruction that names its rounding is left as it is. Silu, and gelu in its tanh form, are z / (1 + exp(v)): with
-v = -z, and with v = -2 sqrt(2 / pi) (z + 0.044715 z**3), as (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)). The quotient is a
-product by the reciprocal of at most 1 ULP; exp is 2**(v log2(e)), whose relative error grows as |v| 2**-24.
+A compiler may contract a product and a sum to a fused multiply-add, depending on the surrounding code. An instruction
+with an explicit rounding mode is never contracted. Silu and gelu (tanh form) are z / (1 + exp(v)): with v = -z, and
+with v = -2 sqrt(2 / pi) (z + 0.044715 z**3), as (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)). The quotient is a product with
+the reciprocal, which has an error of at most 1 ULP; exp is 2**(v log2(e)), whose relative error grows as |v| 2**-24.
 """
 
 import math
@@ -34,16 +34,16 @@ _PTX: Final = {
 
 
 def activate_tile(z: jax.Array, activation: str | None, layout: Any, interpret: Any) -> jax.Array:
-    """Applies an activation by name to what a warpgroup holds in registers; None leaves it as it is.
+    """Applies the named activation to an array in the registers of a warpgroup; None returns it unchanged.
 
     Args:
         z: float32 of any shape.
         activation: "gelu" (tanh form), "silu", "relu" or None.
         layout: Layout of `z`.
-        interpret: Whether the interpreter runs the kernel: it computes the portable form.
+        interpret: Whether the kernel runs in the interpreter, which computes the portable form.
 
     Returns:
-        Of the shape and the layout of `z`. nan and infinities become what they become in the portable form.
+        An array with the shape and layout of `z`. nan and infinities give the same results as in the portable form.
     """
     if interpret or activation not in _PTX:
         return activate(z, activation)

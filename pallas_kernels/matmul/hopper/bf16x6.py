@@ -1,8 +1,8 @@
 """Matmul of float32 operands with float32 accuracy on a Hopper GPU, on the tensor cores.
 
-Each operand is the exact sum of three bfloat16 parts; six of the nine products of parts are summed, which leaves an
-error of at most 2**-24 of each product: what rounding it to float32 would cost. The activations are split by
-element-wise code in front of the kernel, the weights inside of it, so they are read once, as float32.
+Each operand is the exact sum of three bfloat16 limbs; six of the nine limb products are summed, which leaves an error
+of at most 2**-24 of each product, the same as rounding it to float32. Element-wise code before the kernel splits the
+activations; the kernel splits the weights, which are therefore read once, as float32.
 """
 
 import math
@@ -49,21 +49,21 @@ def matmul(
 ) -> jax.Array:
     """Multiplies float32 rows by float32 weights, or every matrix of a stack by its own weights, at float32 accuracy.
 
-    Weights are used where they lie if their contiguous dimension is a multiple of 32 and the other one of 8; others are
-    copied once, padded with zeros, which adds exact zeros to the sums.
+    Weights are read in place if their contiguous dimension is a multiple of 32 and the other a multiple of 8; others
+    are copied once and zero-padded, which adds exact zeros to the sums.
 
-    Infinities and nan come out as float32 arithmetic gives them. Below 2**-110 an operand keeps an absolute error of
-    2**-134 (the tensor core's bfloat16 parts have no smaller unit).
+    Infinities and nan propagate as in float32 arithmetic. Below 2**-110 an operand has an absolute error of 2**-134
+    (the smallest unit of the bfloat16 limbs).
 
     Args:
         x: (M, K) or (..., M, K), float32. Any sizes, 0 included.
-        w: (K, N) or (..., K, N) float32, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions are those of
-            `x`, which may have none: its rows are multiplied by every entry's weights then.
+        w: (K, N) or (..., K, N) float32, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions equal those
+            of `x`, unless `x` is (M, K) and shared by all entries.
         contract: Order of the sum over K, `pallas_kernels.contract.split_contract(K)`.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -76,7 +76,7 @@ def matmul(
     stack as in a single product.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.full((3, 64), 1 / 3), jnp.ones((64, 64))
@@ -122,7 +122,7 @@ def weight_gradient(
         x: (M, K) float32. Any sizes, 0 included.
         g: (M, N) float32, the cotangent of the product.
         contract: Order of the sum over the rows.
-        accumulate: (K, N) float32, a previous sum whose chain is continued.
+        accumulate: (K, N) float32, a previous sum, whose chain continues.
         interpret: As in `matmul`.
 
     Returns:
@@ -132,10 +132,10 @@ def weight_gradient(
         UnsupportedError: If this backend cannot honour the contract for these operands.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows; an element depends on its columns of `x`
-    and `g` alone, however many others there are.
+    and `g` alone, regardless of the others.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, g = jnp.ones((64, 8)), jnp.ones((64, 32))
@@ -173,7 +173,7 @@ def weight_gradients(
     accumulate: jax.Array | None = None,
     out_dtype: Any = "float32",
 ) -> jax.Array:
-    """Returns `weight_gradient`, or those of every entry of a stack, rounded once.
+    """Returns `weight_gradient`, or the gradients of every entry of a stack, rounded once.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
     """
@@ -186,13 +186,13 @@ def weight_gradients(
 
 
 def _parts(x: jax.Array) -> jax.Array:
-    """Returns (..., M, 3 K'): for each block of K the high, the middle and the low parts (see `split_ring_matmul`)."""
+    """Returns (..., M, 3 K'): for each block of K the high, middle and low limbs (see `split_ring_matmul`)."""
     x = pad(x, -1, BLOCK)
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
     return jnp.stack(split(blocks, _round), axis=-2).reshape(*x.shape[:-1], 3 * x.shape[-1])
 
 
 def _round(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # A conversion there and back may be dropped by XLA (`xla_allow_excess_precision`), this is not.
+    # XLA may drop a round-trip conversion (`xla_allow_excess_precision`), but not this.
     rounded = lax.reduce_precision(value, exponent_bits=8, mantissa_bits=7)
     return rounded, rounded.astype(jnp.bfloat16)

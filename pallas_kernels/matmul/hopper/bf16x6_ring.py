@@ -1,12 +1,12 @@
-"""The kernel of the Hopper matmul with float32 accuracy: three bfloat16 parts of each operand, six products.
+"""The kernel of the Hopper matmul with float32 accuracy: three bfloat16 limbs of each operand, six products.
 
-The producer copies tiles into shared memory as in `hopper.ring`. The weights stay float32 in memory: every
-computing warpgroup reads a (64, 64) tile into registers, splits it there and multiplies (wgmma takes its rows from
-registers). The activations come split.
+The producer copies tiles into shared memory as in `hopper.ring`. The weights stay float32 in memory: every computing
+warpgroup reads a (64, 64) tile into registers, splits it there and multiplies (wgmma reads its rows from registers).
+The activations are split beforehand.
 
-A block of 64 elements of K is one accumulator that starts at zero, smallest products first; its sum is added in
-float32, rounded to nearest, to the sum of its shard. So the tensor core's additions, which truncate, reach no further
-than a block. Shards are added upwards, here or by the caller: their sums are the same bits in both forms.
+A block of 64 elements of K is summed in one accumulator that starts at zero, smallest products first; its sum is added
+in float32, rounded to nearest, to the sum of its K split. The truncating additions of the tensor core are thus confined
+to a block. The splits are added in ascending order, here or by the caller, with the same bits.
 """
 
 import functools
@@ -32,7 +32,7 @@ BLOCK: Final = 64
 
 LARGEST_BFLOAT16: Final = 3.3895313892515355e38
 
-_PRODUCTS: Final = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))  # (part of the weights, part of the activations)
+_PRODUCTS: Final = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))  # (limb of the weights, limb of the activations)
 _PARTS: Final = 3
 _SWIZZLE: Final = SWIZZLE_BYTES // 4
 
@@ -40,13 +40,13 @@ _SWIZZLE: Final = SWIZZLE_BYTES // 4
 def split(value: Any, to_bfloat16: Any) -> list[Any]:
     """Returns three bfloat16 arrays whose sum is a float32 array.
 
-    The sum is exact for magnitudes from 2**-110 on; below, the last part is a denormal and the error at most 2**-134.
-    What is not finite stands in the last part, which meets only the first part of the other operand: no infinity meets
-    a rest that is zero or has the other sign.
+    The sum is exact for magnitudes from 2**-110 on; below, the last limb is subnormal and the error at most 2**-134.
+    Non-finite values are in the last limb, which is multiplied only by the first limb of the other operand: no infinity
+    is multiplied by a remainder that is zero or of the other sign.
 
     Args:
         value: float32.
-        to_bfloat16: Rounds float32 to bfloat16, to nearest even, and gives it as (float32, bfloat16).
+        to_bfloat16: Rounds float32 to bfloat16, to nearest even, and returns it as (float32, bfloat16).
     """
     finite = jnp.abs(value) < jnp.inf
     clipped = jnp.clip(
@@ -68,21 +68,21 @@ def split_ring_matmul(
     transpose_w: bool,
     interpret: Any,
 ) -> jax.Array:
-    """Runs the kernel on operands that the copy engine can address in whole tiles.
+    """Runs the kernel on operands that TMA can address in whole tiles.
 
     Args:
-        x: (M, 3 K') or (B, M, 3 K') bfloat16: for each block of 64 elements of K the 64 high parts, the 64 middle parts
-            and the 64 low parts; K' is K rounded up to a block. M below 8 or a multiple of 8.
+        x: (M, 3 K') or (B, M, 3 K') bfloat16: for each block of 64 elements of K the 64 high, the 64 middle and the 64
+            low limbs; K' is K rounded up to a block. M below 8 or a multiple of 8.
         w: (K, N), or (N, K) with `transpose_w`, float32; the contiguous dimension a multiple of 32, the other of 8. A
-            stack where `x` is one; a matrix `x` beside a stack belongs to every entry.
-        contract: Length of a shard.
+            stack if `x` is a stack; a matrix `x` is shared by every entry of a stack.
+        contract: Length of a K split.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
-        (1, M, N), (1, B, M, N) float32, or the sums of the shards (shards, M, N), (shards, B, M, N) for a schedule in
-        parts.
+        (1, M, N), (1, B, M, N) float32, or the sums of the K splits (shards, M, N), (shards, B, M, N) for a parted
+        schedule.
     """
     stack, m, n, s = w.shape[:-2], x.shape[-2], w.shape[-2 if transpose_w else -1], schedule.tiles
     k = w.shape[-1 if transpose_w else -2]
@@ -112,7 +112,7 @@ def split_ring_matmul(
         store=plan.blocks(jnp.float32),
         full=plgpu.Barrier(num_arrivals=2, num_barriers=plan.ring.stages),
         empty=plgpu.Barrier(num_arrivals=s.warpgroups, num_barriers=plan.ring.stages),
-        # The interpreter multiplies what is in shared memory only.
+        # The interpreter multiplies only operands in shared memory.
         apart=plgpu.SMEM(limbs, jnp.bfloat16, transforms=tile_transforms(BLOCK, jnp.bfloat16)) if interpret else None,
     )
     kernel = functools.partial(_kernel, plan, steps, in_block)
@@ -120,7 +120,7 @@ def split_ring_matmul(
 
 
 def _kernel(plan: Product, steps: int, shards: int, x: Any, w: Any, out: Any, scratch: Scratch) -> None:
-    """The body of a block, which adds so many shards of so many blocks of K."""
+    """The body of a block, which adds the K splits and their blocks."""
     s, ring, (warpgroup, block) = plan.schedule, plan.ring, here()
     count = plan.walk.count(block)
 
@@ -142,7 +142,7 @@ def _kernel(plan: Product, steps: int, shards: int, x: Any, w: Any, out: Any, sc
         zeros = functools.partial(jnp.zeros, plan.shape, jnp.float32)
 
         def add_shard(start: Any) -> Any:
-            """Sums the blocks of a shard, whose first one has position `start` among the stages."""
+            """Sums the blocks of a K split, the first of which has position `start` in the pipeline."""
             return lax.fori_loop(
                 0,
                 steps,

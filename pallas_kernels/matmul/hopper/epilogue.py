@@ -1,10 +1,9 @@
-"""The end of the Hopper matmul: what happens to a tile of sums between its sum over K and memory.
+"""The epilogue of the Hopper matmul, from the accumulated tile to the result in memory.
 
 The order is fixed: `activation(tile + bias) + residual`, or for a pair of products `activation(gate) * up`, every step
-in float32, rounded once to the result's dtype, whatever the schedule. Sums of integers are multiplied by the scales of
-their row and of their column first, in this order. No product meets a sum but inside of an activation and behind the
-scales, whose instructions are fixed (`pallas_kernels.matmul.hopper.activation`, `parts.hopper.tile.Arithmetic`): so
-none is fused with it.
+in float32, rounded once to the result's dtype, for every schedule. Integer sums are first multiplied by the row scale,
+then by the column scale. A product is followed by a sum only in an activation and after the scales, whose instructions
+are fixed (`pallas_kernels.matmul.hopper.activation`, `parts.hopper.tile.Arithmetic`): so none is contracted.
 """
 
 import functools
@@ -30,17 +29,18 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 )
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to the float32 product before it is rounded: activation(product + bias) + residual.
+    """The operations on the float32 product before it is rounded: activation(product + bias) + residual.
 
-    Inside of a kernel its arrays are references.
+    Inside a kernel the arrays are references.
 
     Attributes:
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N.
         activation: A name that `pallas_kernels.matmul.activations.activate` takes.
-        residual: Of the shape and the dtype of the result.
-        up: Weights of a second product of the same rows, stored as the first: activation(first) * second. No bias then.
-        scales: For sums of integers: (M,) float32, one for each row, and one for each column, (N,) of any float dtype
-            or (B, N) for the entries of a stack of weights.
+        residual: An array with the shape and dtype of the result.
+        up: Weights of a second product of the same rows, stored like the first: activation(first) * second. Without a
+            bias.
+        scales: For integer sums: row scales, (M,) float32, and column scales, (N,) of any float dtype, or (B, N) for a
+            stack of weights.
     """
 
     bias: jax.Array | None = None
@@ -55,25 +55,25 @@ class Epilogue:
         return self.up is not None
 
     def map(self, change: Callable[[jax.Array], jax.Array]) -> "Epilogue":
-        """Returns the epilogue with its arrays changed."""
+        """Returns the epilogue with its arrays mapped."""
         arrays = (None if a is None else change(a) for a in (self.bias, self.residual, self.up))
         bias, residual, up = arrays
         return replace(self, bias=bias, residual=residual, up=up)
 
     def padded(self, columns: int) -> "Epilogue":
-        """Returns the epilogue with a bias of whole tiles of `columns`."""
+        """Returns the epilogue with the bias padded to whole tiles of `columns`."""
         if self.bias is None or self.bias.shape[0] % columns == 0:
             return self
         return replace(self, bias=jnp.pad(self.bias, (0, -self.bias.shape[0] % columns)))
 
     def before_residual(self, tiles: tuple[Any, ...], bias: Any, layout: Any, interpret: Any) -> Any:
-        """Returns the finished tile but for the residual.
+        """Returns the finished tile, without the residual.
 
         Args:
             tiles: float32 tile of the product, or of both products.
-            bias: Part of the bias, of the shape of a tile, or None.
+            bias: Slice of the bias, with the shape of a tile, or None.
             layout: Layout of a tile.
-            interpret: Whether the interpreter runs the kernel.
+            interpret: Whether the kernel runs in the interpreter.
         """
         first, *second = tiles
         if bias is not None:
@@ -84,15 +84,15 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Store:
-    """How one warpgroup hands its part of the result to memory, a (rows, width) block at a time.
+    """How one warpgroup stores its part of the result, a (rows, width) block at a time.
 
     Attributes:
         rows: Rows of the result in a block.
         width: Columns of the result in a block.
         swizzle: Elements of a swizzled row.
-        ragged: Whether a block leaves as plain rows: the result does not divide into whole (8, swizzle) tiles, or is
-            one of them wide (see `make_store`).
-        buffers: Blocks that can be on their way to memory.
+        ragged: Whether a block is stored as unswizzled rows: the result does not divide into whole (8, swizzle) tiles,
+            or is one tile wide (see `make_store`).
+        buffers: Blocks whose stores can be in flight.
     """
 
     rows: int
@@ -108,11 +108,11 @@ class Store:
 
     @property
     def piece_rows(self) -> int:
-        """Rows of such a piece: a block that is one swizzled row wide is one piece."""
+        """Rows of such a piece; a block one swizzled row wide is one piece."""
         return self.rows if self.width == self.swizzle else ROWS
 
     def scratch(self, warpgroups: int, dtype: Any, alias: bool) -> Any:
-        """Shared memory of the blocks; with `alias` also as plain rows, for copies in pieces."""
+        """Shared memory of the blocks; with `alias` also viewed as plain rows, for copies in pieces."""
         transforms = tile_transforms(self.swizzle, dtype)
         tiled = plgpu.SMEM((warpgroups, self.buffers, self.rows, self.width), dtype, transforms=transforms)
         if not alias:
@@ -126,13 +126,13 @@ class Store:
         return plgpu.Barrier(num_arrivals=copies, num_barriers=warpgroups)
 
     def send(self, tiled: Any, plain: Any, out: Any, row: Any, column: Any) -> None:
-        """Starts the copy of one block to memory; what lies outside of the result is dropped."""
+        """Starts the copy of one block to memory; elements outside the result are dropped."""
         windows = self._windows(tiled, plain, out, row, column)
         for index, (block, window) in enumerate(windows):
             plgpu.copy_smem_to_gmem(block, window, commit_group=index == len(windows) - 1)
 
     def send_valid(self, tiled: Any, plain: Any, out: Any, row: Any, column: Any, valid: Any) -> None:
-        """The same of the first `valid` rows of the block, which may be more than it has, or less than none."""
+        """The same for the first `valid` rows of the block; `valid` may exceed the block's rows or be negative."""
 
         @pl.when(valid >= self.rows)
         def _() -> None:
@@ -149,7 +149,7 @@ class Store:
         plgpu.commit_smem_to_gmem_group()
 
     def fetch(self, tiled: Any, plain: Any, source: Any, row: Any, column: Any, barrier: Any) -> None:
-        """Starts the copy of one block from memory; what lies outside comes as zeros."""
+        """Starts the copy of one block from memory; elements outside are zero-filled."""
         for block, window in self._windows(tiled, plain, source, row, column):
             plgpu.copy_gmem_to_smem(window, block, barrier)
 
@@ -165,14 +165,14 @@ class Store:
 def make_store(
     s: MatmulSchedule, shape: tuple[int, int], m: int, n: int, dtype: Any, epilogue: Epilogue, in_groups: bool = False
 ) -> Store:
-    """Returns how an (M, N) result of `dtype` leaves the kernel from warpgroups with accumulators of `shape`.
+    """Returns how warpgroups with accumulators of `shape` store an (M, N) result of `dtype`.
 
-    Where both the result and a block have one tile along a dimension, Mosaic GPU drops that dimension of tiles from the
-    copy, and with it the index: a block that lies outside of the result would be written over the one inside. Such
-    blocks leave as plain rows, which keep every index.
+    If both the result and a block have one tile along a dimension, Mosaic GPU drops that tile dimension and its index
+    from the copy: a block outside the result would overwrite the one inside. Such blocks are stored as plain rows,
+    which keep every index.
 
-    A residual is fetched while the products are summed, so every block of the tile has a buffer of its own then.
-    Of rows in groups a block may have only its first ones, which leave as plain rows.
+    A residual is fetched while the products are summed, so every block of the tile then has its own buffer. With rows
+    in groups, a block may store only its first rows, which are stored as plain rows.
     """
     covered_m, covered_n = s.block_m, s.block_n // (2 if epilogue.gated else 1)
     s = replace(s, tile_rows=shape[0], tile_columns=shape[1])
@@ -189,17 +189,17 @@ def make_store(
 
 @dataclass(frozen=True)
 class Ending:
-    """The epilogue and the store of one warpgroup, bound to their references inside of the kernel.
+    """The epilogue and the store of one warpgroup, bound to references inside the kernel.
 
     Attributes:
-        epilogue: What is done to the tile, with references.
-        store: How it leaves.
+        epilogue: The epilogue, with references.
+        store: How the tile is stored.
         swap: Whether the weights are the rows of the tile.
         out: The result.
         tiled: Buffers of the store.
         plain: The same as plain rows, or None.
         fetched: Barrier of the residual's blocks, or None.
-        interpret: Whether the interpreter runs the kernel.
+        interpret: Whether the kernel runs in the interpreter.
     """
 
     epilogue: Epilogue
@@ -212,10 +212,10 @@ class Ending:
     interpret: Any = False
 
     def begin(self, place: Any, row: Any, column: Any, shape: tuple[int, int]) -> None:
-        """Starts to fetch the residual of the tile of `shape` that starts at wgmma's `row` and `column`."""
+        """Starts to fetch the residual of the tile of `shape` at wgmma's `row` and `column`."""
         if self.epilogue.residual is None:
             return
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the tile before, every block has left its buffer
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # every block of the previous tile has left its buffer
         source = in_stack(self.epilogue.residual, place)
         if self.swap:
             row, column = column, row
@@ -223,14 +223,14 @@ class Ending:
             self.store.fetch(*self._buffer(slot), source, row + i, column + j, self.fetched)
 
     def finish(self, tiles: tuple[Any, ...], place: Any, row: Any, column: Any, valid: Any = None) -> None:
-        """Finishes the float32 tiles that start at wgmma's `row` and `column`, and starts their way to memory.
+        """Finishes the float32 tiles at wgmma's `row` and `column`, and starts their stores.
 
         Args:
             tiles: The tiles.
             place: Entry of the stack.
             row: First row.
             column: First column.
-            valid: How many rows of the result are stored; None for all that it has.
+            valid: Number of rows of the result to store; None for all.
         """
         if self.epilogue.scales is not None:
             tiles = (self._rescaled(tiles[0], self.epilogue.scales, place, row, column),)
@@ -248,7 +248,7 @@ class Ending:
         self._put(tile, in_stack(self.out, place), row, column, valid)
 
     def _rescaled(self, tile: Any, scales: tuple[Any, Any], place: Any, row: Any, column: Any) -> Any:
-        """Returns the product of a tile of integers with the scales of its rows, and that with those of its columns."""
+        """Returns an integer tile multiplied by its row scales, then by its column scales."""
         arithmetic = Arithmetic(interpret=bool(self.interpret))
         rows, columns = scales
         columns = columns if len(columns.shape) == 1 else columns.at[place]
@@ -261,7 +261,7 @@ class Ending:
         return tile
 
     def fill(self, tile: Any, row: Any, column: Any) -> None:
-        """Stores a float32 tile of a matrix as it is, from wgmma's `row` and `column` on."""
+        """Stores a float32 tile of a matrix without an epilogue at wgmma's `row` and `column`."""
         tile = tile.astype(self.out.dtype)
         if self.swap:
             row, column = column, row
@@ -269,7 +269,7 @@ class Ending:
         self._put(tile, self.out, row, column, None)
 
     def _put(self, tile: Any, out: Any, row: Any, column: Any, valid: Any) -> None:
-        """Writes a tile from (row, column) of the result on, transposed with `swap`, block by block."""
+        """Writes a tile at (row, column) of the result, transposed with `swap`, block by block."""
         store, blocks = self.store, self._blocks(tile.shape)
 
         def send(index: int, i: int, j: int) -> None:
@@ -279,7 +279,7 @@ class Ending:
             else:
                 store.send_valid(*buffer, out, row + i, column + j, valid - i)
 
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the tile before, every block has left its buffer
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # every block of the previous tile has left its buffer
         if len(blocks) <= store.buffers:
             for index, block in enumerate(blocks):
                 self._write(tile, index, *block)
@@ -295,7 +295,7 @@ class Ending:
             send(index, *block)
 
     def _write(self, tile: Any, index: int, i: int, j: int) -> None:
-        """Writes a block into its buffer, on top of the residual that is there."""
+        """Writes a block into its buffer, added to the residual in it."""
         block = slice(i, i + self.store.rows), slice(j, j + self.store.width)
         buffer = self._buffer(index % self.store.buffers)[0]
         layout = plgpu.Layout.WGMMA
@@ -307,7 +307,7 @@ class Ending:
         buffer[...] = part
 
     def _blocks(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
-        """Returns where the blocks of a tile of `shape`, as it is summed, start in the tile as it is stored."""
+        """Returns where the blocks of an accumulated tile of `shape` start in the stored tile."""
         rows, columns = shape[::-1] if self.swap else shape
         return [(i, j) for i in range(0, rows, self.store.rows) for j in range(0, columns, self.store.width)]
 
@@ -316,7 +316,7 @@ class Ending:
 
 
 def add_tiles(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Adds the sums of one shard to those of another."""
+    """Adds the sums of two K splits."""
     return tuple(a + b for a, b in zip(left, right, strict=True))
 
 

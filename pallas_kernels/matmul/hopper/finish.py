@@ -1,7 +1,7 @@
-"""The end of a matmul as a kernel of its own: the tree over the shards' sums, then the epilogue.
+"""The end of a split-K matmul as a separate kernel: the tree over the partial sums, then the epilogue.
 
-It computes what `hopper.epilogue` computes inside of the product's kernel, with the same element-wise code, so the
-bits are the same whether a shard's sum goes through memory or stays in registers.
+It uses the same element-wise code as `hopper.epilogue` inside the product's kernel, so the bits are the same whether a
+partial sum goes through memory or stays in registers.
 """
 
 from typing import Any, Final
@@ -23,10 +23,10 @@ _PARTS: Final = (512, 256, 128)  # columns of a block, a multiple of its threads
 
 @in_32_bits
 def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret: Any) -> jax.Array:
-    """Adds the shards' sums as a tree and finishes the total.
+    """Adds the partial sums as a tree and applies the epilogue.
 
     Args:
-        partials: (S, M, N) float32, no size 0. Those with N no multiple of 128 are copied.
+        partials: (S, M, N) float32, no size 0. Copied if N is not a multiple of 128.
         epilogue: Bias of at most N elements, activation, and residual (M, N) of `out_dtype`; `up` is not used here.
         out_dtype: Dtype of the result.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
@@ -63,5 +63,5 @@ def finish(partials: jax.Array, epilogue: Epilogue, *, out_dtype: Any, interpret
 
 
 def _pad(a: jax.Array, columns: int) -> jax.Array:
-    """Returns `a` with columns of zeros behind its last one, up to `columns`."""
+    """Returns `a` with its columns zero-padded to `columns`."""
     return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, columns - a.shape[-1])])

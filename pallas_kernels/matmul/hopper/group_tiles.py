@@ -1,7 +1,7 @@
-"""Rows in groups (experts) whose sizes only the GPU knows: a table of where groups and their tiles begin, and its walk.
+"""Rows in groups (experts) whose sizes only the GPU knows: a table of group and tile offsets, and its tile scheduler.
 
-Every block of a launch makes the table for itself in shared memory, from the sizes in GPU memory, before its first
-tile, so that no other kernel has to run first.
+Every block builds its own table in shared memory from the sizes in GPU memory before its first tile, so that no other
+kernel has to run first.
 """
 
 from collections.abc import Callable
@@ -28,16 +28,16 @@ _WARP: Final = 32
 
 @dataclass(frozen=True)
 class Table:
-    """Where groups end, as shared memory (2, groups) int32.
+    """The ends of the groups, as shared memory (2, groups) int32.
 
-    Row 0 has the row behind every group, row 1 the number of tiles of all groups up to each. Sizes that are negative or
-    add up to more than `rows` do not fit: there are no rows in any group then, and row 0 ends in -1. A table of 256
-    groups takes 2048 bytes; with one more the largest schedules had no room for it.
+    Row 0 has the end row of every group, row 1 the cumulative number of tiles. Sizes that are negative or add up to
+    more than `rows` are invalid: all groups are then empty, and row 0 ends in -1. A table of 256 groups takes 2048
+    bytes; a larger one would not fit with the largest schedules.
 
     Attributes:
         groups: Number of groups, at most `MOST_GROUPS`.
-        rows: Rows that there are.
-        tile: Rows of a tile; tiles begin where a group begins.
+        rows: Total number of rows.
+        tile: Rows of a tile; every group starts a new tile.
     """
 
     groups: int
@@ -46,12 +46,12 @@ class Table:
 
     @property
     def each(self) -> int:
-        """Entries that one thread of a warp makes."""
+        """Entries computed by one thread of a warp."""
         return -(-self.groups // _WARP)
 
     @property
     def most_tiles(self) -> int:
-        """Tiles that there can be: every group may end in a tile that is not full."""
+        """Upper bound of the number of tiles: every group may end in a partial tile."""
         return min(self.rows, self.rows // self.tile + self.groups)
 
     def scratch(self) -> Any:
@@ -59,12 +59,12 @@ class Table:
         return plgpu.SMEM((2, self.groups), jnp.int32)
 
     def fill(self, sizes: Any, table: Any, interpret: Any) -> None:
-        """Makes the table; for one warpgroup.
+        """Builds the table; for one warpgroup.
 
         Args:
             sizes: (groups,) int32 in GPU memory.
             table: The table.
-            interpret: Whether the interpreter runs the kernel.
+            interpret: Whether the kernel runs in the interpreter.
         """
         if interpret:
             self._fill_interpreted(sizes, table)
@@ -81,7 +81,7 @@ class Table:
         table[1, :] = jnp.where(fit, tiles, 0)
 
     def _fill(self, sizes: Any, table: Any) -> None:
-        """The same by threads: each adds up its own entries, and a scan over the warp what lies in front of them."""
+        """The same by threads: each sums its own entries, and a warp scan sums the entries before them."""
         lane = arith.remui(thread_of_warpgroup(), i32(_WARP))
         cap, zero = i32(self.rows + 1), i32(0)
         entries = [arith.addi(arith.muli(lane, i32(self.each)), i32(j)) for j in range(self.each)]
@@ -89,7 +89,7 @@ class Table:
 
         def size(entry: Any, exists: Any) -> Any:
             at = arith.index_cast(ir.IndexType.get(), arith.select(exists, entry, zero))
-            # As an unsigned number a negative size is a large one.
+            # As an unsigned integer, a negative size is large.
             return arith.select(exists, arith.minui(memref.load(sizes, [at]), cap), zero)
 
         def capped(a: Any, b: Any) -> Any:
@@ -102,7 +102,7 @@ class Table:
             arith.select(fit, arith.divui(arith.addi(one, i32(self.tile - 1)), i32(self.tile)), zero) for one in found
         ]
         before, _ = _exclusive_sums(rounded, arith.addi, lane)
-        # All four warps have the same numbers; one of them writes.
+        # All four warps hold the same values; one of them writes.
         writes = arith.cmpi(arith.CmpIPredicate.ult, thread_of_warpgroup(), i32(_WARP))
         for j, (entry, exists) in enumerate(zip(entries, exist, strict=True)):
             branch = scf.IfOp(arith.andi(writes, exists))  # type: ignore[call-arg]
@@ -116,7 +116,7 @@ class Table:
         mgpu.utils.warpgroup_barrier()
 
     def find(self, table: Any, tile: Any) -> Any:
-        """Returns the group of a tile: as many groups end before it or at it."""
+        """Returns the group of a tile: the number of groups that end at or before it."""
         group, half = jnp.int32(0), 1 << (self.groups.bit_length() - 1)
         while half:
             further = jnp.minimum(group + half, self.groups)
@@ -125,21 +125,21 @@ class Table:
         return jnp.minimum(group, self.groups - 1)
 
     def span(self, table: Any, row: int, group: Any) -> tuple[Any, Any]:
-        """Returns where a group begins in a row of the table, and how long it is there."""
+        """Returns the start and the length of a group according to a row of the table."""
         start = jnp.where(group > 0, table[row, jnp.maximum(group - 1, 0)], 0)
         return start, jnp.where(self.fit(table), table[row, group] - start, 0)
 
     def rows_in_groups(self, table: Any) -> Any:
-        """Returns how many rows are in groups."""
+        """Returns the number of rows in groups."""
         return jnp.maximum(table[0, self.groups - 1], 0)
 
     def fit(self, table: Any) -> Any:
-        """Returns whether the sizes fit."""
+        """Returns whether the sizes are valid."""
         return table[0, self.groups - 1] >= 0
 
 
 def _exclusive_sums(numbers: list[Any], add: Callable[[Any, Any], Any], lane: Any) -> tuple[list[Any], Any]:
-    """Returns what lies in front of each number, lanes upwards and numbers of a lane upwards, and the sum of all."""
+    """Returns the exclusive prefix sums, ascending over lanes and over the numbers of a lane, and the total."""
     mask, zero = i32(-1), i32(0)
 
     def from_below(number: Any, distance: int) -> Any:
@@ -161,17 +161,17 @@ def _exclusive_sums(numbers: list[Any], add: Callable[[Any, Any], Any], lane: An
 
 @dataclass(frozen=True)
 class GroupWalk:
-    """How the blocks of a launch walk the tiles of all groups: block i takes tiles i, i + blocks, i + 2 blocks, ...
+    """The tile scheduler over all groups: block i processes tiles i, i + blocks, i + 2 blocks, ...
 
-    A tile has rows of one group only. Behind the tiles of groups come those of the rows that belong to no group.
+    A tile has rows of one group only. The tiles of the rows without a group come last.
 
     Attributes:
-        table: Where groups begin.
+        table: The group offsets.
         columns: Columns of the result.
         tile_columns: Columns of a tile.
         swap: Whether wgmma's columns are the rows of the groups, and its rows the columns of the result.
-        band: Tiles along the rows that are walked before the next column.
-        blocks: Blocks that are launched.
+        band: Tiles along the rows processed before the next column.
+        blocks: Number of blocks launched.
     """
 
     table: Table
@@ -188,20 +188,20 @@ class GroupWalk:
 
     @property
     def most_turns(self) -> int:
-        """Tiles of groups that a block has at most."""
+        """Most tiles of groups of a block."""
         return -(-self.table.most_tiles * self.column_tiles // self.blocks)
 
     def of(self, table: Any) -> "TableWalk":
-        """Returns the walk of a table that is made."""
+        """Returns the scheduler for a table in shared memory."""
         return TableWalk(self, table)
 
 
 @dataclass(frozen=True)
 class TableWalk:
-    """A walk over the groups of a table in shared memory.
+    """A tile scheduler over the groups of a table in shared memory.
 
     Attributes:
-        walk: What is fixed.
+        walk: The static parameters.
         table: The table.
     """
 
@@ -210,27 +210,27 @@ class TableWalk:
 
     @property
     def fit(self) -> Any:
-        """Whether the sizes of the groups fit."""
+        """Whether the sizes of the groups are valid."""
         return self.walk.table.fit(self.table)
 
     def count(self, block: Any) -> Any:
-        """Returns how many tiles of groups a block has."""
+        """Returns the number of group tiles of a block."""
         return self._turns(self._group_tiles, block)
 
     def turns(self, block: Any) -> Any:
-        """Returns how many tiles a block has, those of rows without a group included."""
+        """Returns the number of tiles of a block, including tiles of rows without a group."""
         tile = self.walk.table.tile
         left = self.walk.table.rows - self.walk.table.rows_in_groups(self.table)
         return self._turns(self._group_tiles + lax.div(left + tile - 1, tile) * self.walk.column_tiles, block)
 
     def place(self, block: Any, tile: Any) -> Place:
-        """Returns where a block's tile of that number stands; its `valid` rows are of the group."""
+        """Returns the position of a block's tile by its index; its `valid` rows belong to the group."""
         table, walk, columns = self.table, self.walk, self.walk.column_tiles
         index = block + tile * walk.blocks
         group = walk.table.find(table, lax.div(index, columns))
         (start, size), (before, row_tiles) = (walk.table.span(table, row, group) for row in range(2))
         inside = index - before * columns
-        # Bands of rows, so that blocks that run together share weights and rows in the L2 cache.
+        # Bands of rows, so that concurrent blocks share weights and rows in the L2 cache.
         band = lax.div(inside, walk.band * columns)
         inside = inside - band * (walk.band * columns)
         height = jnp.minimum(row_tiles - band * walk.band, walk.band)
@@ -239,7 +239,7 @@ class TableWalk:
         return Place(None, group, *self._corner(start + row, column), size - row)
 
     def rest(self, block: Any, turn: Any) -> tuple[Any, Any]:
-        """Returns wgmma's first row and column of a block's tile of rows without a group; no other rows follow them."""
+        """Returns wgmma's first row and column of a block's tile of rows without a group, which come last."""
         walk = self.walk
         index = block + turn * walk.blocks - self._group_tiles
         row_tile = lax.div(index, walk.column_tiles)
@@ -261,15 +261,15 @@ class TableWalk:
 def send_rows(pieces: list[tuple[Any, int, int]], out: Any, row: Any, column: Any, valid: Any) -> None:
     """Starts the copies of the first `valid` rows of a block from shared memory to (row, column) of `out`.
 
-    A copy has a fixed number of rows, so those of a piece leave in copies of 64, 32, 16, ..., 1 rows. A row of a piece
-    has 128 bytes, whose swizzle follows from where it lies, so a copy may start at any of them.
+    A copy has a fixed number of rows, so a piece is stored in copies of 64, 32, 16, ..., 1 rows. A row of a piece has
+    128 bytes, whose swizzle depends only on its address, so a copy may start at any row.
 
     Args:
         pieces: Blocks of plain rows (rows, columns), each with its first row and column in the block.
         out: Result in memory.
-        row: First row of the block there.
+        row: First row of the block in `out`.
         column: First column.
-        valid: Number of rows, possibly more than there are, or less than none.
+        valid: Number of rows; may exceed the block or be negative.
     """
     for piece, i, j in pieces:
         rows, width = piece.shape

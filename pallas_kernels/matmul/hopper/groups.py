@@ -1,7 +1,7 @@
 """Products of rows in groups (experts) on a Hopper GPU, each row with the weights of its group, in one launch.
 
-The kernel is the matmul's ring; only its tiles stand where the sizes of the groups say, which it reads on the GPU. So
-every row has the bits that `matmul` gives it.
+The kernel is the matmul's pipeline, with tile positions computed from the group sizes on the GPU, so every row has the
+bits of `matmul`.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ Pick = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def take_rows(x: jax.Array, places: jax.Array) -> jax.Array:
-    """Returns the rows of x (M, C) at places (M',), zeros at -1."""
+    """Returns the rows of x (M, C) at indices (M',), zeros at -1."""
     return jnp.take(x, jnp.where(places < 0, x.shape[0], places), axis=0, mode="fill", fill_value=0)
 
 
@@ -68,22 +68,22 @@ def group_matmul(
 ) -> jax.Array:
     """Multiplies each row by the weights of its group.
 
-    Aligned operands are used where they lie: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
-    16 for (K, N). Others are copied once, padded with zeros, which adds exact zeros to the sums.
+    Aligned operands are read in place: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
+    16 for (K, N). Others are copied once and zero-padded, which adds exact zeros to the sums.
 
     Args:
         x: (M, K), bfloat16 or float16, sorted by group.
         w: (G, K, N) of the same dtype, or (G, N, K) with `transpose_w`; at most 1024 groups.
-        sizes: (G,) int32, the rows of each group.
+        sizes: (G,) int32, the number of rows of each group.
         contract: Order of the sum over K.
         transpose_w: Whether the weights of a group are stored as (N, K).
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 sum is rounded once.
-        schedule: Tiles; chosen from M, G, K and N by default. No schedule changes a bit.
+        schedule: Tiles; chosen from M, G, K and N by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (M, N) of `out_dtype`. Rows behind the last group are zeros. If sizes are negative or add up to more than M,
-        everything is nan.
+        (M, N) of `out_dtype`. Rows after the last group are zeros. If sizes are negative or add up to more than M,
+        the whole result is nan.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract for these operands.
@@ -92,7 +92,7 @@ def group_matmul(
     the weights of its group, wherever it stands and however many rows its group and the others have.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.ones((3, 64), jnp.bfloat16), jnp.ones((2, 64, 64), jnp.bfloat16)
@@ -148,7 +148,7 @@ def group_weight_gradient(
 ) -> jax.Array:
     """Sums the outer products of the rows of each group: the gradient of `w` in `group_matmul`.
 
-    Rows are copied once, so that every group starts where a stage of the kernel does, with zeros up to the next group.
+    Rows are copied once, so that every group starts at a stage of the kernel, zero-padded up to the next group.
 
     Args:
         x: (M, K), bfloat16 or float16, sorted by group.
@@ -156,13 +156,14 @@ def group_weight_gradient(
         sizes: (G,) int32, the rows of each group; at most 1024 groups.
         contract: Order of the sum over the rows of a group.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
-        schedule: Tiles, without `swap` or tiles in turn; chosen from the shape by default. No schedule changes a bit.
-        pick: Copies the rows of an array (M, C) at places (M',) int32, zeros at -1.
+        schedule: Tiles, without `swap` or split "tiles"; chosen from the shape by default. The bits do not depend on
+            it.
+        pick: Gathers the rows of an array (M, C) at indices (M',) int32, zeros at -1.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
         (G, K, N) of `out_dtype`; zeros for a group without rows. If sizes are negative or add up to more than M,
-        everything is nan.
+        the whole result is nan.
 
     Raises:
         UnsupportedError: If this backend cannot honour the contract for these operands.
@@ -171,7 +172,7 @@ def group_weight_gradient(
     `pallas_kernels.matmul.hopper.launch.weight_gradient` gives them.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, sizes = jnp.ones((9, 64), jnp.bfloat16), jnp.array([2, 7], jnp.int32)
@@ -199,7 +200,7 @@ def group_weight_gradient(
 
 
 def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:
-    """Returns the row (-1 for none) of each place, where groups start at the next multiple of `step`."""
+    """Returns the row (-1 for padding) of each position, with groups starting at multiples of `step`."""
     ends = jnp.minimum(lax.cumsum(jnp.clip(sizes, 0, m)), m)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
     behind = lax.cumsum((ends - starts + step - 1) // step)
@@ -213,7 +214,7 @@ def _moved_apart(sizes: jax.Array, m: int, step: int) -> jax.Array:
 
 
 def _fit(sizes: jax.Array, m: int) -> jax.Array:
-    """Returns whether no size is negative and all together are no more than `m`."""
+    """Returns whether no size is negative and their sum is at most `m`."""
     return jnp.all(sizes >= 0) & (jnp.sum(jnp.clip(sizes, 0, m + 1)) <= m)
 
 

@@ -1,7 +1,7 @@
 """The kernel that sums the outer products of the rows of each group (expert): the gradient of its weights.
 
-One warpgroup copies, the others multiply, as in `hopper.ring`; but the length of a sum is the size of a group, which
-only the GPU knows. A sum is one chain over the rows of its group upwards, in steps of 16 from the first one on.
+One warpgroup copies, the others multiply, as in `hopper.ring`, but the length of a sum is the size of a group, which
+only the GPU knows. A sum is one chain over the rows of its group in ascending order, in steps of 16 from the first.
 """
 
 import functools
@@ -32,16 +32,16 @@ def sum_groups(
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
-    """Runs the kernel on rows that were moved apart.
+    """Runs the kernel on padded groups of rows.
 
     Args:
         x: (M', K), bfloat16 or float16, K a multiple of 16: the rows of a group start at the next multiple of the
             schedule's `k_step`, with zeros between the groups. M' is a multiple of `k_step`.
-        g: (M', N) of the same dtype, N a multiple of 16, moved apart in the same way.
-        sizes: (G,) int32, the rows of each group.
-        rows: How many rows there were. Sizes that are negative or add up to more give nan.
-        schedule: Tiles and stages, without `swap`; no tiles in turn.
-        out_dtype: Dtype of the result; rounded from the float32 accumulator once.
+        g: (M', N) of the same dtype, N a multiple of 16, padded in the same way.
+        sizes: (G,) int32, the number of rows of each group.
+        rows: Number of rows before padding. Sizes that are negative or add up to more give nan.
+        schedule: Tiles and stages, without `swap` or split "tiles".
+        out_dtype: Dtype of the result; rounded once from the float32 accumulator.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
@@ -121,7 +121,7 @@ def _kernel(plan: Product, table: Table, x: Any, g: Any, sizes: Any, out: Any, s
                 lambda accumulator: _sum(plan, scratch, accumulator, position, steps, part),
                 plgpu.WGMMAAccumulatorRef(plan.shape, jnp.float32),
             )
-            # Sizes that do not fit leave no rows in any group.
+            # Invalid sizes leave all groups empty.
             sums = sums + jnp.where(table.fit(scratch.table), jnp.float32(0), jnp.float32(jnp.nan))
             ending.finish((sums,), group, row + offset, column)
             return position + steps
@@ -130,7 +130,7 @@ def _kernel(plan: Product, table: Table, x: Any, g: Any, sizes: Any, out: Any, s
 
 
 def _sum(plan: Product, scratch: Scratch, accumulator: Any, position: Any, steps: Any, part: Any) -> Any:
-    """Returns the sum of a tile, whose stages start at a position; `part` of the rows is this warpgroup's."""
+    """Returns the sum of a tile whose stages start at a position; `part` is this warpgroup's rows."""
     ring = plan.ring
 
     @pl.loop(0, steps)
@@ -140,7 +140,7 @@ def _sum(plan: Product, scratch: Scratch, accumulator: Any, position: Any, steps
         left = plan.rows.read(scratch.rows, slot, 0, 0, 1, part)
         right = plan.columns.read(scratch.columns, slot, 0, 0, 1, slice(None))
         plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
-        plgpu.wgmma_wait(1)  # the products of the step before are done, this one's go on
+        plgpu.wgmma_wait(1)  # the previous step's products are done; this step's continue
 
         @pl.when(step > 0)
         def _() -> None:

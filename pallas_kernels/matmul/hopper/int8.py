@@ -1,4 +1,4 @@
-"""Products of matrices of 8 bits on a Hopper GPU, summed by wgmma and rescaled before they leave the kernel."""
+"""Products of 8-bit matrices on a Hopper GPU, summed by wgmma and rescaled in the epilogue."""
 
 from typing import Any, Final
 
@@ -31,8 +31,8 @@ from pallas_kernels.parts.served import served_if
 from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.int8.quant_matmul"
-_ALIGN: Final = 16  # elements in the 16 bytes to which the copy engine aligns rows of K
-_COLUMNS: Final = 8  # the same of rows of the result
+_ALIGN: Final = 16  # elements in the 16 bytes to which TMA aligns rows of K
+_COLUMNS: Final = 8  # the same for rows of the result
 _TURNED_COLUMNS: Final = 32  # columns of the narrowest swizzled tile
 _CONTRACTS: Final[dict[Any, Any]] = {
     jnp.dtype(jnp.int8): QuantContract(),
@@ -62,36 +62,36 @@ def quant_matmul(
 ) -> jax.Array:
     """Returns (x @ w) * row_scale * column_scale + bias, for rows in groups each with the weights of its group.
 
-    Sums of integers are exact, those of floats follow `Float8Contract`. What follows is computed in float32 from left
-    to right and rounded once more, to `out_dtype`. Operands are used where they lie if K is a multiple of 16, and N one
-    of 8 for weights stored as (N, K), of 32 for (K, N); others are copied, padded with zeros. int8 weights (K, N) are
-    turned in shared memory, those of float8_e4m3fn copied.
+    Integer sums are exact, float8 sums follow `Float8Contract`. The rest is computed in float32 from left to right and
+    then rounded to `out_dtype`. Operands are read in place if K is a multiple of 16, and N a multiple of 8 for (N, K)
+    weights, of 32 for (K, N); others are copied and zero-padded. (K, N) weights are transposed in shared memory if
+    int8, copied if float8_e4m3fn.
 
     Args:
-        x: (M, K) int8 or float8_e4m3fn, not empty; sorted by group where there are groups.
-        w: (K, N) of the dtype of `x`, or (G, K, N) with `sizes`; at most 1024 groups. The largest sum of integers must
-            fit in int32.
+        x: (M, K) int8 or float8_e4m3fn, not empty; sorted by group with `sizes`.
+        w: (K, N) of the dtype of `x`, or (G, K, N) with `sizes`; at most 1024 groups. The largest integer sum must fit
+            in int32.
         row_scale: (M,) float32.
         column_scale: (N,) of any float dtype, or (G, N).
-        contract: What the sums are and in which order the scales follow.
+        contract: Order of the sums and of the scales.
         transpose_w: Whether `w` is stored as (N, K), or (G, N, K).
         bias: (N,) of any float dtype, or None; none with `sizes`.
-        sizes: (G,) int32, the rows of each group; None for one matrix of weights.
+        sizes: (G,) int32, the number of rows of each group; None for one weight matrix.
         out_dtype: bfloat16, float16 or float32.
-        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
-        (M, N) of `out_dtype`. Rows behind the last group are zeros. If sizes are negative or add up to more than M,
-        everything is nan.
+        (M, N) of `out_dtype`. Rows after the last group are zeros. If sizes are negative or add up to more than M,
+        the whole result is nan.
 
     Raises:
-        UnsupportedError: If this backend does not take these operands, or another contract is asked for.
+        UnsupportedError: If this backend does not support the operands or the contract.
 
-    Guarantee: row-invariant; sums of integers are exact in every order.
+    Guarantee: row-invariant; integer sums are exact in every order.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w, one = jnp.ones((3, 128), jnp.int8), jnp.ones((128, 64), jnp.int8), jnp.ones(64)

@@ -1,8 +1,8 @@
-"""Matmul on a Hopper GPU: wgmma kernels whose tiles depend on the shape and whose bits do not.
+"""Matmul on a Hopper GPU: wgmma kernels whose tiles depend on the shape, but not their bits.
 
-The tensor core adds 16 products at a time to a float32 accumulator. On Hopper that step gives the same bits at every
-tile size, for either order of the operands, so one chain over K is a contract that every schedule honours
-(benchmarks/NOTES.md; tests/matmul compares them on a GPU).
+The tensor core adds 16 products at a time to a float32 accumulator. On Hopper this step gives the same bits for every
+tile size and either operand order, so every schedule honours the contract of one chain over K (benchmarks/NOTES.md;
+tests/matmul compares them on a GPU).
 """
 
 import math
@@ -48,7 +48,7 @@ from pallas_kernels.schedule.hopper.tiles import MatmulSchedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.launch.matmul"
 _GATED_OP: Final = "pallas_kernels.matmul.hopper.launch.gated_matmul"
-_ALIGN: Final = 8  # elements in the 16 bytes to which the copy engine aligns rows
+_ALIGN: Final = 8  # elements in the 16 bytes to which TMA aligns rows
 _WEIGHT_COLUMNS: Final = 16  # columns of the narrowest swizzled tile of weights stored as (K, N)
 _GRADIENT_OP: Final = "pallas_kernels.matmul.hopper.launch.weight_gradient"
 _OPERANDS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
@@ -70,24 +70,25 @@ def matmul(
 ) -> jax.Array:
     """Multiplies rows by weights, or every matrix of a stack by its own weights in one launch.
 
-    The result is activation(x @ w + bias) + residual, each step in float32 and rounded once at the end. The product's
-    part has the bits that it has alone.
+    The result is activation(x @ w + bias) + residual, each step in float32 and rounded once at the end. The product has
+    the same bits as without the other terms.
 
-    Aligned operands are used where they lie: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
-    16 for (K, N). Others are copied once, padded with zeros, which adds exact zeros to the sums.
+    Aligned operands are read in place: K a multiple of 8, and N a multiple of 8 for weights stored as (N, K), of
+    16 for (K, N). Others are copied once and zero-padded, which adds exact zeros to the sums.
 
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         w: (K, N) or (..., K, N) of the same dtype, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions
-            are those of `x`, which may have none: its rows are multiplied by every entry's weights then.
-        contract: Order of the sum over K. One that cuts K into shards takes no stack.
+            equal those of `x`, unless `x` is (M, K) and shared by all entries.
+        contract: Order of the sum over K. Split-K contracts do not support stacks.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of the dtype of `x` or float32, added to the float32 sum before it is rounded.
         activation: "gelu" (tanh form), "silu", "relu" or None (`pallas_kernels.matmul.hopper.activation`).
         functions: How the activation is computed.
         residual: (M, N) or (..., M, N) of `out_dtype`, added after the activation.
         out_dtype: bfloat16, float16 or float32; that of `x` by default. The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule changes a bit. A `ShardSchedule` where K is cut.
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it. A `ShardSchedule` for split-K
+            contracts.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -103,7 +104,7 @@ def matmul(
     (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/).
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.ones((3, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
@@ -117,7 +118,7 @@ def matmul(
         check_device(_OP)
     (m, k), n, lead = x.shape[-2:], w.shape[-2 if transpose_w else -1], w.shape[:-2]
     if 0 in (*lead, m, k, n):
-        # An empty sum is zero; what follows is done to it.
+        # K == 0: the accumulator is zero; the epilogue still applies.
         value = jnp.zeros((n,), jnp.float32) if bias is None else bias.astype(jnp.float32)
         value = jnp.broadcast_to(activate(value, activation), (*lead, m, n))
         return (value if residual is None else value + residual.astype(jnp.float32)).astype(out_dtype)
@@ -174,8 +175,8 @@ def gated_matmul(
         functions: How the activation is computed.
         transpose_w: Whether the weights are stored as (N, K).
         out_dtype: bfloat16, float16 or float32; that of `x` by default.
-        schedule: Tiles; chosen from the shape by default. Half of a warpgroup's tile is for each of the weights, so
-            with `swap` it has 128 rows.
+        schedule: Tiles; chosen from the shape by default. Each weight takes half of a warpgroup's tile, so with `swap`
+            it has 128 rows.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
     Returns:
@@ -242,10 +243,10 @@ def _split(
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
-    """Multiplies under a contract that cuts K, in whichever of its two forms the schedule says."""
+    """Multiplies under a split-K contract, in one or two kernels as the schedule says."""
     (m, k), n = x.shape, w.shape[-2 if transpose_w else -1]
     length = contract.shard_length(k)
-    count = -(-k // length)  # a short K has fewer shards than the contract names
+    count = -(-k // length)  # a short K has fewer splits than the contract names
     sizes = {"itemsize": x.dtype.itemsize, "out_itemsize": out_dtype.itemsize}
     if schedule is None:
         found = shard_schedules(m, k, n, shards=count, length=length, transpose_w=transpose_w, **sizes)
@@ -279,19 +280,19 @@ def weight_gradient(
 ) -> jax.Array:
     """Sums the outer products of rows: the gradient of `w` in `x @ w`, for every entry of a stack in one launch.
 
-    Both operands are used where they lie if M is a multiple of 8 and K and N are multiples of 16. Others are copied
-    once, padded with zeros, which adds exact zeros to the sums.
+    Both operands are read in place if M is a multiple of 8 and K and N are multiples of 16. Others are copied
+    once and zero-padded, which adds exact zeros to the sums.
 
     Args:
         x: (M, K) or (..., M, K), bfloat16 or float16. Any sizes, 0 included.
         g: (M, N) or (..., M, N) of the same dtype, the cotangent of the product. One of the two may have no leading
-            dimensions: it belongs to every entry then. Exchange the two for weights that are stored as (N, K).
+            dimensions and is then shared by every entry. Exchange the two for weights that are stored as (N, K).
         contract: Order of the sum over the rows.
-        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum, whose chain continues.
         out_dtype: float32 by default; bfloat16 or float16 round the sum once.
-        schedule: Tiles, without `swap`; chosen from the shape by default. No schedule changes a bit.
+        schedule: Tiles, without `swap`; chosen from the shape by default. The bits do not depend on it.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU. The interpreter adds
-            `accumulate` behind the sum.
+            `accumulate` after the sum.
 
     Returns:
         (K, N) or (..., K, N) of `out_dtype`.
@@ -303,7 +304,7 @@ def weight_gradient(
     of `x` and its column of `g` alone.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, g = jnp.ones((40, 64), jnp.bfloat16), jnp.ones((40, 64), jnp.bfloat16)

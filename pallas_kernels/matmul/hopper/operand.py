@@ -1,4 +1,4 @@
-"""An operand of wgmma on its way through shared memory: which copies bring it, and how wgmma reads it there."""
+"""An operand of wgmma in shared memory: how it is copied there and how wgmma reads it."""
 
 import math
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Operand:
         k: Length of the contracted dimension.
         k_major: Whether K is the contiguous dimension in memory.
         tile: Rows or columns of a block's tile in each source.
-        loaded: How many of them are copied; the others are never read by what is stored.
+        loaded: How many of them are copied; the others never affect stored elements.
         swizzle: Elements of a swizzled row.
         k_step: Elements of K in a stage.
-        sources: Operands of this shape, 1 or 2; each has an accumulator of its own.
-        anywhere: Whether tiles start at any row, not at multiples of 8 alone.
+        sources: Operands of this shape, 1 or 2, each with its own accumulator.
+        anywhere: Whether tiles may start at any row, not only at multiples of 8.
     """
 
     size: int
@@ -43,9 +43,9 @@ class Operand:
 
     @property
     def ragged(self) -> bool:
-        """Whether what is copied does not divide into the whole (8, swizzle) tiles that wgmma reads.
+        """Whether the copied rows do not divide into the whole (8, swizzle) tiles that wgmma reads.
 
-        Fewer than 8 rows are one tile. An operand stored with K in front divides: its K is a multiple of 8, its swizzle
+        Fewer than 8 rows are one tile. An operand stored with K first divides: its K is a multiple of 8, its swizzle
         divides its size.
         """
         edges = (self.size % ROWS != 0 and self.size > ROWS) or self.k % self.swizzle != 0
@@ -56,7 +56,7 @@ class Operand:
         """Copies per stage and source.
 
         A ragged operand is copied in pieces one swizzled row wide: such a piece is plain rows in memory order, for
-        which the copy engine handles any edge.
+        which TMA handles any edge.
         """
         return self.k_step // self.swizzle if self.ragged else 1
 
@@ -77,7 +77,7 @@ class Operand:
         return (stages, self.sources * self.pieces, self.tile, self.k_step // self.pieces)
 
     def scratch(self, stages: int, dtype: Any, alias: bool) -> Any:
-        """Returns shared memory of the stages; with `alias` also as plain rows, for copies in pieces."""
+        """Returns shared memory of the stages; with `alias` also viewed as plain rows, for copies in pieces."""
         transforms = tile_transforms(self.swizzle, dtype)
         tiled = plgpu.SMEM(self.shape(stages), dtype, transforms=transforms)
         if not alias:
@@ -85,7 +85,7 @@ class Operand:
         return plgpu.RefUnion(tiled, plgpu.SMEM(self.shape(stages), dtype, transforms=transforms[1:]))
 
     def copy(self, sources: Any, target: Any, start: Any, k: Any, slot: Any, barrier: Any) -> None:
-        """Starts the copies of one stage, of the rows (or columns) from `start` on and of K from `k` on."""
+        """Starts the copies of one stage: rows (or columns) from `start` on, K from `k` on."""
         size = pl.ds(start, self.loaded)
         for index, source in enumerate(sources):
             for piece in range(self.pieces):
@@ -101,7 +101,7 @@ class Operand:
     def read(self, ref: Any, slot: Any, source: int, piece: int, pieces: int, part: Any) -> Any:
         """Returns the rows or columns `part` of piece `piece` of `pieces` of a stage, as (part, K).
 
-        A side with one source has it wherever the other side has two.
+        A side with one source uses it for both sources of the other side.
         """
         first = source % self.sources * self.pieces
         width = self.k_step // pieces
@@ -116,17 +116,17 @@ class Operand:
 
 
 def loaded_rows(size: int, tile: int) -> int:
-    """Returns how many rows of a tile are copied from `size` rows: no more whole core matrices than there are."""
+    """Returns how many rows of a tile are copied from `size` rows: whole core matrices, up to the tile."""
     return min(tile, -(-size // ROWS) * ROWS)
 
 
 def whole_swizzle(dtype: Any, *lengths: int) -> int:
-    """Returns the elements of the widest swizzled row that lengths along it divide into."""
+    """Returns the elements of the widest swizzled row that divides the lengths along it."""
     return math.gcd(SWIZZLE_BYTES // jnp.dtype(dtype).itemsize, *lengths)
 
 
 def in_stack(ref: Any, place: Any) -> Any:
-    """Returns the entry of a stack, or the matrix that stands for every entry."""
+    """Returns the entry of a stack, or the matrix shared by every entry."""
     return ref if len(ref.shape) == 2 else ref.at[place]
 
 

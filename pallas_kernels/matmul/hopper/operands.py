@@ -1,4 +1,4 @@
-"""What the matmuls of a Hopper GPU share: checks of what they are given, padding, empty sums."""
+"""Helpers shared by the Hopper matmuls: argument checks, padding, empty sums."""
 
 import math
 from typing import Any, Final
@@ -15,7 +15,7 @@ _RESULTS: Final = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16), _FLOAT32)
 
 
 def check_contract(op: str, contract: Any, kind: type) -> None:
-    """Raises `UnsupportedError` unless the contract is of the one kind that a backend sums under."""
+    """Raises `UnsupportedError` unless the contract is of the kind that a backend supports."""
     if not isinstance(contract, kind):
         raise UnsupportedError(
             f"{op}: expected a {kind.__name__}, the one order that this backend sums in, got {contract!r}; ask the"
@@ -26,7 +26,8 @@ def check_contract(op: str, contract: Any, kind: type) -> None:
 def check_operands(
     op: str, x: Any, w: Any, bias: Any, transpose_w: bool, out_dtype: Any, dtypes: tuple[Any, ...]
 ) -> None:
-    """Raises `UnsupportedError` unless the operands are matrices, or stacks of them, of one dtype that fit together.
+    """Raises `UnsupportedError` unless the operands are matrices, or stacks of them, with compatible shapes and one
+    dtype.
 
     Args:
         op: Name of the operation.
@@ -35,7 +36,7 @@ def check_operands(
         bias: The bias, or None.
         transpose_w: Whether the weights are stored as (N, K).
         out_dtype: Dtype of the result.
-        dtypes: Dtypes that the operands may have.
+        dtypes: Allowed dtypes of the operands.
     """
     came = f"got x {x.dtype}{list(x.shape)}, w {w.dtype}{list(w.shape)}, {transpose_w=}, out_dtype={out_dtype.name}"
     if x.ndim < 2 or w.ndim < 2 or x.shape[:-2] not in ((), w.shape[:-2]):
@@ -64,13 +65,13 @@ def check_operands(
 
 
 def check_result(op: str, out_dtype: Any, came: str) -> None:
-    """Raises `UnsupportedError` unless a kernel can write results of the dtype; `came` says what it was given."""
+    """Raises `UnsupportedError` unless a kernel can write results of the dtype; `came` describes the argument."""
     if out_dtype not in _RESULTS:
         raise UnsupportedError(f"{op}: expected out_dtype bfloat16, float16 or float32, {came}; cast the result.")
 
 
 def check_shared_memory(op: str, schedule: Any, needed: int) -> None:
-    """Raises `UnsupportedError` unless the shared memory that a schedule needs is there."""
+    """Raises `UnsupportedError` if a schedule needs more shared memory than available."""
     if needed > SHARED_BYTES:
         raise UnsupportedError(
             f"{op}: expected a schedule that fits into {SHARED_BYTES} bytes of shared memory, got one that needs"
@@ -92,18 +93,18 @@ def check_device(op: str) -> None:
 
 
 def empty(shape: tuple[int, ...], bias: jax.Array | None, out_dtype: Any) -> jax.Array:
-    """Returns an empty sum, zero, with the bias added to it."""
+    """Returns an empty sum (zero) plus the bias."""
     value = jnp.zeros(shape[-1:], jnp.float32) if bias is None else bias
     return jnp.broadcast_to(value.astype(out_dtype), shape)
 
 
 def one_axis(a: jax.Array) -> jax.Array:
-    """Returns a stack with one axis in front of its matrices; a matrix as it is."""
+    """Returns a stack with one leading axis; a matrix is returned unchanged."""
     return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:]) if a.ndim > 2 else a
 
 
 def pad(a: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """Returns `a` with zeros behind its end along `axis`, or `a` itself where it is a multiple already."""
+    """Returns `a` zero-padded along `axis`, or `a` itself if its size is already a multiple."""
     missing = -a.shape[axis] % multiple
     if not missing:
         return a

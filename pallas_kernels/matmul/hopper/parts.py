@@ -1,7 +1,7 @@
-"""Products of float32 by bfloat16 on a Hopper GPU: the float32 operand in bfloat16 parts, by the 16-bit kernels.
+"""Products of float32 by bfloat16 on a Hopper GPU: the float32 operand as bfloat16 limbs, by the 16-bit kernels.
 
-The gradients of a bfloat16 product with float32 results are such products. In parts the bfloat16 operand is used where
-it lies, and the tensor core runs at twice the rate of TF32.
+The gradients of a bfloat16 product with float32 results are such products. With limbs, the bfloat16 operand is read in
+place and the tensor core runs at twice the rate of TF32.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ def matmul(
 ) -> jax.Array:
     """Multiplies rows by weights, one of them float32 and the other bfloat16, or every matrix of a stack.
 
-    An infinity in the bfloat16 operand gives nan, because parts that are zero meet it.
+    An infinity in the bfloat16 operand gives nan, because it is multiplied by zero limbs.
 
     Args:
         x: (M, K) or (..., M, K). Any sizes, 0 included.
         w: (K, N) or (..., K, N); (N, K) or (..., N, K) with `transpose_w`.
-        contract: Parts, and the order of the sum.
+        contract: Limbs, and the order of the sum.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,), added to the float32 sum.
         out_dtype: float32 by default; the sum is rounded once.
@@ -56,7 +56,7 @@ def matmul(
     Guarantee: row-invariant; the bits depend on K, the row, the weights and the bias alone.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.full((3, 64), 1 / 3), jnp.ones((64, 64), jnp.bfloat16)
@@ -67,8 +67,8 @@ def matmul(
     _check(_OP, x, w)
     options: dict[str, Any] = {"transpose_w": transpose_w, "interpret": interpret}
     if x.dtype == jnp.float32:
-        # The parts of rows are rows of one product. They lie as `weight_gradient` lays them, so that XLA makes them
-        # once where the gradients of both operands are taken.
+        # The limbs of the rows are rows of one product, in the order of `weight_gradient`, so that XLA computes them
+        # once for the gradients of both operands.
         rows = _STEP if x.shape[-2] % _STEP == 0 else x.shape[-2]
         total = _sum_of_rows(_beside(x, contract.parts, rows), w, contract.parts, rows, **options)
     else:
@@ -87,13 +87,13 @@ def matmul_of_parts(
     out_dtype: Any = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """Multiplies rows whose parts lie apart by weights: `matmul` behind whoever makes the parts.
+    """Multiplies rows already split into limbs by weights: the second half of `matmul`.
 
     Args:
-        x: (parts * M, K) or (..., parts * M, K) bfloat16, M a multiple of 16: of each 16 rows the last part, then the
+        x: (parts * M, K) or (..., parts * M, K) bfloat16, M a multiple of 16: for each 16 rows the last limb, then the
             one before it, and so on.
         w: (K, N) or (..., K, N) bfloat16; (N, K) or (..., N, K) with `transpose_w`.
-        contract: Parts, and the order of the sum.
+        contract: Limbs, and the order of the sum.
         transpose_w: Whether `w` is stored as (N, K).
         out_dtype: float32 by default; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
@@ -104,7 +104,7 @@ def matmul_of_parts(
     Raises:
         UnsupportedError: If this backend cannot honour the contract.
 
-    Guarantee: row-invariant, with the bits of `matmul` of the sums of the parts.
+    Guarantee: row-invariant, with the bits of `matmul` of the summed limbs.
     """
     check_contract(_OP, contract, PartsContract)
     total = _sum_of_rows(x, w, contract.parts, _STEP, transpose_w=transpose_w, interpret=interpret)
@@ -112,7 +112,7 @@ def matmul_of_parts(
 
 
 def _sum_of_rows(x: jax.Array, w: jax.Array, parts: int, rows: int, **options: Any) -> jax.Array:
-    """Multiplies rows whose parts lie beside each other, and adds the products of the parts."""
+    """Multiplies rows stored as interleaved limbs, and adds the products of the limbs."""
     y = _chain(x, w, **options)
     m = y.shape[-2] // parts
     y = y.reshape(*y.shape[:-2], m // max(1, rows), parts, rows, y.shape[-1])
@@ -141,13 +141,13 @@ def weight_gradient(
 ) -> jax.Array:
     """Sums the outer products of rows, one operand float32 and the other bfloat16: the gradient of weights.
 
-    The rows of both are copied once: 16 rows of the one stand beside each of the parts of 16 rows of the other.
+    The rows of both are copied once: 16 rows of one operand are paired with each limb of 16 rows of the other.
 
     Args:
         x: (M, K) or (..., M, K). Any sizes, 0 included.
         g: (M, N) or (..., M, N), the cotangent of the product.
-        contract: Parts, and the order of the sum over the rows.
-        accumulate: (K, N) or (..., K, N) float32, a previous sum whose chain is continued.
+        contract: Limbs, and the order of the sum over the rows.
+        accumulate: (K, N) or (..., K, N) float32, a previous sum, whose chain continues.
         out_dtype: float32 by default; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
@@ -161,7 +161,7 @@ def weight_gradient(
     of `x` and its column of `g` alone.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, g = jnp.ones((40, 64), jnp.bfloat16), jnp.full((40, 64), 0.1)
@@ -186,12 +186,12 @@ def weight_gradient(
 def weight_gradient_of_parts(
     x: jax.Array, g: jax.Array, *, contract: PartsChunkContract, out_dtype: Any = None, interpret: Any = False
 ) -> jax.Array:
-    """Sums the outer products of rows whose parts lie apart: `weight_gradient` behind whoever makes the parts.
+    """Sums the outer products of rows already split into limbs: the second half of `weight_gradient`.
 
     Args:
         x: (parts * M, K) or (..., parts * M, K) bfloat16, as `matmul_of_parts` takes it.
         g: (M, N) or (..., M, N) bfloat16.
-        contract: Parts, and the order of the sum over the rows.
+        contract: Limbs, and the order of the sum over the rows.
         out_dtype: float32 by default; the sum is rounded once.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU.
 
@@ -201,7 +201,7 @@ def weight_gradient_of_parts(
     Raises:
         UnsupportedError: If this backend cannot honour the contract.
 
-    Guarantee: split-invariant, with the bits of `weight_gradient` of the sums of the parts.
+    Guarantee: split-invariant, with the bits of `weight_gradient` of the summed limbs.
     """
     check_contract(_GRADIENT_OP, contract, PartsChunkContract)
     beside = _beside(g, contract.parts, contract.rows)
@@ -210,17 +210,17 @@ def weight_gradient_of_parts(
 
 
 def _beside(x: jax.Array, parts: int, rows: int) -> jax.Array:
-    """Returns (..., parts * M, n): of each `rows` rows the last part, then the one before it, and so on.
+    """Returns (..., parts * M, n): for each `rows` rows the last limb, then the one before it, and so on.
 
-    What is not float32 stands there once for each part.
+    Other dtypes than float32 are repeated once per limb.
     """
     m, n = x.shape[-2:]
     blocks = x.reshape(*x.shape[:-2], m // max(1, rows), 1, rows, n)
     blocks = jnp.broadcast_to(blocks, (*blocks.shape[:-3], parts, rows, n))
     if x.dtype == jnp.float32:
-        # One element-wise program, which reads what it repeats from the cache: a concatenation takes twice the time.
-        # Its number goes into each copy and comes out of it, or XLA would compute for all copies at once what they
-        # have in common, in a pass of its own.
+        # One element-wise program, which rereads repeated rows from the cache: a concatenation takes twice the time.
+        # Each copy is XORed with its number and back, or XLA would hoist the computation common to all copies into a
+        # separate pass.
         number = lax.broadcasted_iota(jnp.int32, blocks.shape, blocks.ndim - 3)
         numbered = lax.bitcast_convert_type(blocks, jnp.int32) ^ number
         *others, found = _parts(lax.bitcast_convert_type(numbered ^ number, jnp.float32), parts)[::-1]
@@ -231,10 +231,10 @@ def _beside(x: jax.Array, parts: int, rows: int) -> jax.Array:
 
 
 def _parts(x: jax.Array, count: int) -> list[jax.Array]:
-    """Returns the bfloat16 parts of float32 numbers, the largest first."""
+    """Returns the bfloat16 limbs of float32 numbers, the largest first."""
     parts, rest = [], x
     for _ in range(count - 1):
-        # The upper bits as they are: a conversion to and fro may be dropped by XLA (`xla_allow_excess_precision`).
+        # Masks the upper bits: XLA may drop a round-trip conversion (`xla_allow_excess_precision`).
         upper = lax.bitcast_convert_type(lax.bitcast_convert_type(rest, jnp.int32) & _UPPER, jnp.float32)
         finite = jnp.abs(rest) < jnp.inf
         parts.append(jnp.where(finite, upper, rest).astype(jnp.bfloat16))

@@ -1,7 +1,7 @@
-"""The pipeline of a product on a Hopper GPU: blocks that walk tiles, and in each block a ring of stages.
+"""The pipeline of a product on a Hopper GPU: a tile scheduler, and in each block a circular buffer of stages.
 
-One warpgroup copies tiles of the operands into the stages (TMA) and waits for a stage to be empty before it fills it
-again; other warpgroups wait for a stage to be full, multiply what is there (wgmma) and give it back.
+One warpgroup copies operand tiles into the stages (TMA), waiting for each stage to be empty before refilling it; other
+warpgroups wait for a full stage, multiply its tiles (wgmma) and release it.
 """
 
 import math
@@ -26,11 +26,11 @@ _REGISTERS: Final = {
 
 
 class Roles(NamedTuple):
-    """What the warpgroups of a block do: the first ones multiply, then come those that transpose, the last one copies.
+    """The roles of a block's warpgroups: the first multiply, the next transpose, the last one copies.
 
     Attributes:
-        multiply: Warpgroups that multiply.
-        transpose: Warpgroups that transpose tiles in shared memory.
+        multiply: Number of warpgroups that multiply.
+        transpose: Number of warpgroups that transpose tiles in shared memory.
     """
 
     multiply: int
@@ -38,26 +38,25 @@ class Roles(NamedTuple):
 
     @property
     def warpgroups(self) -> int:
-        """Warpgroups of a block."""
+        """Number of warpgroups of a block."""
         return self.multiply + self.transpose + 1
 
     def limit_registers(self, role: Literal["copy", "transpose", "multiply"]) -> None:
-        """Gives a thread the registers of its role; two warpgroups keep what they have."""
+        """Sets the register limit of a thread's role; two warpgroups keep the default."""
         if self in _REGISTERS:
             registers = _REGISTERS[self][("copy", "transpose", "multiply").index(role)]
             plgpu.set_max_registers(registers, action="increase" if role == "multiply" else "decrease")
 
 
 class Place(NamedTuple):
-    """Where a tile stands.
+    """The position of a tile.
 
     Attributes:
-        part: Which of several results; None where there is one.
+        part: Index among several results; None for a single result.
         entry: Entry of the stack; None without one.
         row: First row.
         column: First column.
-        valid: How many rows of the result the tile has, where that is known on the GPU only; None where it follows
-            from the result's shape.
+        valid: Number of result rows in the tile if only the GPU knows it; None if it follows from the result's shape.
     """
 
     part: Any
@@ -69,17 +68,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Walk:
-    """How the blocks of a launch walk the tiles of a result: block i takes tiles i, i + blocks, i + 2 blocks, ...
+    """The tile scheduler of a launch: block i processes tiles i, i + blocks, i + 2 blocks, ...
 
     Attributes:
-        stack: Axes in front of the rows and columns of the result.
+        stack: Leading axes of the result.
         row_tiles: Tiles along the rows.
         column_tiles: Tiles along the columns.
         tile_rows: Rows of a tile.
         tile_columns: Columns of a tile.
-        group: Tiles along the rows that are walked before the next column.
-        most_blocks: Blocks that are launched at most; 0 for one for each tile.
-        parts: Results of this kind one after the other, such as shards of K; None where there is one.
+        group: Tiles along the rows processed before the next column.
+        most_blocks: Most blocks to launch; 0 for one per tile.
+        parts: Number of such results, one after another, for example K splits; None for a single result.
     """
 
     stack: tuple[int, ...]
@@ -98,20 +97,20 @@ class Walk:
 
     @property
     def blocks(self) -> int:
-        """Blocks that are launched."""
+        """Number of blocks launched."""
         return min(self.tiles, self.most_blocks) if self.most_blocks else self.tiles
 
     @property
     def most_turns(self) -> int:
-        """Tiles of the block that has most."""
+        """Most tiles of any block."""
         return -(-self.tiles // self.blocks)
 
     def count(self, block: Any) -> Any:
-        """Returns how many tiles a block has."""
+        """Returns the number of tiles of a block."""
         return lax.div(self.tiles - block + self.blocks - 1, self.blocks)
 
     def place(self, block: Any, tile: Any) -> Place:
-        """Returns where a block's tile of that number stands."""
+        """Returns the position of a block's tile by its index."""
         index, part, entry, area = block + tile * self.blocks, None, None, self.row_tiles * self.column_tiles
         if self.parts is not None:
             part, index = lax.div(index, self.tiles // self.parts), lax.rem(index, self.tiles // self.parts)
@@ -119,7 +118,7 @@ class Walk:
             entry = lax.div(index, area)
         if self.stack or self.parts is not None:
             index = lax.rem(index, area)
-        # Bands of `group` rows, so that blocks that run together share operands in the L2 cache.
+        # Bands of `group` rows, so that concurrent blocks share operands in the L2 cache.
         band = lax.div(index, self.group * self.column_tiles)
         inside = lax.rem(index, self.group * self.column_tiles)
         height = jnp.minimum(self.row_tiles - band * self.group, self.group)
@@ -128,20 +127,20 @@ class Walk:
 
 
 class Turns(Protocol):
-    """What the number of stages depends on."""
+    """The properties that the number of stages depends on."""
 
     @property
     def most_turns(self) -> int:
-        """Tiles of the block that has most."""
+        """Most tiles of any block."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """The stages of a block, which are filled and emptied in turn.
+    """The stages of a block, a circular buffer.
 
     Attributes:
         stages: Number of stages.
-        steps: Stages that a tile takes, one after the other; 0 where only the GPU knows it.
+        steps: Stages that a tile takes in order; 0 if only the GPU knows.
     """
 
     stages: int
@@ -149,7 +148,7 @@ class Ring:
 
     @classmethod
     def of(cls, walk: "Turns", steps: int, most_stages: int, multiple: int = 1) -> "Ring":
-        """Returns the ring for tiles of so many steps; it has no stage that no block would use."""
+        """Returns the circular buffer for tiles of `steps` steps, without stages that no block would use."""
         used = -(-steps * walk.most_turns // multiple) * multiple
         return cls(min(most_stages, used), steps)
 
@@ -172,9 +171,9 @@ class Ring:
 
         Args:
             count: Tiles.
-            empty: Barriers at which the stages are given back.
-            begin: Returns what is known of a tile.
-            copy: Gets that, the tile, the step and the stage; starts the copies into it.
+            empty: Barriers on which the stages are released.
+            begin: Returns the data of a tile.
+            copy: Receives it, the tile, the step and the stage; starts the copies.
         """
 
         @pl.loop(0, count)
@@ -188,7 +187,7 @@ class Ring:
         self.drain(count * self.steps, empty)
 
     def fill(self, position: Any, empty: Any, copy: Callable[[Any], None]) -> None:
-        """Fills the stage of a position as soon as it is empty; `copy` gets the stage."""
+        """Fills the stage of a position once it is empty; `copy` receives the stage."""
         slot = self.at(position)
         await_free(position, self.stages, empty.at[slot])
         copy(slot)
@@ -207,14 +206,14 @@ def sum_steps(
     products: int,
     several: bool = True,
 ) -> None:
-    """Sums the steps of a chain: the products of one are awaited when those of the next one have been issued.
+    """Sums the steps of a chain; a step's products are awaited after the next step's are issued.
 
     Args:
         first: The first step.
         last: The end of the steps.
         multiply: Waits for a step's stage and issues its products.
-        release: Gives a step's stage back.
-        products: Products of a step.
+        release: Releases a step's stage.
+        products: Number of products of a step.
         several: Whether there may be more than one step.
     """
 
@@ -231,5 +230,5 @@ def sum_steps(
 
 
 def here() -> tuple[Any, Any]:
-    """Returns the warpgroup and the block that run."""
+    """Returns the indices of the current warpgroup and block."""
     return lax.axis_index("warpgroup"), lax.axis_index("block")

@@ -1,8 +1,7 @@
-"""What the kernels of products on a Hopper GPU share: the plan of a launch, and a block's shared memory.
+"""Shared parts of the Hopper product kernels: the plan of a launch, and a block's shared memory.
 
-In each of them one warpgroup copies tiles of both operands into a ring of stages (TMA), others multiply them (wgmma)
-into float32 accumulators and finish what they have summed. A kernel says what is copied into a stage, and how a tile
-is summed.
+In each kernel one warpgroup copies tiles of both operands into a circular buffer of stages (TMA), others multiply them
+(wgmma) into float32 accumulators and apply the epilogue. A kernel defines the copies of a stage and the sum of a tile.
 """
 
 from collections.abc import Callable
@@ -25,15 +24,15 @@ class Scratch(NamedTuple):
     """Shared memory and barriers of a block.
 
     Attributes:
-        rows: Stages of wgmma's rows; two views of them, as they are read and as they are copied, where these differ.
-        columns: The same of wgmma's columns.
-        store: Blocks of the result on their way to memory.
+        rows: Stages of wgmma's rows; two views of them if they are read and copied in different layouts.
+        columns: The same for wgmma's columns.
+        store: Blocks of the result to be stored.
         full: Barriers of the stages that have arrived.
         empty: Barriers of the stages that have been read.
         fetched: Barriers of the residual.
-        apart: What shares the bytes of something else, under the interpreter, which knows no two views of them.
+        apart: Separate memory for an aliased view in the interpreter, which does not support aliasing.
         transposed: Barriers of the stages whose weights have been transposed.
-        table: Where groups begin.
+        table: The group offsets.
         ready: The barrier of the table.
     """
 
@@ -51,19 +50,19 @@ class Scratch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
-        name: What profiles call the kernel.
+        name: Name of the kernel in profiles.
         schedule: Tiles and stages.
         rows: wgmma's rows.
         columns: wgmma's columns.
-        walk: How blocks walk the tiles.
+        walk: The tile scheduler.
         ring: The stages.
-        roles: What the warpgroups of a block do.
+        roles: Roles of the warpgroups.
         shape: Rows and columns of an accumulator.
-        store: How a tile leaves.
-        interpret: Whether the interpreter runs the kernel.
+        store: How a tile is stored.
+        interpret: Whether the kernel runs in the interpreter.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Product:
     interpret: Any
 
     def plain(self, part: Operand | Store) -> bool:
-        """Whether the shared memory of an operand, or of the store, is used as plain rows too."""
+        """Whether the shared memory of an operand, or of the store, is also viewed as plain rows."""
         return part.ragged and not self.interpret
 
     def stages(self, operand: Operand, dtype: Any) -> Any:
@@ -86,15 +85,15 @@ class Product:
         return operand.scratch(self.ring.stages, dtype, self.plain(operand))
 
     def views(self, operand: Operand, stages: Any) -> tuple[Any, Any]:
-        """Returns an operand's stages as they are read and as they are copied."""
+        """Returns the views of an operand's stages for reading and for copying."""
         return tuple(stages) if self.plain(operand) else (stages, stages)
 
     def blocks(self, dtype: Any) -> Any:
-        """Returns the shared memory of the store, for a result of a dtype."""
+        """Returns the shared memory of the store, for a result dtype."""
         return self.store.scratch(self.schedule.warpgroups, dtype, self.plain(self.store))
 
     def launch(self, kernel: Callable[..., None], shape: tuple[int, ...], dtype: Any, scratch: Any) -> Any:
-        """Returns the launch of a kernel with a result, which gets the scratch as its last argument."""
+        """Returns the launch of a kernel with one result; the kernel's last argument is the scratch."""
         return launch(
             self.name,
             kernel,
@@ -129,7 +128,7 @@ class Product:
 
 
 def fill_table(table: Table, sizes: jax.Array, scratch: Scratch, warpgroup: Any, interpret: Any) -> None:
-    """Makes the table of where groups begin, in one warpgroup while the others wait."""
+    """Builds the table of group offsets in one warpgroup while the others wait."""
 
     @pl.when(warpgroup == 0)
     def _() -> None:

@@ -1,4 +1,4 @@
-"""Products of matrices of 8 bits however they are stored, by `int8.quant_matmul`."""
+"""Products of 8-bit matrices in any storage order, by `int8.quant_matmul`."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def quantized_product(
     bias: jax.Array | None,
     out_dtype: Any,
 ) -> jax.Array:
-    """Returns (x @ w) * row_scale * column_scale + bias; `transposed` says which operand is stored the other way round.
+    """Returns (x @ w) * row_scale * column_scale + bias; `transposed` says which operands are stored transposed.
 
     Guarantee: row-invariant.
     """
@@ -58,5 +58,5 @@ def quantized_groups(
 
 
 def _along_k(x: jax.Array, are_along_k: bool, *groups: int) -> bool:
-    """Returns whether the kernel is to get weights stored as (N, K)."""
+    """Returns whether to pass (N, K) weights to the kernel."""
     return are_along_k or x.dtype == jnp.float8_e4m3fn or not turns_in_kernel(x.shape[0], *groups)

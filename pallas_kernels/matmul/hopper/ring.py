@@ -1,9 +1,9 @@
-"""The kernel of the Hopper matmul: one producer warpgroup, one or more computing ones, a ring of stages between them.
+"""The kernel of the Hopper matmul: a producer warpgroup and computing warpgroups, with a circular buffer of stages.
 
 The producer copies tiles of both operands into shared memory (TMA), the computing warpgroups multiply them (wgmma)
-into float32 accumulators and write the result. Every accumulator is one chain over K upwards in steps of 16, whatever
-the schedule: tiles and stages decide who computes an element and when, never in which order it is summed.
-What happens to a finished accumulator is `hopper.epilogue`.
+into float32 accumulators and write the result. Every accumulator is one chain over K in ascending steps of 16 for every
+schedule: tiles and stages decide where and when an element is computed, never its summation order. Finished
+accumulators go through `hopper.epilogue`.
 
 wgmma multiplies rows by columns. With `schedule.swap` the weights are the rows and the activations the columns, so
 that a small batch fills 8 columns instead of 64 rows; without it the activations are the rows.
@@ -34,12 +34,12 @@ from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
 
 @dataclass(frozen=True)
 class Shards:
-    """K cut into chains of their own (`pallas_kernels.contract.SplitWgmmaContract`).
+    """K split into separate chains (`pallas_kernels.contract.SplitWgmmaContract`).
 
     Attributes:
-        count: Number of shards, at least 2.
-        length: Elements of K in one, a multiple of the schedule's `k_step`.
-        across: Whether a block sums one shard and leaves the tree to others, or all of them and their tree.
+        count: Number of K splits, at least 2.
+        length: Elements per K split, a multiple of the schedule's `k_step`.
+        across: Whether a block sums one K split and another kernel adds the tree, or a block does both.
     """
 
     count: int
@@ -63,30 +63,30 @@ def ring_matmul(
     shards: Shards | None = None,
     folded: bool = False,
 ) -> jax.Array:
-    """Runs the kernel on operands that the copy engine can address.
+    """Runs the kernel on operands that TMA can address.
 
     Args:
         x: (M, K), or a stack (B, M, K); K a multiple of 8 (of 16 for int8), M and B at least 1. (K, M) with
-            `transpose_x`, where M is a multiple of 16. A matrix beside a stack of `w` belongs to every entry.
-        w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 where the
-            weights are (K, N). A stack too, or with `transpose_x` a matrix that belongs to every entry. Of int8,
-            whose sums are exact, weights (K, N) with N a multiple of 32 are turned in shared memory.
-        epilogue: What is done to the sums before they are rounded; scales for int8.
-        total: (M', N') or a stack of them, float32, with which the sums start; M' and N' are multiples of what a
-            block computes and at least M and N. Without it they start at zero. Not for a schedule with `swap`.
-        sizes: (B,) int32, how many rows of a matrix `x` belong to each entry of `w`, one entry behind the other. Rows
-            behind them become zeros; where sizes are negative or add up to more than M, all become nan. A schedule
-            without `swap` has whole swizzled rows of the result in a tile.
+            `transpose_x`, where M is a multiple of 16. A matrix is shared by every entry of a stack of `w`.
+        w: (K, N), or (N, K) with `transpose_w`, of the same 2-byte dtype; N a multiple of 8, and of 16 for (K, N)
+            weights. Also a stack, or with `transpose_x` a matrix shared by every entry. int8 (K, N) weights, N a
+            multiple of 32, are transposed in shared memory.
+        epilogue: Operations on the sums before they are rounded; scales for int8.
+        total: (M', N') or a stack of them, float32, the initial sums; M' and N' are multiples of a block's tile, at
+            least M and N. By default sums start at zero. Not with `swap`.
+        sizes: (B,) int32, the number of consecutive rows of a matrix `x` for each entry of `w`. Rows after them become
+            zeros; if sizes are negative or add up to more than M, all become nan. Without `swap`, a tile has whole
+            swizzled rows of the result.
         schedule: Tiles and stages.
         transpose_w: Whether `w` is stored as (N, K).
         transpose_x: Whether `x` is stored as (K, M).
-        out_dtype: Dtype of the result; rounded from the float32 accumulator once.
+        out_dtype: Dtype of the result; rounded once from the float32 accumulator.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        shards: The cut of K, for matrices; by default there is one chain.
-        folded: Whether every step is a chain of its own, and their sums are added upwards in float32.
+        shards: The K splits, for matrices; one chain by default.
+        folded: Whether every step is a separate chain, and their sums are added in ascending order in float32.
 
     Returns:
-        (M, N) or (B, M, N) of `out_dtype`; with shards across blocks (count, M, N), the shards' own sums.
+        (M, N) or (B, M, N) of `out_dtype`; with K splits across blocks (count, M, N), the partial sums.
     """
     stack, n, s = max(x.shape[:-2], w.shape[:-2]), w.shape[-2 if transpose_w else -1], schedule
     if sizes is not None:
@@ -138,7 +138,7 @@ def ring_matmul(
 
 
 def group_walk(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupWalk:
-    """Returns how the tiles of (M, N) are walked whose rows belong to so many groups."""
+    """Returns the tile scheduler of an (M, N) result with rows in groups."""
     table = Table(groups, m, s.block_m)
     blocks = max(1, min(s.blocks or SMS, -(-n // s.block_n) * (table.most_tiles + 1)))
     return GroupWalk(table, n, s.block_n, s.swap, s.group, blocks)
@@ -147,7 +147,7 @@ def group_walk(groups: int, m: int, n: int, s: MatmulSchedule) -> GroupWalk:
 def _operands(
     m: int, k: int, n: int, dtype: Any, epilogue: Epilogue, s: MatmulSchedule, transpose_x: bool, transpose_w: bool
 ) -> tuple[Operand, Operand]:
-    """Returns the activations and the weights as they pass through shared memory."""
+    """Returns the shared-memory operands of the activations and the weights."""
     sources = 2 if epilogue.gated else 1
     swizzle, w_tile = SWIZZLE_BYTES // dtype.itemsize, s.block_n // sources
     if not transpose_w:
@@ -163,15 +163,15 @@ def _operands(
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan(Product):
-    """What is fixed about a launch.
+    """The static parameters of a launch.
 
     Attributes:
-        turned: The weights as they are copied, where a warpgroup turns them before they are read; else None.
-        chains: Chains over K in a tile, which are added as a tree, or upwards.
+        turned: The weights as they are copied if a warpgroup transposes them before they are read; else None.
+        chains: Chains over K in a tile, added as a tree or in ascending order.
         chain_steps: Steps of one chain.
-        shard: Elements of K in the shard that an entry of the stack stands for; None where the stack is one of results.
+        shard: Elements of the K split that a stack entry represents; None for a stack of results.
         sums: Dtype of the sums.
-        folded: Whether the chains are added upwards.
+        folded: Whether the chains are added in ascending order.
     """
 
     turned: Operand | None
@@ -190,7 +190,7 @@ class _Plan(Product):
 
     @property
     def takers(self) -> int:
-        """Warpgroups that take tiles in turn."""
+        """Number of consumers that take tiles in turn."""
         return self.schedule.warpgroups if self.schedule.split == "tiles" else 1
 
     def scratch(self, dtype: Any, out_dtype: Any, epilogue: Epilogue) -> Scratch:
@@ -215,7 +215,7 @@ class _Plan(Product):
         return scratch
 
     def full(self, scratch: Scratch, tile: Any, slot: Any) -> Any:
-        """The barrier of a full stage: one for each taker, each of which has to wait for every phase of its own."""
+        """The barrier of a full stage: one per consumer, since every consumer must wait on every phase."""
         takers = self.takers
         return scratch.full.at[slot if takers == 1 else lax.rem(tile, takers) * self.ring.stages + slot]
 
@@ -284,7 +284,7 @@ def _kernel(
             ending.begin(entry, row, column, plan.shape)
 
             def previous() -> Any:
-                """Returns this warpgroup's part of the sums to continue."""
+                """Returns this warpgroup's part of the initial sums."""
                 at = pl.ds(row, plan.shape[0]), pl.ds(column, plan.shape[1])
                 return plgpu.load(in_stack(total, entry).at[at], layout=plgpu.Layout.WGMMA, optimized=False)
 
@@ -295,7 +295,7 @@ def _kernel(
                 sums = lax.fori_loop(1, plan.chains, lambda i, sums: add_tiles(sums, chain(i)), chain(0))
             else:
                 sums = add_as_tree(chain, plan.chains, add_tiles)
-            # The rows that are stored are those of this warpgroup and of the ones after it.
+            # The valid rows are counted from the first row of this warpgroup.
             ending.finish(sums, entry, row, column, valid if valid is None or s.swap else valid - offset)
 
         if sizes is not None:
@@ -304,7 +304,7 @@ def _kernel(
 
 
 def _turn(plan: _Plan, source: Any, target: Any) -> None:
-    """Turns the weights of a stage."""
+    """Transposes the weights of a stage."""
     s, copied, read = plan.schedule, plan.turned, plan.rows if plan.schedule.swap else plan.columns
     if plan.interpret or copied is None:
         target[...] = source[...].T
@@ -316,8 +316,8 @@ def _turn(plan: _Plan, source: Any, target: Any) -> None:
 def _sum_chain(
     plan: _Plan, scratch: Scratch, tile: Any, index: Any, part: Any, previous: Callable[[], Any] | None
 ) -> Any:
-    """Sums the steps of one chain of a tile; `part` of the rows is this warpgroup's."""
-    pieces = max(plan.rows.pieces, plan.columns.pieces)  # products of a step, for each source
+    """Sums the steps of one chain of a tile; `part` is this warpgroup's rows."""
+    pieces = max(plan.rows.pieces, plan.columns.pieces)  # products of a step per source
     sources = max(plan.rows.sources, plan.columns.sources)
     first, last = index * plan.chain_steps, (index + 1) * plan.chain_steps
 
@@ -341,7 +341,7 @@ def _sum_chain(
         sum_steps(first, last, multiply, release, products=pieces * sources, several=plan.chain_steps > 1)
         results = tuple(accumulator[...] for accumulator in accumulators)
         if previous is not None and plan.interpret:
-            # The interpreter cannot store to an accumulator: another order.
+            # The interpreter cannot store to an accumulator, so it adds in another order.
             return (results[0] + previous(),)
         return results
 
@@ -349,7 +349,7 @@ def _sum_chain(
 
 
 def _fill_rest(plan: _Plan, walk: TableWalk, ending: Ending, warpgroup: Any, block: Any, count: Any) -> None:
-    """Stores zeros for rows without a group, or nan if the sizes of the groups do not fit."""
+    """Stores zeros for rows without a group, or nan if the group sizes are invalid."""
     takers, offset = plan.takers, plan.offset(warpgroup)
 
     @pl.loop(count, walk.turns(block))

@@ -1,8 +1,7 @@
-"""Matmul of float32 operands in TF32 on a Hopper GPU: what JAX's default precision is there.
+"""Matmul of float32 operands in TF32 on a Hopper GPU: JAX's default precision there.
 
-wgmma reads float32 operands along K and drops the lower 13 bits of their fractions. (N, K) weights are used where they
-lie; (K, N) weights are brought into that order inside of a kernel of its own, or by a copy in front where that is
-estimated faster.
+wgmma reads float32 operands along K and truncates the lower 13 fraction bits. (N, K) weights are read in place; (K, N)
+weights are transposed inside a separate kernel, or by a copy before it if estimated faster.
 """
 
 import math
@@ -29,8 +28,8 @@ from pallas_kernels.matmul.hopper.tf32_ring import turning_ring_matmul
 from pallas_kernels.matmul.schedule.hopper.tf32 import Tf32Schedule, tf32_schedule
 
 _OP: Final = "pallas_kernels.matmul.hopper.tf32.matmul"
-_ALIGN: Final = 4  # elements in the 16 bytes to which the copy engine aligns rows
-_COLUMNS: Final = 8  # the same for rows of the result, of 2-byte elements too
+_ALIGN: Final = 4  # elements in the 16 bytes to which TMA aligns rows
+_COLUMNS: Final = 8  # the same for rows of the result, also of 2-byte elements
 _TURNED_COLUMNS: Final = 32  # elements of a swizzled row
 _TURNED_K: Final = 8
 
@@ -48,22 +47,22 @@ def matmul(
 ) -> jax.Array:
     """Multiplies float32 rows by float32 weights in TF32, or every matrix of a stack by its own weights.
 
-    Aligned operands are used where they lie: K a multiple of 4 and N of 8 for (N, K) weights, K a multiple of 8 and N
-    of 32 for (K, N) weights. Others are copied once, padded with zeros, which adds exact zeros to the sums.
+    Aligned operands are read in place: K a multiple of 4 and N of 8 for (N, K) weights, K a multiple of 8 and N
+    of 32 for (K, N) weights. Others are copied once and zero-padded, which adds exact zeros to the sums.
 
-    Both operands are cut, not rounded, to 10 bits of fraction: see `Tf32Contract` for what that does to a sum.
+    Both operands are truncated, not rounded, to 10 fraction bits: see `Tf32Contract` for the effect on a sum.
 
     Args:
         x: (M, K) or (..., M, K), float32. Any sizes, 0 included.
-        w: (K, N) or (..., K, N) float32, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions are those of
-            `x`, which may have none: its rows are multiplied by every entry's weights then.
+        w: (K, N) or (..., K, N) float32, or (N, K), (..., N, K) with `transpose_w`; the leading dimensions equal those
+            of `x`, unless `x` is (M, K) and shared by all entries.
         contract: Order of the sum over K.
         transpose_w: Whether `w` is stored as (N, K).
         bias: (N,) of any floating dtype, added to the float32 sum.
         out_dtype: bfloat16, float16 or float32 (the default). The float32 value is rounded once.
-        schedule: Tiles; chosen from the shape by default. No schedule changes a bit.
-        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where the operands keep
-            all their bits).
+        schedule: Tiles; chosen from the shape by default. The bits do not depend on it.
+        interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run the kernel on a CPU (where operands are not
+            truncated).
 
     Returns:
         (M, N) or (..., M, N) of `out_dtype`.
@@ -75,7 +74,7 @@ def matmul(
     stack as in a single product.
 
     Example:
-        The kernel needs a Hopper GPU; on a CPU its interpreter runs it.
+        The kernel needs a Hopper GPU; on a CPU it runs in the interpreter.
 
         >>> from jax.experimental.pallas import mosaic_gpu as plgpu
         >>> x, w = jnp.ones((3, 64)), jnp.ones((64, 64))

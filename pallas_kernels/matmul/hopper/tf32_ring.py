@@ -1,9 +1,9 @@
-"""The kernel of the Hopper TF32 matmul for weights stored as (K, N), of which nothing is copied in advance.
+"""The kernel of the Hopper TF32 matmul for (K, N) weights, without a copy in advance.
 
-wgmma reads float32 operands from shared memory only along K. The ring of `hopper.ring` therefore takes (N, K)
-weights. Here the weights are wgmma's rows and come from registers, into which every thread reads its elements in any
-order; or one or two warpgroups more turn every tile in shared memory, in place, between the producer that copies it
-and the warpgroups that multiply it. The accumulator is the same chain over K in steps of 8, so are its bits.
+wgmma reads float32 operands from shared memory only along K, so the pipeline of `hopper.ring` takes (N, K) weights.
+Here the weights are wgmma's rows and come from registers, into which every thread reads its elements in any order; or
+one or two extra warpgroups transpose every tile in place in shared memory before it is multiplied. The accumulator is
+the same chain over K in steps of 8, with the same bits.
 """
 
 import functools
@@ -39,15 +39,15 @@ def turning_ring_matmul(
     out_dtype: Any,
     interpret: Any,
 ) -> jax.Array:
-    """Runs the kernel on operands that the copy engine can address.
+    """Runs the kernel on operands that TMA can address.
 
     Args:
         x: (M, K), or a stack (B, M, K), float32; K a multiple of 8.
-        w: (K, N) float32, N a multiple of 32. A stack where `x` is one; a matrix `x` beside a stack belongs to
-            every entry.
+        w: (K, N) float32, N a multiple of 32. A stack if `x` is a stack; a matrix `x` is shared by every entry of a
+            stack.
         bias: (N',) of any float dtype, N' a multiple of the schedule's `block_n` and at least N; added in float32.
-        schedule: Tiles and stages, with turning warpgroups or rows from registers.
-        out_dtype: Dtype of the result; rounded from the float32 accumulator once.
+        schedule: Tiles and stages, with transposing warpgroups or rows from registers.
+        out_dtype: Dtype of the result; rounded once from the float32 accumulator.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
@@ -65,7 +65,7 @@ def turning_ring_matmul(
         rows=rows,
         columns=columns,
         walk=walk,
-        # Stages are a multiple of the turners, so each of them meets every phase of its own stages.
+        # The stages are a multiple of the transposing warpgroups, so each waits on every phase of its stages.
         ring=Ring.of(walk, -(-k // s.k_step), s.stages, multiple=max(1, turners)),
         roles=Roles(s.warpgroups, turners),
         shape=shape,
@@ -76,7 +76,7 @@ def turning_ring_matmul(
     copied = plan.stages(w_side, jnp.float32)
     turned = plgpu.SMEM((stages, s.block_n, s.k_step), jnp.float32, transforms=_TRANSFORMS)
     scratch = _Scratch(
-        # The interpreter knows no two views of the same bytes, and no rows in registers.
+        # The interpreter supports neither aliased views nor rows in registers.
         w=plgpu.RefUnion(turned, copied) if turners and not interpret else copied,
         x=plan.stages(x_side, jnp.float32),
         store=plan.blocks(out_dtype),
@@ -89,7 +89,7 @@ def turning_ring_matmul(
 
 
 class _Scratch(NamedTuple):
-    """Shared memory and barriers of a block: `product.Scratch` by operands, in the order that they have there."""
+    """Shared memory and barriers of a block, as in `product.Scratch`, by operand."""
 
     w: Any
     x: Any
@@ -176,7 +176,7 @@ def _kernel(plan: Product, x: Any, w: Any, epilogue: Epilogue, out: Any, scratch
 
 
 def _multiply(plan: Product, accumulator: Any, turned: Any, x: Any, slot: Any, part: Any) -> None:
-    """Issues the products of a stage whose weights are turned; `part` of wgmma's rows is this warpgroup's."""
+    """Issues the products of a stage with transposed weights; `part` is this warpgroup's rows."""
     s, side = plan.schedule, plan.columns if plan.schedule.swap else plan.rows
     pieces, width = side.pieces, s.k_step // side.pieces
     for piece in range(pieces):
@@ -188,7 +188,7 @@ def _multiply(plan: Product, accumulator: Any, turned: Any, x: Any, slot: Any, p
 
 
 def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x: Any, tile: Any, part: Any) -> Any:
-    """Returns the sums of a tile; the rows of a stage are read while the stage before is multiplied."""
+    """Returns the sums of a tile; the rows of a stage are read while the previous stage is multiplied."""
     s, steps = plan.schedule, plan.ring.steps
     start = tile * steps
 
@@ -218,7 +218,7 @@ def _sum_from_registers(plan: Product, scratch: _Scratch, w: tuple[Any, Any], x:
 
 
 def _interpreted_product(plan: Product, w: tuple[Any, Any], x: Any, slot: Any, part: Any) -> Any:
-    """Returns the product of a stage as the interpreter computes it, which knows no rows in registers."""
+    """Returns the product of a stage for the interpreter, which does not support rows in registers."""
     turned, copied = w
     turned.at[slot, part][...] = copied.at[slot, 0, :, part].transpose((1, 0))[...]
     plgpu.commit_smem()

@@ -1,4 +1,4 @@
-"""A tile of 4-byte elements is transposed in shared memory by the 128 threads of a warpgroup, in place."""
+"""Transposes a tile of 4-byte elements in place in shared memory, with the 128 threads of a warpgroup."""
 
 from typing import Any, Final
 
@@ -14,24 +14,24 @@ from pallas_kernels.parts.hopper.tile import i32
 SQUARE: Final = 32
 """Rows and columns of the squares that a tile is made of: the 4-byte elements of a swizzled row."""
 
-_SIDE: Final = 4  # of the blocks that a thread turns in registers
+_SIDE: Final = 4  # of the blocks that a thread transposes in registers
 _ROW_BYTES: Final = 128
 _TILE_BYTES: Final = 8 * _ROW_BYTES  # 8 swizzled rows
 _THREADS: Final = 128
 
 
 def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
-    """Turns a (k, n) tile into an (n, k) one that stands in the same bytes.
+    """Transposes a (k, n) tile into an (n, k) tile in the same bytes.
 
     A thread reads blocks of 4 by 4 elements as four rows of 16 bytes and writes them as four columns. Eight
-    neighbouring threads take a diagonal of a square's 8 by 8 blocks: with the swizzle, their rows and their columns
-    both lie in all 32 banks. Everything is read before anything is written.
+    neighbouring threads take a diagonal of a square's 8 by 8 blocks: with the swizzle, both their rows and their
+    columns cover all 32 banks. All reads precede all writes.
 
     Args:
         tile: (k, n) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
         k: Rows, a multiple of 32; k n is a multiple of 2048.
         n: Columns, a multiple of 32.
-        transforms: Those of `tile`.
+        transforms: Transforms of `tile`.
     """
 
     @inline(plgpu.RefType(transforms))
@@ -41,7 +41,7 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
         thread = arith.andi(mgpu.thread_idx(), i32(_THREADS - 1))
         row = arith.andi(thread, i32(7))  # of the thread's block in its square
         column = arith.xori(row, arith.andi(arith.shrui(thread, i32(3)), i32(7)))
-        half = arith.shrui(thread, i32(6))  # which of two squares
+        half = arith.shrui(thread, i32(6))  # index of two squares
         source, target = _block(row, column, n // SQUARE), _block(column, row, k // SQUARE)
         blocks = []
         for place in _squares(k, n, half):
@@ -61,7 +61,7 @@ def turn(tile: Any, k: int, n: int, transforms: Any) -> None:
 
 
 def _squares(k: int, n: int, half: Any) -> list[tuple[Any, Any]]:
-    """Returns the places (down, right) of the squares of one half of the threads."""
+    """Returns the positions (down, right) of the squares of one half of the threads."""
     downs, rights = k // SQUARE, n // SQUARE
     if rights % 2 == 0:
         return [(i32(d), arith.addi(half, i32(r))) for d in range(downs) for r in range(0, rights, 2)]
@@ -69,13 +69,13 @@ def _squares(k: int, n: int, half: Any) -> list[tuple[Any, Any]]:
 
 
 def _square(down: Any, right: Any, squares: int) -> Any:
-    """Returns where a square begins, in bytes, in a tile `squares` of them wide."""
+    """Returns the byte offset of a square in a tile that is `squares` squares wide."""
     rows = arith.muli(down, i32(SQUARE // 8 * squares * _TILE_BYTES))
     return arith.addi(rows, arith.muli(right, i32(_TILE_BYTES)))
 
 
 def _block(row: Any, column: Any, squares: int) -> tuple[Any, list[Any]]:
-    """Returns where block (row, column) of a square begins, and the offsets of its rows from there, in bytes."""
+    """Returns the byte offset of block (row, column) of a square, and the relative offsets of its rows."""
     odd = arith.andi(row, i32(1))
     start = arith.addi(
         arith.muli(arith.shrui(row, i32(1)), i32(squares * _TILE_BYTES)),

@@ -1,7 +1,7 @@
-"""A tile of bytes is transposed in shared memory by the 128 threads of a warpgroup, in place.
+"""Transposes a tile of bytes in place in shared memory, with the 128 threads of a warpgroup.
 
-wgmma reads 1-byte operands along K only. `ldmatrix` turns 8 by 8 pairs of bytes on their way into registers; what is
-left is to part the bytes of each pair, which `prmt` does for four of them at a time.
+wgmma reads 1-byte operands along K only. `ldmatrix` transposes 8 by 8 byte pairs while loading them into registers;
+`prmt` then separates the bytes of the pairs, four bytes at a time.
 """
 
 from typing import Any, Final
@@ -14,16 +14,15 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_kernels.parts.hopper.inline import inline
 from pallas_kernels.parts.hopper.tile import i32, thread_of_warpgroup
 
-_ROW_BYTES: Final = 128  # of a swizzled row of the turned tile
-_CHUNK: Final = 16  # bytes that a swizzle moves together, and of a row of `ldmatrix`
+_ROW_BYTES: Final = 128  # of a swizzled row of the transposed tile
+_CHUNK: Final = 16  # bytes of a swizzle unit and of an `ldmatrix` row
 _BLOCK: Final = 32  # rows that a warp reads at once
 
 
 def turn_bytes(tile: Any, turned: Any, k: int, n: int, swizzle: int, transforms: tuple[Any, Any]) -> None:
-    """Turns a (k, n) tile of bytes into an (n, k) one that stands in the same memory.
+    """Transposes a (k, n) tile of bytes into an (n, k) tile in the same memory.
 
-    Neither the rows that a warp reads nor those that it writes meet in a bank. Everything is read before anything is
-    written.
+    Neither the reads nor the writes of a warp have bank conflicts. All reads precede all writes.
 
     Args:
         tile: (k, n) of int8 in shared memory, in (8, swizzle) tiles, swizzled.
@@ -31,7 +30,7 @@ def turn_bytes(tile: Any, turned: Any, k: int, n: int, swizzle: int, transforms:
         k: Rows, a multiple of 128.
         n: Columns, a multiple of 16.
         swizzle: Bytes of a swizzled row of `tile`: 32, 64 or 128.
-        transforms: Those of `tile` and of `turned`.
+        transforms: Transforms of `tile` and of `turned`.
     """
     refs = tuple(plgpu.RefType(one) for one in transforms)
 
@@ -47,10 +46,10 @@ def turn_bytes(tile: Any, turned: Any, k: int, n: int, swizzle: int, transforms:
 
 
 def _read(tile: Any, warp: Any, lane: Any, k: int, n: int, swizzle: int) -> dict[tuple[int, int], list[Any]]:
-    """Reads 32 rows by 16 columns at a time; a warp has every fourth 32 rows.
+    """Reads 32 rows by 16 columns at a time; a warp takes every fourth block of 32 rows.
 
-    A lane gives the address of one row of 16 bytes. Of each 16 rows the first of two matrices takes the rows 0, 1, 4,
-    5, 10, 11, 14 and 15, the second the others: eight different places in a swizzled tile of 8 rows.
+    A lane provides the address of one row of 16 bytes. Of each 16 rows the first of two matrices takes rows 0, 1, 4, 5,
+    10, 11, 14 and 15, the second the others: eight different positions in a swizzled tile of 8 rows.
     """
     chunks, across = swizzle // _CHUNK, n // swizzle
     matrix, row = arith.shrui(lane, i32(3)), arith.andi(lane, i32(7))
@@ -76,10 +75,10 @@ def _read(tile: Any, warp: Any, lane: Any, k: int, n: int, swizzle: int) -> dict
 
 
 def _write(turned: Any, warp: Any, lane: Any, k: int, read: dict[tuple[int, int], list[Any]]) -> None:
-    """Writes four bytes along K at a time: of two neighbouring columns, lanes of the upper half the odd one first."""
+    """Writes four bytes along K at a time for two neighbouring columns; upper lanes start with the odd one."""
     pair, quad = arith.shrui(lane, i32(2)), arith.andi(lane, i32(3))
     upper = arith.shrui(pair, i32(2))
-    # Which of the two matrices has the first two of four rows: see `_read`.
+    # The matrix that has the first two of four rows: see `_read`.
     second_first = arith.cmpi(arith.CmpIPredicate.uge, quad, i32(2))
     even = arith.select(second_first, i32(0x2064), i32(0x6420))
     odd = arith.select(second_first, i32(0x3175), i32(0x7531))
@@ -106,7 +105,7 @@ def _write(turned: Any, warp: Any, lane: Any, k: int, read: dict[tuple[int, int]
 
 
 def _load(address: Any) -> list[Any]:
-    """Reads four matrices of 8 by 8 pairs of bytes, turned."""
+    """Reads four matrices of 8 by 8 byte pairs, transposed."""
     word = i32(0).type
     found = llvm.inline_asm(
         llvm.StructType.get_literal([word] * 4),
@@ -120,7 +119,7 @@ def _load(address: Any) -> list[Any]:
 
 
 def _address(ref: Any) -> Any:
-    """Returns where shared memory begins, as PTX takes it."""
+    """Returns the base address of shared memory for PTX."""
     return llvm.ptrtoint(ir.IntegerType.get_signless(32), mgpu.utils.memref_ptr(ref))
 
 

@@ -1,7 +1,7 @@
-"""TF32 products whose rows are read from (K, N) weights in shared memory into registers, and multiplied from there.
+"""TF32 products with wgmma rows from registers, loaded from (K, N) weights in shared memory.
 
-Pallas's `wgmma` takes float32 operands from shared memory alone, along K. The instruction itself takes its rows from
-registers as well, where any order in memory will do.
+Pallas's `wgmma` takes float32 operands only from shared memory, along K. The instruction itself also takes rows from
+registers, which allows any memory order.
 """
 
 import math
@@ -26,16 +26,16 @@ _REGISTERS: Final = 4  # of a thread, for the rows of one instruction
 
 
 def load_rows(tile: Any, k: int, n: int, transforms: Any) -> jax.Array:
-    """Reads this warpgroup's 64 columns of a (k, n) tile as wgmma's rows; warpgroup i takes columns 64 i and on.
+    """Reads this warpgroup's 64 columns of a (k, n) tile as wgmma's rows; warpgroup i takes columns from 64 i on.
 
     Args:
         tile: (k, n) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
         k: Rows, a multiple of 8.
         n: Columns.
-        transforms: Those of `tile`.
+        transforms: Transforms of `tile`.
 
     Returns:
-        (64, k), with the elements where `multiply` expects them: a bundle of registers.
+        (64, k), a bundle of registers in the order that `multiply` expects.
     """
     return inline(plgpu.RefType(transforms), result=_registers(64, k))(lambda ref: _load(ref, k, n))(tile)
 
@@ -51,7 +51,7 @@ def multiply(
         columns: (pieces, columns, k / pieces) of float32 in shared memory, in (8, 32) tiles, swizzled over 128 bytes.
         following: The (k, n) tile of the following stage.
         n: Columns of `following`.
-        transforms: Those of `columns` and of `following`.
+        transforms: Transforms of `columns` and of `following`.
 
     Returns:
         The accumulator, complete, and the rows of the following stage.
@@ -94,8 +94,8 @@ def _registers(rows: int, columns: int) -> Any:
 def _load(tile: Any, k: int, n: int) -> Any:
     """Returns this thread's elements, for every 8 of K: (row, K) = (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4).
 
-    g is the thread's number in its warp over 4, t the rest. In each reading half of the threads take t and the others
-    t + 4, those with an even and those with an odd t: so a warp meets all 32 banks.
+    g is the thread's number in its warp over 4, t the rest. In each read, threads with even t take t and the others t +
+    4, or vice versa, so a warp covers all 32 banks.
     """
     base, thread = utils.memref_ptr(tile), mgpu.thread_idx()
     t = arith.andi(thread, i32(3))
@@ -116,7 +116,7 @@ def _load(tile: Any, k: int, n: int) -> Any:
 
 
 def _place(thread: Any, at: Any, half: int) -> Any:
-    """Returns where row `at` of 8 begins, in bytes, at this thread's column: g, or g + 8 for the other half."""
+    """Returns the byte offset of row `at` of 8 at this thread's column: g, or g + 8 for the other half."""
     g = arith.andi(arith.shrui(thread, i32(2)), i32(7))
     warp = arith.andi(arith.shrui(thread, i32(5)), i32(3))
     warpgroup = arith.shrui(thread, i32(7))
@@ -129,7 +129,7 @@ def _place(thread: Any, at: Any, half: int) -> Any:
 
 
 def _bundle(scalars: list[Any], k: int) -> Any:
-    """Returns registers as an array (64, k) in wgmma's layout, two in each of its own."""
+    """Returns registers as an array (64, k) in wgmma's layout, two per register of the array."""
     pair = ir.VectorType.get((2,), ir.F32Type.get())
     shape = mgpu.WGMMA_LAYOUT.registers_shape((64, k))
     array = np.empty(math.prod(shape), dtype=object)
@@ -140,7 +140,7 @@ def _bundle(scalars: list[Any], k: int) -> Any:
 
 
 def _scalars(bundle: Any) -> list[Any]:
-    """Returns the 32-bit registers of a bundle in the order in which `_load` put them there."""
+    """Returns the 32-bit registers of a bundle in the order of `_load`."""
     integer = ir.IntegerType.get_signless(32)
     return [
         llvm.bitcast(integer, vector.extract(pair, dynamic_position=[], static_position=[i]))
@@ -154,7 +154,7 @@ def _load_one(base: Any, offset: Any) -> Any:
 
 
 def _descriptor(columns: Any, group_bytes: int) -> Any:
-    """Returns wgmma's description of columns along K, swizzled over 128 bytes."""
+    """Returns wgmma's descriptor of columns along K, swizzled over 128 bytes."""
     address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(columns))
     start = llvm.lshr(llvm.and_(address, _long(0x3FFFF)), _long(4))
     return llvm.or_(start, _long(1 << 62 | group_bytes >> 4 << 32 | 1 << 16))

@@ -1,8 +1,8 @@
-"""CPU schedules of matmul: which program runs tiles of how many rows, as data.
+"""CPU schedules of matmul: the program for each tile size, as data.
 
-Every step of a ladder names a form (`ops.matmul.cpu.forms`) and its rows. All forms of a ladder mean the same
-contract; `ops.matmul.cpu.launch` still compares each one with the reference, bit for bit, before it is used on a
-machine, since the engines behind XLA's dot change with the processor and the jaxlib version.
+Every step of a ladder names a candidate program (`pallas_kernels.matmul.cpu.forms`) and its rows. All candidates of a
+ladder follow the same contract; `pallas_kernels.matmul.cpu.launch` still compares each with the reference, bit for bit,
+before using it on a machine, since the libraries that XLA's dot calls depend on the processor and the jaxlib version.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Step(NamedTuple):
-    """One schedule: a form of the matmul program and the rows of its tile."""
+    """One schedule: a candidate program of the matmul and the rows of its tile."""
 
     form: str
     rows: int
@@ -27,7 +27,7 @@ def _ladder(forms_for: Callable[[int], tuple[str, ...]], tiles: tuple[int, ...] 
     return tuple(Step(form, rows) for rows in tiles for form in forms_for(rows))
 
 
-# For one tile the faster form stands first; the next is there for shapes at which the first cuts K differently.
+# For one tile the faster candidate comes first; the next is for shapes where the first splits K differently.
 _LONG: Final = (_GEMV, *_ladder(lambda rows: ("whole", "stacked"), _TILES[1:]))
 _SHORT: Final = (
     _GEMV,
@@ -43,7 +43,7 @@ _TURNED: Final = (
         )
     ),
 )
-# Weights (N, K) in the order of (K, N) weights, whose short blocks no library makes by itself.
+# (N, K) weights in the order of (K, N) weights, whose short blocks no library uses by default.
 _SHORT_TRANSPOSED: Final = _ladder(lambda rows: ("panels", "stacked"))
 
 
@@ -58,7 +58,7 @@ def matmul_ladder(k: int, k_block: int, *, transpose_w: bool) -> tuple[Step, ...
     if transpose_w:
         if k_block < min(k, _LONG_BLOCK):
             return _SHORT_TRANSPOSED
-        # Rows of which many begin at one place of the cache push each other out while they are turned.
+        # Rows that map to the same cache sets evict each other while they are transposed.
         return _TURNED if k & -k <= _MOST_ALIKE else _TRANSPOSED
     return _LONG if k_block == _LONG_BLOCK else _SHORT
 
@@ -72,9 +72,10 @@ def steps_by_preference(ladder: tuple[Step, ...], rows: int) -> tuple[Step, ...]
 
 
 class StackStep(NamedTuple):
-    """One schedule of a stack of products: a form, and the rows and columns to which each product is padded.
+    """One schedule of a stack of products: a candidate program, and the rows and columns to which each product is
+    padded.
 
-    The form "crossed" makes one product of the rows of so many entries and all their columns.
+    The candidate "crossed" computes one product of the rows of several entries and all their columns.
     """
 
     form: str
@@ -107,17 +108,17 @@ def stack_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, tran
     others = _dot_steps(m, k, n, k_block, transpose_x=transpose_x, transpose_w=transpose_w)
     if k > min(k_block, _LONGEST_CHAIN) or m * k * n > _MOST_IN_CHAINS:
         return others
-    chain = StackStep("chain", m, n)  # no call of a library for each entry
+    chain = StackStep("chain", m, n)  # no library call per entry
     return [*others, chain] if m == 1 and n >= 8 and not transpose_w else [chain, *others]
 
 
 def _dot_steps(m: int, k: int, n: int, k_block: int, *, transpose_x: bool, transpose_w: bool) -> list[StackStep]:
     full = _up_to(n, 64)  # with full tiles the library runs blocks of 512 as one chain
-    vectors = max(n, 8) if n % 8 != 1 else _up_to(n, 8)  # a lone column is another operation to XLA
+    vectors = max(n, 8) if n % 8 != 1 else _up_to(n, 8)  # XLA compiles a single column as another operation
     if transpose_w and k_block == _LONG_BLOCK:
         rows = max(m, 2)
         steps = [StackStep("whole", rows, columns) for columns in ((n, full) if n > 32 else (full,))]
-        if m == 1 and n <= 8:  # inner products: as few columns as can be
+        if m == 1 and n <= 8:  # inner products: as few columns as possible
             steps.insert(0, StackStep("rows", 1, 8))
         if m == n == 1:
             steps.insert(0, StackStep("crossed", _CROSSED, _CROSSED))
@@ -136,10 +137,10 @@ def _up_to(n: int, multiple: int) -> int:
 
 
 def stack_entries(step: StackStep, entries: int, k: int, k_block: int) -> int:
-    """Returns how many entries of a stack one program of the step takes, 0 where it takes none.
+    """Returns how many entries of a stack one program of the step takes, or 0.
 
-    A single entry may be too large for it, or all of them too few. Large programs would make the comparison with the
-    reference expensive; large partial sums leave the cache.
+    A single entry may be too large for it, or all entries too few. Large programs make the comparison with the
+    reference expensive; large partial sums do not fit in the cache.
 
     Args:
         step: The step.

@@ -1,6 +1,6 @@
 """Schedules of the Triton matmul: tiles by the number of rows.
 
-A schedule changes no bit (see `pallas_kernels.matmul.pallas_triton`), so it may depend on the number of rows.
+A schedule does not affect the bits (see `pallas_kernels.matmul.pallas_triton`), so it may depend on the number of rows.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from typing import Final
 
 @dataclass(frozen=True)
 class TritonTile:
-    """What one block of threads multiplies.
+    """The tile of one thread block.
 
     Attributes:
         rows: Rows of the result.
         columns: Columns of the result.
-        depth: Elements of K that are read at once.
+        depth: Elements of K read at once.
         warps: Warps of a block.
-        stages: Tiles of operands that are read ahead.
+        stages: Operand tiles prefetched.
     """
 
     rows: int

@@ -1,4 +1,4 @@
-"""Hopper schedules of the matmul with float32 accuracy: which tiles multiply a shape fast, chosen by an estimate.
+"""Hopper schedules of the matmul with float32 accuracy: the fastest tiles for a shape, chosen by an estimate.
 
 A schedule changes no bit (see `pallas_kernels.matmul.hopper.bf16x6_ring`), so it may depend on the number of rows.
 """
@@ -12,28 +12,28 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedu
 _BLOCK: Final = 64
 _BARRIER_BYTES: Final = 3 * 1024
 _MOST_STAGES: Final = 8
-_SUM_REGISTERS: Final = {1: 128, 2: 128, 3: 64}  # by computing warpgroups
+_SUM_REGISTERS: Final = {1: 128, 2: 128, 3: 64}  # by number of computing warpgroups
 
-# What the estimate knows of the chip.
+# Hardware parameters of the estimate.
 _CYCLES_PER_NS: Final = 1.75
 _BYTES_PER_NS: Final = 4200
 _MULTIPLY_PER_CYCLE: Final = 1900
 _PRODUCT_STEPS: Final = 24  # wgmma instructions of a block
 _CHAIN_CYCLES: Final = 22
-_SPLIT_CYCLES: Final = 700  # a warpgroup reads and splits a block, waits for the products, adds them
+_SPLIT_CYCLES: Final = 700  # a warpgroup reads and splits a block, waits for its products, adds them
 _INGEST_BYTES_PER_CYCLE: Final = 60
 _START_CYCLES: Final = 3000
 _TILE_CYCLES: Final = 600
-_SUM_NS: Final = 1500  # the kernel that adds the shards
+_SUM_NS: Final = 1500  # the kernel that adds the K splits
 
 
 @dataclass(frozen=True)
 class SplitSchedule:
-    """How the blocks of a matmul with split operands are cut and fed.
+    """Tiles and stages of a matmul with operands split into limbs.
 
     Attributes:
-        tiles: Tiles, stages and warpgroups; the weights are wgmma's rows (`swap`), 64 of a warpgroup, `k_step` is 64.
-        parted: Whether each shard of K is a tile of its own, for its sum to be added by the caller.
+        tiles: Tiles, stages and warpgroups; the weights are wgmma's rows (`swap`), 64 per warpgroup; `k_step` is 64.
+        parted: Whether each K split is a separate tile, whose sum the caller adds.
     """
 
     tiles: MatmulSchedule
@@ -58,7 +58,7 @@ def split_schedule(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> Sp
         m: Rows of the activations, at least 1.
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
-        shards: Shards of K.
+        shards: Number of K splits.
         stack: Products of this shape in one launch.
 
     Example:
@@ -69,13 +69,13 @@ def split_schedule(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> Sp
 
 
 def split_candidates(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> Iterator[SplitSchedule]:
-    """Yields the schedules that are worth trying for a shape.
+    """Yields the schedules worth trying for a shape.
 
     Args:
         m: Rows of the activations.
         k: Length of the contracted dimension.
         n: Columns of the weights.
-        shards: Shards of K.
+        shards: Number of K splits.
         stack: Products of this shape in one launch.
     """
     smallest = max(8, 1 << (m - 1).bit_length())
@@ -84,7 +84,7 @@ def split_candidates(m: int, k: int, n: int, shards: int, *, stack: int = 1) -> 
             continue
         for warpgroups in (1, 2, 3):
             for parted in (False, True) if shards > 1 else (False,):
-                # An accumulator, the sum of a shard and the sum of the shards, in `columns / 2` registers each.
+                # An accumulator, the sum of a K split and the total, in `columns / 2` registers each.
                 sums = 2 if parted or shards == 1 else 3
                 if sums * columns // 2 > _SUM_REGISTERS[warpgroups]:
                     continue
@@ -106,7 +106,7 @@ def _tiles(t: MatmulSchedule, parted: bool, m: int, n: int, shards: int, stack: 
 
 
 def _estimate_ns(s: SplitSchedule, m: int, k: int, n: int, shards: int, stack: int) -> float:
-    """Returns a rough time: the slowest of the pipeline's parts for every block, in as many waves as there are."""
+    """Returns a rough time: the slowest pipeline part of every block, over all waves."""
     t = s.tiles
     blocks = -(-k // (_BLOCK * (shards if s.parted else 1)))
     multiply = 64 * t.tile_columns * 6 * _BLOCK / _MULTIPLY_PER_CYCLE

@@ -7,18 +7,18 @@ from pallas_kernels.schedule.hopper.tiles import SMS, MatmulSchedule
 BYTES_PER_NS: Final = 4370
 """Bytes that the memory moves."""
 
-# Fitted to the times of 740 schedules of 140 shapes on an H200: off by 5 % on the average (benchmarks/NOTES.md).
+# Fitted to the times of 740 schedules of 140 shapes on an H200: average error 5 % (benchmarks/NOTES.md).
 _CYCLES_PER_NS: Final = 1.75
 _MULTIPLY_PER_CYCLE: Final = 2025  # of the 2048 of one multiprocessor
-_MULTIPLY_CYCLES: Final = 55  # of a stage beside its products
+_MULTIPLY_CYCLES: Final = 55  # of a stage besides its products
 _CHAIN_CYCLES: Final = 19.7  # one dependent wgmma of 16 elements of K, ...
-_CHAIN_CYCLES_PER_COLUMN: Final = 0.183  # ... and more for each column
+_CHAIN_CYCLES_PER_COLUMN: Final = 0.183  # ... plus this per column
 _INGEST_BYTES_PER_CYCLE: Final = 123  # of one multiprocessor
 _CACHE_BYTES_PER_CYCLE: Final = 7824  # of all of them together
 _LATENCY_CYCLES: Final = 1594  # from the start of a copy to its arrival
 _ISSUE_CYCLES: Final = 233  # two copies
 _STAGE_CYCLES: Final = 87  # of a stage whose products are not the limit
-_TURNS: Final = 4  # tiles from which on it counts that warpgroups take them in turn: one waits, another multiplies
+_TURNS: Final = 4  # tiles from which alternating warpgroups overlap: one waits, another multiplies
 _TURNS_MULTIPLY_CYCLES: Final = 46
 _TURNS_STAGE_CYCLES: Final = 60
 _LONG_STAGE: Final = 1.2  # a stage of 512 bytes of K or more takes longer by this factor
@@ -31,7 +31,7 @@ _FEWEST_ROWS: Final = 8
 
 
 class Problem(NamedTuple):
-    """What is to be multiplied: see `pallas_kernels.matmul.schedule.hopper.matmul.candidates`."""
+    """A problem shape: see `pallas_kernels.matmul.schedule.hopper.matmul.candidates`."""
 
     stack: int
     m: int
@@ -42,16 +42,16 @@ class Problem(NamedTuple):
     out_itemsize: int
 
     def tiles(self, schedule: MatmulSchedule) -> int:
-        """Returns the number of blocks' tiles."""
+        """Returns the number of tiles."""
         return self.stack * schedule.tiles(self.m, self.n)
 
 
 def estimate_ns(s: MatmulSchedule, blocks: int, problem: Problem) -> float:
-    """Returns a rough time: the slowest of the pipeline's parts for every stage, in as many waves as there are.
+    """Returns a rough time: the slowest pipeline part of every stage, over all waves.
 
     Args:
         s: Schedule.
-        blocks: Blocks that fit on a multiprocessor together.
+        blocks: Blocks resident on a multiprocessor.
         problem: Shape.
     """
     stack, m, k, n, _, itemsize, out_itemsize = problem
@@ -76,9 +76,9 @@ def estimate_ns(s: MatmulSchedule, blocks: int, problem: Problem) -> float:
         stage *= _LONG_STAGE
     element = (_TRANSPOSED_WRITE_CYCLES if s.swap else _WRITE_CYCLES) * out_itemsize / 2
     write = _TILE_CYCLES + s.block_rows * s.block_columns * element
-    writes = 1 if s.split == "tiles" else waves  # those that no other warpgroup's products hide
+    writes = 1 if s.split == "tiles" else waves  # writes not hidden by another warpgroup's products
     computing = (_START_CYCLES + waves * steps * stage + writes * write) / _CYCLES_PER_NS
     moved = stack * ((m * k + k * n) * itemsize + m * n * out_itemsize)
     memory = moved / BYTES_PER_NS + _START_CYCLES / _CYCLES_PER_NS
-    # Where the memory is the limit, the form that leaves it most of the time is preferred.
+    # If memory bandwidth is the limit, the candidate with less computing time is preferred.
     return max(computing, memory) + 0.02 * computing

@@ -1,6 +1,6 @@
-"""Hopper schedules of matmuls that do more than multiply: with a residual, in pairs, or with K cut into shards.
+"""Hopper schedules of fused matmuls: with a residual, gated pairs, or split K.
 
-They are the candidates of `pallas_kernels.matmul.schedule.hopper.matmul` with what else has to fit into a block.
+They are the candidates of `pallas_kernels.matmul.schedule.hopper.matmul` with the additional resources of a block.
 """
 
 from dataclasses import replace
@@ -17,10 +17,10 @@ _PARTIAL_BYTES: Final = 256 * 2**20
 
 
 class ShardSchedule(NamedTuple):
-    """How a matmul runs whose K is cut into shards.
+    """Schedule of a split-K matmul.
 
     Attributes:
-        across: Whether a block sums one shard and a second kernel adds the tree, or a block sums all of them.
+        across: Whether a block sums one K split and a second kernel adds the tree, or a block sums all of them.
         tiles: The blocks.
     """
 
@@ -29,14 +29,14 @@ class ShardSchedule(NamedTuple):
 
 
 def for_residual(schedule: MatmulSchedule) -> MatmulSchedule:
-    """Returns the schedule with a buffer for every block of the result: a residual is fetched into them."""
+    """Returns the schedule with a buffer for every block of the result, into which a residual is fetched."""
     return replace(schedule, out_buffers=_ALL_BLOCKS)
 
 
 def residual_schedule(
     m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, itemsize: int = 2, out_itemsize: int = 2
 ) -> MatmulSchedule:
-    """Returns the schedule of a matmul to which a residual is added: that of the matmul, with fewer stages if need be.
+    """Returns the schedule of a matmul with a residual: the matmul's schedule, with fewer stages if necessary.
 
     Arguments as for `matmul_schedule`; the residual has the result's dtype.
     """
@@ -57,7 +57,7 @@ def gated_schedule(
 ) -> MatmulSchedule:
     """Returns the schedule of a pair of products of the same rows.
 
-    Arguments as for `matmul_schedule`; N is that of each of the two weights.
+    Arguments as for `matmul_schedule`; N is the columns of each of the two weights.
     """
     ranked = candidates(m, k, n, transpose_w=transpose_w, itemsize=itemsize, out_itemsize=out_itemsize, gated=True)
     return next(iter(ranked.values()))
@@ -74,18 +74,18 @@ def shard_schedules(
     itemsize: int = 2,
     out_itemsize: int = 2,
 ) -> tuple[ShardSchedule, ...]:
-    """Returns the schedules of a matmul whose K is cut into shards, the one to use first.
+    """Returns the schedules of a split-K matmul, the preferred one first.
 
-    Shards of their own fill multiprocessors that few tiles would leave idle, and were faster wherever both were
-    measured, up to 4096 rows (benchmarks/NOTES.md); but their partial sums take memory. A block that sums all shards
+    K splits in separate blocks fill multiprocessors that few tiles would leave idle, and were faster wherever both were
+    measured, up to 4096 rows (benchmarks/NOTES.md), but their partial sums take memory. A block that sums all splits
     takes none, but holds log2(shards) + 1 tiles of sums, so its tiles are smaller.
 
     Args:
         m: Rows of the activations, at least 1.
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
-        shards: Shards of K, at least 2.
-        length: Elements of K in a shard, a multiple of 64.
+        shards: Number of K splits, at least 2.
+        length: Elements per K split, a multiple of 64.
         transpose_w: Whether the weights are stored as (N, K).
         itemsize: Bytes of an operand's element.
         out_itemsize: Bytes of a result's element.

@@ -1,7 +1,7 @@
-"""Which Hopper schedule multiplies rows in groups (experts) fast.
+"""Hopper schedules of products of rows in groups (experts).
 
-The sizes of groups are known on the GPU only. So a schedule is chosen that is not much slower than the best one whether
-rows are shared out evenly, unevenly, or are all in one group. Sizes move the time, never bits.
+Only the GPU knows the group sizes, so the chosen schedule is close to the best whether the rows are distributed evenly,
+unevenly, or all in one group. Sizes affect the time, never the bits.
 """
 
 from dataclasses import replace
@@ -12,11 +12,11 @@ from pallas_kernels.matmul.schedule.hopper.matmul import candidates
 from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedule
 
 _RESERVED_BYTES: Final = 1024  # of each block's shared memory, by the system
-_RARE: Final = 0.85  # what slowness counts where all rows are in one group
-_ROWS_BESIDE_WEIGHTS: Final = 0.2  # of the time that the weights take, for as many bytes of rows beside them
+_RARE: Final = 0.85  # weight of the slowdown with all rows in one group
+_ROWS_BESIDE_WEIGHTS: Final = 0.2  # of the time of the weights, for the same bytes of rows
 _BARRIER_BYTES: Final = 320  # of all barriers
-_ALIGNMENT: Final = 1024  # of what lies in shared memory
-_STEP: Final = 64  # rows of a stage of a gradient: the rows of a group are filled up to a multiple
+_ALIGNMENT: Final = 1024  # of shared memory
+_STEP: Final = 64  # rows of a gradient stage; groups are padded to a multiple
 _ROW_BYTES: Final = 128
 
 
@@ -30,7 +30,7 @@ def group_schedule(
     itemsize: int = 2,
     out_itemsize: int = 2,
 ) -> MatmulSchedule:
-    """Returns the schedule of a shape: the candidate that loses least for any sizes of the groups, by an estimate.
+    """Returns the schedule of a shape: the candidate with the smallest estimated worst-case slowdown over group sizes.
 
     Args:
         m: Rows of all groups, at least 1.
@@ -59,7 +59,7 @@ def group_candidates(
     itemsize: int = 2,
     out_itemsize: int = 2,
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules that are worth trying for a shape by name, the one that is best at worst first."""
+    """Returns the schedules worth trying for a shape by name, the one with the best worst case first."""
     found: dict[str, MatmulSchedule] = {}
     for rows, stack in ((-(-m // groups), min(groups, m)), (m, 1)):
         found |= candidates(
@@ -77,7 +77,7 @@ def group_candidates(
     best = [min(each) for each in zip(*times.values(), strict=True)]
 
     def worst(name: str) -> float:
-        """How much slower than the fastest one a schedule is at worst, whatever the sizes of the groups are."""
+        """Worst-case slowdown of a schedule relative to the fastest, over all group sizes."""
         even, uneven, one = (time / least for time, least in zip(times[name], best, strict=True))
         return float(max(even, uneven, _RARE * one))
 
@@ -85,14 +85,14 @@ def group_candidates(
 
 
 def _times(schedule: MatmulSchedule, problem: Problem) -> tuple[float, ...]:
-    """Returns rough times for rows that are shared out evenly, unevenly, and that are all in one group."""
+    """Returns rough times for rows distributed evenly, unevenly, and all in one group."""
     groups, m = min(problem.stack, problem.m), problem.m
     resident, tile = schedule.blocks // SMS, schedule.block_m
-    full = min(tile, m)  # rows that are copied for a tile, whether they are the group's or a neighbour's
+    full = min(tile, m)  # rows copied for a tile, of its group or a neighbour
     weights = groups * problem.k * problem.n * problem.itemsize / BYTES_PER_NS
     weights *= 1 + _ROWS_BESIDE_WEIGHTS * full / schedule.block_n
     even = estimate_ns(schedule, resident, problem._replace(stack=groups, m=max(full, -(-m // groups))))
-    # Of uneven groups each ends in a tile of which half is used, on the average.
+    # Uneven groups end in a tile that is half full on average.
     tiles = -(-m // tile) + (groups - 1) // 2
     uneven = estimate_ns(schedule, resident, problem._replace(stack=1, m=tiles * tile))
     return max(even, weights), max(uneven, weights), estimate_ns(schedule, resident, problem._replace(stack=1))
@@ -122,12 +122,12 @@ def sums_schedule(m: int, groups: int, k: int, n: int, *, itemsize: int = 2, out
 
 
 def holds_groups(schedule: MatmulSchedule, out_itemsize: int) -> bool:
-    """Whether the rows of a tile leave in whole swizzled rows, so that any number of them can."""
+    """Whether a tile is stored in whole swizzled rows, so that any number of rows can be stored."""
     return schedule.swap or schedule.tile_columns * out_itemsize % _ROW_BYTES == 0
 
 
 def in_groups(schedule: MatmulSchedule, groups: int, itemsize: int, out_itemsize: int) -> MatmulSchedule:
-    """Returns the schedule with as many blocks as the GPU holds at once, and with room for the table of the groups."""
+    """Returns the schedule with one wave of blocks, and with room for the group table."""
     if bytes_in_groups(schedule, groups, itemsize, out_itemsize) > SHARED_BYTES:
         schedule = replace(schedule, out_buffers=1)
     while bytes_in_groups(schedule, groups, itemsize, out_itemsize) > SHARED_BYTES:
@@ -138,6 +138,6 @@ def in_groups(schedule: MatmulSchedule, groups: int, itemsize: int, out_itemsize
 
 
 def bytes_in_groups(schedule: MatmulSchedule, groups: int, itemsize: int, out_itemsize: int) -> int:
-    """Returns the shared memory of a block with its table, which has two numbers for each group."""
+    """Returns the shared memory of a block with its table of two numbers per group."""
     table = -(-8 * groups // _ALIGNMENT) * _ALIGNMENT
     return schedule.buffer_bytes(itemsize, out_itemsize) + table + _BARRIER_BYTES

@@ -1,6 +1,6 @@
-"""Which Hopper schedule multiplies operands of 8 bits fast.
+"""Hopper schedules of products of 8-bit operands.
 
-A step of wgmma takes 32 bytes of K whatever the dtype, so operands of 8 bits behave as 16-bit ones of half the length.
+A step of wgmma takes 32 bytes of K for any dtype, so 8-bit operands behave like 16-bit ones of half the length.
 """
 
 from dataclasses import replace
@@ -13,12 +13,12 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, MatmulSchedule
 _TURNED_BYTES: Final = 32 * 1024  # 64 registers of each thread
 _TURNED_COLUMNS: Final = 128
 _TURNED_SUMS: Final = 128 * 128
-_BLOCK: Final = 128  # of K, whose float8 products are summed apart
+_BLOCK: Final = 128  # of K, whose float8 products are summed separately
 _FOLDED_SUMS: Final = 64 * 192
 _FOLDED_COLUMNS: Final = 128
 _MOST_STAGES: Final = 16
 _TURNED_ROWS: Final = 4096
-_NARROW: Final = 32  # columns up to which wgmma takes any multiple of 8 of integers; from there multiples of 16
+_NARROW: Final = 32  # up to here int8 wgmma takes multiples of 8 columns, beyond it multiples of 16
 
 
 def int8_schedule(
@@ -30,8 +30,8 @@ def int8_schedule(
         m: Rows, at least 1.
         k: Length of the contracted dimension, at least 1.
         n: Columns of the weights, at least 1.
-        groups: Number of groups of rows with weights of their own; None for one matrix of weights.
-        turned: Whether a warpgroup turns weights that are stored as (K, N).
+        groups: Number of groups of rows, each with its weights; None for one weight matrix.
+        turned: Whether a warpgroup transposes (K, N) weights.
         out_itemsize: Bytes of a result's element.
 
     Example:
@@ -44,7 +44,7 @@ def int8_schedule(
 def int8_candidates(
     m: int, k: int, n: int, *, groups: int | None = None, turned: bool = False, out_itemsize: int = 2
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first."""
+    """Returns the schedules worth trying for a shape by name, the one with the lowest estimated time first."""
     pairs = -(-k // 2)
     if groups is None:
         found = candidates(m, pairs, n, transpose_w=True, out_itemsize=out_itemsize)
@@ -59,7 +59,7 @@ def int8_candidates(
 
 
 def float8_schedule(m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2) -> MatmulSchedule:
-    """Returns the schedule of a product of float8 numbers; the arguments are those of `int8_schedule`.
+    """Returns the schedule of a float8 product; arguments as for `int8_schedule`.
 
     Example:
         >>> float8_schedule(8, 4096, 4096).k_step, float8_schedule(8192, 4096, 4096).k_step
@@ -71,7 +71,7 @@ def float8_schedule(m: int, k: int, n: int, *, groups: int | None = None, out_it
 def float8_candidates(
     m: int, k: int, n: int, *, groups: int | None = None, out_itemsize: int = 2
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules of products of float8 numbers by name: those of integers, cut to what folds blocks of K."""
+    """Returns the schedules of float8 products by name: the int8 schedules that fold blocks of K."""
     found = int8_candidates(m, k, n, groups=groups, out_itemsize=out_itemsize)
     cut: dict[str, MatmulSchedule] = {}
     for s in found.values():
@@ -89,14 +89,14 @@ def float8_candidates(
 
 
 def folds_blocks(schedule: MatmulSchedule) -> bool:
-    """Whether a step is a block of K, and a thread has registers for the sums of a block and those of all before."""
+    """Whether a step is a block of K, and a thread has registers for the sums of a block and the running totals."""
     return schedule.k_step == _BLOCK and schedule.tile_rows * schedule.tile_columns <= _FOLDED_SUMS
 
 
 def turns_in_kernel(rows: int, groups: int | None = None) -> bool:
-    """Whether weights (K, N) are better turned by the kernel, tile by tile, than copied in front of it.
+    """Whether the kernel should transpose (K, N) weights tile by tile, instead of a copy before it.
 
-    Turning costs many rows a seventh of their time (H200), copying as much for each weight whatever the rows.
+    Transposing costs a seventh of the time for many rows (H200); a copy costs the same for any number of rows.
 
     Example:
         >>> turns_in_kernel(4096), turns_in_kernel(8192), turns_in_kernel(65536, 64)
@@ -106,14 +106,14 @@ def turns_in_kernel(rows: int, groups: int | None = None) -> bool:
 
 
 def takes_integers(schedule: MatmulSchedule) -> bool:
-    """Whether wgmma has an instruction for integers with so many columns."""
+    """Whether wgmma has an integer instruction with this number of columns."""
     return schedule.tile_columns % (8 if schedule.tile_columns <= _NARROW else 16) == 0
 
 
 def turns_weights(schedule: MatmulSchedule) -> bool:
-    """Whether a warpgroup can turn the tiles of the weights: their bytes and the sums must fit into registers."""
+    """Whether a warpgroup can transpose the weight tiles: their bytes and the sums must fit into registers."""
     in_step = schedule.split == "rows" and schedule.warpgroups <= 2
-    if schedule.warpgroups == 2:  # 512 threads begin with 128 registers each
+    if schedule.warpgroups == 2:  # 512 threads start with 128 registers each
         sums = schedule.tile_rows * schedule.tile_columns
         in_step = in_step and schedule.tile_columns <= _TURNED_COLUMNS and sums <= _TURNED_SUMS
     return in_step and schedule.block_n % 32 == 0 and schedule.block_n * schedule.k_step <= _TURNED_BYTES

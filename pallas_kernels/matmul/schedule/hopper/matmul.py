@@ -1,6 +1,6 @@
-"""Which Hopper schedule multiplies a shape fast: candidates, an estimate of their time, and a table of tuned shapes.
+"""Hopper schedules of the matmul: candidates, an estimate of their time, and a table of tuned shapes.
 
-A schedule changes no bit, so it may depend on the number of rows. A shape that was tuned has its schedule in
+A schedule does not affect the bits, so it may depend on the number of rows. A tuned shape has its schedule in
 `matmul.json` (written by `benchmarks/tune_matmul_gpu.py`); every other shape gets the candidate with the lowest
 estimated time.
 """
@@ -20,17 +20,17 @@ _RESERVED_BYTES: Final = 1024  # of each block's shared memory, by the system
 _MOST_STAGES: Final = 12
 _FEWEST_STAGES: Final = 3
 _FEWEST_ROWS: Final = 8
-_MOST_WIDTHS: Final = 2  # widths of a form that are ranked beside each other
+_MOST_WIDTHS: Final = 2  # widths ranked per candidate
 
-_MANY_TILES: Final = 8 * SMS  # operands that no longer fit into the L2 cache
+_MANY_TILES: Final = 8 * SMS  # operands no longer fit into the L2 cache
 
 _COLUMNS: Final = (8, 16, 32, 64, 88, 96, 112, 128, 144, 152, 160, 176, 192, 224, 256)
-_WIDE_COLUMNS: Final = 192  # of 128 rows a warpgroup, whose sums fill 192 registers
+_WIDE_COLUMNS: Final = 192  # of 128 rows per warpgroup, whose sums fill 192 registers
 _NAME: Final = re.compile(r"(weights|rows) (\d+)x(\d+) k(\d+)(?: warpgroups(\d))?( in turn)?(?: blocks(\d))?")
 
 
 class _Shape(NamedTuple):
-    """A block's shape before stages are counted: see `MatmulSchedule`; `turns` stands for its split "tiles"."""
+    """A block's shape without its stages: see `MatmulSchedule`; `turns` means split "tiles"."""
 
     swap: bool
     tile_rows: int
@@ -42,7 +42,7 @@ class _Shape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in the table: who is wgmma's rows, the tile, then what differs from the plainest form."""
+        """Name in the table: wgmma's rows, the tile, then the differences from the defaults."""
         text = f"{'weights' if self.swap else 'rows'} {self.tile_rows}x{self.tile_columns} k{self.k_step}"
         text += f" warpgroups{self.warpgroups}" if self.warpgroups > 1 else ""
         text += " in turn" if self.turns else ""
@@ -50,7 +50,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(name: str) -> _Shape | None:
-    """Returns the shape of a name, None if it is none."""
+    """Returns the shape of a name, or None if invalid."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -67,7 +67,7 @@ def _shape(name: str) -> _Shape | None:
 
 
 def _shapes(m: int, transpose_w: bool) -> Iterator[_Shape]:
-    """Yields the shapes that are tried for `m` rows."""
+    """Yields the shapes to try for `m` rows."""
     most = max(_FEWEST_ROWS, 1 << (m - 1).bit_length())
     for columns in _COLUMNS:
         if columns > most:
@@ -84,7 +84,7 @@ def _shapes(m: int, transpose_w: bool) -> Iterator[_Shape]:
             if 128 <= columns <= _WIDE_COLUMNS:
                 yield _Shape(True, 128, columns, 64, 2)
     for columns in (64, 128, 192, 256):
-        # Activations are the rows: 64 of them at least, and whole rows of 128 bytes of (K, N) weights.
+        # Activations as the rows: at least 64, and whole 128-byte rows of (K, N) weights.
         yield from (_Shape(False, 64, columns, k_step) for k_step in (128, 64))
         if most > 64:
             yield _Shape(False, 64, columns, 64, 2)
@@ -95,7 +95,7 @@ def _shapes(m: int, transpose_w: bool) -> Iterator[_Shape]:
 
 
 def _gated_shapes(m: int) -> Iterator[_Shape]:
-    """Yields the shapes that are tried for `m` rows of a pair of products: a warpgroup has columns of both weights."""
+    """Yields the shapes to try for `m` rows of a pair of products; a warpgroup has columns of both weights."""
     if m > 64:
         yield from (_Shape(False, 64, columns, 64, 2) for columns in (128, 256))
         yield from (_Shape(False, 64, columns, 128) for columns in (64, 128))
@@ -154,9 +154,9 @@ def candidates(
     out_itemsize: int = 2,
     gated: bool = False,
 ) -> dict[str, MatmulSchedule]:
-    """Returns the schedules that are worth trying for a shape by name, the one with the lowest estimated time first.
+    """Returns the schedules worth trying for a shape by name, the one with the lowest estimated time first.
 
-    Arguments as for `matmul_schedule`; `gated` says that a block makes one result of the products of two weights.
+    Arguments as for `matmul_schedule`; `gated` says that a block combines the products of two weights.
     """
     return dict(_ranked(Problem(stack, m, k, 2 * n if gated else n, transpose_w, itemsize, out_itemsize), gated))
 
@@ -169,10 +169,10 @@ def _ranked(problem: Problem, gated: bool = False) -> dict[str, MatmulSchedule]:
         if schedule is None:
             continue
         if gated:
-            schedule = replace(schedule, group=8)  # bands of 16 tiles took 1350 us in place of 1220
+            schedule = replace(schedule, group=8)  # bands of 16 tiles took 1350 us instead of 1220
         found.append((estimate_ns(schedule, shape.blocks_per_sm, problem), shape, schedule))
     found.sort(key=lambda entry: entry[0])
-    # Widths that differ little estimate alike: of each form the best few are enough.
+    # Similar widths have similar estimates: the best few per candidate suffice.
     ranked: dict[str, MatmulSchedule] = {}
     kept: dict[_Shape, int] = {}
     for _, shape, schedule in found:
@@ -184,7 +184,7 @@ def _ranked(problem: Problem, gated: bool = False) -> dict[str, MatmulSchedule]:
 
 
 def _fill(shape: _Shape, problem: Problem) -> MatmulSchedule | None:
-    """Returns the schedule of a shape with as many stages as fit, or None if fewer than 3 do."""
+    """Returns the schedule of a shape with as many stages as fit, or None if fewer than 3 fit."""
     swap, rows, columns, k_step, warpgroups, turns, _ = shape
     base = MatmulSchedule(swap, rows, columns, k_step, 2, warpgroups, "tiles" if turns else "rows")
     budget = (SHARED_BYTES + _RESERVED_BYTES) // shape.blocks_per_sm - _RESERVED_BYTES
@@ -197,9 +197,9 @@ def _fill(shape: _Shape, problem: Problem) -> MatmulSchedule | None:
     else:
         return None
     tiles, resident = problem.tiles(base), SMS * shape.blocks_per_sm
-    # The tiles of a wave should cover about a square of the result.
+    # The tiles of a wave should cover roughly a square of the result.
     group = 16 if tiles > _MANY_TILES and base.block_rows <= 128 else 8
     if shape.turns:
-        # Each block has two tiles at least, one for each warpgroup.
+        # Each block has at least two tiles, one per warpgroup.
         return replace(base, stages=stages, group=group, blocks=min(resident, -(-tiles // shape.warpgroups)))
     return replace(base, stages=stages, group=group, blocks=resident if tiles > resident else 0)

@@ -1,9 +1,8 @@
-"""Hopper schedules of the TF32 matmul: which tiles multiply a shape fast.
+"""Hopper schedules of the TF32 matmul.
 
-A step of wgmma takes 32 bytes of K of either operand whatever their dtype, so float32 rows of K elements cost what
-bfloat16 rows of 2 K elements do: for (N, K) weights the schedules are those of
-`pallas_kernels.matmul.schedule.hopper.matmul`. (K, N) weights are transposed by a kernel of its own, or by a copy. No
-schedule changes a bit.
+A step of wgmma takes 32 bytes of K of either operand for any dtype, so float32 rows of K elements cost the same as
+bfloat16 rows of 2 K elements: (N, K) weights use the schedules of `pallas_kernels.matmul.schedule.hopper.matmul`. (K,
+N) weights are transposed by a separate kernel, or by a copy. The bits do not depend on it.
 """
 
 from collections.abc import Iterator
@@ -16,16 +15,16 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS, MatmulSchedu
 
 _SQUARE: Final = 32
 _THREADS: Final = 128
-_MOST_TURNED: Final = 64  # elements that a thread holds while it turns
+_MOST_TURNED: Final = 64  # elements that a thread holds while it transposes
 _MOST_STAGES: Final = 12
 _FEWEST_STAGES: Final = 3
 
-# What the estimate knows of the chip: fitted to measured times (benchmarks/NOTES.md).
+# Hardware parameters of the estimate, fitted to measured times (benchmarks/NOTES.md).
 _CYCLES_PER_NS: Final = 1.75
 _BYTES_PER_NS: Final = 4200
-_COPY_BYTES_PER_NS: Final = 3800  # a transposing copy, of what it reads and writes
+_COPY_BYTES_PER_NS: Final = 3800  # a transposing copy, bytes read and written
 _SHARED_BYTES_PER_CYCLE: Final = 120
-_TURN_CYCLES: Final = 450  # of a turning warpgroup's stage, beside what it reads and writes
+_TURN_CYCLES: Final = 450  # of a transposing warpgroup's stage, besides its reads and writes
 _CHAIN_CYCLES: Final = 75  # 8 elements of K with rows from registers, ...
 _CHAIN_CYCLES_PER_COLUMN: Final = 0.3  # ... more for each column, ...
 _PRODUCT_CYCLES_PER_COLUMN: Final = 0.38  # ... and for each column of every warpgroup
@@ -36,13 +35,13 @@ _TILE_CYCLES: Final = 600
 
 @dataclass(frozen=True)
 class Tf32Schedule:
-    """How the blocks of a TF32 matmul are cut and fed.
+    """Tiles and stages of a TF32 matmul.
 
     Attributes:
         tiles: Tiles and stages.
-        turners: Warpgroups of a block, 1 or 2, that turn (K, N) weights inside of the kernel; 0 for a copy in front of
-            it. Without a meaning for (N, K) weights.
-        from_registers: Whether (K, N) weights are read into registers, as wgmma's rows, in place of being turned.
+        turners: Warpgroups of a block, 1 or 2, that transpose (K, N) weights inside the kernel; 0 for a copy before it.
+            Ignored for (N, K) weights.
+        from_registers: Whether (K, N) weights are read into registers as wgmma's rows instead of being transposed.
     """
 
     tiles: MatmulSchedule
@@ -62,7 +61,7 @@ class Tf32Schedule:
         if not (1 <= self.turners <= 2 and self.turners + t.warpgroups <= 3):
             raise ValueError(f"1 or 2 turners must be with no more than 2 or 1 computing warpgroups, got {self}.")
         if self.turners + t.warpgroups == 3 and t.tile_rows * t.tile_columns > 64 * 128:
-            # With the one that copies they leave a thread 128 registers when it starts.
+            # With the copying warpgroup, a thread starts with 128 registers.
             raise ValueError(f"three turning and computing warpgroups must have tiles of at most 64 by 128, got {t}.")
         if t.stages % self.turners:
             raise ValueError(f"stages must be a multiple of the turning warpgroups, got {self}.")
@@ -95,7 +94,7 @@ def tf32_schedule(
 def tf32_candidates(
     m: int, k: int, n: int, *, stack: int = 1, transpose_w: bool = False, out_itemsize: int = 4
 ) -> Iterator[Tf32Schedule]:
-    """Yields the schedules that are worth trying for a shape, the one with the lowest estimated time first.
+    """Yields the schedules worth trying for a shape, the one with the lowest estimated time first.
 
     Arguments as for `matmul_schedule`.
     """
@@ -108,14 +107,14 @@ def tf32_candidates(
         found.append((time, Tf32Schedule(replace(tiles, k_step=tiles.k_step // 2))))
     if not transpose_w:
         found += [(_estimate_ns(s, m, k, n, stack), s) for s in _on_the_way(m, n, stack, out_itemsize)]
-    # The form of the tile makes no difference to the estimate: of 64 by 256 and 128 by 128 the first was measured.
+    # The tile's aspect ratio does not affect the estimate: of 64 by 256 and 128 by 128 only the first was measured.
     yield from (schedule for _, schedule in sorted(found, key=lambda entry: (entry[0], entry[1].tiles.tile_rows)))
 
 
 def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
-    """Yields (weights are wgmma's rows, columns of a tile, step of K, computing and turning warpgroups).
+    """Yields (weights are wgmma's rows, columns of a tile, step of K, computing and transposing warpgroups).
 
-    Without turning ones the weights are read into registers.
+    Without transposing warpgroups the weights are read into registers.
     """
     if m <= 128:
         yield (False, 32, 128, 1, 1) if m <= 32 else (False, 32, 64, 1, 2) if m <= 64 else (False, 32, 64, 2, 1)
@@ -125,7 +124,7 @@ def _shapes(m: int) -> Iterator[tuple[bool, int, int, int, int]]:
 
 
 def _on_the_way(m: int, n: int, stack: int, out_itemsize: int) -> Iterator[Tf32Schedule]:
-    """Yields schedules that bring (K, N) weights into wgmma's order on their way through the kernel."""
+    """Yields schedules that transpose (K, N) weights inside the kernel."""
     for swap, columns, k_step, warpgroups, turners in _shapes(m):
         tiles = MatmulSchedule(swap, 64, columns, k_step, 2, warpgroups, out_buffers=1)
         spare = SHARED_BYTES - tiles.shared_bytes(4, out_itemsize)
@@ -142,9 +141,9 @@ def _stage_bytes(t: MatmulSchedule) -> int:
 
 
 def _estimate_ns(s: Tf32Schedule, m: int, k: int, n: int, stack: int) -> float:
-    """Returns a rough time of (K, N) weights brought into wgmma's order on their way, in as many waves as there are."""
+    """Returns a rough time with (K, N) weights transposed inside the kernel, over all waves."""
     t = s.tiles
-    if s.from_registers:  # the products of a stage are awaited before those of the next are issued
+    if s.from_registers:  # a stage's products are awaited before the next are issued
         column = _CHAIN_CYCLES_PER_COLUMN + t.warpgroups * _PRODUCT_CYCLES_PER_COLUMN
         step = t.k_step / 8 * (_CHAIN_CYCLES + column * t.tile_columns)
     else:
