@@ -18,18 +18,18 @@ def launch(
     by_lanes: bool = False,
     interpret: Any,
 ) -> Callable[..., Any]:
-    """Returns the launch of a kernel: a function of its operands, which may be trees.
+    """Returns a function that launches a kernel on its operands, which may be pytrees.
 
     Args:
-        name: What profiles call it.
-        kernel: The body of a block. It gets its operands, then the results, then the scratch.
+        name: Name of the kernel in profiles.
+        kernel: The body of a block. It takes the operands, then the results, then the scratch.
         out: Type of the result, or a list of them.
-        grid: Blocks (or clusters) along each named axis. The last axis may be long, the others end at 65535.
+        grid: Blocks (or clusters) along each named axis. All but the last axis are limited to 65535.
         scratch: Types of shared memory and barriers, or trees of them.
         cluster: Blocks of a cluster along a named axis.
         warpgroups: Warpgroups of a block along a named axis; by default a single one, without a name.
-        by_lanes: Whether every array of the kernel has its layout from its load, and every barrier is written out.
-            The other semantics would infer layouts, ten times as long.
+        by_lanes: Whether to use lane semantics: loads specify layouts, and barriers are explicit. Warpgroup semantics
+            would infer layouts, which takes ten times longer.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
     """
     mesh: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
