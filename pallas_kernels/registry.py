@@ -1,9 +1,9 @@
 """The kernels of all backends, each with its operation, targets, contract and the calls that it serves.
 
-The kernels of a backend are listed in `pallas_kernels/backends/<backend>.py`, which is found by being there; those of
-others are added with `register`. A listed kernel is named as "module:function" and imported when it is first chosen, so
-that no module of a backend is imported before its target has matched. To find the kernels of an operation, search for
-its quoted name: `git grep '"rms_norm"'`.
+Each module `pallas_kernels/backends/<backend>.py` lists the kernels of a backend and is discovered automatically;
+other kernels are added with `register`. A listed kernel is named "module:function" and imported when it is first
+chosen, so no backend module is imported before its target has matched. To find the kernels of an operation, search
+for its quoted name: `git grep '"rms_norm"'`.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ class Kernel:
     """A kernel of an operation.
 
     Attributes:
-        operation: Name of the operation, by which `find` is asked.
-        on: Where it runs: one pattern or several, see `pallas_kernels.target.rank`.
-        load: The function, as "module:function", which is imported when it is first chosen; or the function itself. All
-            kernels of an operation take the same arrays and parameters. One with a method `serves` (see
-            `pallas_kernels.parts.served`) is asked too whether it takes a call.
-        contract: What the function takes as `contract`: a contract; or a function that is given what belongs to the
-            operation and the weights of a call, never to the batch, and returns a contract, or None for calls that the
-            kernel does not serve. None if it takes none.
-        functions: The contract of element-wise code, which the function takes as `functions`; or a function as for
-            `contract`, that returns None for calls without such code.
-        serves: Takes the arguments of the kernel, contracts among them; returns whether it serves the call. All by
-            default. What it says must not depend on the batch, or all kernels that it decides between have the same
-            bits.
+        operation: Name of the operation, as passed to `find`.
+        on: Where it runs: one or more patterns, see `pallas_kernels.target.rank`.
+        load: The function, as "module:function", imported when it is first chosen; or the function itself. All kernels
+            of an operation take the same arrays and parameters. If the function has a method `serves` (see
+            `pallas_kernels.parts.served`), that also decides whether it serves a call.
+        contract: The function's `contract` argument: a contract; or a function that maps the call's `fixed` part
+            (operation and weights, never the batch) to a contract, or to None for calls that the kernel does not
+            serve. None if the function takes no contract.
+        functions: The function's `functions` argument, the contract of element-wise code; or a function as for
+            `contract` that returns None for calls without element-wise code.
+        serves: Takes the kernel's arguments, contracts included, and returns whether the kernel serves the call; by
+            default it serves all calls. The result must not depend on the batch, unless all kernels that it selects
+            between have the same bits.
     """
 
     operation: str
@@ -61,11 +61,11 @@ class Kernel:
         return f"{function.__module__}:{getattr(function, '__qualname__', repr(function))}"
 
     def rank(self, target: Target) -> tuple[int, int] | None:
-        """Returns how closely the targets that it runs on describe one; None if they do not."""
+        """Returns the rank of the closest of its patterns that match a target; None if no pattern matches."""
         return max((r for pattern in self.patterns if (r := rank(pattern, target)) is not None), default=None)
 
     def contracts(self, fixed: Any) -> dict[str, Any] | None:
-        """Returns the contracts as options of the function; None if it has none for a call with this `fixed` part."""
+        """Returns the contracts as keyword arguments; None if the kernel has no contract for this `fixed` part."""
         chosen = self.contract(fixed) if callable(self.contract) else self.contract
         if chosen is None and self.contract is not None:
             return None
@@ -74,7 +74,7 @@ class Kernel:
         return {name: contract for name, contract in given.items() if contract is not None}
 
     def function(self) -> Callable[..., Any]:
-        """Returns the function, and imports its module if need be."""
+        """Returns the function, importing its module if necessary."""
         return _loaded(self.load) if isinstance(self.load, str) else self.load
 
 
@@ -82,9 +82,9 @@ class Found(NamedTuple):
     """The kernel for a call.
 
     Attributes:
-        kernel: What is registered.
+        kernel: The registered kernel.
         function: Its function.
-        contracts: The contracts, as options of the function.
+        contracts: The contracts, as keyword arguments of the function.
     """
 
     kernel: Kernel
@@ -93,7 +93,7 @@ class Found(NamedTuple):
 
     @property
     def is_choosy(self) -> bool:
-        """Whether the kernel says which calls it serves."""
+        """Whether the kernel restricts the calls that it serves."""
         return self.kernel.serves is not None or hasattr(self.function, "serves")
 
 
@@ -102,15 +102,15 @@ _added: Final[list[Kernel]] = []
 
 
 def register(*kernels: Kernel) -> None:
-    """Adds kernels, for this process.
+    """Adds kernels for this process.
 
-    Register them before the first program with their operation is traced: JAX keeps what it has compiled.
+    Register them before the first program with their operation is traced: JAX caches compiled programs.
 
     Args:
-        *kernels: What is added.
+        *kernels: The kernels to add.
 
     Raises:
-        ValueError: If a pattern of `on` is not one.
+        ValueError: If a pattern of `on` is invalid.
     """
     for kernel in kernels:
         if not kernel.patterns:
@@ -137,26 +137,26 @@ def added() -> tuple[Kernel, ...]:
 
 
 def kernels(operation: str | None = None) -> tuple[Kernel, ...]:
-    """Returns the kernels of an operation, or all: those of the backends first, then those that were added."""
+    """Returns the kernels of an operation, or all kernels: first the backends' kernels, then the added ones."""
     return tuple(k for k in (*_listed(), *_added) if operation in (None, k.operation))
 
 
 def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> Found:
-    """Returns the kernel that serves a call on a target: of those that do, the one whose targets describe it closest.
+    """Returns the kernel that serves a call on a target; if several do, the one with the most specific target pattern.
 
-    Of several of the same targets, one that says which calls it serves comes before one that serves all.
+    Among kernels of the same rank, one that restricts the calls it serves takes precedence over one that serves all.
 
     Args:
         operation: Name of the operation.
         target: What the program is lowered for.
-        fixed: What contracts are chosen by: what belongs to the operation and the weights, never to the batch. Each
-            operation has its own; it stands beside the call of `find`.
+        fixed: The part of the call that determines the contracts: it describes the operation and the weights, never
+            the batch. Its type is specific to the operation; see the caller.
         *arrays: The arrays of the call.
-        **parameters: Its parameters, but for the contracts.
+        **parameters: Its parameters, except for the contracts.
 
     Raises:
         UnsupportedError: If no kernel serves the call, or the target has no architecture and the kernels differ by it.
-        ValueError: If that leaves several.
+        ValueError: If several kernels remain.
 
     Example:
         >>> from pallas_kernels.contract import row_contract

@@ -1,8 +1,8 @@
-"""Convolutions by matrix products and plain additions, on any platform that JAX runs on.
+"""Convolutions as matrix products and additions, on any platform that JAX runs on.
 
-The kernel's positions are taken in groups; the terms of one group are laid side by side and multiplied with the
-weights by a product whose bits do not depend on the number of rows; the groups are added upwards in float32. How many
-positions make a group follows from the kernel's positions and the input features alone.
+The kernel positions are split into groups; the terms of a group are concatenated and multiplied with the weights by a
+row-invariant product; the group sums are added in ascending order in float32. The group size depends only on the
+number of kernel positions and input features.
 """
 
 import functools
@@ -30,15 +30,15 @@ _COLUMNS: Final = 256
 def correlate(
     x: jax.Array, w: jax.Array, *, window: Window, product: Product, dtype: DTypeLike, contract: ConvContract
 ) -> jax.Array:
-    """Sums, at every place of the window, over its positions and the features.
+    """Sums over the window positions and the features, at every output location.
 
     Args:
         x: (N, spatial..., G, C), padded.
         w: (G, O, positions, C), the positions in row-major order.
         window: The window over `x`, of the rank of `x`.
-        product: Multiplies (G, M, K) by (G, O, K), or (M, K) by (O, K), in the dtype of its sums. The bits of an
-            element depend on its row, its column and K alone.
-        dtype: Dtype of the sums.
+        product: Multiplies (G, M, K) by (G, O, K), or (M, K) by (O, K), in its accumulator dtype. The bits of an
+            element must depend on its row, its column and K alone.
+        dtype: Accumulator dtype.
         contract: Groups of positions.
 
     Returns:
@@ -49,7 +49,7 @@ def correlate(
     counts = window.counts(x.shape)
     g, o, positions, c = w.shape
     at_once = _group(positions, c, contract.terms)
-    # Flat, as the layout that a barrier hands to a transpose makes two kernels of it.
+    # Flattened, because the layout that a barrier passes to a transpose would split it into two kernels.
     x, flat = isolate(x, w.reshape(-1))
     w = flat.reshape(w.shape)
 
@@ -66,32 +66,32 @@ def correlate(
             total = total + group(x, whole * at_once, positions % at_once)
         return total.reshape(*window.counts(x.shape)[:-2], g, o)
 
-    # One position needs no more memory than the input has.
+    # A single position needs no more memory than the input.
     tile_shape = (counts[0], counts[1]) if positions == 1 else _tile_shape(counts, g * c * at_once)
     out = jax.ShapeDtypeStruct((*counts[:-2], g, o), dtype)
     return isolate(_tiles(tile, x, window, tile_shape, out))[0]
 
 
 def _add_upwards(term: Callable[[jax.Array | int], jax.Array], terms: int) -> jax.Array:
-    """Returns `term(0) + term(1) + ...`, one addition after the other, of one program for all terms."""
+    """Returns `term(0) + term(1) + ...`, added sequentially; one program computes all terms."""
     if terms == 1:
         return term(0)
     shape = jax.eval_shape(term, jnp.int32(0))
-    # Minus zero changes no term, where zero would change minus zero.
+    # Adding -0 leaves every term unchanged; adding +0 would turn -0 into +0.
     first = jnp.full(shape.shape, -0.0, shape.dtype)
     return lax.fori_loop(jnp.int32(0), jnp.int32(terms), lambda i, total: isolate(total + term(i))[0], first)
 
 
 def _side_by_side(x: jax.Array, window: Window, start: jax.Array | int, size: int) -> jax.Array:
-    """(N, spatial..., G, C) to (N, places..., G, size * C): the elements at the positions from `start` on.
+    """(N, spatial..., G, C) to (N, places..., G, size * C): the elements at `size` positions from `start` on.
 
-    One gather: slices of all positions, put together, would be a program to compile for each of them.
+    One gather: concatenated slices would compile a program for each position.
     """
     if size == 1:
         return window.read(x, start)
     *counts, g = window.counts(x.shape)[1:-1]
     n, *spatial, _, c = x.shape
-    # The row of an element is a sum of numbers that belong to one dimension each.
+    # The row of an element is a sum of one term per dimension.
     steps = [g * math.prod(spatial[axis + 1 :]) for axis in range(len(spatial))]
     positions = np.arange(size, dtype=np.int32)
     first = window.starts(positions + start if isinstance(start, int) else jnp.asarray(positions) + start)[1:-2]
@@ -107,7 +107,7 @@ def _side_by_side(x: jax.Array, window: Window, start: jax.Array | int, size: in
 
 
 def _group(positions: int, features: int, terms: int) -> int:
-    """Returns the positions of one group: all that fit into the terms of one product, in groups of nearly one size."""
+    """Returns the positions per group: as large as the terms of one product allow, with groups of nearly equal size."""
     groups = -(-positions // max(1, terms // features))
     return -(-positions // groups)
 
@@ -120,7 +120,7 @@ def _stacked(product: Product, rows: jax.Array, weights: jax.Array) -> jax.Array
 
 
 def _tile_shape(counts: tuple[int, ...], terms: int) -> tuple[int, int]:
-    """Returns the examples, and the places along the first spatial axis, whose terms stay in a core's cache."""
+    """Returns how many examples, and places along the first spatial axis, have terms that fit in a core's cache."""
     places = math.prod(counts[1:-2])
     if places * terms <= _TILE_ELEMENTS:
         return min(counts[0], _TILE_ELEMENTS // (places * terms)), counts[1]
@@ -134,7 +134,7 @@ def _tiles(
     tile_shape: tuple[int, int],
     out: jax.ShapeDtypeStruct,
 ) -> jax.Array:
-    """Runs a program of windows over tiles of `x`; the last tile along an axis overlaps the one before it."""
+    """Runs a window program over tiles of `x`; the last tile along an axis overlaps the previous one."""
     counts = out.shape[:2]
     if tile_shape == counts:
         return tile(x)
@@ -160,12 +160,12 @@ def _tiles(
 
 
 def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window, contract: ConvContract) -> jax.Array:
-    """Sums over the positions of the window where there is one input feature (a depthwise convolution, a filter).
+    """Sums over the window positions for a single input feature (a depthwise convolution, a filter).
 
-    The products are rounded, and added upwards.
+    The products are rounded and added in ascending order.
 
     Args:
-        x: (N, spatial..., G, 1), padded, of the dtype of the sums.
+        x: (N, spatial..., G, 1), padded, in the accumulator dtype.
         w: (positions, G, 1, O), of the same dtype.
         window: The window over `x`, of the rank of `x`.
         contract: Order of the sum.
@@ -182,7 +182,7 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window, contrac
 
     def term(position: jax.Array | int) -> jax.Array:
         scaled = window.read(x, position) * lax.dynamic_index_in_dim(w, position, keepdims=False, **FROM_ZERO)[:, 0]
-        # A product that meets a sum in one fusion is contracted with it, or not, as the loop's shape will have it.
+        # Whether XLA contracts a product with a sum in the same fusion depends on the shape of the loop.
         return lax.bitcast_convert_type(lax.bitcast_convert_type(scaled, unsigned) ^ hidden, x.dtype)
 
     total = fold_positions(lambda total, position: total + term(position), term(0), 1, w.shape[0])
@@ -192,30 +192,28 @@ def correlate_one_feature(x: jax.Array, w: jax.Array, *, window: Window, contrac
 def correlate_examples(
     x: jax.Array, w: jax.Array, *, window: Window, product: Product, contract: ConvContract
 ) -> jax.Array:
-    """Sums over examples (the gradient of a convolution's weights): the contracted features stand first in memory.
+    """Sums over examples (the gradient of a convolution's weights): the contracted features come first in memory.
 
-    Examples are summed in groups of as many as have no more than 128 terms, and of one at least; the sums are added
-    upwards.
+    A group has at most 128 terms, but at least one example; group sums are added in ascending order.
 
     Args:
         x: (E, spatial..., G, N), padded; E examples are summed over.
         w: (E, positions, G, O), the positions in row-major order.
-        window: The window over `x`, of the rank of `x`; its size is that of `w`.
+        window: The window over `x`, of the rank of `x`; its size matches `w`.
         product: Maps (G, R, N) and (G, R, O), or both without G, to the sums (G, N, O) of the rows' outer products,
-            in the dtype of its sums. Rows of zeros at the end change nothing, and the bits of an element depend on its
-            two columns alone.
+            in its accumulator dtype. Trailing rows of zeros must not change the result, and the bits of an element
+            must depend on its two columns alone.
         contract: Groups of examples.
 
     Returns:
-        (N, spatial..., G, O) of the dtype of the sums.
+        (N, spatial..., G, O) in the accumulator dtype.
 
-    Guarantee: split-invariant, for cuts at multiples of a group's examples; examples of zeros behind the others change
-    nothing.
+    Guarantee: split-invariant, for cuts at multiples of a group's examples; trailing examples of zeros change nothing.
     """
     counts = window.counts(x.shape)[1:-2]
     examples, positions, g, o = w.shape
     n = x.shape[-1]
-    # What is a place of the window here is a position in the window below, and the other way round.
+    # Places and positions are exchanged: a place of `window` is a position in the window below, and vice versa.
     places = Window((1, *counts, 1, 1), window.dilation, window.strides)
     spans = tuple(
         (p - 1) * s + (k - 1) * d + 1

@@ -1,1 +1,1 @@
-"""Where the rows of experts stand: exact integers, the same on every platform."""
+"""The layout of expert rows: exact integers, the same on every platform."""

@@ -1,4 +1,4 @@
-"""Where the rows of experts stand, on an NVIDIA GPU: for few rows, each compared with all others, in one kernel."""
+"""The layout of expert rows on an NVIDIA GPU: for few rows, one kernel compares each row with all others."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,7 +30,7 @@ def _serves_sort(number: Any, *, first: int, end: int, allocated: int, **_: Any)
 @served_if(_serves_sort, _FEW)
 @in_32_bits
 def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, interpret: bool = False) -> Arrays:
-    """Returns what `portable.sort_by_expert` returns; `interpret` runs the kernel on a CPU.
+    """Equal to `portable.sort_by_expert`; `interpret` runs the kernel on a CPU.
 
     Example:
         >>> offset, expert, count, fit, place = sort_by_expert(
@@ -55,17 +55,17 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int, i
         def _() -> None:
             place = _items(block)
             mine = local(numbers, place)
-            key = mine * longest + place  # of equal experts the lower place comes first
+            key = mine * longest + place  # ties are broken by place
 
             def add(other: jax.Array, totals: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 theirs = local(numbers, other)
-                # Places behind the last one given come last of all, and are in front of nobody.
+                # Padding sorts last.
                 before = (theirs * longest + other)[None, :] < key[:, None]
                 used = jnp.where(theirs < experts, 1, 0)
                 return totals[0] + _count(before, 1), totals[1] + jnp.sum(used)
 
             row, used = _over(given, add, (jnp.zeros((tile.items,), jnp.int32), jnp.int32(0)))
-            # They are not among the others that were counted.
+            # Padding was not counted.
             row = jnp.where(place < given, row, place)
             there = (place < longest) & (row < allocated)
             plt.store(offset.at[row], jnp.where(mine < experts, place, NO_ROW), mask=there)
@@ -99,7 +99,7 @@ def _serves_counts(count: Any, *, rows: int, **_: Any) -> bool:
 @served_if(_serves_counts, f"at least one row and 1 to {_MOST_EXPERTS} experts")
 @in_32_bits
 def rows_by_count(count: jax.Array, *, rows: int, interpret: bool = False) -> Arrays:
-    """Returns what `portable.rows_by_count` returns; `interpret` runs the kernel on a CPU.
+    """Equal to `portable.rows_by_count`; `interpret` runs the kernel on a CPU.
 
     Example:
         >>> expert, fit = rows_by_count(jnp.array([1, 0, 2]), rows=4, interpret=True)
@@ -134,7 +134,7 @@ def _serves_places(offset: Any, *, places: int, **_: Any) -> bool:
 @served_if(_serves_places, _FEW)
 @in_32_bits
 def rows_of_tokens(offset: jax.Array, *, places: int, interpret: bool = False) -> jax.Array:
-    """Returns what `portable.rows_of_tokens` returns; `interpret` runs the kernel on a CPU.
+    """Equal to `portable.rows_of_tokens`; `interpret` runs the kernel on a CPU.
 
     Example:
         >>> rows_of_tokens(jnp.array([2, -1, 0, 2]), places=3, interpret=True).tolist()
@@ -164,7 +164,7 @@ def rows_of_tokens(offset: jax.Array, *, places: int, interpret: bool = False) -
 
 
 def _items(block: Any) -> jax.Array:
-    """Returns the numbers of a block's items."""
+    """Returns the indices of a block's items."""
     return block * PAIR_TILE.items + lax.broadcasted_iota(jnp.int32, (PAIR_TILE.items,), 0)
 
 
@@ -173,7 +173,7 @@ def _count(where: jax.Array, axis: int) -> jax.Array:
 
 
 def _over[T](number: int, add: Callable[[jax.Array, T], T], start: T) -> T:
-    """Carries a value over all of so many items, a chunk at a time; the last one may have more than there are."""
+    """Folds over `number` items, a chunk at a time; the last chunk may extend past the end."""
     chunk = lax.broadcasted_iota(jnp.int32, (PAIR_TILE.chunk,), 0)
     return lax.fori_loop(
         0, pl.cdiv(number, PAIR_TILE.chunk), lambda i, total: add(i * PAIR_TILE.chunk + chunk, total), start

@@ -1,4 +1,4 @@
-"""Where the rows of experts stand, by sorts, searches and scatters of XLA, on any platform."""
+"""The layout of expert rows by XLA's sorts, searches and scatters, on any platform."""
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +10,18 @@ Arrays = tuple[jax.Array, ...]
 
 
 def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int) -> Arrays:
-    """Gives rows to the places of the experts in [first, end): experts upwards, places of an expert upwards.
+    """Assigns rows to the places of the experts in [first, end), sorted by expert and then by place.
 
     Args:
-        number: (A,) int32, the expert of each place; those outside of [first, end) get no row.
+        number: (A,) int32, the expert of each place; experts outside [first, end) get no row.
         first: First expert.
-        end: The expert behind the last one.
-        allocated: Rows that there are.
+        end: One past the last expert.
+        allocated: Number of available rows.
 
     Returns:
-        offset (allocated,) int32, the place of each row, -1 for rows that are not used; expert (allocated,) int32,
-        counted from `first`, end - first for rows not used; count (end - first,) int32, the rows that each expert
-        needs; a bool, whether there are rows enough; and the places (A,) int32 in the order of rows, those without one
-        last.
+        offset (allocated,) int32, the place of each row, -1 for unused rows; expert (allocated,) int32, counted from
+        `first`, end - first for unused rows; count (end - first,) int32, the rows that each expert needs; a bool,
+        whether there are enough rows; and the places (A,) int32 in row order, places without a row last.
 
     Example:
         >>> offset, expert, count, fit, place = sort_by_expert(jnp.array([1, 0, 2, 1]), first=1, end=3, allocated=4)
@@ -38,15 +37,15 @@ def sort_by_expert(number: jax.Array, *, first: int, end: int, allocated: int) -
 
 
 def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:
-    """Returns which expert each row has.
+    """Returns the expert of each row.
 
     Args:
         count: (E,) int32, the rows of each expert.
-        rows: Rows that there are.
+        rows: Number of rows.
 
     Returns:
-        expert (rows,) int32, E for rows behind those of the last expert; and a bool, whether no count is negative and
-        there are rows enough. If not, no row has an expert.
+        expert (rows,) int32, E for rows past the last expert's; and a bool, whether no count is negative and there are
+        enough rows. If not, no row has an expert.
 
     Example:
         >>> expert, fit = rows_by_count(jnp.array([1, 0, 2]), rows=4)
@@ -56,14 +55,14 @@ def rows_by_count(count: jax.Array, *, rows: int) -> Arrays:
     found = jnp.where((count >= 0) & (count <= rows), count, rows + 1)
 
     def add(total: jax.Array, number: jax.Array) -> jax.Array:
-        return jnp.minimum(total, rows + 1 - number) + number  # cut to rows + 1, so that none wraps round
+        return jnp.minimum(total, rows + 1 - number) + number  # saturates at rows + 1, so it cannot overflow
 
-    # Few experts need no such care, and a running sum takes fewer kernels.
+    # With few experts nothing can overflow, and a cumulative sum takes fewer kernels.
     ends = lax.cumsum(found) if count.size * (rows + 1) < 1 << 31 else lax.associative_scan(add, found)
     fit = jnp.all(ends <= rows)
     ends = jnp.where(fit, ends, 0)
     row = jnp.arange(rows, dtype=jnp.int32)
-    # Unrolled, so that a GPU takes all steps in one kernel.
+    # Unrolled, so that a GPU runs all steps in one kernel.
     return jnp.searchsorted(ends, row, side="right", method="scan_unrolled").astype(jnp.int32), fit
 
 
@@ -71,12 +70,12 @@ def rows_of_tokens(offset: jax.Array, *, places: int) -> jax.Array:
     """Returns the row of each place.
 
     Args:
-        offset: (A,) int32, the place of each row, negative for rows that are not used.
+        offset: (A,) int32, the place of each row, negative for unused rows.
         places: Number of places.
 
     Returns:
-        (places,) int32: the row; -1 for a place without one, -2 for one with several. If a row has a place that there
-        is not, all are -2.
+        (places,) int32: the row; -1 for a place without a row, -2 for a place with several. If any offset is out of
+        range, all are -2.
 
     Example:
         >>> rows_of_tokens(jnp.array([2, -1, 0, 2]), places=3).tolist()
@@ -89,12 +88,12 @@ def rows_of_tokens(offset: jax.Array, *, places: int) -> jax.Array:
 
 
 def _sorted_with_places(numbers: jax.Array, end: int) -> tuple[jax.Array, jax.Array]:
-    """Sorts numbers in [0, end), equal ones by their places; returns them and their places."""
+    """Stable sort of numbers in [0, end); returns the sorted numbers and their places."""
     place = jnp.arange(numbers.size, dtype=jnp.int32)
     if numbers.size * end >= 1 << 31:
         ascending, place = lax.sort((numbers, place), num_keys=2)
         return ascending, place
-    # One number for both: XLA sorts it faster on a GPU, and by one pass over memory.
+    # Packed into one number, which XLA sorts faster on a GPU, in one pass over memory.
     both = lax.sort(numbers * numbers.size + place)
     return both // max(1, numbers.size), both % max(1, numbers.size)
 

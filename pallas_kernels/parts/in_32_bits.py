@@ -1,4 +1,4 @@
-"""Tracing of kernels that count in 32 bits."""
+"""Tracing of kernels with 32-bit indices."""
 
 import functools
 from collections.abc import Callable
@@ -9,8 +9,7 @@ import jax
 def in_32_bits[**Parameters, Result](launch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Makes a function trace its kernel without 64-bit types, whatever the user's `jax_enable_x64`.
 
-    Where 64-bit types are enabled a Python number is 64 bits wide to JAX, the indices of a kernel are not, and the two
-    do not mix.
+    In x64 mode, JAX treats Python numbers as 64 bits wide, but kernel indices have 32 bits, and the two do not mix.
     """
 
     @functools.wraps(launch)

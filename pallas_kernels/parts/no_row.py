@@ -1,4 +1,4 @@
-"""Values that stand for a row number where there is no row."""
+"""Placeholder values of a row index where there is no row."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Random words by counting."""
+"""Counter-based random words."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ from jax.interpreters import batching, mlir
 
 type Words = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
-# Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
+# `bijax.invariant` leaves primitives with this prefix unchanged.
 _upper_p: Final = Primitive("bijax_upper_half")
 
 _ROUNDS: Final = 7
@@ -21,7 +21,7 @@ _STEPS: Final = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 
 
 def multiply(x: jax.Array, factor: np.uint32) -> tuple[jax.Array, jax.Array]:
-    """Returns the upper and the lower 32 bits of the products of uint32."""
+    """Returns the upper and lower 32 bits of uint32 products."""
     return _upper_p.bind(x, factor=int(factor)), x * factor
 
 
@@ -30,14 +30,14 @@ def philox(
     counter: Words,
     multiply: Callable[[jax.Array, np.uint32], tuple[jax.Array, jax.Array]] = multiply,
 ) -> Words:
-    """Returns the four words that Philox-4x32 with 7 rounds makes of a key and a counter, uint32 that broadcast.
+    """Returns the four words of Philox-4x32 with 7 rounds for a key and a counter of broadcastable uint32 arrays.
 
-    From 7 rounds on it passes all tests of BigCrush.
+    With 7 or more rounds it passes all tests of BigCrush.
 
     Args:
         key: Two words.
         counter: Four words.
-        multiply: Returns the upper and the lower half of the products of uint32.
+        multiply: Returns the upper and lower halves of uint32 products.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
     """

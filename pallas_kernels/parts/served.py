@@ -1,4 +1,4 @@
-"""Kernels that serve some calls only, and say which: dispatch asks them before it chooses."""
+"""Kernels that only serve some calls, with a predicate that dispatch evaluates before it chooses."""
 
 import functools
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from pallas_kernels.errors import UnsupportedError
 
 
 class Served[**P, R]:
-    """A kernel with the calls that it serves.
+    """A kernel with a predicate for the calls that it serves.
 
-    A call of another kind raises: the kernel never computes it with somebody else's program.
+    Any other call raises an error: there is no fallback to another program.
 
     Args:
         kernel: The kernel.
-        serves: Takes the arguments of the kernel; returns whether it serves them.
-        needs: What it needs, for the error.
+        serves: Takes the arguments of the kernel; returns whether the kernel serves them.
+        needs: The kernel's requirements, for the error message.
 
     Example:
         >>> import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Served[**P, R]:
         self._kernel, self._serves, self._needs = kernel, serves, needs
 
     def serves(self, *args: Any, **kwargs: Any) -> bool:
-        """Returns whether the kernel takes a call with these arguments."""
+        """Returns whether the kernel serves a call with these arguments."""
         return self._serves(*args, **kwargs)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -53,5 +53,5 @@ class Served[**P, R]:
 
 
 def served_if[**P, R](serves: Callable[..., bool], needs: str) -> Callable[[Callable[P, R]], Served[P, R]]:
-    """Returns a decorator that makes a kernel refuse what it does not serve; see `Served`."""
+    """Returns a decorator that makes a kernel reject calls that it does not serve; see `Served`."""
     return lambda kernel: Served(kernel, serves, needs)

@@ -1,7 +1,7 @@
-"""Products of groups of rows, tile by tile, on any platform that JAX runs on.
+"""Grouped matrix products, tile by tile, on any platform that JAX runs on.
 
-Tiles start where a group starts, so that no tile is shared; a loop visits those that hold rows, whatever the groups'
-sizes. Rows of a tile that lie behind its group take part in nothing.
+The first tile of a group starts at the group's first row, so no tile is shared; a loop visits only tiles that contain
+rows, whatever the group sizes. Rows of a tile past the end of its group are masked out.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ def multiply_groups(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Pr
 
     Args:
         x: (M, K), sorted by group.
-        w: (G, ...), weights of one group in each entry.
-        sizes: (G,) integers, the rows of each group.
-        product: Multiplies (T, K) by one entry of `w` to (T, N), in the dtype of its sums. The bits of a row do not
-            depend on the number of rows or on the other ones.
+        w: (G, ...), the weights of each group.
+        sizes: (G,) integers, the number of rows in each group.
+        product: Multiplies (T, K) by one entry of `w` to (T, N), in its accumulator dtype. The bits of a row must not
+            depend on the number of rows or on the other rows.
 
     Returns:
-        (M, N) of the dtype of the sums. Rows behind the last group are zero. If sizes are negative or add up to more
-        than M, floating results are nan.
+        (M, N) in the accumulator dtype. Rows after the last group are zero. If sizes are negative or add up to more
+        than M, floating-point results are nan.
 
     Guarantee: row-invariant, if the product is; a row depends on itself and on the weights of its group alone.
 
@@ -60,20 +60,20 @@ def multiply_groups(x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Pr
 def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product, contract: ChunkContract) -> jax.Array:
     """Sums the outer products of the rows of each group: the gradient of the weights in `multiply_groups`.
 
-    A group's rows are summed in chunks from its first row on, the chunk sums upwards.
+    A group's rows are summed in chunks starting at its first row; chunk sums are added in ascending order.
 
     Args:
         x: (M, K), sorted by group.
-        g: (M, N), the rows that belong to those of `x`.
-        sizes: (G,) integers, the rows of each group.
-        product: Maps (T, K) and (T, N) to the sums (K, N) of the rows' outer products, in the dtype of its sums; rows
-            of zeros at the end change nothing.
+        g: (M, N), one row for each row of `x`.
+        sizes: (G,) integers, the number of rows in each group.
+        product: Maps (T, K) and (T, N) to the sums (K, N) of the rows' outer products, in its accumulator dtype;
+            trailing rows of zeros must not change the result.
         contract: Chunks of rows.
 
     Returns:
-        (G, K, N) of the dtype of the sums. If sizes are negative or add up to more than M, floating results are nan.
+        (G, K, N) in the accumulator dtype. Floating-point results are nan if sizes are negative or sum to more than M.
 
-    Guarantee: a group's sum depends on its own rows alone, not on where they stand.
+    Guarantee: a group's sum depends on its own rows alone, not on their positions.
 
     Example:
         >>> from pallas_kernels.contract import chunk_contract
@@ -100,10 +100,10 @@ def sum_groups(x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product
 
 
 def _known_to_fit(sizes: jax.Array, m: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the sizes and what results start with: no rows in any group and nan, where sizes do not fit `m` rows."""
+    """Returns the sizes and the initial value of the results: zero sizes and nan if the sizes do not fit `m` rows."""
     possible = (sizes >= 0) & (sizes <= m)
     sizes = jnp.where(possible, sizes.astype(jnp.int32), 0)
-    # The first sum that wraps round is negative.
+    # The first sum that overflows is negative.
     ends = lax.cumsum(sizes)
     fit = jnp.all(possible & (ends >= 0) & (ends <= m))
     other = jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
@@ -116,7 +116,7 @@ def _visit_tiles(
     rows: int,
     state: jax.Array,
 ) -> jax.Array:
-    """Calls `step` with the group, the start and the valid rows of every tile, groups and tiles upwards."""
+    """Calls `step` with the group, the start and the valid rows of every tile, in ascending order."""
     ends = lax.cumsum(sizes)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
     tiles = -((starts - ends) // rows)

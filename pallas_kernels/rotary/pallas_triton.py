@@ -1,4 +1,4 @@
-"""Turning queries and keys and storing keys and values on an NVIDIA GPU, in one pass over what a product has made."""
+"""Rotates queries and keys and stores keys and values on an NVIDIA GPU, in one pass over the QKV projection."""
 
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from pallas_kernels.rotary.schedule.pallas_triton import token_warps
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _WIDEST: Final = 256
-_MOST_COLUMNS: Final = 1 << 14  # of the queries of a token: 16 warps hold them
+_MOST_COLUMNS: Final = 1 << 14  # query columns of a token that 16 warps can hold
 
 
 def _serves(heads: Any, cos: Any, sin: Any, rows: Any, keys: Any, values: Any, *turned: Any, **_: Any) -> bool:
@@ -49,9 +49,9 @@ def rotate_and_store(
     functions: ElementwiseContract = XLA_FUNCTIONS,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what `portable.rotate_and_store` returns, with its bits; `interpret` runs the kernel on a CPU.
+    """Bit-identical to `portable.rotate_and_store`; `interpret` runs the kernel on a CPU.
 
-    A block of threads takes a token. The caches are written in place where XLA may do that.
+    Each thread block handles one token. The caches are updated in place where XLA allows it.
 
     Guarantee: row-invariant.
 
@@ -77,10 +77,10 @@ def rotate_and_store(
         row = jnp.where(inside, row, 0)
 
         def rotated(first: int, number: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-            """Returns both halves of some heads, where they stand among these, and which of the places are there."""
+            """Returns both rotated halves of some heads, their offsets within these heads, and the valid offsets."""
             pair = lax.broadcasted_iota(jnp.int32, (pl.next_power_of_2(number * half),), 0)
             there = pair < number * half
-            # Of rounding towards zero, unlike // and %, Triton sees that neighbours stay neighbours.
+            # Unlike // and %, truncating division lets Triton see that the accesses are contiguous.
             head, angle = lax.div(pair, half), lax.rem(pair, half)
             place = head * width + angle
             low, high = (
@@ -95,7 +95,7 @@ def rotate_and_store(
                 there,
             )
 
-        # All of a token is on its way before anything is written.
+        # Issue all loads of a token before the first store.
         column = lax.broadcasted_iota(jnp.int32, (pl.next_power_of_2(key_heads * width),), 0)
         copied = plt.load(heads.at[token, (query_heads + key_heads) * width + column], mask=column < key_heads * width)
         of_queries, of_keys = rotated(0, query_heads), rotated(query_heads, key_heads)

@@ -25,20 +25,20 @@ def rotate(
     inverse: bool = False,
     functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> jax.Array:
-    """Rotates pairs of columns: the first one of a pair is x * cos - partner * sin, the second x * cos + partner * sin.
+    """Rotates pairs of columns: the first of a pair is x * cos - partner * sin, the second x * cos + partner * sin.
 
-    Computed in float32, both products rounded, and rounded once more.
+    Computed in float32 with both products rounded; the result is rounded to the dtype of `x`.
 
     Args:
         x: (..., D) of any floating dtype, D even.
-        sin: (..., D) of any floating dtype, of a shape that broadcasts with `x`.
-        cos: Of the shape of `sin`.
-        interleaved: Whether pairs are neighbours, columns 2i and 2i + 1, rather than halves, i and i + D / 2.
-        inverse: Whether to take the transpose: each partner with the sine of its own column, and the other sign.
+        sin: (..., D) of any floating dtype, broadcastable with `x`.
+        cos: Same shape as `sin`.
+        interleaved: Whether pairs are columns 2i and 2i + 1 rather than i and i + D / 2.
+        inverse: Whether to apply the transpose: each partner takes the sine of its own column, with the sign negated.
         functions: How element-wise code is computed.
 
     Returns:
-        Of the shape and dtype of `x`.
+        Array with the shape and dtype of `x`.
 
     Guarantee: row-invariant.
 
@@ -59,7 +59,7 @@ def rotate(
 def _rotate_halves(
     x: jax.Array, sin: jax.Array, cos: jax.Array, inverse: bool, functions: ElementwiseContract
 ) -> jax.Array:
-    """Rotates pairs of halves: two results of whole vectors, where a CPU reads single elements in another order."""
+    """Rotates the two halves as two whole-vector results; on a CPU, swapping partners would access single elements."""
     honour("rotate", functions, XLA_FUNCTIONS)
 
     def program(x: jax.Array, sin: jax.Array, cos: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -84,7 +84,7 @@ def rotate_on_gpu(
     inverse: bool,
     functions: ElementwiseContract,
 ) -> jax.Array:
-    """Returns `rotate` where the fences of lowered operations keep products and sums apart."""
+    """`rotate` for platforms where fences in the lowering keep XLA from contracting products with sums."""
     options: dict[str, Any] = {"interleaved": interleaved, "inverse": inverse, "functions": functions}
     return rotated(x, sin, cos, **options, fence=lambda product: product)
 
@@ -99,7 +99,7 @@ def rotated(
     functions: ElementwiseContract,
     fence: Fence,
 ) -> jax.Array:
-    """Returns `rotate` as one element-wise program; `fence` keeps products and sums apart."""
+    """`rotate` as one element-wise program; `fence` keeps products from being contracted with sums."""
     honour("rotate", functions, XLA_FUNCTIONS)
     wide = x.astype(jnp.float32)
     along = fence(wide * cos.astype(jnp.float32))
@@ -111,7 +111,7 @@ def rotated(
 
 
 def _partner(x: jax.Array, interleaved: bool) -> jax.Array:
-    """Returns for each column the other one of its pair, the second one negated: no slices, so that XLA fuses it."""
+    """Returns each column's partner, negated for the first of a pair; it uses no slices, so XLA can fuse it."""
     half = x.shape[-1] // 2
     pairs = x.reshape(*x.shape[:-1], *((half, 2) if interleaved else (2, half)))
     axis = pairs.ndim - 1 if interleaved else pairs.ndim - 2
@@ -132,25 +132,25 @@ def rotate_and_store(
     functions: ElementwiseContract = XLA_FUNCTIONS,
     compute: Callable[..., tuple[jax.Array, ...]] = run_flat,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Turns queries and keys, and stores keys and values by row.
+    """Rotates queries and keys, and writes keys and values to the caches.
 
     A head (x, y) of two halves becomes (x * cos - y * sin, y * cos + x * sin), computed in float32 and rounded once.
 
     Args:
-        heads: (T, N + 2 * K, H) of any floating dtype, H even: heads of queries, keys and values of each token.
+        heads: (T, N + 2 * K, H) of any floating dtype, H even: query, key and value heads of each token.
         cos: (T, H / 2) float32.
         sin: (T, H / 2) float32.
-        rows: (T,) int32: where the keys and values of a token are stored; nowhere if that is no row of the caches. No
-            two tokens have one row.
+        rows: (T,) int32, the cache row for the keys and values of each token; tokens with an out-of-range row are not
+            stored. Rows must be distinct.
         keys: (R, K, H) of the dtype of `heads`.
-        values: The same.
-        turned: (T, N + K, H) of the dtype of `heads`: what is turned in the place of the queries and keys in `heads`,
-            such as their norms.
+        values: Same shape and dtype as `keys`.
+        turned: (T, N + K, H) of the dtype of `heads`: rotated instead of the queries and keys in `heads`, for example
+            their normalized values.
         functions: How element-wise code is computed.
         compute: Runs an element-wise program on arrays of one shape.
 
     Returns:
-        The turned queries (T, N, H), and `keys` and `values` with the new rows.
+        The rotated queries (T, N, H), and `keys` and `values` with the new rows.
 
     Guarantee: row-invariant.
 
@@ -169,7 +169,7 @@ def rotate_and_store(
     first, second = jnp.split(source, 2, axis=-1)
     tables = (jnp.broadcast_to(table[:, None], first.shape) for table in (cos, sin))
     both = join(compute(turn, first, second, *tables), first.ndim - 1)
-    # A negative number would count from the end.
+    # A negative index would count from the end.
     at = jnp.where(rows < 0, keys.shape[0], rows)
     keys = keys.at[at].set(both[:, query_heads:], mode="drop")
     values = values.at[at].set(heads[:, query_heads + key_heads :], mode="drop")
@@ -177,11 +177,11 @@ def rotate_and_store(
 
 
 def rotate_and_store_on_gpu(*arrays: jax.Array, functions: ElementwiseContract) -> tuple[jax.Array, ...]:
-    """Returns `rotate_and_store` where the fences of lowered operations keep products and sums apart."""
+    """`rotate_and_store` for platforms where fences in the lowering keep XLA from contracting products with sums."""
     return rotate_and_store(*arrays, functions=functions, compute=lambda program, *arrays: program(*arrays))
 
 
 def turn(first: jax.Array, second: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns both elements of pairs, turned: computed in float32 from four arrays of one shape."""
+    """Rotates pairs in float32; the four arrays have the same shape."""
     x, y = first.astype(jnp.float32), second.astype(jnp.float32)
     return (x * cos - y * sin).astype(first.dtype), (y * cos + x * sin).astype(first.dtype)

@@ -1,8 +1,7 @@
-"""Programs on rows on a Hopper GPU, with the bits that XLA:GPU gives the same operations one by one.
+"""Row programs on a Hopper GPU, bit-identical to XLA:GPU running the same operations one by one.
 
-Sums and maxima are those of `RowContract`. Additions, differences and products are rounded to nearest; a quotient is
-`div.full.f32`, an exponential the one of CUDA's libdevice, and an inverse root `rsqrt.approx.f32`, which is what XLA
-makes of them.
+Sums and maxima follow `RowContract`. Additions, differences and products round to nearest; division is
+`div.full.f32`, the exponential is CUDA libdevice's, and the inverse root is `rsqrt.approx.f32`, as XLA lowers them.
 """
 
 import functools
@@ -47,7 +46,7 @@ _EXP: Final = """{
     mul.rn.f32 $0, r, u;
 }"""
 
-# The upper half of a number; all of one that is not finite.
+# The upper half of a finite number; a non-finite number unchanged.
 _UPPER: Final = """
     .reg .pred p;
     .reg .f32 u;
@@ -84,7 +83,7 @@ _PTX: Final = {
 }
 
 _NAMED: Final = (*REDUCTIONS, "exp", "div", "rsqrt")
-"""What a program is called after in a profile, as in "rows_max_exp_sum_div"."""
+"""The operations that make up a program's name in a profile, as in "rows_max_exp_sum_div"."""
 
 
 def run_program(
@@ -101,7 +100,7 @@ def run_program(
     interpret: Any = False,
     schedule: RowSchedule | None = None,
 ) -> Arrays:
-    """Runs a program on rows.
+    """Runs a row program.
 
     Args:
         program: The program.
@@ -110,17 +109,17 @@ def run_program(
         vectors: (C,) arrays, float32 or bfloat16.
         numbers: (M, 1) float32, in the order of the results' rows.
         rows: M.
-        orders: For each array of `columns`, then of `masks`, which of its rows belongs to a row of the results; None
-            for the same one.
+        orders: For each array of `columns`, then of `masks`, the map from a row of the results to a row of the array;
+            None for the identity.
         contract: Order of the sums.
         functions: How exponentials and quotients are computed.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
-        schedule: How to feed the rows; chosen from the shape by default. No schedule changes a bit.
+        schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
 
     Returns:
-        The results (M, C), or (parts * M, C) of those in parts, as `matmul.hopper.parts.matmul_of_parts` takes them;
-        then the totals (M, 1) float32.
+        The results (M, C), or (parts * M, C) if split into limbs, as `matmul.hopper.parts.matmul_of_parts` expects
+        them; then the totals (M, 1) float32.
 
     Guarantee: row-invariant.
     """
@@ -136,7 +135,7 @@ def run_program(
         _Body(program, wide, row).run()
 
     every = [picked(a, o) for a, o in zip((*columns, *masks), orders, strict=True)]
-    # A mask that has a row for each row is read like any vector of its own row.
+    # A mask with one row per row of the results is read like a vector picked by the row index.
     shared = [a if isinstance(a, Picked) else Picked(a, _own) for a in every[len(columns) :]]
     return run_rows(
         body,
@@ -177,7 +176,7 @@ class _Body:
         self._row = row
         self._numbers = {n: row.given(i) for i, n in enumerate(program.numbers)}
         self._live = list(program.columns)
-        # While passes are counted nothing is a register.
+        # While passes are being counted, nothing is in registers.
         self._interpret = getattr(row, "interpret", True)
 
     def run(self) -> None:
@@ -202,7 +201,7 @@ class _Body:
         largest = {s.result for s in program.steps if s.operation == "max"}
         for i, total in enumerate(program.totals):
             value = self._numbers[total]
-            if total in largest:  # nan as the maximum of a program has it, not as instructions make it
+            if total in largest:  # the canonical nan of a program's maximum, not the one that the instruction returns
                 value = jnp.where(value == value, value, jnp.float32(math.nan))
             self._row.put(i, value)
 
@@ -229,7 +228,7 @@ class _Body:
         self._live = list(keep)
 
     def _beside(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        """Returns what steps take besides the columns that are live: masks, vectors, and the columns' numbers."""
+        """Returns the operands of the steps apart from live columns: masks, vectors and column numbers."""
         used = {o for s in steps for o in s.operands if isinstance(o, int)}
         return tuple(v for v in (*self._program.masks, *self._program.vectors, COLUMN) if v in used)
 
@@ -238,7 +237,7 @@ class _Body:
         return [COLUMN_NUMBERS if v == COLUMN else every.index(v) for v in beside]
 
     def _parts(self, value: jax.Array, count: int) -> list[jax.Array]:
-        """Returns the bfloat16 parts of columns, the last one first."""
+        """Returns the bfloat16 limbs of columns, the least significant first."""
         parts, rest = list[jax.Array](), value
         for _ in range(count - 1):
             parts.append(_computed("upper", [rest], self._interpret))

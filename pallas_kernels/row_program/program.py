@@ -1,4 +1,4 @@
-"""A program on rows: element-wise steps on columns and on numbers of a row, and reductions of a row."""
+"""Row programs: element-wise steps on the columns and scalars of a row, and reductions of the row."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -27,21 +27,21 @@ Operation = Literal[
 REDUCTIONS: Final = ("max", "sum")
 
 COLUMN: Final = -1
-"""The value that is the number of each column."""
+"""The value that holds the column index."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on float32 values of a row: columns, numbers, or both.
+    """One operation on float32 values of a row: columns, scalars, or both.
 
     Attributes:
-        operation: "finite" and "ge" are 1 or 0; "larger" is the larger one of two numbers, nan if one is nan; "select"
-            is its second operand where the first, a mask, is not 0, else its third; "round" rounds to bfloat16; "clear"
-            makes +0 of -0; "one" is 0 plus its third operand where the first two are equal, else 0; "within" is its
-            third operand if the first is a column of so many as the second says, else 0; "max" and "sum" reduce columns
-            to a number.
-        result: Which value it makes.
-        operands: Which values it takes; a float stands for itself.
+        operation: "finite" and "ge" return 1 or 0; "larger" is the larger of two numbers, nan if either is nan;
+            "select" is its second operand where the first, a mask, is not 0, else its third; "round" rounds to
+            bfloat16; "clear" replaces -0 with +0; "one" is 0 plus its third operand where the first two are equal,
+            else 0; "within" is its third operand where 0 <= first operand < second operand, else 0; "max" and "sum"
+            reduce columns to a scalar.
+        result: The value that it computes.
+        operands: The values that it takes; a float is a constant.
     """
 
     operation: Operation
@@ -51,18 +51,18 @@ class Step:
 
 @dataclass(frozen=True)
 class RowProgram:
-    """What is computed of every row. Values are numbered.
+    """The computation of each row. Values are numbered.
 
     Attributes:
-        columns: Values given as columns, an array each.
-        masks: Values given as columns of 0 and 1.
-        vectors: Values given as columns that all rows share.
-        numbers: Values given as a number.
-        steps: The operations, each behind those that make its operands.
-        results: Values wanted as columns.
-        dtypes: Their dtypes, float32 or bfloat16, to which they are rounded already.
-        parts: In how many bfloat16 parts each is wanted, in the layout of a product's operand; 1 as it is.
-        totals: Values wanted as a number.
+        columns: Inputs with one value per column, one array each.
+        masks: Inputs of 0 and 1 with one value per column.
+        vectors: Inputs with one value per column, shared by all rows.
+        numbers: Scalar inputs.
+        steps: The operations in topological order.
+        results: Outputs with one value per column.
+        dtypes: Dtypes of the results, float32 or bfloat16; the values are already rounded to them.
+        parts: The number of bfloat16 limbs of each result, in the layout of a matmul operand; 1 to leave it whole.
+        totals: Scalar outputs.
     """
 
     columns: tuple[int, ...]
@@ -76,7 +76,7 @@ class RowProgram:
     totals: tuple[int, ...]
 
     def wide(self) -> frozenset[int]:
-        """Returns the values that are columns."""
+        """Returns the values that have one value per column."""
         found = {*self.columns, *self.masks, *self.vectors, COLUMN}
         for step in self.steps:
             if step.operation not in REDUCTIONS and any(o in found for o in step.operands if isinstance(o, int)):
@@ -86,10 +86,10 @@ class RowProgram:
 
 @dataclass(frozen=True)
 class Order:
-    """Which row of an array belongs to a row of the results.
+    """Maps a row of the results to a row of an array.
 
     Attributes:
-        terms: (divisor, size, stride) of each dimension: the sum of row // divisor % size * stride.
+        terms: (divisor, size, stride) of each dimension; the array's row is the sum of row // divisor % size * stride.
     """
 
     terms: tuple[tuple[int, int, int], ...]

@@ -24,16 +24,15 @@ _FOLDS: Final[dict[str, tuple[Combine, int]]] = {"sum": (lax.add, 0), "prod": (l
 def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1, fused: bool = False) -> jax.Array:
     """Adds or multiplies along an axis.
 
-    Nothing but additions (or multiplications) happens here, so the rows need no tiles: the bits are those of any other
-    shape.
+    There are only additions (or multiplications), so the rows need no tiles: the bits do not depend on the shape.
 
     Args:
         x: Array of any floating dtype: (A, R, B), or of any shape.
         fold: Whether to add or to multiply.
         contract: Order of the operations.
-        axis: Which axis, counted from the front.
-        fused: Whether what computes the array may be compiled together with the first additions, as on a GPU, where
-            fences keep the bits of both.
+        axis: Which axis, non-negative.
+        fused: Whether the computation of the array may be fused with the first additions, as on a GPU, where fences
+            preserve the bits of both.
 
     Returns:
         The array without the axis, (A, B), float32, or float64 for float64. A sum of zeros is +0, whatever their
@@ -60,19 +59,19 @@ def fold_axis(x: jax.Array, *, fold: Fold, contract: RowContract, axis: int = 1,
 
 
 def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.Array:
-    """Returns the largest or smallest element along the middle axis, which no order of comparisons changes.
+    """Returns the largest or smallest element along the middle axis, independent of the order of comparisons.
 
     Args:
         x: (A, R, B) of a floating dtype of 16, 32 or 64 bits, float8_e3m4, float8_e4m3, float8_e4m3fn or float8_e5m2.
         choice: Which one.
-        contract: Order of the comparisons; it fixes no bit.
+        contract: Order of the comparisons; it does not affect the bits.
 
     Returns:
-        (A, B) of the dtype of `x`. It is nan where the elements hold one; -0 is smaller than +0; of nothing the maximum
-        is -inf and the minimum +inf (the smallest and the largest number where a dtype has no infinities).
+        (A, B) of the dtype of `x`. It is nan if any element is nan; -0 is smaller than +0. If R is 0, the maximum is
+        -inf and the minimum +inf (the smallest and largest number of a dtype without infinities).
 
     Raises:
-        UnsupportedError: If the dtype is none of these.
+        UnsupportedError: If the dtype is not one of these.
 
     Guarantee: row-invariant.
 
@@ -91,10 +90,9 @@ def choose_axis(x: jax.Array, *, choice: Choice, contract: RowContract) -> jax.A
 
 
 def choose_axes(x: jax.Array, *, choice: Choice, axes: Sequence[int]) -> jax.Array:
-    """Returns what `choose_axis` returns, along any axes, with XLA's own reduction of integers.
+    """Equal to `choose_axis`, along any axes, with XLA's own integer reduction.
 
-    On a GPU it takes one pass over the array, together with what stands before it. (On a CPU it would be a loop of
-    single numbers.)
+    On a GPU it takes one pass over the array, fused with the preceding code. (On a CPU it would be a scalar loop.)
 
     Args:
         x: As for `choose_axis`, of any shape.
@@ -105,7 +103,7 @@ def choose_axes(x: jax.Array, *, choice: Choice, axes: Sequence[int]) -> jax.Arr
         The array without the axes.
 
     Raises:
-        UnsupportedError: If the dtype is none of those.
+        UnsupportedError: If the dtype is not supported by `choose_axis`.
 
     Guarantee: row-invariant.
 
@@ -115,7 +113,7 @@ def choose_axes(x: jax.Array, *, choice: Choice, axes: Sequence[int]) -> jax.Arr
     """
     smallest = choice == "min"
     ordered = to_ordered(x, nan_first=smallest)
-    # -inf is what the maximum starts from, not the smallest integer, which is no number.
+    # The initial value of the maximum is -inf, not the smallest integer, which is not a number.
     unit = np.asarray(ordered_infinity(x.dtype, negative=not smallest), ordered.dtype)
     chosen = lax.reduce(ordered, unit, lax.min if smallest else lax.max, tuple(axes))
     return from_ordered(chosen, x.dtype, nan_first=smallest)

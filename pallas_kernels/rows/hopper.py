@@ -1,4 +1,4 @@
-"""Sums of rows and over rows on a Hopper GPU: the orders of `portable`, with the same bits."""
+"""Sums of rows and over rows on a Hopper GPU, bit-identical to `portable`."""
 
 from typing import Any, Final
 
@@ -15,14 +15,14 @@ _NEEDS: Final = "an axis of at least 128 elements, of whole 16 bytes"
 
 
 def _sum_served(x: jax.Array, *, mean: bool = False, **_: Any) -> bool:
-    # Across memory the portable form adds as fast as it reads, to the same bits; its quotients are not rounded here
-    # as the kernel's are, so a mean goes through the kernel wherever its elements lie.
+    # Across memory the portable program is memory-bound and has the same bits. Its quotients are not rounded like the
+    # kernel's, so a mean always uses the kernel.
     return supports(x.shape[1], x.dtype) and (x.shape[2] == 1 or mean)
 
 
 @served_if(_sum_served, _NEEDS)
 def sum_axis(x: jax.Array, *, contract: RowContract, mean: bool = False, interpret: Any = False) -> jax.Array:
-    """Returns what `portable.sum_axis` returns, with its bits; `interpret` runs the kernel on a CPU.
+    """Bit-identical to `portable.sum_axis`; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """
@@ -37,7 +37,7 @@ def sum_axis(x: jax.Array, *, contract: RowContract, mean: bool = False, interpr
 
 @served_if(lambda x, *, ddof, **_: supports(x.shape[1], x.dtype) and x.shape[1] > ddof, _NEEDS)
 def variance(x: jax.Array, *, ddof: int, contract: RowContract, interpret: Any = False) -> tuple[jax.Array, jax.Array]:
-    """Returns what `portable.variance` returns, with its bits.
+    """Bit-identical to `portable.variance`.
 
     Guarantee: row-invariant.
     """
@@ -65,7 +65,7 @@ def variance(x: jax.Array, *, ddof: int, contract: RowContract, interpret: Any =
 def sum_rows(
     x: jax.Array, *, contract: ChunkContract, accumulate: jax.Array | None = None, interpret: Any = False
 ) -> jax.Array:
-    """Returns what `portable.sum_rows` returns, with its bits.
+    """Bit-identical to `portable.sum_rows`.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
     """
@@ -79,7 +79,7 @@ def _as_rows(x: jax.Array) -> jax.Array:
 
 
 def _total(row: Row, count: int | None) -> jax.Array:
-    """Adds up the row, and divides by `count` if there is one; a sum of zeros is +0."""
+    """Adds the row, and divides by `count` if not None; a sum of zeros is +0."""
     total = row.fold(lambda x: x)
     total = jnp.where(total == 0, jnp.float32(0), total)
     return total if count is None else row.quotient(total, count)

@@ -11,7 +11,7 @@ from pallas_kernels.parts.xla.tiles import fold_row_chunks, isolate
 def sum_axis(x: jax.Array, *, contract: RowContract, mean: bool = False) -> jax.Array:
     """Adds along the middle axis.
 
-    Nothing but additions happens here, so the rows need no tiles: the bits are those of any other shape.
+    There are only additions, so the rows need no tiles: the bits do not depend on the shape.
 
     Args:
         x: (A, R, B) of any floating dtype.
@@ -44,7 +44,7 @@ def variance(x: jax.Array, *, ddof: int, contract: RowContract) -> tuple[jax.Arr
 
     Args:
         x: (A, R, B) of any floating dtype.
-        ddof: What is taken off R; where nothing is left the result is nan.
+        ddof: Subtracted from R; the result is nan if the difference is not positive.
         contract: Order of the sums.
 
     Returns:
@@ -62,7 +62,7 @@ def variance(x: jax.Array, *, ddof: int, contract: RowContract) -> tuple[jax.Arr
     if x.shape[1] <= ddof:
         return jnp.full(mean.shape, jnp.nan, jnp.float32), mean
     d = isolate(x)[0].astype(jnp.float32) - mean[:, None]
-    # `sum_axis` has a barrier of its own, so these products are not contracted with its sums.
+    # `sum_axis` starts with a barrier, so these products are not contracted with its sums.
     return isolate(divide(sum_axis(d * d, contract=contract), x.shape[1] - ddof))[0], mean
 
 
@@ -88,19 +88,19 @@ def variance_gradient(
         return jnp.full(x.shape, jnp.nan, x.dtype)
     (scale,) = isolate(divide(g + g, x.shape[1] - ddof))
     gradient = (isolate(x)[0].astype(jnp.float32) - mean[:, None]) * scale[:, None]
-    # Of a product of two nans either sign may be left, whichever operand the compiler puts first: one nan for all.
+    # The sign of a product of two nans depends on the operand order that the compiler chooses, so return one nan.
     return isolate(jnp.where(jnp.isfinite(mean)[:, None], gradient, jnp.nan).astype(x.dtype))[0]
 
 
 def sum_rows(x: jax.Array, *, contract: ChunkContract, accumulate: jax.Array | None = None) -> jax.Array:
     """Adds the rows of a batch.
 
-    A chunk of rows is added by a halving tree (row i plus row i + rows/2, and so on), chunk sums upwards.
+    A chunk of rows is added by a halving tree (row i plus row i + rows/2, and so on), chunk sums in ascending order.
 
     Args:
         x: (M, C) of any floating dtype.
         contract: Chunks of rows; their number of rows must be a power of two.
-        accumulate: (C,) float32, a previous sum whose chain is continued.
+        accumulate: (C,) float32, a previous sum to continue.
 
     Returns:
         (C,) float32.

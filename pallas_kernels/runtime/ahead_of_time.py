@@ -1,4 +1,4 @@
-"""Compiling a function for the CPU while another program may be being traced."""
+"""Ahead-of-time compilation for the CPU, possible while another program is being traced."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ from pallas_kernels.runtime.own_settings import own_settings
 def ahead_of_time(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
     """Returns the compiled function, for use while another program is being traced.
 
-    It is compiled, and it runs, under the library's own settings (`own_settings`), not the caller's.
+    It is compiled and run under the library's own settings (`own_settings`), not the caller's.
     """
     device = jax.local_devices(backend="cpu")[0]
     with own_settings(arguments), jax.default_device(device):
-        # A jitted call in here would become a part of the program that is being traced.
+        # A jitted call would become part of the program being traced.
         compiled = jax.jit(function).lower(*arguments).compile()
 
     def run(*arrays: Any) -> Any:

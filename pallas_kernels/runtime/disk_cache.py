@@ -1,12 +1,12 @@
-"""What was found out on this machine, remembered between processes beside JAX's compilation cache.
+"""A disk cache of verification results for this machine, next to JAX's compilation cache.
 
-Which form of a product keeps a contract's order is found out by comparison, once for each shape and process. Where JAX
-has a folder for its compilation cache (`jax_compilation_cache_dir`, not set by default), what was found is kept in the
-subfolder `bijax` of it, and the next process reads it. An entry holds for one processor with its instructions, number
-of threads, versions of JAX and jaxlib, `XLA_FLAGS`, `jax_disable_most_optimizations` and source of this package;
-anything else is compared anew.
+Whether a candidate program of a product keeps the contract's order is determined by comparison, once for each shape
+and process. If JAX has a compilation cache directory (`jax_compilation_cache_dir`, not set by default), the results
+are cached in its subdirectory `bijax` for later processes. An entry is valid for one processor and its instruction
+sets, number of threads, JAX and jaxlib versions, `XLA_FLAGS`, `jax_disable_most_optimizations` and source of this
+package; otherwise the comparison is repeated.
 
-`BIJAX_LOWERING_CACHE=off` in the environment turns it off, with the caches of `bijax.core.lowering_cache`.
+`BIJAX_LOWERING_CACHE=off` in the environment disables it, along with the caches of `bijax.core.lowering_cache`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import jax
 import jaxlib.version
 
 SWITCH = "BIJAX_LOWERING_CACHE"
-"""Name of the environment variable that turns the caches off."""
+"""Name of the environment variable that disables the caches."""
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _DIGEST = hashlib.sha256().digest_size
@@ -29,10 +29,10 @@ _PER_CORE = ("processor", "cpu MHz", "core id", "apicid", "initial apicid", "phy
 
 
 def remembered[**P](compare: Callable[P, bool]) -> Callable[P, bool]:
-    """Keeps what a comparison finds, for other processes on this machine.
+    """Caches the results of a comparison for other processes on this machine.
 
     Args:
-        compare: A function of values whose `repr` tells them apart; its result depends on them and the machine alone.
+        compare: A function of values with distinct `repr`; its result depends only on them and the machine.
 
     Example:
         >>> @remembered
@@ -56,7 +56,7 @@ def remembered[**P](compare: Callable[P, bool]) -> Callable[P, bool]:
 
 
 def is_on() -> bool:
-    """Returns whether anything may be kept: what is lowered, what is compiled ahead, what comparisons find.
+    """Returns whether caching is enabled, for lowered modules, ahead-of-time compiled programs and comparisons.
 
     Raises:
         ValueError: If the environment variable is neither "on" nor "off".
@@ -68,10 +68,10 @@ def is_on() -> bool:
 
 
 def recall(question: str) -> bytes | None:
-    """Returns what was kept as the answer to a question on this machine; None if nothing was.
+    """Returns the cached answer to a question on this machine; None if there is no entry.
 
     Args:
-        question: Any text; everything that the answer depends on, but for the machine and this package.
+        question: Any text; it includes everything that the answer depends on, except for the machine and this package.
     """
     folder = _folder()
     if folder is None:
@@ -86,17 +86,17 @@ def recall(question: str) -> bytes | None:
 
 
 def keep(question: str, answer: bytes) -> None:
-    """Keeps the answer to a question for other processes on this machine, if JAX has a folder for its cache."""
+    """Caches the answer to a question for other processes on this machine, if JAX has a cache directory."""
     folder = _folder()
     if folder is None:
         return
     header = _header(question)
-    with contextlib.suppress(OSError):  # a folder that cannot be written to is no reason to fail
+    with contextlib.suppress(OSError):  # an unwritable directory is not an error
         _write(folder / hashlib.sha256(header).hexdigest(), header + hashlib.sha256(answer).digest() + answer)
 
 
 def source_digest(package: Path) -> str:
-    """Returns a hash of the sources of a package: their names, sizes and times, by which Python tells changes too."""
+    """Returns a hash of a package's source files: names, sizes and times, as Python uses to detect changes."""
     facts = sorted(_facts(str(package), ""))
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
@@ -112,13 +112,13 @@ def _facts(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _header(question: str) -> bytes:
-    # Without them it is other machine code, which may have other bits.
+    # Without optimizations the machine code differs, and its bits may differ.
     optimized = not jax.config.read("jax_disable_most_optimizations")
     return f"{question}\n{_machine()}{'' if optimized else ', not optimized'}\n".encode()
 
 
 def _folder() -> Path | None:
-    """Returns where entries are kept; None where they are not."""
+    """Returns the cache directory; None if caching is disabled."""
     base = jax.config.jax_compilation_cache_dir
     if not is_on() or not base or "://" in base or not jax.config.jax_enable_compilation_cache or not _machine():
         return None
@@ -127,7 +127,7 @@ def _folder() -> Path | None:
 
 @functools.cache
 def _machine() -> str:
-    """Returns what the results depend on besides the question; nothing if the processor does not tell its kind."""
+    """Returns a hash of everything else that results depend on; empty if the processor cannot be identified."""
     try:
         lines = _PROCESSOR.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
@@ -146,7 +146,7 @@ def _machine() -> str:
 
 
 def _write(path: Path, entry: bytes) -> None:
-    """Writes a file so that no other process sees a part of it."""
+    """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(entry)

@@ -1,9 +1,9 @@
-"""Running a program one operation at a time: what it means where no compiler joins or reorders its operations.
+"""Runs a program one operation at a time, as a reference without fusion or reordering by a compiler.
 
-Between barriers XLA compiles a program as if each piece were alone, so that its result is that of its operations one
-after the other. The exact and the correctly rounded ones are NumPy's, which needs no compiler; products and functions
-such as the exponential are compiled, each one alone. A program of some fifty kernels is compiled in a second, its five
-or six products and functions in a tenth of that.
+XLA compiles each piece between barriers separately, so the result equals that of the operations run one by one. Exact
+and correctly rounded operations run in NumPy, which needs no compiler; products and functions such as the exponential
+are compiled one at a time. A program of fifty kernels compiles in a second, its five or six products and functions in a
+tenth of that.
 """
 
 import functools
@@ -23,10 +23,10 @@ Values = list[np.ndarray]
 
 
 def one_by_one(program: Callable[..., Any], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Returns the results of a program whose operations run one after the other.
+    """Returns the results of a program whose operations run one by one.
 
     Args:
-        program: Maps arrays to a tree of arrays.
+        program: Maps arrays to a pytree of arrays.
         *arrays: Its arguments.
 
     Example:
@@ -62,7 +62,7 @@ def _run(closed: Any, arguments: Sequence[Any]) -> Values:
 
 
 def _alone(equation: Any, *operands: np.ndarray) -> Values:
-    """Runs an operation as a program of its own."""
+    """Runs an operation as a separate program."""
     shapes = tuple((x.shape, x.dtype.name) for x in operands)
     parameters = tuple(sorted(equation.params.items()))
     found = _compiled(equation.primitive, shapes, parameters)(*operands)
@@ -84,7 +84,7 @@ def _compiled(
 
 
 def _rounded(function: Callable[..., Any]) -> Callable[..., Values]:
-    """Returns the rule of correctly rounded arithmetic; XLA:CPU takes subnormal numbers for zeros."""
+    """Returns the rule of a correctly rounded operation; XLA:CPU flushes subnormal numbers to zero."""
 
     def rule(_: Any, *operands: np.ndarray) -> Values:
         found = np.asarray(function(*(_without_subnormal(x) for x in operands)))
@@ -137,7 +137,7 @@ def _slice(equation: Any, x: np.ndarray) -> Values:
 
 
 def _window(x: np.ndarray, lengths: Sequence[int], starts: Sequence[np.ndarray]) -> tuple[slice, ...]:
-    """Returns where a slice of the lengths is taken, moved back from over the end as XLA does."""
+    """Returns the slices of a window, with starts clamped to the array as XLA does."""
     firsts = (max(0, min(int(s), n - length)) for s, n, length in zip(starts, x.shape, lengths, strict=True))
     return tuple(slice(first, first + length) for first, length in zip(firsts, lengths, strict=True))
 

@@ -1,12 +1,11 @@
-"""JAX's settings while the library traces, compiles and runs something of its own.
+"""JAX's settings while the library traces, compiles and runs its own programs.
 
-A caller may have set a mesh, a precision, wide types, checks for nans or a guard against transfers. All of them are
-meant for the caller's program. What the library finds out for itself while that program is traced or lowered must be
-the same under each of them, since it is kept for the whole process.
+A caller may have set a mesh, a precision, x64 mode, nan checks or a transfer guard. These settings are meant for the
+caller's program. Results that the library computes for itself while that program is traced or lowered must not depend
+on them, since they are cached for the whole process.
 
-Left as they are: what JAX reports of its work (`jax_log_compiles`, `jax_explain_cache_misses`), its caches and its
-compiler's options, the kind of new random keys, of which the library makes none, and flags for parts of JAX that the
-library does not use.
+Not changed: logging (`jax_log_compiles`, `jax_explain_cache_misses`), caches, compiler options, the implementation of
+new random keys (the library creates none), and flags for parts of JAX that the library does not use.
 """
 
 import contextlib
@@ -46,9 +45,9 @@ _RUNNING: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
 
 @contextlib.contextmanager
 def own_tracing() -> Iterator[None]:
-    """Puts the settings into force under which the library's own code is traced as a part of a caller's program.
+    """Sets the configuration for tracing the library's own code as part of a caller's program.
 
-    Meshes and the width of types follow the program; `of_width` sets the latter.
+    The mesh and x64 mode follow the program; `of_width` sets the latter.
     """
     with contextlib.ExitStack() as stack:
         for setting in _TRACING:
@@ -58,10 +57,10 @@ def own_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_settings(arrays: Iterable[Any]) -> Iterator[None]:
-    """Puts the settings into force under which the library compiles and runs what it computes for itself.
+    """Sets the configuration for compiling and running the library's own programs.
 
     Args:
-        arrays: The arguments of what is computed, arrays or their shapes; they say whether wide types are needed.
+        arrays: The arguments of the program, arrays or their shapes; they determine whether x64 mode is needed.
     """
     with own_tracing(), of_width(arrays), contextlib.ExitStack() as stack:
         for setting in _RUNNING:
@@ -70,12 +69,12 @@ def own_settings(arrays: Iterable[Any]) -> Iterator[None]:
 
 
 def of_width(arrays: Iterable[Any]) -> AbstractContextManager[Any]:
-    """Returns a context with types of 64 bits if one of the arrays has them, without them if none has.
+    """Returns a context that enables x64 mode if any array has a 64-bit dtype, and disables it otherwise.
 
-    A Python number is 64 bits wide where they are enabled, and code that counts with it is compiled in another way.
+    In x64 mode Python numbers are 64 bits wide, so code that uses them compiles differently.
 
     Args:
-        arrays: Anything with a dtype; what has none counts as narrow.
+        arrays: Anything with a dtype; objects without one count as narrow.
     """
     return jax.enable_x64(any(map(_is_wide, arrays)))
 

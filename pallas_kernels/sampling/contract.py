@@ -6,12 +6,12 @@ from typing import Final
 
 @dataclass(frozen=True)
 class GumbelContract:
-    """The noise of a column, and the sum of which the first largest is taken.
+    """The Gumbel noise of a column, and the score whose first maximum is drawn.
 
     With w the column's word of Philox-4x32 (7 rounds; key: the seed, counter: the position and the column) and
     v = min((w + 1/2) / 2**32, 1 - 2**-24), the exponential variable e = -log(1 - v) is the Taylor polynomial of degree
-    7, in fused multiply-adds, for v below 1/8, and -log(2) * lg2.approx.ftz.f32(1 - v) else. The sum is the logit times
-    the reciprocal of the temperature, rounded, and then fused with lg2.approx.ftz.f32(e) * -log(2).
+    7, in fused multiply-adds, for v below 1/8, otherwise -log(2) * lg2.approx.ftz.f32(1 - v). The score is the logit
+    times the reciprocal of the temperature, rounded, and then fused with lg2.approx.ftz.f32(e) * -log(2).
 
     Attributes:
         version: Raised when the bits of an existing contract change on purpose.

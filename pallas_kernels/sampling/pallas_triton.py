@@ -1,4 +1,4 @@
-"""Drawing tokens on an NVIDIA GPU: scale, noise and the first of the largest in one pass over the logits."""
+"""Draws tokens on an NVIDIA GPU: scale, noise and first maximum in one pass over the logits."""
 
 import functools
 from collections.abc import Callable
@@ -52,20 +52,19 @@ def draw(
     """Draws a token from each row.
 
     Args:
-        logits: (R, V) float32; -inf for tokens that are not to be drawn.
-        temperature: (R,) float32, at least 0; at 0 the first of the largest logits is taken. Those below 2**-64 count
-            as that.
+        logits: (R, V) float32; -inf for tokens that must not be drawn.
+        temperature: (R,) float32, at least 0; at 0 (or below 2**-64) the first maximum of the logits is drawn.
         seeds: (R, 2) uint32.
         positions: (R,) uint32.
-        contract: How noise is made and added.
-        tile: Columns and warps of a block; None chooses.
+        contract: How noise is generated and added.
+        tile: Columns and warps of a block; chosen from the shape by default.
         interpret: Whether to run on a CPU.
 
     Returns:
-        (R,) int32, the lower token first among equals; -1 for a row that holds a nan or only -inf.
+        (R,) int32, the lowest token among equals; -1 for a row that contains nan or only -inf.
 
     Raises:
-        UnsupportedError: If the contract is another one.
+        UnsupportedError: If the contract is not supported.
 
     Guarantee: row-invariant.
 
@@ -123,7 +122,7 @@ def _kernel(
     steps: int,
     interpret: bool,
 ) -> None:
-    """Writes the largest sum of a part of a row, and its first place."""
+    """Writes the largest score of a part of a row, and its first index."""
     block = pl.program_id(0)
     row, part = block // parts, block % parts
     begin, end = part * steps, jnp.minimum((part + 1) * steps, -(-width // STEP_COLUMNS))
@@ -139,7 +138,7 @@ def _kernel(
     def greedy(*read: jax.Array) -> Found:
         return _search(begin, end, list(read), load, _greedy, width, interpret)
 
-    # The first load comes before all else that waits for memory.
+    # The first load is issued before any other memory access.
     largest[block], first[block] = lax.cond(temperature[row] > 0, noisy, greedy, *load(begin))
 
 
@@ -157,10 +156,10 @@ def _search(
     width: int,
     interpret: bool,
 ) -> Found:
-    """Returns what is found in the steps from `begin` to `end`, the logits of the first of which are read.
+    """Searches the steps from `begin` to `end`; the logits of the first step are already loaded.
 
-    Behind the first one, sums are computed in those steps alone in which one may be above the largest so far: later
-    columns lose ties. The logits of a step are loaded while the one before is computed.
+    After the first step, scores are computed only in steps in which one may exceed the maximum so far: later columns
+    lose ties. The logits of a step are loaded while the previous step is computed.
     """
 
     def step(index: jax.Array, carry: tuple[Columns, Found]) -> tuple[Columns, Found]:
@@ -170,7 +169,7 @@ def _search(
 
         def may_be_above(best: jax.Array) -> jax.Array:
             bound = functools.reduce(lambda a, b: larger(a, b, interpret), bounds_of())
-            # Not for nan. The largest of integers is one instruction for a warp, that of floats ten.
+            # Not for nan. A warp computes an integer maximum in one instruction, a float maximum in ten.
             return jnp.max(jnp.where((bound <= best) & (bound < _EVERYTHING), jnp.int32(0), jnp.int32(1)))
 
         def look(best: jax.Array, place: jax.Array) -> Found:
@@ -217,10 +216,10 @@ def _noisy(temperature: jax.Array, seed: tuple[jax.Array, jax.Array], position: 
 
 
 def _bound(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Array:
-    """Returns what `_add_noise` is not above, for less: an exponential variable is at least its uniform one.
+    """Returns a cheap upper bound of `_add_noise`: an exponential variable is at least its uniform variable.
 
-    That is made smaller by more than the errors of all logarithms together. The last instruction is the same, and does
-    not round the larger sum to the smaller number.
+    The uniform variable is reduced by more than the total error of the logarithms. The last instruction is the same,
+    and its rounding is monotonic.
     """
     less = fused(number, _ONE_OF * _LESS, _ONE_OF * _LESS / 2, interpret)
     return fused(log2(less, interpret), -LN2, score, interpret)
@@ -228,7 +227,7 @@ def _bound(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Array:
 
 def _add_noise(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Array:
     """Subtracts the logarithm of an exponential variable; see `GumbelContract`."""
-    # A power of two is an exact factor: nothing here is rounded but the conversion and the last difference.
+    # Multiplying by a power of two is exact: only the conversion and the last difference are rounded.
     v = jnp.minimum((number + np.float32(0.5)) * _ONE_OF, np.float32(1 - 2**-24))
     series = jnp.full_like(v, np.float32(1 / _DEGREE))
     for power in range(_DEGREE - 1, 0, -1):
@@ -239,7 +238,7 @@ def _add_noise(score: jax.Array, number: jax.Array, interpret: bool) -> jax.Arra
 
 
 def _merge(largest: Any, first: Any, tokens: Any, *, parts: int, width: int) -> None:
-    """Writes the token of a row whose parts have these largest sums at these places."""
+    """Writes the token of a row, given the largest scores of its parts and their indices."""
     row = pl.program_id(0)
     part = lax.broadcasted_iota(jnp.int32, (1 << max(0, parts - 1).bit_length(),), 0)
     there, place = part < parts, row * parts + jnp.minimum(part, parts - 1)

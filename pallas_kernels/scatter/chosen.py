@@ -1,6 +1,6 @@
-"""Windows of updates of which one wins, all at once, by the integer maximum, which is exact in any order.
+"""Scatters in which one update wins, run in parallel with an integer maximum, which is exact in any order.
 
-A GPU writes all updates at the same time. Where several meet, the last to arrive would win, another at every run.
+A GPU writes all updates concurrently. Where several overlap, the winner would vary from run to run.
 """
 
 import math
@@ -19,7 +19,7 @@ _LARGEST = np.iinfo(np.int32).max
 
 
 def overwrite_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, updates: jax.Array) -> jax.Array:
-    """Overwrites parts of `x` by windows of updates; where windows meet, the last one wins.
+    """Overwrites parts of `x` by windows of updates; where windows overlap, the last one wins.
 
     Args:
         x: Array of any shape and dtype.
@@ -46,7 +46,7 @@ def overwrite_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, update
     whole = [n == size for n, size in zip(window, x.shape, strict=True)]
     cell, grid = window, x.shape
     if all(n == 1 or w for n, w in zip(window, whole, strict=True)):
-        # Two windows are at the same place or apart, so that one number will do for each.
+        # Two windows are equal or disjoint, so one number per window is enough.
         cell, grid = (1,) * x.ndim, tuple(1 if w else size for w, size in zip(whole, x.shape, strict=True))
     numbered = count * math.prod(cell)
     if numbered > _LARGEST:
@@ -60,7 +60,7 @@ def overwrite_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, update
     last = lax.scatter_max(jnp.full(grid, -1, jnp.int32), starts, numbers, scattered(x.ndim), mode=_DROP)
     winners = lax.gather(last, starts, gathered(x.ndim), cell, mode=lax.GatherScatterMode.CLIP)
     parts = updates.reshape(numbered, math.prod(updates.shape) // numbered)
-    # Windows that meet now hold the same values there, so it does not matter which of them is written last.
+    # Overlapping windows now hold the same values there, so the order of the writes does not matter.
     agreed = jnp.take(parts, winners.reshape(numbered), axis=0, mode="clip").reshape(updates.shape)
     return lax.scatter(x, starts, agreed, scattered(x.ndim), mode=_DROP)
 
@@ -68,7 +68,7 @@ def overwrite_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, update
 def extreme_windows(
     x: jax.Array, starts: jax.Array, inside: jax.Array, updates: jax.Array, *, smallest: bool
 ) -> jax.Array:
-    """Takes the largest or smallest of `x` and of the windows of updates that meet each of its elements.
+    """Returns the maximum or minimum of each element of `x` and the updates that overlap it.
 
     Args:
         x: Array of any shape, of a dtype of `pallas_kernels.parts.xla.total_order.to_ordered`.
@@ -78,8 +78,8 @@ def extreme_windows(
         smallest: Whether to take the smallest.
 
     Returns:
-        An array of the shape and dtype of `x`. +0 is larger than -0, and nan wins: that of `x` as it stands there, that
-        of an update as the positive quiet one.
+        An array of the shape and dtype of `x`. +0 is larger than -0, and nan wins: a nan of `x` is returned unchanged,
+        a nan of an update as the positive quiet nan.
 
     Raises:
         UnsupportedError: If no order of the dtype is defined.
@@ -95,7 +95,7 @@ def extreme_windows(
     before = to_ordered(x, nan_first=smallest)
     if 0 in x.shape or 0 in updates.shape:
         return x
-    # GPUs have atomic maxima of 32 and 64 bits, no narrower ones.
+    # GPUs have 32-bit and 64-bit atomic maxima only.
     wide = jnp.int64 if before.dtype == jnp.int64 else jnp.int32
     scatter = lax.scatter_min if smallest else lax.scatter_max
     starts, ordered = _marked(starts, inside), to_ordered(updates, nan_first=smallest)
@@ -105,5 +105,5 @@ def extreme_windows(
 
 
 def _marked(starts: jax.Array, inside: jax.Array) -> jax.Array:
-    """Returns the starts, with those of windows to leave out before the array."""
+    """Returns the starts, with -1 (before the array) for windows to ignore."""
     return jnp.where(inside[:, None], starts, -1)

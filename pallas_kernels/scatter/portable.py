@@ -1,4 +1,4 @@
-"""Windows of updates combined into an array one after the other, on any platform that JAX runs on."""
+"""Scatters that combine windows of updates into an array sequentially, on any platform that JAX runs on."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def scatter_windows(
     Args:
         x: Array of any shape, float32, bfloat16, float16 or float64.
         starts: (M, rank of x) int32, where the windows start.
-        inside: (M,) bool, which windows to take; the others change nothing.
+        inside: (M,) bool, which windows to apply; the others are ignored.
         updates: (M, ...) of the dtype of `x`, windows of the rank of `x`.
         combine: One correctly rounded operation on the elements of `x` and of a window.
         contract: Order of the operations.
@@ -33,7 +33,7 @@ def scatter_windows(
         An array of the shape and dtype of `x`, each element rounded once.
 
     Raises:
-        UnsupportedError: If the dtype is none of the four.
+        UnsupportedError: If the dtype is not one of these.
 
     Guarantee: an element depends on the updates that meet it alone, and on their order.
 

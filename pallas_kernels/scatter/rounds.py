@@ -1,4 +1,4 @@
-"""Windows of updates combined into an array, those of all targets at the same time: for a GPU."""
+"""Scatters that combine windows of updates into an array, for all targets in parallel: for a GPU."""
 
 import jax
 
@@ -19,12 +19,12 @@ def scatter_rounds(
 ) -> jax.Array:
     """Combines each window of updates with the part of `x` at its start, in ascending order for each element.
 
-    Windows that may overlap in part are taken one after the other, as by `scatter_windows`.
+    Windows that may overlap partially are combined sequentially, as by `scatter_windows`.
 
     Args:
         x: Array of any shape, float32, bfloat16, float16 or float64.
         starts: (M, rank of x) int32, where the windows start.
-        inside: (M,) bool, which windows to take; the others change nothing.
+        inside: (M,) bool, which windows to apply; the others are ignored.
         updates: (M, ...) of the dtype of `x`, windows of the rank of `x`.
         combine: One correctly rounded operation on the elements of `x` and of a window.
         contract: Order of the operations.

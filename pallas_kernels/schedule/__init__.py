@@ -1,1 +1,1 @@
-"""Schedules: what makes a program fast and cannot change a bit. They may depend on the batch; contracts may not."""
+"""Schedules, which affect speed but never bits. They may depend on the batch; contracts may not."""

@@ -1,4 +1,4 @@
-"""The order in which the statistics of a softmax are taken in one pass over the row, by the kernels for GPUs."""
+"""The order in which the GPU kernels compute the statistics of a softmax in one pass over the row."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,20 +16,20 @@ _MOST_SHORT_SEGMENTS: Final = 8
 
 @dataclass(frozen=True)
 class OnlineRowContract:
-    """How the maximum m of a row and the sum of exp(x - m) are taken in one pass over the row.
+    """How the maximum m of a row and the sum of exp(x - m) are computed in one pass over the row.
 
-    The row is cut into segments of `segment` columns (the last one takes fewer than `lanes` that are left over with
-    it), a segment into chunks of `chunk` blocks of `lanes` columns. Lane i sees the i-th column of every block. In a
-    segment it starts with maximum -inf and sum 0, and each chunk upwards raises the maximum to that of the chunk's
-    columns first, then makes the sum fma(sum, exp(old maximum - new maximum), the chunk's exponentials added upwards).
-    Of several segments, lane by lane, the maximum n is taken, then, upwards, fma(segment's sum, exp(segment's maximum
-    - n), total). A halving tree takes the maximum m of the lanes, another one adds their sums, each multiplied by
-    exp(lane's maximum - m) first. Where a maximum is not finite, 0 stands for it in the exponents.
+    The row is split into segments of `segment` columns (fewer than `lanes` leftover columns are appended to the last
+    one), a segment into chunks of `chunk` blocks of `lanes` columns. Lane i processes the i-th column of every block.
+    In each segment it starts with maximum -inf and sum 0. For each chunk in ascending order it first updates the
+    maximum, then the sum to fma(sum, exp(old maximum - new maximum), the chunk's exponentials added in order). Segments
+    are merged lane by lane: n is the maximum over all segments, and each segment in order updates the total to
+    fma(segment's sum, exp(segment's maximum - n), total). A halving tree reduces the lanes' maxima to m, another adds
+    their sums, each first multiplied by exp(lane's maximum - m). In the exponents, 0 replaces a non-finite maximum.
 
     Attributes:
         lanes: Columns of one block; a power of two.
         chunk: Blocks of one chunk.
-        segment: Columns of one segment, whole chunks.
+        segment: Columns of one segment, a multiple of a chunk.
         version: Raised when the bits of an existing contract change on purpose.
     """
 
@@ -53,9 +53,9 @@ class OnlineRowContract:
 
 
 def online_row_contract(columns: int) -> OnlineRowContract:
-    """Returns the contract of the softmax family's statistics where a kernel takes them in one pass.
+    """Returns the contract of the softmax family's statistics for kernels that compute them in one pass.
 
-    A segment is what one warpgroup takes, so that several of them can share a row.
+    One warpgroup processes a segment, so several warpgroups can share a row.
 
     Args:
         columns: Columns of a row.

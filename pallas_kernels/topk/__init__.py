@@ -1,1 +1,1 @@
-"""The largest numbers of rows and their places."""
+"""The largest numbers of rows and their indices."""

@@ -10,12 +10,12 @@ from pallas_kernels.topk.order import numbers_at
 
 
 def largest(x: jax.Array, *, number: int) -> tuple[jax.Array, jax.Array]:
-    """Returns what `portable.largest` returns.
+    """Equal to `portable.largest`.
 
     Guarantee: row-invariant: nothing is rounded.
     """
-    # XLA compares float32 in a total order. Of what is equal here one form alone is left; a comparison with 0 would
-    # take subnormal numbers for zeros.
+    # XLA compares float32 in a total order, so equal numbers are mapped to the same bits; a comparison with 0 would
+    # treat subnormal numbers as zeros.
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
     bits = jnp.where(bits == np.int32(-(2**31)), jnp.int32(0), bits)
     one_form = lax.bitcast_convert_type(jnp.where(x != x, np.int32(0x7FC00000), bits), jnp.float32)

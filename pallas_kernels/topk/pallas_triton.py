@@ -1,4 +1,4 @@
-"""The largest numbers of rows on an NVIDIA GPU: a block holds a row and takes its largest number, over and over."""
+"""The largest numbers of rows on an NVIDIA GPU: a block holds a row and repeatedly selects its largest number."""
 
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ def _serves(x: Any, *, number: int, **_: Any) -> bool:
 @served_if(_serves, f"at least one row, of at most {_WIDEST} columns, and at most {_MOST} of them")
 @in_32_bits
 def largest(x: jax.Array, *, number: int, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns what `portable.largest` returns; `interpret` runs the kernel on a CPU.
+    """Equal to `portable.largest`; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant: nothing is rounded.
 

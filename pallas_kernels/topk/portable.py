@@ -8,15 +8,14 @@ from pallas_kernels.topk.order import in_order, numbers_at
 
 
 def largest(x: jax.Array, *, number: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the places of the largest numbers of each row, and the numbers.
+    """Returns the indices of the largest numbers of each row, and the numbers.
 
     Args:
         x: (T, E) float32, bfloat16 or float16.
         number: How many, in [0, E].
 
     Returns:
-        places (T, number) int32, largest number first, the lower place first of equal ones; and the numbers
-        (T, number) in float32.
+        places (T, number) int32, largest number first, ties in index order; and the numbers (T, number) in float32.
 
     Guarantee: row-invariant: nothing is rounded.
 

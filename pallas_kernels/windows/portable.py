@@ -1,7 +1,7 @@
 """Sums, maxima and minima over sliding windows, and the selections of pooling, on any platform that JAX runs on.
 
-A window is reduced axis by axis, upwards along each. Every step is one correctly rounded addition, or an exact
-comparison, so the bits do not depend on the number of windows; an addition meets no product.
+A window is reduced axis by axis, in ascending order along each. Every step is a correctly rounded addition or an exact
+comparison, so the bits do not depend on the number of windows; there are no products to contract with additions.
 """
 
 import functools
@@ -46,7 +46,7 @@ def sum_windows(x: jax.Array, *, window: Window, contract: FoldContract) -> jax.
 
 
 def choose_in_windows(x: jax.Array, *, window: Window, smallest: bool) -> jax.Array:
-    """Returns the largest (or smallest) element of every window, nan where it holds one.
+    """Returns the largest (or smallest) element of every window, propagating nan.
 
     Args:
         x: Array of any floating dtype, padded.
@@ -83,7 +83,7 @@ def _reduce(combine: Combine, x: jax.Array, window: Window) -> jax.Array:
 
 
 def _only(window: Window, axis: int) -> Window:
-    """Returns the window that reduces one axis and leaves the others alone."""
+    """Returns the window that reduces one axis only."""
     size, strides, dilation = (
         tuple(n if a == axis else 1 for a, n in enumerate(numbers))
         for numbers in (window.size, window.strides, window.dilation)
@@ -92,7 +92,7 @@ def _only(window: Window, axis: int) -> Window:
 
 
 def gather_selected(values: jax.Array, x: jax.Array, *, window: Window, smallest: bool) -> jax.Array:
-    """Returns from every window the value at the place of the first largest (or smallest) element.
+    """Returns from every window the value at the position of the first largest (or smallest) element.
 
     Args:
         values: Array of the shape of `x`, padded with zeros.
@@ -101,7 +101,7 @@ def gather_selected(values: jax.Array, x: jax.Array, *, window: Window, smallest
         smallest: Which end to choose.
 
     Returns:
-        One value for each window; 0 where all elements of the window are those of the padding.
+        One value for each window; 0 for windows that contain only padding.
 
     Guarantee: row-invariant.
 
@@ -129,9 +129,9 @@ def gather_selected(values: jax.Array, x: jax.Array, *, window: Window, smallest
 def scatter_selected(
     source: jax.Array, x: jax.Array, *, window: Window, smallest: bool, contract: FoldContract
 ) -> jax.Array:
-    """Adds the value of every window to the place of its first largest (or smallest) element.
+    """Adds the value of every window at the position of its first largest (or smallest) element.
 
-    An element that several windows choose gets their values in the order of its position in them.
+    If several windows select an element, their values are added in the order of its position in them.
 
     Args:
         source: One value for each window, of any floating dtype.

@@ -1,7 +1,7 @@
-"""What a row kernel computes with the columns that a warpgroup holds, the same instructions in every schedule.
+"""Arithmetic of row kernels on the columns that a warpgroup holds: the same instructions in every schedule.
 
-Products, quotients and roots are rounded correctly and never part of a fused multiply-add (`mul.rn`, `div.rn`,
-`sqrt.rn`; Mosaic leaves its own products free to be contracted), fused multiply-adds are asked for (`fma.rn`).
+Products, quotients and roots are correctly rounded and never contracted to a fused multiply-add (`mul.rn`, `div.rn`,
+`sqrt.rn`; Mosaic's own products may be contracted); fused multiply-adds are explicit (`fma.rn`).
 `exponential` is `ex2.approx.ftz.f32` of the rounded product x * log2(e): results below 2**-126 are 0. PTX gives ex2 a
 relative error of 2**-22.5; the rounding of the product adds |x| * 2**-24 or so. `exact` corrects the latter by the
 product's error, taken with fused multiply-adds. `logarithm` is the `logf` of CUDA's libdevice.
@@ -29,7 +29,7 @@ _LEAST: Final = np.float32(-192.0)  # its exponential is 0
 
 
 _PLAIN: Final = f"{{ .reg .f32 t; mul.rn.f32 t, $1, {hexadecimal(_LOG2E)}; ex2.approx.ftz.f32 $0, t; }}"
-# A maximum that hands nan on keeps -inf away from the difference.
+# A maximum that propagates nan avoids -inf in the difference.
 _EXACT: Final = (
     "{ .reg .f32 x, t, r, e;"
     f" max.NaN.f32 x, $1, {hexadecimal(_LEAST)};"
@@ -62,7 +62,7 @@ def strided(width: int) -> Any:
 
 
 def product(a: jax.Array, b: jax.Array, interpret: Any) -> jax.Array:
-    """Multiplies float32 columns, numbers, or columns and a number; rounded whatever becomes of the product."""
+    """Multiplies float32 columns or scalars; the product is always rounded, never contracted."""
     if interpret:
         return _apart(a * b)
     shape = a.shape or b.shape
@@ -91,12 +91,12 @@ def magnitude(x: jax.Array, interpret: Any) -> jax.Array:
 
 
 def larger(a: jax.Array, b: jax.Array, interpret: Any) -> jax.Array:
-    """Returns the larger one of float32 columns, nan where there is one."""
+    """Returns the elementwise maximum of float32 columns, propagating nan."""
     return jnp.maximum(a, b) if interpret else _apply(LARGER, a, b)
 
 
 def exponential(x: jax.Array, interpret: Any, *, exact: bool = False) -> jax.Array:
-    """Returns exp(x), for float32 columns or a number; at most 0 (or nan) where `exact` is wanted."""
+    """Returns exp(x) for float32 columns or a scalar; with `exact`, x must be at most 0 (or nan)."""
     if interpret:
         return _apart(jnp.exp(_apart(x)))
     return _apply(_EXACT if exact else _PLAIN, x)
@@ -122,16 +122,16 @@ def fused(a: jax.Array, b: jax.Array, c: jax.Array, interpret: Any) -> jax.Array
 
 
 def columns_of(ptx: str, operands: Sequence[jax.Array | np.float32]) -> jax.Array:
-    """Applies instructions to float32 columns, numbers and constants; each column to itself.
+    """Applies PTX instructions elementwise to float32 columns, scalars and constants.
 
     Args:
         ptx: The instructions; $0 is the result, $1, $2, ... the operands.
-        operands: Columns of one width, numbers of the row, and constants, which become part of the instructions.
+        operands: Columns of the same width, scalars of the row, and constants, which become immediates.
     """
     arrays = [o for o in operands if not isinstance(o, np.float32)]
     shape = next((a.shape for a in arrays if a.shape), ())
     at = iter(range(1, len(arrays) + 1))
-    # From the last one on, so that no number is changed twice.
+    # In descending order, so that no placeholder is replaced twice.
     names = [hexadecimal(o) if isinstance(o, np.float32) else f"${next(at)}" for o in operands]
     for i in range(len(names), 0, -1):
         ptx = ptx.replace(f"${i}", f"@{i}")
@@ -148,6 +148,6 @@ def _apart(x: jax.Array) -> jax.Array:
 
 
 def _apply(ptx: str, *operands: jax.Array) -> jax.Array:
-    """Applies instructions to every element of float32 operands of one shape; $0 is the result, $1, $2, ... they."""
+    """Applies PTX elementwise to float32 operands of the same shape; $0 is the result, $1, $2, ... the operands."""
     shape = operands[0].shape
     return apply_ptx(ptx, strided(shape[0]) if shape else plgpu.Layout.WG_SPLAT(()), *operands)

@@ -1,8 +1,8 @@
 """Sums over the rows of a batch on a Hopper GPU, in the order of `ChunkContract`.
 
-A block takes a chunk of 128 rows and a strip of columns, of which every thread owns some, and adds what a step makes of
-each row by the halving tree: its warpgroups share out the eight sums of 16 rows that the last three steps of the tree
-add. A second kernel adds the chunk sums upwards. No atomics: the order is the contract's.
+A block handles a chunk of 128 rows and a strip of columns, distributed over its threads. It applies a step to each row
+and adds the results by a halving tree: its warpgroups divide the eight sums of 16 rows that the last three tree levels
+add. A second kernel adds the chunk sums in ascending order. No atomics: the contract fixes the order.
 """
 
 import functools
@@ -29,7 +29,7 @@ Step = Callable[..., jax.Array]
 
 
 def supports(columns: int, contract: ChunkContract) -> bool:
-    """Whether the kernels take rows of this length and this contract."""
+    """Whether the kernels support rows of this length and this contract."""
     return columns >= WARPGROUP and contract.rows == ROW_CHUNK
 
 
@@ -43,15 +43,15 @@ def sum_chunks(
     interpret: Any,
     schedule: ChunkSchedule | None = None,
 ) -> jax.Array:
-    """Adds what a step makes of every row.
+    """Applies a step to every row and adds the results.
 
     Args:
-        step: Maps float32 columns of each array and the row's numbers to float32 columns, each column on its own.
+        step: Maps float32 columns of each array and the row's scalars to float32 columns, column by column.
         rows: (M, C) arrays; C at least 128.
-        total: (C,) float32, where the sum starts; at zeros by default.
-        given: (M, 1) float32 arrays, numbers for each row.
+        total: (C,) float32, the initial value of the sum; zeros by default.
+        given: (M, 1) float32 arrays, scalars of each row.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How the work is cut; chosen from the shape by default. No schedule changes a bit.
+        schedule: How the work is partitioned; chosen from the shape by default. It does not affect the bits.
 
     Returns:
         (C,) float32.
@@ -62,7 +62,7 @@ def sum_chunks(
     if schedule is None:
         schedule = chunk_schedule(m, c, max(x.dtype.itemsize for x in rows))
     if total is None and interpret:
-        total = jnp.zeros(c, jnp.float32)  # a zero that XLA can see it would leave out, and -0 stay -0
+        total = jnp.zeros(c, jnp.float32)  # XLA would drop an addition of a constant zero, leaving -0
     start = [] if total is None else [total]
     if m <= ROW_CHUNK:
         return _chunk_sums(step, rows, given, start, interpret, schedule).reshape(c)
@@ -77,7 +77,7 @@ def _chunk_sums(
     interpret: Any,
     schedule: ChunkSchedule,
 ) -> jax.Array:
-    """(chunks, C) float32; of a single chunk, added to `start` or a zero."""
+    """(chunks, C) float32; a single chunk is added to `start` or to zero."""
     m, c = rows[0].shape
     width, warpgroups = WARPGROUP * schedule.neighbours, schedule.warpgroups
     few, masked = m <= FEW_ROWS, m % ROW_CHUNK != 0
@@ -109,7 +109,7 @@ def _chunk_sums(
                 out[chunk, at] = total
 
             if few:
-                # The rows that are missing count as zeros, which need not be loaded.
+                # Missing rows count as zeros and are not loaded.
                 whole = functools.partial(_tree, lambda row: leaf(strip, row) if row < m else None, ROW_CHUNK)
                 pl.when(warpgroup == 0)(lambda: finish(whole()))
                 return
@@ -123,14 +123,14 @@ def _chunk_sums(
                 finish(_tree(lambda part: plgpu.load(parts.at[part], layout=strided(width)), PARTS))
 
             if not meeting:
-                finish_parts()  # a thread reads what it wrote itself
+                finish_parts()  # each thread reads only what it wrote
                 return
             plgpu.commit_smem()
             plgpu.barrier_arrive(meeting[0])
             plgpu.barrier_wait(meeting[0])
             pl.when(warpgroup == 0)(finish_parts)
 
-        # A block that handles a second strip has memory of its own for it: a warpgroup may still read the first parts.
+        # A second strip uses separate scratch memory: a warpgroup may still be reading the parts of the first.
         strip = lax.axis_index("strip")
         add(strip * width, scratch.at[0])
         if c % width:
@@ -153,7 +153,7 @@ def _chunk_sums(
 
 
 def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) -> jax.Array:
-    """(chunks, C) to (C,): added to `start` or a zero."""
+    """(chunks, C) to (C,), added to `start` or to zero."""
     chunks, c = sums.shape
 
     def kernel(sums: Any, begin: Sequence[Any], out: Any) -> None:
@@ -178,7 +178,7 @@ def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) ->
         strip = lax.axis_index("strip")
         add_strip(strip * WARPGROUP)
         if c % WARPGROUP:
-            # The last strip ends where the row ends; what it shares with the one before is written twice.
+            # The last strip ends at the end of the row; columns shared with the previous strip are written twice.
             pl.when(strip == c // WARPGROUP - 1)(lambda: add_strip(c - WARPGROUP))
 
     out, grid = jax.ShapeDtypeStruct((c,), jnp.float32), {"strip": c // WARPGROUP}
@@ -186,7 +186,7 @@ def _add_upwards(sums: jax.Array, start: Sequence[jax.Array], interpret: Any) ->
 
 
 def _tree(leaf: Callable[[Any], Any], count: int) -> Any:
-    """Adds leaves 0 .. count - 1 by halves: leaf i plus leaf i + count / 2, and so on. A leaf of None is a zero."""
+    """Adds leaves 0 .. count - 1 by a halving tree (leaf i plus leaf i + count / 2, and so on). None counts as zero."""
 
     def node(at: int, stride: int) -> Any:
         if stride == count:
@@ -195,7 +195,7 @@ def _tree(leaf: Callable[[Any], Any], count: int) -> Any:
         if low is not None and high is not None:
             return low + high
         present = high if low is None else low
-        # Adding a zero is not nothing: it makes +0 of -0.
+        # Adding zero is not a no-op: it turns -0 into +0.
         return None if present is None else present + jnp.float32(0)
 
     return node(0, 1)

@@ -1,4 +1,4 @@
-"""Blocks of 128 columns of which only the first few exist, read from memory and written to it by a warpgroup."""
+"""Loads and stores, by a warpgroup, of partial blocks of 128 columns in which only the first few are valid."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 
 
 def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
-    """Returns the columns from `column` on as (128,) float32, -inf from the `valid`-th on, which is not read.
+    """Loads the columns from `column` on as (128,) float32; those from the `valid`-th on are -inf and not read.
 
     Args:
         row: Reference to a row in memory, (C,).
         column: First column of the block; at least `valid` follow.
-        valid: How many columns there are.
+        valid: Number of valid columns.
         interpret: Whether the interpreter runs the kernel.
     """
     if interpret:
@@ -34,7 +34,7 @@ def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
     def load(row: Any, column: Any) -> Any:
         f32, thread = ir.F32Type.get(), _thread()
         exists = arith.cmpi(arith.CmpIPredicate.ult, thread, mgpu.c(valid, thread.type))
-        # Threads without a column read the block's first one.
+        # Threads without a valid column read the block's first one.
         at = arith.addi(column.registers.item(), arith.select(exists, thread, mgpu.c(0, thread.type)))
         value = memref.load(row, [arith.index_cast(ir.IndexType.get(), at)])
         if value.type != f32:
@@ -48,7 +48,7 @@ def load_edge(row: Any, column: Any, valid: int, interpret: Any) -> jax.Array:
 
 
 def store_edge(row: Any, column: Any, valid: int, block: jax.Array, interpret: Any) -> None:
-    """Writes the first `valid` columns of a (128,) block to a row in memory, from `column` on."""
+    """Stores the first `valid` columns of a (128,) block to a row in memory, from `column` on."""
     if interpret:
         row[pl.ds(column, valid)] = block[:valid]
         return
@@ -70,5 +70,5 @@ def store_edge(row: Any, column: Any, valid: int, block: jax.Array, interpret: A
 
 
 def _thread() -> Any:
-    """Number of the thread in its warpgroup."""
+    """Index of the thread in its warpgroup."""
     return arith.remui(mgpu.utils.thread_idx(), mgpu.c(WARPGROUP, ir.IntegerType.get_signless(32)))

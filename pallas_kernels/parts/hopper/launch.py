@@ -19,13 +19,13 @@ def launch(
     parameters: plgpu.CompilerParams | None = None,
     interpret: Any,
 ) -> Callable[..., Any]:
-    """Returns the launch of a kernel: a function of its operands, which may be trees.
+    """Returns a function that launches a kernel on its operands, which may be pytrees.
 
     Args:
-        name: What profiles call it.
-        kernel: The body of a block. It gets its operands, then the results, then the scratch.
+        name: Name of the kernel in profiles.
+        kernel: The body of a block. It takes the operands, then the results, then the scratch.
         out: Type of the result, or a list of them.
-        grid: Blocks (or clusters) along each named axis. The last axis may be long, the others end at 65535.
+        grid: Blocks (or clusters) along each named axis. All but the last axis are limited to 65535.
         scratch: Types of shared memory and barriers, or trees of them.
         cluster: Blocks of a cluster along a named axis.
         warpgroups: Warpgroups of a block along a named axis; by default a single one, without a name.

@@ -1,4 +1,4 @@
-"""Element-wise kernels on rows with a few numbers for each row, on a Hopper GPU.
+"""Element-wise kernels on rows, with a few scalars per row, on a Hopper GPU.
 
 A block of one warpgroup takes some thousand columns of one row.
 """
@@ -39,11 +39,11 @@ def run_map(
     """Maps every element of rows.
 
     Args:
-        begin: Maps a row to its numbers.
-        step: Maps the row, float32 columns of it and its numbers to columns of the result.
+        begin: Maps a row to its scalars.
+        step: Maps the row, float32 columns of it and its scalars to columns of the result.
         x: (M, C).
-        given: (M, 1) arrays, numbers for each row.
-        change: Maps the row and its numbers to a column and the value that the result has there instead.
+        given: (M, 1) arrays, scalars of each row.
+        change: Maps the row and its scalars to a column and a value that overrides the result there.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
 
     Returns:
@@ -64,7 +64,7 @@ def run_map(
         first = part * _PART
 
         def body(columns: int) -> None:
-            # All loads first: the compiler moves none of them across a store.
+            # Issue all loads first: the compiler does not move loads across stores.
             width, start, blocks = WARPGROUP * vector, 0, []
             while width >= WARPGROUP:
                 while columns - start >= width:

@@ -37,7 +37,7 @@ def _chunk(lanes: Lanes | None, blocks: Sequence[jax.Array], interpret: Any) -> 
 
 
 def of_blocks(blocks: Sequence[jax.Array], interpret: Any) -> Lanes:
-    """Returns the statistics of each lane in a segment that is held in registers."""
+    """Returns the statistics of each lane in a segment held in registers."""
     lanes = _chunk(None, blocks[:_CHUNK_BLOCKS], interpret)
     for start in range(_CHUNK_BLOCKS, len(blocks), _CHUNK_BLOCKS):
         lanes = _chunk(lanes, blocks[start : start + _CHUNK_BLOCKS], interpret)
@@ -45,7 +45,7 @@ def of_blocks(blocks: Sequence[jax.Array], interpret: Any) -> Lanes:
 
 
 def of_columns(load: Load, columns: int, interpret: Any) -> Lanes:
-    """Returns the statistics of each lane in a segment that lies in shared memory."""
+    """Returns the statistics of each lane in a segment in shared memory."""
 
     def chunk(lanes: Lanes | None, offset: Any, width: int) -> Lanes:
         blocks = [load(offset + start, WARPGROUP) for start in range(0, width, WARPGROUP)]

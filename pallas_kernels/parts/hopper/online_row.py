@@ -1,4 +1,4 @@
-"""A row of a softmax or of an element-wise kernel on a Hopper GPU: what may be done with its numbers and columns."""
+"""A row of a softmax or of an element-wise kernel on a Hopper GPU, with the operations on its scalars and columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from pallas_kernels.parts.hopper.arithmetic import exponential, logarithm, produ
 
 @dataclass(frozen=True)
 class OnlineRow:
-    """The row that a kernel works on, and what may be done with its numbers and columns.
+    """The current row of a kernel, with the operations on its scalars and columns.
 
     Attributes:
-        index: Its number.
+        index: Index of the row.
         source: The array of all rows.
-        given: (M, 1) arrays that the kernel was given.
+        given: (M, 1) input arrays.
         numbers: (M, 1) results.
-        writes_numbers: Whether this block is the one to write the row's numbers.
+        writes_numbers: Whether this block writes the row's scalars.
         interpret: Whether the interpreter runs the kernel.
     """
 
@@ -33,11 +33,11 @@ class OnlineRow:
     interpret: Any
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Multiplies columns, numbers, or columns and a number; rounded, never part of a fused multiply-add."""
+        """Multiplies columns or scalars; rounded, never part of a fused multiply-add."""
         return product(jnp.asarray(a), jnp.asarray(b), self.interpret)
 
     def quotient(self, a: float | jax.Array, b: float | jax.Array) -> jax.Array:
-        """Divides two numbers, correctly rounded."""
+        """Divides two scalars, correctly rounded."""
         return quotient(jnp.float32(a), jnp.float32(b), self.interpret)
 
     def exponential(self, x: jax.Array, *, exact: bool = False) -> jax.Array:
@@ -45,18 +45,18 @@ class OnlineRow:
         return exponential(x, self.interpret, exact=exact)
 
     def logarithm(self, x: jax.Array) -> jax.Array:
-        """Returns the natural logarithm of a number."""
+        """Returns the natural logarithm of a scalar."""
         return logarithm(x)
 
     def spread(self, number: jax.Array, columns: jax.Array) -> jax.Array:
-        """Returns a float32 number in the shape and layout of columns (or as it is beside a number)."""
+        """Broadcasts a float32 scalar to the shape and layout of columns (no change if `columns` is a scalar)."""
         if not columns.shape:
             return number
         wide = jnp.broadcast_to(number, columns.shape)
         return wide if self.interpret else plgpu.layout_cast(wide, strided(columns.shape[0]))
 
     def known(self, number: int) -> jax.Array:
-        """Returns one of the row's numbers that the kernel was given."""
+        """Returns one of the row's input scalars."""
         return self.given[number][self.index, 0]
 
     def pick(self, column: jax.Array) -> jax.Array:
@@ -65,7 +65,7 @@ class OnlineRow:
         return value.astype(jnp.float32)
 
     def put(self, number: int, value: jax.Array) -> None:
-        """Writes one of the row's numbers."""
+        """Writes one of the row's scalar results."""
 
         def write() -> None:
             self.numbers[number][self.index, 0] = value

@@ -1,4 +1,4 @@
-"""Rows cut into pieces, and the copies of pieces into stages of shared memory."""
+"""Rows split into pieces, and the copies of pieces into stages of shared memory."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 
 @dataclass(frozen=True)
 class Pieces:
-    """A row (or a piece of one) cut into pieces: `count` - 1 of `size` columns and one of `last`."""
+    """A row (or a piece of one) split into pieces: `count` - 1 of `size` columns and one of `last`."""
 
     count: int
     size: int
@@ -19,7 +19,7 @@ class Pieces:
 
     @classmethod
     def of(cls, columns: int, size: int, count: int | None = None) -> "Pieces":
-        """Cuts a row into pieces of `size` columns; with `count` so many, of which the last one takes what is left."""
+        """Splits a row into pieces of `size` columns; with `count`, into that many, the last one takes the rest."""
         count = max(1, -(-columns // size)) if count is None else count
         return cls(count, size, columns - (count - 1) * size)
 
@@ -29,7 +29,7 @@ class Pieces:
         return self.last if self.count == 1 else max(self.size, self.last)
 
     def at(self, piece: Any, body: Callable[[int], None], wanted: Any = True) -> None:
-        """Calls `body` with the columns of a piece, which it needs as a constant."""
+        """Calls `body` with the number of columns of a piece as a compile-time constant."""
         if self.count == 1 or self.last == self.size:
             body(self.last) if wanted is True else pl.when(wanted)(functools.partial(body, self.last))
             return
@@ -51,19 +51,19 @@ def copy_piece(
     """Starts the copies of a piece of a row.
 
     Args:
-        pieces: How rows are cut.
+        pieces: How rows are split.
         sources: Arrays of rows.
         rings: Stages, for each array.
         full: A barrier for each stage.
         row: The row.
         piece: The piece.
         slot: The stage.
-        wanted: Whether there is such a piece.
+        wanted: Whether the piece exists.
     """
 
     def copy(columns: int) -> None:
         for source, ring in zip(sources, rings, strict=True):
-            # In bounds, a contiguous piece is one instruction without a descriptor, of any length.
+            # An in-bounds contiguous piece of any length is one bulk copy without a descriptor.
             plgpu.copy_gmem_to_smem(
                 source.at[row, pl.ds(piece * pieces.size, columns)],
                 ring.at[slot, pl.ds(0, columns)],

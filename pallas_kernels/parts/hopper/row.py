@@ -1,4 +1,4 @@
-"""A row of the row engine on a Hopper GPU: the passes of a program over it, and how they are fed."""
+"""A row of the row engine on a Hopper GPU: the passes of a program over it, and how they load data."""
 
 import functools
 import itertools
@@ -18,11 +18,11 @@ from pallas_kernels.parts.hopper.strip import Strip
 from pallas_kernels.parts.hopper.team import combine_team
 from pallas_kernels.parts.hopper.tree import Fold
 
-_BATCH: Final = 8  # strips on their way from memory while results are written
+_BATCH: Final = 8  # strips in flight from memory while results are written
 
 
 class Row:
-    """The row that a program works on."""
+    """The current row of a program."""
 
     def __init__(self, launch: Launch, index: Any, number: Any) -> None:
         self._launch = launch
@@ -34,23 +34,23 @@ class Row:
         self._derived: dict[Any, list[jax.Array]] = {}
         self._steps: list[tuple[Callable[..., Sequence[jax.Array]], Sequence[int]]] = []
         places = (place for _, place in (*launch.sources, *launch.vectors) if place is not None)
-        self._places = {place: place(self) for place in dict.fromkeys(places)}  # in a fixed order: a set has none
+        self._places = {place: place(self) for place in dict.fromkeys(places)}  # in a fixed order, unlike a set
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Multiplies columns, numbers, or columns and a number; rounded, never part of a fused multiply-add."""
+        """Multiplies columns or scalars; rounded, never part of a fused multiply-add."""
         return product(jnp.asarray(a), jnp.asarray(b), self._launch.team.interpret)
 
     def quotient(self, a: float | jax.Array, b: float | jax.Array) -> jax.Array:
-        """Divides two numbers, correctly rounded."""
+        """Divides two scalars, correctly rounded."""
         return quotient(jnp.float32(a), jnp.float32(b), self._launch.team.interpret)
 
     def square_root(self, a: jax.Array) -> jax.Array:
-        """Takes the root of a number, correctly rounded."""
+        """Takes the square root of a scalar, correctly rounded."""
         return square_root(a, self._launch.team.interpret)
 
     @property
     def index(self) -> Any:
-        """Number of the row."""
+        """Index of the row."""
         return self._index
 
     @property
@@ -59,22 +59,22 @@ class Row:
         return self._launch.team.interpret
 
     def given(self, number: int, column: int = 0) -> jax.Array:
-        """Returns one of the row's numbers that the kernel was given."""
+        """Returns one of the row's input scalars."""
         return self._launch.given[number][self._index, column]
 
     def derive(self, step: Callable[..., Sequence[jax.Array]], *, vectors: Sequence[int] = ()) -> None:
-        """Puts what a step makes of every column in the place of the arrays, once, for all passes that follow.
+        """Replaces the arrays by the results of a step on every column, for all subsequent passes.
 
-        Rows that are held in registers are held so; of others every pass computes them again.
+        Rows held in registers are replaced there; for other rows, every pass recomputes the step.
 
         Args:
             step: Maps float32 arrays of one width, one for each array and each named vector, to any number of arrays.
-            vectors: Which of the vectors the step is given.
+            vectors: Which vectors to pass to the step.
         """
         self._steps.append((step, vectors))
 
     def put(self, number: int, value: jax.Array) -> None:
-        """Writes one of the row's numbers."""
+        """Writes one of the row's scalar results."""
 
         @self._launch.once
         def _() -> None:
@@ -88,18 +88,18 @@ class Row:
         unit: float = 0.0,
         vectors: Sequence[int] = (),
     ) -> Any:
-        """Combines what a step makes of every column.
+        """Reduces the results of a step over all columns.
 
         Args:
             step: Maps float32 arrays of one width, one for each array and each named vector, to such an array, or to a
-                tuple of them if several are combined in one pass.
-            combine: "add", "max" (the larger; any number or nan where there is a nan), "greatest" (nan where there is
-                one) or "largest" (the same of numbers that are not negative); one of the first two in a tuple.
-            unit: What stands for the columns that the last block lacks.
-            vectors: Which of the vectors the step is given.
+                tuple of them to reduce several in one pass.
+            combine: "add", "max" (unspecified if there is a nan), "greatest" (the maximum, propagating nan) or
+                "largest" (the same for non-negative numbers); in a tuple only the first two.
+            unit: Padding of the last block.
+            vectors: Which vectors to pass to the step.
 
         Returns:
-            A float32 number, or a tuple of them.
+            A float32 scalar, or a tuple of them.
         """
         launch = self._launch
         kinds: tuple[Fold, ...] = (combine,) if isinstance(combine, str) else tuple(combine)
@@ -130,12 +130,12 @@ class Row:
         return numbers[0] if isinstance(combine, str) else numbers
 
     def emit(self, step: Callable[..., Sequence[jax.Array]], *, vectors: Sequence[int] | None = None) -> None:
-        """Writes the results that are as wide as the row.
+        """Writes the full-width results.
 
         Args:
-            step: Maps float32 arrays of one width, one for each array and each vector, to one for each result, or to
-                one for each part of a `Parted` one.
-            vectors: Which of the vectors the step is given; all by default.
+            step: Maps float32 arrays of one width, one for each array and each vector, to one array for each result,
+                or for each part of a `Parted` result.
+            vectors: Which vectors to pass to the step; all by default.
         """
         launch = self._launch
         wanted = range(len(launch.vectors)) if vectors is None else vectors
@@ -143,7 +143,7 @@ class Row:
         def write(carry: None, places: Sequence[Place]) -> None:
             strips = [(place, i, strip) for place in places for i, strip in enumerate(launch.strips(place))]
             for batch in itertools.batched(strips, _BATCH):
-                # The compiler moves no load across a store, so loads come first, to be on their way together.
+                # The compiler does not move loads across stores, so issue the loads first to overlap them.
                 loaded = [self._load(place, i, strip, wanted) for place, i, strip in batch]
                 for (place, _, strip), columns in zip(batch, loaded, strict=True):
                     shifted = replace(strip, block=place.column(launch), columns=launch.columns)
@@ -162,13 +162,13 @@ class Row:
         return total + value if kind == "add" else jnp.where(total > value, total, value)
 
     def _place(self, exchange: int) -> Any:
-        # A row with one exchange takes turns with the next row; with more, one waits for the other anyway.
+        # With one exchange per row, consecutive rows alternate buffers; with more, exchanges synchronise anyway.
         if self._launch.folds > 1:
             return self._exchanges + exchange
         return self._exchanges + exchange + lax.rem(self._number, 2) * self._launch.exchanges
 
     def _load(self, place: Place, number: int, strip: Strip, vectors: Sequence[int]) -> list[jax.Array]:
-        """Returns a strip of every array, or of what was derived from them, and of some vectors."""
+        """Returns a strip of every (derived) array and of some vectors."""
         columns = [
             *self._columns(len(self._steps), place, number, strip),
             *self._vectors(vectors, place, number, strip),
@@ -176,7 +176,7 @@ class Row:
         return [x.astype(jnp.float32) for x in columns]
 
     def _columns(self, steps: int, place: Place, number: int, strip: Strip) -> list[jax.Array]:
-        """Returns a strip of what so many steps derive from the arrays."""
+        """Returns a strip of the columns that the first `steps` steps derive from the arrays."""
         if not steps:
             return self._read(place, number, strip)
         key = (steps, place.piece, place.block, number) if self._launch.schedule.hold else None
@@ -190,7 +190,7 @@ class Row:
         return columns
 
     def _read(self, place: Place, number: int, strip: Strip) -> list[jax.Array]:
-        """Returns a strip of every array, from registers where it has been read before and is held."""
+        """Returns a strip of every array, from registers if it is already held there."""
         launch = self._launch
         key = (place.piece, place.block, number) if launch.schedule.hold else None
         if key is not None and key in self._held:
@@ -210,18 +210,18 @@ class Row:
         return None if number == COLUMN_NUMBERS else self._at_place(self._launch.vectors[number][1], shared=True)
 
     def _at_place(self, place: PlaceOf | None, *, shared: bool = False) -> Any:
-        """Returns which row of an array this row reads; None for a vector that has no rows."""
+        """Returns the row of an array that this row reads; None for a vector without rows."""
         if place is None:
             return None if shared else self._index
         return self._places[place]
 
     def _walk(self, visit: Callable[[Any, Sequence[Place]], Any], carry: Any) -> Any:
-        """Visits the blocks of the row, upwards."""
+        """Visits the blocks of the row in ascending order."""
         launch, pieces = self._launch, self._launch.pieces
         self._passes += 1
         if launch.schedule.hold:
             if self._passes == 1 and not launch.ring:
-                # All of the row is on its way before the first column is worked on.
+                # Issue all loads of the row before processing the first column.
                 for block in range(0, launch.columns, launch.lanes):
                     place = Place(0, block, None, launch.columns, block + launch.lanes <= launch.columns)
                     for i, strip in enumerate(launch.strips(place)):
@@ -280,12 +280,12 @@ class Row:
 
     @property
     def _last(self) -> bool:
-        """Whether this pass is the last one to read a row that lies in the ring as a whole."""
+        """Whether this is the last pass over a row that is entirely in shared memory."""
         launch = self._launch
         return bool(launch.ring) and launch.kept and self._passes == (1 if launch.schedule.hold else launch.passes)
 
     def _leave(self, met: bool) -> None:
-        """Fetches a later row into the place of this one, if no pass will read it there any more."""
+        """Prefetches a later row into this row's stages, if no later pass reads them."""
         launch = self._launch
         if self._last:
             if not met:

@@ -1,10 +1,10 @@
 """The engine of the row kernels on a Hopper GPU.
 
-A row program reads its row in passes: a fold combines what a step makes of every column, in the order of `RowContract`;
-`emit` writes results that are as wide as the row. The engine feeds the passes. One to eight warpgroups (a team) share
-a row; each has its own lanes, and each of its threads 4 or 8 neighbouring ones. The rows of a block come one after the
-other, from a ring of stages in shared memory into which they are copied ahead, or straight from memory. A row that
-fits into the ring or into the team's registers is read from memory once, a longer one once per pass.
+A row program reads its row in passes: a fold reduces the results of a step over all columns, in the order of
+`RowContract`; `emit` writes full-width results. The engine loads the data for the passes. One to eight warpgroups (a
+team) share a row; each owns some of the lanes, and each thread 4 or 8 neighbouring ones. A block processes its rows
+sequentially, from a circular buffer in shared memory into which they are prefetched, or directly from memory. A row
+that fits in the buffer or in the team's registers is read from memory once, a longer one once per pass.
 
 How to write a kernel on it (`pallas_kernels/norm/hopper.py` holds more):
 
@@ -16,10 +16,10 @@ How to write a kernel on it (`pallas_kernels/norm/hopper.py` holds more):
 
     y, factor = run_rows(program, [x], [weight], [x.dtype], numbers=1, interpret=False)
 
-Steps get float32 columns, some multiple of 128; the arrays first, then the vectors. They must treat every column on
-its own. Columns of more than a row's length are masked by the engine. A product that a sum or difference may follow
-goes through `row.product`, a division or root of numbers through `row.quotient` and `row.square_root`: then every step
-is rounded correctly, on the GPU and under the interpreter.
+Steps take float32 columns, a multiple of 128; first the arrays, then the vectors. They must be elementwise. The engine
+masks columns past the end of the row. Use `row.product` for products that may be followed by a sum or difference, and
+`row.quotient` and `row.square_root` for divisions and roots of scalars: then every step is correctly rounded, on the
+GPU and under the interpreter.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ Arrays = tuple[jax.Array, ...]
 Program = Callable[[Any], None]
 
 
-_ALIGN: Final = 16  # bytes to which the copy engine aligns rows
+_ALIGN: Final = 16  # row alignment in bytes that TMA requires
 
 
 NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
@@ -58,12 +58,12 @@ NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
 
 
 def supports(columns: int, *dtypes: Any) -> bool:
-    """Whether the engine takes rows (and vectors) of `columns` columns of these dtypes."""
+    """Whether the engine supports rows (and vectors) of `columns` columns of these dtypes."""
     return columns >= WARPGROUP and all(columns * jnp.dtype(d).itemsize % _ALIGN == 0 for d in dtypes)
 
 
 class _Counter:
-    """Stands in for a row while the passes of a program are counted."""
+    """A substitute for a row that counts the passes of a program."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -116,18 +116,18 @@ def run_rows(
     """Runs a row program.
 
     Args:
-        program: Is called with a `Row`.
-        rows: (M, C) arrays that `supports` allows, or `Picked` ones.
-        vectors: (C,) arrays that `supports` allows, shared by all rows, or `Picked` ones.
-        results: Dtypes of the (M, C) results of `emit`, or `Parted` ones.
-        given: (M, N) arrays, numbers for each row.
+        program: Called with a `Row`.
+        rows: (M, C) arrays that `supports` allows, or `Picked` arrays.
+        vectors: (C,) arrays that `supports` allows, shared by all rows, or `Picked` arrays.
+        results: Dtypes of the (M, C) results of `emit`, or `Parted`.
+        given: (M, N) arrays, scalars of each row.
         numbers: How many (M, 1) float32 results the program puts.
-        count: M, where the first array is picked.
-        lanes: Lanes of a block, a power of two, for programs whose folds give the same in any order; by default those
+        count: M, required if the first array is picked.
+        lanes: Lanes of a block, a power of two, for programs whose folds are exact in any order; by default the lanes
             of `RowContract`.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How to feed the rows; chosen from the shape by default. No schedule changes a bit.
-        name: What the kernel is called in a profile; by default after the function that the program is written in.
+        schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
+        name: Name of the kernel in profiles; by default derived from the function that defines the program.
 
     Returns:
         The results, then the numbers.
@@ -216,10 +216,10 @@ class _Scratch(NamedTuple):
     """Shared memory and barriers of a block.
 
     Attributes:
-        exchange: Where the lanes of a team meet; None where the interpreter has device memory instead.
+        exchange: Scratch for reducing the lanes of a team; None where the interpreter uses device memory instead.
         meeting: The barrier of the team under the interpreter.
         barriers: A barrier for each stage.
-        ring: The stages of each array; none if rows are read straight from memory.
+        ring: The stages of each array; empty if rows are read directly from memory.
     """
 
     exchange: Any

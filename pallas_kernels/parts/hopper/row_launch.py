@@ -1,4 +1,4 @@
-"""What a launch of the row engine consists of: arrays, pieces of rows, and how its warpgroups move through them."""
+"""A launch of the row engine: its arrays, its pieces of rows, and how its warpgroups iterate over them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,16 +17,16 @@ from pallas_kernels.schedule.hopper.rows import RowSchedule
 PlaceOf = Callable[[Any], Any]
 
 COLUMN_NUMBERS: Final = -1
-"""Stands among the vectors of a step for the numbers of the row's columns."""
+"""Placeholder among a step's vectors for the column indices."""
 
 
 @dataclass(frozen=True)
 class Picked:
-    """An array of which a row of the kernel reads another row than its own.
+    """An array from which each row of the kernel reads a selected row.
 
     Attributes:
-        array: (S, C), read row by row; in place of a vector (S, C) too.
-        place: Maps the `Row` to the array's row, for example by one of the row's numbers.
+        array: (S, C); also (S, C) where a vector is expected.
+        place: Maps the `Row` to the array's row, for example by one of the row's scalars.
     """
 
     array: jax.Array
@@ -35,14 +35,14 @@ class Picked:
 
 @dataclass(frozen=True)
 class Parted:
-    """A result of which each row is `parts` rows.
+    """A result with `parts` rows for each row of the kernel.
 
-    Of each `together` rows the first ones stand together, then the second ones, and so on.
+    In each group of `together` rows, all first parts come first, then all second parts, and so on.
 
     Attributes:
         dtype: Dtype of the result.
-        parts: Rows for each row.
-        together: Rows whose first ones stand together; their number divides that of all rows.
+        parts: Rows of the result for each row of the kernel.
+        together: Rows of a group; it divides the number of rows.
     """
 
     dtype: Any
@@ -50,7 +50,7 @@ class Parted:
     together: int = 1
 
     def row(self, index: Any, part: int) -> Any:
-        """Returns where a part of a row stands."""
+        """Returns the result row of a part of a row."""
         if self.parts == 1:
             return index
         return index + (lax.div(index, self.together) * (self.parts - 1) + part) * self.together
@@ -58,14 +58,14 @@ class Parted:
 
 @dataclass(frozen=True)
 class Place:
-    """A block of lanes: in which piece of the row, at which column of the piece, and where the piece lies.
+    """A block of lanes: its piece of the row, its column in the piece, and the stage that holds the piece.
 
     Attributes:
-        piece: Number of the piece.
-        block: Column of the piece.
-        slot: Stage of the ring, if there is one.
+        piece: Index of the piece.
+        block: First column, within the piece.
+        slot: Stage of the circular buffer, if present.
         columns: Columns of the piece.
-        whole: Whether the piece has all columns of the block.
+        whole: Whether the block lies entirely within the piece.
     """
 
     piece: Any
@@ -81,7 +81,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Launch:
-    """What one launch consists of: references, and how to move through them."""
+    """One launch: its references and how to iterate over them."""
 
     sources: Sequence[tuple[Any, PlaceOf | None]]
     vectors: Sequence[tuple[Any, PlaceOf | None]]
@@ -120,7 +120,7 @@ class Launch:
 
     @property
     def kept(self) -> bool:
-        """Whether a whole row stays in the ring until its last pass."""
+        """Whether a whole row stays in shared memory until its last pass."""
         return self.pieces.count <= self.schedule.stages
 
     @property
@@ -135,14 +135,14 @@ class Launch:
             yield Strip(place.block, self.lane + first, place.columns, self.lanes, self.vector, place.whole)
 
     def once(self, action: Callable[[], None]) -> None:
-        """Does something in one warpgroup of the team."""
+        """Runs an action in one warpgroup of the team."""
         if self.schedule.members == 1:
             action()
         else:
             pl.when(self.member == 0)(action)
 
     def load_vector(self, number: int, row: Any, place: Place, part: int, strip: Strip) -> jax.Array:
-        """Returns a strip of one of the vectors, of a row of it if it has rows, or of `COLUMN_NUMBERS`."""
+        """Returns a strip of a vector, of one of its rows if it is picked, or of `COLUMN_NUMBERS`."""
         if number == COLUMN_NUMBERS:
             return replace(strip, block=place.column(self)).numbers(self.team.interpret)
         key = (number, place.column(self), part) if self.schedule.preload else None
@@ -164,7 +164,7 @@ class Launch:
                         self.preloaded[number, place.column(self), i] = loaded
 
     def fetch(self, position: Any) -> None:
-        """Starts the copies of the piece that comes at a position of this block's sequence, if there is one."""
+        """Starts the copies of the piece at a position of this block's sequence, if it exists."""
         pieces = self.pieces
         row = self.first_row + lax.div(position, self.fetches) * self.schedule.blocks
         piece = lax.rem(lax.rem(position, self.fetches), pieces.count)

@@ -1,18 +1,18 @@
 """Row kernels that need the maximum of a row and the sum of its exponentials, on a Hopper GPU.
 
-The 128 threads of a warpgroup are the lanes of `OnlineRowContract`; a warpgroup takes one segment of a row at a time.
-`schedule.hopper.softmax` chooses between three forms:
-- registers, for not too many short rows: a warpgroup for each segment, which reads it once, directly, and keeps it;
-- ring, for many rows: pieces of rows are copied ahead into shared memory, and the warpgroups of a block take them in
-  turns. A first pass takes the statistics, a second one writes results. The second pass begins with the pieces that are
-  still in the ring, and goes on with the others from the nearest to the farthest, which the L2 cache is likely to hold:
-  a row that fits into the ring is read once, of a longer one only the rest a second time;
-- split, for few long rows, which would leave most of the GPU idle: a block for each segment. A first kernel writes the
-  statistics, lane by lane, a second one merges them, in every block anew, and writes a segment's results.
+The 128 threads of a warpgroup are the lanes of `OnlineRowContract`; a warpgroup processes one segment at a time.
+`schedule.hopper.softmax` chooses between three kernels:
+- registers, for a moderate number of short rows: one warpgroup per segment reads it once and holds it in registers;
+- ring, for many rows: pieces of rows are prefetched into a circular buffer in shared memory, and the warpgroups of a
+  block take them round-robin. A first pass computes the statistics, a second pass writes results. The second pass
+  starts with the pieces still in shared memory and continues in reverse order with the rest, which is likely in the L2
+  cache: a row that fits in the buffer is read once; of a longer row, only the rest is read a second time;
+- split, for few long rows, which would leave most of the GPU idle: one block per segment. A first kernel writes the
+  statistics of each lane; a second kernel merges them in every block and writes a segment's results.
 
 How to write a kernel on it (`pallas_kernels/softmax/hopper.py` holds more):
 
-    def finish(row, m, s):                     # numbers, held by every thread
+    def finish(row, m, s):                     # scalars, held by every thread
         return m, row.quotient(1, s)
 
     def step(row, x, m, reciprocal):           # float32 columns
@@ -52,23 +52,23 @@ def run_online(
     """Runs a kernel on the statistics of rows, in the order of a contract.
 
     Args:
-        finish: Maps the row, its maximum m and the sum s of exp(x - m) to numbers for `step`, and puts the row's
-            numbers. Where the maximum is not finite s is the sum of exp(x).
+        finish: Maps the row, its maximum m and the sum s of exp(x - m) to scalars for `step`, and writes the row's
+            scalar results. If the maximum is not finite, s is the sum of exp(x).
         x: (M, C), C at least 1.
-        step: Maps the row, float32 columns of it and the numbers of `finish` to one array for each result; None if
-            nothing as wide as the row is to be written.
+        step: Maps the row, float32 columns of it and the scalars of `finish` to one array for each result; None if
+            there are no full-width results.
         results: Dtypes of the (M, C) results of `step`.
         contract: Order of the sum, `online_row_contract(C)`.
-        given: (M, 1) arrays, numbers for each row.
+        given: (M, 1) arrays, scalars of each row.
         numbers: How many (M, 1) float32 results `finish` puts.
         interpret: False, or `pallas.mosaic_gpu.InterpretGPUParams` to run on a CPU.
-        schedule: How to feed the rows; chosen from the shape by default. No schedule changes a bit.
+        schedule: How to feed the rows; chosen from the shape by default. It does not affect the bits.
 
     Returns:
         The results, then the numbers.
 
     Raises:
-        UnsupportedError: If the contract is another one.
+        UnsupportedError: If the contract is not supported.
     """
     m, c = x.shape
     honour("statistics of rows", contract, online_row_contract(c))

@@ -1,4 +1,4 @@
-"""Softmax kernels on a Hopper GPU for rows that are read straight from memory: `registers` and `split`."""
+"""Softmax kernels on a Hopper GPU that read rows directly from memory: `registers` and `split`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ class _Scratch(NamedTuple):
     """Shared memory and barriers of a block.
 
     Attributes:
-        lanes: Where the lanes of each warpgroup meet.
+        lanes: Scratch for reducing the lanes of each warpgroup.
         segments: Statistics of the segments, if there are several.
-        meeting: The barrier behind which all of them are there.
+        meeting: Barrier that completes when all segments are written.
     """
 
     lanes: Any
@@ -28,7 +28,7 @@ class _Scratch(NamedTuple):
 
 
 def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
-    """A block for each row, a warpgroup for each of its segments."""
+    """One block per row, one warpgroup per segment."""
     parts, interpret = run.segments, run.interpret
     several = parts.count > 1
 
@@ -61,7 +61,7 @@ def registers(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
 
 
 def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
-    """A block for each segment of each row, in two kernels."""
+    """One block per segment of each row, in two kernels."""
     parts, interpret = run.segments, run.interpret
     several = parts.count > 1
 
@@ -88,7 +88,7 @@ def split(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
 
         body(0) if run.step is None else parts.at(part, body)
 
-    # The last axis of the grid is the long one: the others end at 65535.
+    # All but the last axis of the grid are limited to 65535.
     each = {"part": parts.count, "row": run.rows}
     merged = each if run.step is not None else {"part": 1, "row": run.rows}
     lanes = jax.ShapeDtypeStruct((run.rows, 2, parts.count, WARPGROUP), jnp.float32)

@@ -1,7 +1,7 @@
-"""The softmax kernel on a Hopper GPU for many rows, pieces of which are copied ahead into shared memory.
+"""The softmax kernel on a Hopper GPU for many rows, with pieces of rows prefetched into shared memory.
 
-The warpgroups of a block take the pieces in turns, and whoever has read one refills its stage: no warpgroup only
-copies, as in the pipeline of products, for there is little to compute.
+The warpgroups of a block take pieces round-robin, and the warpgroup that has read a piece refills its stage. Unlike
+the matmul pipeline there is no producer warpgroup, because there is little to compute.
 """
 
 import functools
@@ -27,12 +27,12 @@ class _Scratch(NamedTuple):
     """Shared memory and barriers of a block.
 
     Attributes:
-        lanes: Where the lanes of each warpgroup meet.
+        lanes: Scratch for reducing the lanes of each warpgroup.
         full: A barrier for each stage.
         stages: Pieces of rows.
         segments: Statistics of a row's segments, if there are several.
-        taken: The barrier behind which all segments are there, if there are several warpgroups.
-        merged: The one behind which all have read them.
+        taken: Barrier that completes when all segments are written; None with one warpgroup.
+        merged: Barrier that completes when all warpgroups have read them; None with one warpgroup.
     """
 
     lanes: Any
@@ -45,7 +45,7 @@ class _Scratch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """A block: what is fixed, and its references.
+    """A block: its constants and references.
 
     Attributes:
         run: The call.
@@ -53,9 +53,9 @@ class _Block:
         source: The array of all rows.
         scratch: Shared memory and barriers.
         blocks: Blocks that are launched.
-        first: The block's first row; the others follow at a distance of `blocks`.
-        rows: How many rows it has.
-        warpgroup: This warpgroup.
+        first: The block's first row; the others follow with a stride of `blocks`.
+        rows: Number of its rows.
+        warpgroup: Index of this warpgroup.
     """
 
     run: Run
@@ -69,7 +69,7 @@ class _Block:
 
     @property
     def again(self) -> int:
-        """Pieces that the second pass reads anew."""
+        """Pieces that the second pass fetches again."""
         return 0 if self.run.step is None else max(0, self.pieces.count - self.run.schedule.stages)
 
     @property
@@ -82,7 +82,7 @@ class _Block:
         return lax.rem(position, self.run.schedule.stages)
 
     def fetch(self, position: Any) -> None:
-        """Starts the copy that comes at a position of this block's sequence, if there is one."""
+        """Starts the copy at a position of this block's sequence, if it exists."""
         count, fetches = self.pieces.count, self.fetches
         order = lax.rem(position, fetches)
         piece = jnp.where(order < count, order, fetches - 1 - order) if self.again else order
@@ -96,17 +96,17 @@ class _Block:
         plgpu.barrier_wait(self.scratch.full.at[self.stage(position)])
 
     def release(self, position: Any) -> None:
-        """Gives a stage to the piece that comes next into it."""
+        """Releases a stage and starts the next copy into it."""
         plgpu.commit_smem()  # every thread of the warpgroup has read the piece
         self.fetch(position + self.run.schedule.stages)
 
     def load_from(self, position: Any, start: Any = 0) -> Load:
-        """Returns what loads columns of the piece at a position, counted from `start`."""
+        """Returns a function that loads columns of the piece at a position, counted from `start`."""
         stage = self.stage(position)
         return lambda offset, width: load_columns(self.scratch.stages.at[stage, pl.ds(start + offset, width)], width)
 
     def each(self, first: Any, count: Any, body: Callable[[Any], None]) -> None:
-        """Walks through the positions from `first` on that this warpgroup takes; each has stages of its own."""
+        """Loops over this warpgroup's positions from `first` on; warpgroups use disjoint stages."""
         warpgroups = self.run.schedule.warpgroups
         skipped = lax.rem(self.warpgroup - lax.rem(first, warpgroups) + warpgroups, warpgroups)
         mine = lax.div(count - skipped + warpgroups - 1, warpgroups)
@@ -133,7 +133,7 @@ class _Block:
                 pl.when(piece < self.again)(functools.partial(self.release, position))
 
         if scratch.merged is not None:
-            pl.when(i > 0)(lambda: plgpu.barrier_wait(scratch.merged))  # all have merged the row before
+            pl.when(i > 0)(lambda: plgpu.barrier_wait(scratch.merged))  # all have merged the previous row
         self.each(start, pieces.count, take)
         if scratch.taken is not None:
             plgpu.barrier_arrive(scratch.taken)
@@ -145,7 +145,7 @@ class _Block:
         return total
 
     def keep(self, piece: Any, position: Any, columns: int) -> None:
-        """Keeps the statistics of the segments of a piece."""
+        """Stores the statistics of the segments of a piece."""
         size, shared = self.run.segments.size, self.scratch.segments
         parts = Pieces.of(columns, size, segments_of(columns, size))
         before = piece * (self.pieces.size // size) if self.pieces.count > 1 else 0
@@ -159,7 +159,7 @@ class _Block:
         one(parts.count - 1, parts.last)
 
     def results(self, start: Any, row: OnlineRow, written: Sequence[Any], constants: Arrays) -> None:
-        """Second pass over the row at a position: what is still in the ring, then the others, the nearest first."""
+        """Second pass over the row at a position: first the pieces still in shared memory, then the rest in reverse."""
         run, pieces, fetches, again = self.run, self.pieces, self.fetches, self.again
 
         def write(piece: Any, position: Any) -> None:
@@ -177,7 +177,7 @@ class _Block:
 
 
 def ring(run: Run, x: jax.Array, given: Sequence[jax.Array]) -> Arrays:
-    """Blocks that walk through many rows."""
+    """Persistent blocks that loop over many rows."""
     schedule, several = run.schedule, run.schedule.warpgroups > 1
     blocks = min(schedule.blocks, run.rows)
     pieces = Pieces.of(run.columns, schedule.piece, segments_of(run.columns, schedule.piece))

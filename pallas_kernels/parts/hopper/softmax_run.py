@@ -29,11 +29,11 @@ class Run:
     Attributes:
         rows: Rows.
         columns: Columns of a row.
-        segments: How a row is cut into the segments of the contract.
-        finish: What makes numbers of a row's statistics.
-        step: What makes results of columns and those numbers; None if nothing as wide as the row is written.
+        segments: How a row is split into the segments of the contract.
+        finish: Maps a row's statistics to scalars.
+        step: Maps columns and those scalars to results; None if there are no full-width results.
         results: Results of `step`.
-        out: Types of the results, then of the numbers.
+        out: Types of the results, then of the scalars.
         schedule: How to feed the rows.
         interpret: Whether the interpreter runs the kernel.
     """
@@ -49,7 +49,7 @@ class Run:
     interpret: Any
 
     def row(self, index: Any, source: Any, given: Sequence[Any], written: Sequence[Any], writes: Any) -> OnlineRow:
-        """Returns a row, and whether its numbers are written here."""
+        """Returns a row; `writes` tells whether its scalars are written here."""
         return OnlineRow(index, source, given, written[self.results :], writes, self.interpret)
 
     def launch(
@@ -73,7 +73,7 @@ class Run:
         )
 
     def read(self, row: OnlineRow, first: Any, columns: int) -> list[jax.Array]:
-        """Returns the columns from `first` on in blocks of 128, the last one filled up with -inf."""
+        """Returns the columns from `first` on in blocks of 128, the last one padded with -inf."""
         whole, rest = divmod(columns, WARPGROUP)
         starts = (first + i * WARPGROUP for i in range(whole))
         blocks = [load_columns(row.source.at[row.index, pl.ds(start, WARPGROUP)], WARPGROUP) for start in starts]
@@ -106,13 +106,13 @@ class Run:
     def emit(
         self, row: OnlineRow, load: Load, written: Sequence[Any], first: Any, columns: int, constants: Arrays
     ) -> None:
-        """Writes the results of a piece of `columns` columns that begins at column `first`."""
+        """Writes the results of a piece of `columns` columns that starts at column `first`."""
         step = self.step
         if step is None:
             return
 
         def write(offsets: Sequence[Any], width: int) -> None:
-            # All loads first: the compiler moves none of them across a store.
+            # Issue all loads first: the compiler does not move loads across stores.
             loaded = [load(offset, width) for offset in offsets]
             for offset, columns in zip(offsets, loaded, strict=True):
                 values = step(row, columns, *constants)
@@ -133,5 +133,5 @@ class Run:
             done += blocks * width
             width //= 2
         if done < columns:
-            # The last block ends where the row ends; what it shares with the block before is written twice.
+            # The last block ends at the end of the row; columns shared with the previous block are written twice.
             write([columns - WARPGROUP], WARPGROUP)

@@ -1,8 +1,8 @@
 """How the threads of a warpgroup read and write strips of a row, on a Hopper GPU and under Mosaic's interpreter.
 
 A strip is 128 times `vector` neighbouring columns; thread i holds the i-th group of `vector` neighbours and moves it
-by one instruction of up to 16 bytes. Where a row ends inside a strip, the threads behind its end read the row's last
-columns again, and write nothing.
+with one instruction of up to 16 bytes. If a row ends inside a strip, the threads past its end load the row's last
+columns again and store nothing.
 """
 
 from dataclasses import dataclass
@@ -30,15 +30,15 @@ _NUMBER: Final = plgpu.Layout.WG_SPLAT(())
 
 @dataclass(frozen=True)
 class Strip:
-    """Which columns a warpgroup works on.
+    """The columns that a warpgroup processes.
 
     Attributes:
-        block: Where the block of lanes begins that holds the strip; a plain number if the row ends in it.
+        block: First column of the block of lanes that contains the strip; a Python int if the row ends in it.
         lane: The strip's first lane.
-        columns: Where the row (or the piece of it that is at hand) ends.
+        columns: End of the row (or of the loaded piece).
         lanes: Lanes of a block.
         vector: Neighbouring columns that a thread holds.
-        whole: Whether the row does not end in the block.
+        whole: Whether the block lies entirely within the row.
     """
 
     block: Any
@@ -56,7 +56,7 @@ class Strip:
     def load(self, source: Any, row: Any, interpret: Any) -> jax.Array:
         """Reads the strip from a row of a 2D reference, or from a 1D reference if there is no row.
 
-        Columns behind the row's end hold other numbers of the row.
+        Columns past the row's end hold other values of the row.
         """
         if interpret:
             if self.whole:
@@ -73,14 +73,14 @@ class Strip:
                 column = arith.minsi(column, i32(self.columns - self.vector))
             address, kind, align = self._address(source, row, column)
             registers = np.array([None], dtype=object)
-            # Nobody writes to the arrays that a row program reads from memory.
+            # The arrays that a row program reads are read-only.
             registers[0] = llvm.load(kind, address, alignment=align, invariant=not mgpu.utils.is_smem_ref(source))
             return fragmented(registers, layout.to_mgpu())
 
         return load(source, *self._place(row))
 
     def store(self, target: Any, row: Any, value: jax.Array, interpret: Any) -> None:
-        """Writes the strip's columns that the row has to a row of a 2D reference."""
+        """Writes the strip's valid columns to a row of a 2D reference."""
         if interpret:
             if self.whole:
                 target[row, pl.ds(self.block + self.lane, self.width)] = value
@@ -107,7 +107,7 @@ class Strip:
         store(target, *self._place(row), value)
 
     def mask(self, value: jax.Array, unit: float, interpret: Any) -> jax.Array:
-        """Puts a number in the place of float32 columns that the row does not have."""
+        """Replaces float32 columns past the row's end with `unit`."""
         if self.whole:
             return value
         if interpret:
@@ -126,7 +126,7 @@ class Strip:
         return mask(self._place(None)[1], value)
 
     def numbers(self, interpret: Any) -> jax.Array:
-        """Returns the columns' numbers in the row, as float32."""
+        """Returns the column indices within the row, as float32."""
         if interpret:
             columns: jax.Array = self.block + self.lane + lax.iota(jnp.int32, self.width)
             return columns.astype(jnp.float32)
@@ -152,11 +152,11 @@ class Strip:
         return arith.addi(start.registers.item(), arith.muli(thread_of_warpgroup(), i32(self.vector)))
 
     def _inside(self, column: Any) -> Any:
-        # Rows end at a multiple of the vector, so that a thread has all of its columns or none.
+        # Row lengths are multiples of the vector, so a thread's columns are all valid or all past the end.
         return arith.cmpi(arith.CmpIPredicate.slt, column, i32(self.columns))
 
     def _address(self, ref: Any, row: Any, column: Any) -> tuple[Any, Any, int]:
-        """Returns where the thread's columns lie, their type, and the bytes to which they are aligned."""
+        """Returns the address of the thread's columns, their type, and their alignment in bytes."""
         i64, kind = ir.IntegerType.get_signless(64), ir.MemRefType(ref.type)
         offset = arith.extsi(i64, column)
         if len(kind.shape) > 1:

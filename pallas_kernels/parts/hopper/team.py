@@ -1,8 +1,8 @@
 """How the warpgroups that share a row combine their lanes, on a Hopper GPU and under Mosaic's interpreter.
 
-Each thread holds some neighbouring lanes of `RowContract`, and each group of 128 lanes lies in one warp or half of one
-(or, where a thread holds one lane, is all there is). The tree of a group is one of shuffles; the groups then meet in
-shared memory, behind one barrier of the block or cluster, and every warp adds them up for itself.
+Each thread holds some neighbouring lanes of `RowContract`, and each group of 128 lanes is held by a warp or half a warp
+(or, with one lane per thread, is the only group). The tree of a group uses shuffles; the group totals are then
+exchanged through shared memory with one barrier of the block or cluster, and every warp adds them redundantly.
 """
 
 import functools
@@ -32,11 +32,11 @@ class Team:
     """The warpgroups that share a row.
 
     Attributes:
-        lanes: Lanes of the row, over all of them.
-        cluster: Blocks over which they are spread.
-        scratch: Shared memory for their exchange, (exchanges, 128 or more) float32; under the interpreter, which knows
-            no other block's shared memory, device memory of the cluster.
-        barrier: Where they meet under the interpreter; the GPU has one of its own.
+        lanes: Lanes of the row, over all warpgroups.
+        cluster: Number of blocks that share the row.
+        scratch: Shared memory for the exchange, (exchanges, 128 or more) float32; device memory of the cluster under
+            the interpreter, which cannot access another block's shared memory.
+        barrier: Barrier under the interpreter; the GPU uses its built-in barriers.
         interpret: Whether the interpreter runs the kernel.
     """
 
@@ -52,7 +52,7 @@ class Team:
         return self.lanes // WARPGROUP
 
     def meet(self) -> None:
-        """Waits until every thread of the team has come here."""
+        """Waits until every thread of the team has arrived."""
         if self.interpret:
             plgpu.barrier_arrive(self.barrier)
             plgpu.barrier_wait(self.barrier)
@@ -61,7 +61,7 @@ class Team:
         inline()(lambda: _meet_threads(self.cluster))()
 
     def release(self) -> None:
-        """Lets the copy engine overwrite what this thread has read of shared memory, once the team has met."""
+        """Lets TMA overwrite shared memory that this thread has read, after the team's next barrier."""
         if self.interpret:
             plgpu.commit_smem()
             return
@@ -76,18 +76,18 @@ class Team:
 def combine_team(
     kinds: Sequence[Fold], strips: Sequence[Sequence[jax.Array]], lane: Any, team: Team, places: Sequence[Any]
 ) -> tuple[jax.Array, ...]:
-    """Combines the lanes of a row by the trees of `RowContract`, once for each kind.
+    """Reduces the lanes of a row by the trees of `RowContract`, once for each kind.
 
     Args:
         kinds: "add", "max" (the larger, the second if neither is larger), or, alone, "greatest" or "largest", which
-            have no order.
+            are exact in any order.
         strips: For each kind this warpgroup's lanes, neighbouring strips of float32, `team.lanes` over the whole team.
         lane: First of this warpgroup's lanes.
-        team: Who takes part.
-        places: For each kind a row of `team.scratch`, which may serve again only after another call has ended.
+        team: The warpgroups that share the row.
+        places: For each kind a row of `team.scratch`, which may be reused only after another call has ended.
 
     Returns:
-        Float32 numbers that every thread of the team holds.
+        Float32 scalars, held by every thread of the team.
     """
     vector = strips[0][0].shape[0] // WARPGROUP
     if team.interpret:
@@ -123,7 +123,7 @@ def combine_team(
             return [arith.index_cast(index, p) for p in (place.registers.item(), position)]
 
         if vector == 1:
-            # One group, whose lanes are spread over the four warps.
+            # One group, distributed over the four warps.
             for place, own in zip(places, arrays, strict=True):
                 memref.store(element(own.registers.item(), 0), scratch, at(place, thread))
         else:
@@ -158,7 +158,7 @@ def combine_team(
 
 
 def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, signed: bool) -> jax.Array:
-    """Returns the largest of all lanes, nan if there is one."""
+    """Returns the maximum of all lanes, propagating nan."""
     number, layout = plgpu.Layout.WG_SPLAT(()), strided(strips[0].shape[0])
     kind = held((), number)
     share = len(strips) * strips[0].shape[0]
@@ -176,7 +176,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
         if team.cluster == 1:
             memref.store(total, scratch, [row, arith.index_cast(index, slot)])
         else:
-            each = WARPGROUP // _WARP  # so that the threads of a warp stand for the blocks
+            each = WARPGROUP // _WARP  # so that the threads of a warp correspond to the blocks
             _store_everywhere(total, scratch, place.registers.item(), slot, thread, each, team.cluster)
         _meet_threads(team.cluster)
         near = arith.remui(thread, mgpu.c(min(warps, _WARP), i32))
@@ -190,7 +190,7 @@ def _largest(strips: Sequence[jax.Array], lane: Any, team: Team, place: Any, *, 
 
 
 def _largest_of_warp(held: Sequence[Any], signed: bool) -> Any:
-    """Returns the largest number that a thread of the warp holds."""
+    """Returns the largest number held by any thread of the warp."""
     f32 = ir.F32Type.get()
 
     def larger(a: Any, b: Any) -> Any:
@@ -201,13 +201,13 @@ def _largest_of_warp(held: Sequence[Any], signed: bool) -> Any:
         for distance in (16, 8, 4, 2, 1):
             own = larger(own, mgpu.utils.shfl_bfly(own, distance))
         return own
-    # Where none is negative, the bits are in the order of the numbers, nan last.
+    # The bits of non-negative numbers sort like the numbers, nan last.
     redux = "{ .reg .b32 b; mov.b32 b, $1; redux.sync.max.u32 b, b, 0xFFFFFFFF; mov.b32 $0, b; }"
     return mgpu.utils.inline_ptx(redux, own, result_types=f32, convergent=True)
 
 
 def _meet_threads(cluster: int) -> None:
-    """Waits for all threads of the block or of the cluster; what they wrote to shared memory is seen by all."""
+    """Waits for all threads of the block or cluster; their writes to shared memory become visible to all."""
     if cluster == 1:
         gpu.barrier()
         return
@@ -216,7 +216,7 @@ def _meet_threads(cluster: int) -> None:
 
 
 def _store_everywhere(total: Any, scratch: Any, place: Any, group: Any, thread: Any, vector: int, cluster: int) -> None:
-    """Writes a group's number to the shared memory of every block: one block each for the group's first threads."""
+    """Writes a group's total to the shared memory of every block; the group's first threads write one block each."""
     i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
     block = arith.remui(thread, mgpu.c(WARPGROUP // vector, i32))
     width = ir.MemRefType(scratch.type).shape[-1]
@@ -239,12 +239,12 @@ def _store_everywhere(total: Any, scratch: Any, place: Any, group: Any, thread: 
 
 
 def _group_tree(kind: Combine, values: list[Any], thread: Any) -> Any:
-    """Combines 128 lanes, several neighbours in each thread, by the halving tree."""
+    """Reduces 128 lanes, several neighbours per thread, by the halving tree."""
     i32 = ir.IntegerType.get_signless(32)
     distance, split = WARPGROUP // len(values) // 2, []
     while distance:
         if len(values) > 1:
-            # Each of two threads goes on with one half of its neighbours.
+            # Each thread of a pair continues with one half of its neighbours.
             half, upper = len(values) // 2, _upper(thread, distance)
             kept = [arith.select(upper, b, a) for a, b in zip(values[:half], values[half:], strict=True)]
             sent = [arith.select(upper, a, b) for a, b in zip(values[:half], values[half:], strict=True)]
@@ -266,7 +266,7 @@ def _meet(kind: Combine, own: Any, distance: int, thread: Any) -> Any:
 
 
 def _upper(thread: Any, distance: int) -> Any:
-    """Whether a thread is the upper one of two that many threads apart."""
+    """Whether a thread is the upper one of a pair at this distance."""
     i32 = ir.IntegerType.get_signless(32)
     bit = arith.andi(thread, mgpu.c(distance, i32))
     return arith.cmpi(arith.CmpIPredicate.ne, bit, mgpu.c(0, i32))
@@ -275,7 +275,7 @@ def _upper(thread: Any, distance: int) -> Any:
 def _ordered(kind: Combine, own: Any, other: Any, upper: Any) -> Any:
     if kind == "add":
         return arith.addf(own, other)
-    # The larger of +0 and -0 is the second one: the same for both threads.
+    # Of +0 and -0 the second operand is returned, so both threads must use the same operand order.
     return _join(kind, arith.select(upper, other, own), arith.select(upper, own, other))
 
 

@@ -1,7 +1,7 @@
-"""Tiles of 64 rows that a warpgroup holds in registers as wgmma leaves them, and numbers for each of their rows.
+"""Tiles of 64 rows that a warpgroup holds in registers in wgmma's accumulator layout, and per-row scalars.
 
-Products, sums of products and exponentials are the instructions that they are named after: ptxas may neither contract
-nor split them. Each has a plain form for Mosaic's interpreter, which knows no PTX.
+Products, fused multiply-adds and exponentials are single PTX instructions, which ptxas may neither contract nor split.
+Each has a plain JAX version for Mosaic's interpreter, which does not support PTX.
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ ROW: Final = plgpu.Layout.WGMMA.reduce(1)
 
 
 def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
-    """Returns the transforms of shared memory that wgmma and the copy engine read: tiles of 8 swizzled rows.
+    """Returns the transforms of shared memory that wgmma and TMA require: tiles of 8 swizzled rows.
 
     Args:
-        dtype: Of the elements.
-        columns: Of the memory; if rows of 128 bytes are not enough to cut them into, those of a tile have 64.
+        dtype: Dtype of the elements.
+        columns: Columns of the memory; if they are not a multiple of 128 bytes, the swizzle is 64 bytes.
     """
     pallas: Any = plgpu  # abstract classes to mypy
     size = jnp.dtype(dtype).itemsize
@@ -43,18 +43,18 @@ def tiled(dtype: Any, columns: int | None = None) -> tuple[Any, ...]:
 
 
 def across(x: jax.Array, columns: int) -> jax.Array:
-    """Returns a number for each row as a tile of so many columns."""
+    """Broadcasts one number per row to a tile of `columns` columns."""
     return lax.broadcast_in_dim(x, (x.shape[0], columns), [0])
 
 
 def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret: Any) -> jax.Array:
-    """Returns numbers from GPU memory as a float32 tile of `shape`, one for each of its rows or columns.
+    """Loads numbers from GPU memory and broadcasts them to a float32 tile of `shape`, one for each row or column.
 
     Args:
-        numbers: (n,) of any float dtype. Places behind its end have the last number.
-        start: The place of the tile's first row or column.
+        numbers: (n,) of any float dtype. Indices past its end read the last number.
+        start: Index of the tile's first row or column.
         shape: Rows, a multiple of 64, and columns, a multiple of 8.
-        axis: 0 for a number of each row, 1 for one of each column.
+        axis: 0 for one number per row, 1 for one per column.
         interpret: Whether Mosaic's interpreter runs the kernel.
     """
     size, last = shape[axis], numbers.shape[0] - 1
@@ -83,18 +83,18 @@ def along(numbers: Any, start: Any, shape: tuple[int, int], axis: int, interpret
 
 
 def filled(shape: tuple[int, ...], value: float) -> jax.Array:
-    """Returns a float32 tile, or a number for each row."""
+    """Returns a constant float32 tile, or one number per row."""
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), TILE if len(shape) == 2 else ROW)
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Instructions on float32 tiles and on numbers for their rows.
+    """Instructions on float32 tiles and on per-row numbers.
 
     Attributes:
-        layout: How a warpgroup holds a tile; numbers for rows lie as a sum over its columns would.
+        layout: How a warpgroup holds a tile; per-row numbers have the layout of a sum over its columns.
         interpret: Whether Mosaic's interpreter runs the kernel.
-        axis: The axis of such a sum; 0 for numbers of columns.
+        axis: The axis of such a sum; 0 for per-column numbers.
     """
 
     layout: Any = TILE
@@ -102,17 +102,17 @@ class Arithmetic:
     axis: int = 1
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Returns a * b, rounded whatever becomes of it."""
+        """Returns a * b, always rounded."""
         return a * b if self.interpret else self._apply("mul.rn.f32 $0, $1, $2;", a, b)
 
     def scaled(self, x: jax.Array, factor: float) -> jax.Array:
-        """Returns x * factor, rounded whatever becomes of it."""
+        """Returns x * factor, always rounded."""
         return (
             x * jnp.float32(factor) if self.interpret else self._apply(f"mul.rn.f32 $0, $1, {hexadecimal(factor)};", x)
         )
 
     def fused(self, a: jax.Array, b: jax.Array | float, c: jax.Array | float) -> jax.Array:
-        """Returns a * b + c, rounded once on the GPU; plain numbers are constants."""
+        """Returns a * b + c, rounded once on the GPU; Python floats are constants."""
         if self.interpret:
             return a * jnp.float32(b) + jnp.float32(c)
         given, text = [a], ["$1"]
@@ -154,10 +154,10 @@ class Arithmetic:
 
 
 def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: int, interpret: bool) -> jax.Array:
-    """Returns fma(total, decay, sum of the lane's columns), where each of the 4 lanes of a row has its own total.
+    """Returns fma(total, decay, sum of the lane's columns) for each of the 4 lanes of a row.
 
-    Lane i has the columns 2 i and 2 i + 1 of every 8. They are added upwards in `chains` interleaved chains, and the
-    chains as a tree. `add_lanes` makes one number of the lanes. The interpreter knows no lanes and adds whole rows.
+    Lane i has the columns 2 i and 2 i + 1 of every 8. They are added in order in `chains` interleaved chains, and the
+    chains by a tree. `add_lanes` reduces the lanes. The interpreter has no lanes and adds whole rows.
 
     Args:
         total: (64,) float32, sums of the lanes so far.
@@ -193,7 +193,7 @@ def add_to_lanes(total: jax.Array, decay: jax.Array, tile: jax.Array, chains: in
 
 
 def add_lanes(total: jax.Array, interpret: bool) -> jax.Array:
-    """Adds the lanes of `add_to_lanes` as a tree, (0 + 1) + (2 + 3), for all of them."""
+    """Adds the lanes of `add_to_lanes` as a tree, (0 + 1) + (2 + 3); all lanes hold the result."""
     if interpret:
         return total
     result = held((ROWS,), ROW)
@@ -223,7 +223,7 @@ def i32(value: int) -> Any:
 
 
 def store_few(ref: Any, numbers: jax.Array, interpret: bool) -> None:
-    """Writes to GPU memory where a warp has less than a sector of 32 bytes."""
+    """Writes to GPU memory when a warp has less than a 32-byte sector."""
     if interpret or not hasattr(plgpu, "store"):  # JAX 0.11 stores anything in the plain way, 0.12 does not
         ref[...] = numbers
     else:

@@ -1,4 +1,4 @@
-"""Instructions of Triton kernels whose rounding no compiler may change."""
+"""Arithmetic of Triton kernels with rounding that no compiler may change."""
 
 import math
 from collections.abc import Callable
@@ -17,13 +17,13 @@ LN2: Final = np.float32(math.log(2))
 
 
 def product(a: jax.Array, b: jax.Array | np.float32, interpret: bool) -> jax.Array:
-    """Returns the float32 product, rounded by itself: it is never part of a fused multiply-add."""
+    """Returns the rounded float32 product, never part of a fused multiply-add."""
     a, b = jnp.broadcast_arrays(a, b)
     return a * b if interpret else _apply("mul.rn.f32 $0, $1, $2;", a, b)
 
 
 def power_of_two(x: jax.Array, interpret: bool) -> jax.Array:
-    """Returns 2**x in float32, with a relative error of 2**-22 or so; results below 2**-126 are 0."""
+    """Returns 2**x in float32, with a relative error of about 2**-22; results below 2**-126 are 0."""
     return jnp.exp2(x) if interpret else _apply("ex2.approx.ftz.f32 $0, $1;", x)
 
 
@@ -34,7 +34,7 @@ def quotient(a: jax.Array, b: jax.Array, interpret: bool) -> jax.Array:
 
 
 def log2(x: jax.Array, interpret: bool) -> jax.Array:
-    """Returns the binary logarithm in float32, to 2**-22 or so: relative outside of (0.5, 2), absolute within."""
+    """Returns log2(x) in float32, with an error of about 2**-22: relative outside (0.5, 2), absolute inside."""
     return jnp.log2(x) if interpret else _apply("lg2.approx.ftz.f32 $0, $1;", x)
 
 
@@ -45,18 +45,18 @@ def fused(a: jax.Array, b: jax.Array | np.float32, c: jax.Array | np.float32, in
 
 
 def larger(a: jax.Array, b: jax.Array, interpret: bool) -> jax.Array:
-    """Returns the larger float32, nan where one is; `jnp.maximum` loses it in Triton."""
+    """Returns the float32 maximum, propagating nan, which `jnp.maximum` does not in Triton."""
     return jnp.maximum(a, b) if interpret else _apply("max.NaN.f32 $0, $1, $2;", a, b)
 
 
 def halves(interpret: bool) -> Callable[[jax.Array, np.uint32], tuple[jax.Array, jax.Array]]:
-    """Returns what multiplies uint32 and returns the upper and the lower half of the products."""
+    """Returns a function that multiplies uint32 and returns the upper and lower halves of the products."""
     return multiply if interpret else _halves
 
 
 def _halves(x: jax.Array, factor: np.uint32) -> tuple[jax.Array, jax.Array]:
     product = _one("mul.wide.u32 $0, $1, $2;", "=l,r,r", np.int64, x, jnp.full_like(x, factor))
-    # Triton has no unsigned types, and Pallas takes one result.
+    # Triton has no unsigned types, and Pallas supports only one result.
     high = _one("{ .reg .b32 low; mov.b64 {low, $0}, $1; }", "=r,l", np.int32, product)
     low = _one("{ .reg .b32 high; mov.b64 {$0, high}, $1; }", "=r,l", np.int32, product)
     return lax.bitcast_convert_type(high, jnp.uint32), lax.bitcast_convert_type(low, jnp.uint32)

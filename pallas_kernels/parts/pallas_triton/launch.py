@@ -1,4 +1,4 @@
-"""Launching a Triton kernel, also in a program that is lowered on a machine without a GPU."""
+"""Launches Triton kernels, also in programs lowered on a machine without a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -23,17 +23,17 @@ def launch(
     aliases: Mapping[int, int] | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """Runs a kernel in so many blocks of threads.
+    """Runs a kernel in `blocks` thread blocks.
 
     Args:
-        kernel: Takes a reference to each array and to each result, in whole, and reads `pl.program_id(0)`.
-        *arrays: What it reads.
+        kernel: Takes references to each whole array and each whole result, and reads `pl.program_id(0)`.
+        *arrays: Input arrays.
         blocks: Number of blocks.
         out: Shapes and dtypes of the results.
         warps: Warps of a block.
-        stages: Tiles that a loop's copies run ahead.
-        aliases: Which result, by its number, is the array of that number, written in part.
-        interpret: Whether to run on a CPU, block after block.
+        stages: Pipeline stages of loops.
+        aliases: Maps the index of an array to the index of the result that updates it in place.
+        interpret: Whether to run on a CPU, one block at a time.
     """
     call = pl.pallas_call(
         kernel,
@@ -51,7 +51,7 @@ def launch(
 
 
 def _varying(shape: jax.ShapeDtypeStruct, arrays: Sequence[jax.Array]) -> jax.ShapeDtypeStruct:
-    """Returns the shape of a result that differs along every mesh axis of `jax.shard_map` along which an array does."""
+    """Returns the shape of a result that varies over every `jax.shard_map` mesh axis over which an array varies."""
     kinds = [jax.typeof(array).manual_axis_type for array in arrays]
     varying = frozenset[str]().union(*(kind.varying for kind in kinds))
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, manual_axis_type=type(kinds[0])(varying=varying))

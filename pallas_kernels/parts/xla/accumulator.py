@@ -1,4 +1,4 @@
-"""The dtype in which sums and products are taken."""
+"""The accumulator dtype of sums and products."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,8 +1,8 @@
-"""Joining arrays and cutting them, written so that both and their derivatives compile fast on a CPU.
+"""Concatenation and splitting of arrays that compile fast on a CPU, derivatives included.
 
-XLA:CPU copies the operands of a concatenation in a nest of loops over the dimensions before the axis, in a kernel of
-its own for each concatenation. LLVM takes up to five times as long for a nest of three as for one loop, and a model
-with rotary embeddings has one for each layer. A matrix needs one loop.
+XLA:CPU copies the operands of a concatenation in nested loops over the dimensions before the axis, in a separate kernel
+for each concatenation. LLVM takes up to five times longer for three nested loops than for one, and a model with rotary
+embeddings has a concatenation in each layer. A matrix needs only one loop.
 """
 
 import math
@@ -19,18 +19,18 @@ from pallas_kernels.parts.xla.manual_axes import result_type, vary_alike
 
 Value = Any
 
-# Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
+# `bijax.invariant` leaves primitives with this prefix unchanged.
 _join_p: Final = Primitive("bijax_join")
 _cut_p: Final = Primitive("bijax_cut")
 _cut_p.multiple_results = True
 
 
 def join(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
-    """Joins arrays of one dtype as `lax.concatenate` does.
+    """Concatenates arrays of the same dtype, like `lax.concatenate`.
 
     Args:
-        arrays: At least one, of shapes that differ along the axis alone.
-        axis: Which axis, counted from the front.
+        arrays: At least one, with shapes that differ only along the axis.
+        axis: Which axis, non-negative.
 
     Example:
         >>> join([jax.numpy.ones((2, 2, 1)), jax.numpy.zeros((2, 2, 2))], 2).shape
@@ -40,9 +40,9 @@ def join(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
 
 
 def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cuts an array with an even number of columns into its first and last ones.
+    """Splits an array with an even number of columns into two halves.
 
-    The derivative of `jnp.split` joins what comes back by `lax.concatenate`, that of this by `join`.
+    The derivative of `jnp.split` uses `lax.concatenate`; the derivative of this function uses `join`.
 
     Example:
         >>> [half.tolist() for half in halves(jax.numpy.arange(4))]
@@ -54,7 +54,7 @@ def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def of_matrices(*arrays: jax.Array, dimension: int) -> jax.Array:
-    """Joins arrays that are not empty, as matrices: what stands before the axis becomes their rows."""
+    """Concatenates non-empty arrays as matrices: the dimensions before the axis become rows."""
     before, after = arrays[0].shape[:dimension], arrays[0].shape[dimension + 1 :]
     rows = math.prod(before)
     joined = lax.concatenate([x.reshape(rows, math.prod(x.shape[dimension:])) for x in arrays], 1)
@@ -62,12 +62,12 @@ def of_matrices(*arrays: jax.Array, dimension: int) -> jax.Array:
 
 
 def would_be_nested(ctx: mlir.LoweringRuleContext, dimension: int) -> bool:
-    """Returns whether XLA:CPU would write a nest of loops for a concatenation that may be one of matrices."""
+    """Returns whether XLA:CPU would emit nested loops for a concatenation that can be one of matrices."""
     (out,) = ctx.avals_out
     lengths = [n for a in (*ctx.avals_in, out) for n in a.shape]
     if not all(isinstance(n, int) and n for n in lengths) or jnp.issubdtype(out.dtype, jax.dtypes.extended):
         return False
-    # Reshaping would move shards.
+    # A reshape would move shards.
     on_one_device = getattr(ctx.module_context.axis_context, "num_devices", 0) in (None, 1)
     return on_one_device and sum(n != 1 for n in out.shape[:dimension]) > 1
 

@@ -1,10 +1,10 @@
-"""What makes the bits of a row independent of the number of rows: ordered reductions, aligned element-wise code.
+"""Row-invariant building blocks: ordered reductions and aligned element-wise code.
 
 XLA:CPU's own reductions depend on the shape, so rows are reduced by explicit additions. An addition, multiplication,
-division, square root or maximum is rounded correctly and has the same bits however it is compiled, as long as no
-product meets a sum in one fusion (they would be contracted to a fused multiply-add); callers put `isolate` between
-them. Everything else (exp, log, tanh, ...) is compiled to vector code and a scalar remainder that differ, so it runs
-on whole vectors alone: arrays whose last dimension is 128. XLA's threads share out the dimensions before it.
+division, square root or maximum is correctly rounded and has the same bits however it is compiled, as long as no
+product and sum are in the same fusion (they would be contracted to a fused multiply-add); callers put `isolate`
+between them. Everything else (exp, log, tanh, ...) compiles to vector code and a scalar remainder that differ, so it
+only runs on whole vectors: arrays whose last dimension is 128. XLA parallelises over the leading dimensions.
 """
 
 import math
@@ -35,42 +35,42 @@ VECTOR: Final = 128
 """Last dimension of element-wise programs: a multiple of every processor's vector, unrolled or not."""
 
 STATISTIC: Final = jax.ShapeDtypeStruct((1,), jnp.float32)
-"""Shape of one row's part of a (M, 1) result, for `map_rows`."""
+"""Shape of one row of an (M, 1) result, for `map_rows`."""
 
 _UNROLL: Final = 16
 _VECTOR_LANES: Final = 8
 
 _MORE_LANES: Final = 16
-"""What a CPU's first pass leaves of a group of lanes where the array is computed in that pass: with more slices to
-combine, XLA would compute it before."""
+"""Lanes of a group that remain after a CPU's first pass when that pass also computes the array: with more slices to
+combine, XLA would materialise the array first."""
 
 _WORTH_FUSING: Final = 2**16
-"""Elements from which on a CPU computes an array in the pass that combines it. For fewer, XLA would share that pass out
-among threads, which takes longer."""
+"""Minimum size for which a CPU computes an array in the pass that combines it. For smaller arrays XLA would
+parallelise that pass over threads, which takes longer."""
 
 _FEW: Final = 2**18
-"""Elements, at most, of which a GPU takes the rest of the tree in one pass: it reads them one here, one there."""
+"""Maximum size for which a GPU computes the rest of the tree in one pass, with strided access."""
 
 _LINE_LANES: Final = 32
-"""Lanes, a line of a GPU's cache, that the first pass over many elements leaves of a group: so neighbouring threads
-read neighbouring columns, each of them one at a time where XLA computes what it adds."""
+"""Lanes of a group that remain after the first pass over many elements: one GPU cache line, so that neighbouring
+threads read neighbouring columns, one at a time if the operand is computed in the same pass."""
 
 _CACHED: Final = 2**23
-"""Elements, at most, that a GPU's cache holds: the rest of their tree takes one pass."""
+"""Maximum size that fits in a GPU's cache: the rest of the tree then takes one pass."""
 
 _MANY_BLOCKS: Final = 4
-"""Blocks from which on a GPU adds them up in a pass of their own, which leaves all lanes of one."""
+"""Minimum number of blocks that a GPU adds in a separate pass, which leaves the lanes of one block."""
 
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def map_rows(program: Program, rows: Sequence[jax.Array], out: Sequence[jax.ShapeDtypeStruct]) -> Arrays:
-    """Runs a program over rows, as many at once as the schedule says.
+    """Runs a program over rows; the schedule chooses the tile size.
 
     Args:
         program: Maps arrays of T rows to one array of T rows for each element of `out`, with bits that do not depend
             on T. It is not called where `rows[0]` is empty.
-        rows: Arrays with the same leading dimension M; (M, C) the first one.
+        rows: Arrays with the same leading dimension M; the first one is (M, C).
         out: Shapes (without the row dimension) and dtypes of the results.
     """
     m, c = rows[0].shape
@@ -83,7 +83,7 @@ def run_flat(program: Program, *arrays: jax.Array) -> Arrays:
     """Runs an element-wise program on whole vectors.
 
     Args:
-        program: Maps arrays of one shape to results of that shape, each element on its own.
+        program: An elementwise function of arrays of the same shape, with results of that shape.
         *arrays: Arrays of one shape; at least one element.
     """
     shape = arrays[0].shape
@@ -100,10 +100,10 @@ def run_flat(program: Program, *arrays: jax.Array) -> Arrays:
 
 
 def apart(x: jax.Array) -> jax.Array:
-    """Returns an array for sums along its rows: computed before, or, if that takes longer, in their first pass.
+    """Returns an array to be summed along its rows: materialised first, or fused into the first pass if that is faster.
 
     Args:
-        x: Array that is made of sums, or of values that are apart from them, such as those of `product`.
+        x: Array computed by sums, or by values that cannot be contracted with sums, such as `product` returns.
     """
     return x if x.size >= _WORTH_FUSING else isolate(x)[0]
 
@@ -116,14 +116,14 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def divide(total: jax.Array, count: int) -> jax.Array:
     """Returns the float32 `total` divided by a count, rounded correctly."""
-    # XLA would turn a division by a visible constant, or by a broadcast value, into a product with the reciprocal.
+    # XLA would rewrite a division by a constant or a broadcast value as a product with the reciprocal.
     total, divisor = isolate(total, jnp.full(total.shape, count, jnp.float32))
     return total / divisor
 
 
 def reciprocal_root(total: jax.Array, columns: int, eps: float) -> jax.Array:
     """Returns 1 / sqrt(total / columns + eps) of float32 numbers, each step rounded correctly."""
-    # The root stands apart, or it would become an rsqrt, which is not rounded correctly.
+    # The root is isolated; otherwise XLA would use an rsqrt, which is not correctly rounded.
     (root,) = isolate(jnp.sqrt(divide(total, columns) + jnp.float32(eps)))
     return isolate(1 / root)[0]
 
@@ -161,7 +161,7 @@ def add_rows(chunk: jax.Array) -> jax.Array:
 
 def max_lanes(x: jax.Array, contract: RowContract) -> jax.Array:
     """Returns the maximum along axis 1, (T, C) to (T, 1) in float32; any number or nan if the row holds a nan."""
-    # lax.max would carry nans along, at three times the instructions; the users of a maximum meet the nan anyway.
+    # lax.max would propagate nans at three times the instructions; users of the maximum encounter the nan anyway.
     return fold_lanes(lambda a, b: lax.select(a > b, a, b), x, -jnp.inf, contract)
 
 
@@ -179,15 +179,15 @@ def fold_lanes(
     Args:
         combine: Combines two arrays of one shape, element by element, by one correctly rounded or exact operation.
         x: Array with at least one column.
-        pad: What fills up the last block; combining a value with it gives the value back.
+        pad: Padding of the last block, a neutral element of `combine`.
         contract: Order of the combinations.
-        dtype: In which to combine.
-        axis: Which axis, counted from the front.
-        fused: Whether one pass may compute the array and its first combinations, another one the last ones and what
-            follows. On a GPU it changes no bit.
+        dtype: Accumulator dtype.
+        axis: Which axis, non-negative.
+        fused: Whether the first pass may also compute the array, and the last pass may be fused with its consumers. On
+            a GPU it does not affect the bits.
     """
     columns = x.shape[axis]
-    # In a row shorter than one block the lanes that hold nothing but padding may be left out.
+    # For a row shorter than one block, lanes that hold only padding may be left out.
     lanes = min(contract.lanes(columns), next_power_of_two(columns))
     whole = columns // lanes
 
@@ -224,7 +224,7 @@ def fold_lanes(
         return isolate(_halve(combine, total, axis, 1))[0]
     groups, before, rest = lanes // LANES, x.shape[:axis], x.shape[axis + 1 :]
     left = _MORE_LANES if x.size >= _WORTH_FUSING else _VECTOR_LANES
-    # Several short programs, and whole vectors as long as possible: one program of a thousand terms compiles for long.
+    # Several short programs, with whole vectors as long as possible: a program of a thousand terms compiles slowly.
     (total,) = isolate(_halve(combine, total.reshape(*before, groups, LANES, *rest), axis + 1, left))
     (total,) = isolate(_halve(combine, total, axis + 1, 1))
     return _fold_groups(combine, total.reshape(*before, groups, *rest), axis, fused=False)
@@ -235,7 +235,7 @@ def _fold_in_passes(combine: Combine, total: jax.Array, axis: int, lanes: int, b
 
     Args:
         combine: As in `fold_lanes`.
-        total: The lanes, in whatever pass they are computed.
+        total: The lanes, possibly not materialised yet.
         axis: Their axis.
         lanes: Their number.
         blocks: Blocks of lanes that were combined.

@@ -1,8 +1,8 @@
-"""Arrays inside of `jax.shard_map`: along which axes of the mesh they differ from device to device.
+"""Arrays inside `jax.shard_map`: the mesh axes over which they vary.
 
-JAX has these axes in an array's type. An operation of JAX casts its arguments to a common type, and the derivative of
-such a cast is the sum over the devices; an operation of this library has to do the same, or the gradient of replicated
-weights would be that of one device's rows.
+JAX records these axes in an array's type. JAX's operations cast their arguments to a common type, and the derivative of
+that cast is the sum over the devices; operations of this library must do the same, otherwise the gradient of
+replicated weights would only include one device's rows.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from jax import lax
 
 
 def vary_alike(arguments: Sequence[Any]) -> Sequence[Any]:
-    """Returns the arguments, all their arrays cast so that they differ along the same axes of the mesh.
+    """Returns the arguments with all arrays cast to vary over the same mesh axes.
 
     Args:
-        arguments: Trees of arrays. What is no JAX array stays as it is.
+        arguments: Pytrees of arrays. Leaves that are not JAX arrays are unchanged.
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return arguments
@@ -35,19 +35,19 @@ def vary_alike(arguments: Sequence[Any]) -> Sequence[Any]:
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
-    """Returns the axes along which an array differs, given its type."""
+    """Returns the mesh axes over which an array of this type varies."""
     manual = getattr(aval, "manual_axis_type", None)
     return frozenset() if manual is None else frozenset(manual.varying)
 
 
 def vary_as(x: jax.Array, aval: Any) -> jax.Array:
-    """Returns an array that is the same on all devices, cast so that it differs as an array of another type does."""
+    """Casts an array that is equal on all devices to vary over the mesh axes of another array's type."""
     axes = tuple(sorted(varying_axes(aval), key=str))
     return lax.pcast(x, axes, to="varying") if axes else x
 
 
 def result_type(shape: Sequence[int], dtype: Any, arguments: Sequence[Any]) -> jax.core.ShapedArray:
-    """Returns the type of a result that differs along the axes along which the arguments do, given their types."""
+    """Returns the type of a result that varies over all mesh axes of the argument types."""
     like = max(arguments, key=lambda aval: len(varying_axes(aval)), default=None)
     if like is None or not varying_axes(like):
         return jax.core.ShapedArray(tuple(shape), dtype)

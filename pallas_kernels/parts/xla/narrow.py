@@ -1,4 +1,4 @@
-"""Numbers of 8 bits from float32 with a scale for each row: exact maxima, and roundings that no compiler changes."""
+"""Quantisation of float32 to 8 bits with a scale per row: exact maxima, and rounding that no compiler changes."""
 
 from typing import Final
 
@@ -23,15 +23,15 @@ def quantize_columns(h: jax.Array, contract: QuantizeContract) -> tuple[jax.Arra
     """Quantises each row of h by its largest magnitude.
 
     Args:
-        h: (M, C) float32; products that a sum does not follow, or sums.
+        h: (M, C) float32; sums, or products that are not followed by a sum.
         contract: The format.
 
     Returns:
-        (M, C) of the format, and the scales (M, 1) float32. No quotient needs to be cut: the largest one is the
-        largest number within the rounding of two divisions, and so rounds to it.
+        (M, C) of the format, and the scales (M, 1) float32. No clipping is needed: the largest quotient equals the
+        format's largest number up to the rounding of two divisions, and so rounds to it.
     """
-    # The bits of numbers without their sign are in the order of the numbers, inf and nan last. The maximum of integers
-    # is exact, whatever XLA makes of the reduction.
+    # The bits of non-negative numbers sort like the numbers, inf and nan last. An integer maximum is exact, however XLA
+    # compiles the reduction.
     magnitude = lax.bitcast_convert_type(h, jnp.int32) & jnp.int32(_MAGNITUDE)
     largest = lax.bitcast_convert_type(jnp.max(magnitude, axis=1, keepdims=True, initial=0), jnp.float32)
     (largest,) = lax.optimization_barrier((largest,))
@@ -45,7 +45,7 @@ def quantize_columns(h: jax.Array, contract: QuantizeContract) -> tuple[jax.Arra
 
 
 def round_quotient(h: jax.Array, scale: jax.Array, contract: QuantizeContract) -> jax.Array:
-    """Returns h / scale, two float32 arrays of one shape, rounded to float32 and then to the contract's format."""
+    """Returns h / scale for float32 arrays of the same shape, rounded to float32 and then to the contract's format."""
     quotient = divide_by_hidden(h, scale)
     if contract.format == "int8":
         return jnp.round(quotient).astype(jnp.int8)
@@ -53,12 +53,12 @@ def round_quotient(h: jax.Array, scale: jax.Array, contract: QuantizeContract) -
 
 
 def divide_by_hidden(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Divides float32 arrays of one shape; XLA would make a product of a denominator that it sees to be broadcast."""
+    """Divides float32 arrays of the same shape; XLA would rewrite division by a visible broadcast as a product."""
     return numerator / lax.select(jnp.broadcast_to(opaque_zero() == 0, denominator.shape), denominator, numerator)
 
 
 def _to_e4m3(x: jax.Array) -> jax.Array:
-    """Rounds to float8_e4m3fn, to nearest even; XLA may round to float16 on the way, which is exact of the result."""
+    """Rounds to float8_e4m3fn, to nearest even; XLA may convert the result through float16, which is exact."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     half = jnp.uint32((1 << _E4M3_DROPPED - 1) - 1)
     bits = bits + half + (bits >> _E4M3_DROPPED & jnp.uint32(1))
@@ -66,7 +66,7 @@ def _to_e4m3(x: jax.Array) -> jax.Array:
     normal = lax.bitcast_convert_type(bits, jnp.float32)
     (shifted,) = lax.optimization_barrier((jnp.abs(x) + _E4M3_SUBNORMAL,))
     small = lax.bitcast_convert_type(shifted - _E4M3_SUBNORMAL, jnp.uint32)
-    # A zero has no sign, as behind the corrections of a quotient on a GPU.
+    # Zeros are unsigned, as after the quotient corrections on a GPU.
     sign = jnp.where(x == 0, jnp.uint32(0), lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x80000000))
     small = lax.bitcast_convert_type(small | sign, jnp.float32)
     return jnp.where(jnp.abs(x) < _E4M3_NORMAL, small, normal).astype(jnp.float8_e4m3fn)

@@ -1,8 +1,8 @@
-"""A zero of which no compiler can know that it is zero.
+"""A zero that no compiler can prove to be zero.
 
-A constant behind an optimization barrier is not enough: XLA:CPU makes one LLVM function of a small loop (its body and
-all), in which constants are constants again. So the zero is made of the number of the replica, which the program is
-told when it runs.
+A constant behind an optimization barrier is not enough: XLA:CPU compiles a small loop, body included, to one LLVM
+function, in which the constant is visible again. So the zero is computed from the replica id, which is only known at
+run time.
 """
 
 import itertools
@@ -23,12 +23,12 @@ _ZERO: Final = tuple(
     f"stablehlo.{name}" for name in ("replica_id", "optimization_barrier", "constant", "shift_right_logical")
 )
 
-# Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
+# `bijax.invariant` leaves primitives with this prefix unchanged.
 _opaque_zero_p: Final = Primitive("bijax_opaque_zero")
 
 
 def opaque_zero() -> jax.Array:
-    """Returns a zero that no rewrite can fold away, uint32 without axes.
+    """Returns a uint32 scalar zero that no rewrite can fold away.
 
     Example:
         >>> opaque_zero()
@@ -44,19 +44,19 @@ def apart_from_sums(product: jax.Array) -> jax.Array:
 
 
 def emit_opaque_zero() -> Value:
-    """Returns that zero in a program that is being lowered, an unsigned integer of 32 bits."""
+    """Emits the zero during lowering, as a uint32 scalar."""
     return _at_the_beginning()[1]
 
 
 def emit_opaque_number() -> Value:
-    """Returns a number below 2**31 of which no compiler knows more, as an unsigned integer of 32 bits."""
+    """Emits a number that compilers only know to be below 2**31, as a uint32 scalar."""
     return _at_the_beginning()[0]
 
 
 def _at_the_beginning() -> tuple[Value, Value]:
-    """Returns the number of the replica and the zero made of it, which stand once in a block, as its first operations.
+    """Returns the replica id and the zero computed from it, emitted once per block as its first operations.
 
-    The barrier is behind the number and not behind the zero, which would be a kernel of its own there.
+    The barrier follows the id, not the zero, which would otherwise become a separate kernel.
     """
     block = ir.InsertionPoint.current.block
     first = list(itertools.islice(block.operations, len(_ZERO)))
@@ -64,7 +64,7 @@ def _at_the_beginning() -> tuple[Value, Value]:
         return first[1].results[0], first[-1].results[0]
     with ir.InsertionPoint.at_block_begin(block):
         number = hlo.OptimizationBarrierOp([hlo.replica_id()]).results[0]
-        # There are far fewer than 2**24 replicas. Of a single bit LLVM would try both values, and compute with either.
+        # There are far fewer than 2**24 replicas. For a single bit, LLVM would specialise the code for both values.
         return number, hlo.shift_right_logical(number, mlir.ir_constant(np.uint32(24)))
 
 

@@ -1,4 +1,4 @@
-"""Walking through the positions of a window, in one fixed order."""
+"""Iteration over the positions of a window, in a fixed order."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ _UNROLL: Final = 16
 
 @dataclass(frozen=True)
 class Window:
-    """A window that slides over an array that is padded already.
+    """A window that slides over an already padded array.
 
     Attributes:
         size: Elements along each axis.
-        strides: Distance of two windows.
-        dilation: Distance of two elements in a window.
+        strides: Distance between windows.
+        dilation: Distance between elements of a window.
     """
 
     size: tuple[int, ...]
@@ -47,10 +47,10 @@ class Window:
         )
 
     def starts(self, position: Any) -> tuple[Any, ...]:
-        """Returns where a position, counted in row-major order, stands in the first window.
+        """Returns the indices of a position (in row-major order) in the first window.
 
         Args:
-            position: An int, an array of NumPy, or a traced array; not negative.
+            position: An int, a NumPy array, or a traced array; not negative.
         """
         found = []
         zero = jnp.zeros_like(position) if isinstance(position, jax.Array) else 0
@@ -73,9 +73,9 @@ class Window:
 
 
 def split_index(index: Any, size: int) -> tuple[Any, Any]:
-    """Returns `index // size` and `index % size` of an index that is not negative.
+    """Returns `index // size` and `index % size` of a non-negative index.
 
-    JAX's own operators look at the signs of a traced array, which is a kernel's worth of operations to compile.
+    JAX's own operators handle signs, which adds a kernel's worth of operations to compile.
 
     Example:
         >>> split_index(7, 3)
@@ -88,7 +88,7 @@ def split_index(index: Any, size: int) -> tuple[Any, Any]:
 
 
 def fold_positions[T](step: Callable[[T, Any], T], first: T, start: int, positions: int) -> T:
-    """Takes `step` at the positions from `start` on, upwards."""
+    """Applies `step` to the positions from `start` on, in ascending order."""
     whole = (positions - start) // _UNROLL if positions - start > _UNROLL else 0
 
     def group(i: jax.Array, state: T) -> T:

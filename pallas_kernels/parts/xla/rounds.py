@@ -1,7 +1,7 @@
-"""Rows that meet at targets, folded for all targets at the same time: for a GPU.
+"""Folds of rows with equal targets, for all targets in parallel: for a GPU.
 
-A loop over the rows launches its kernels once for each of them. Here the rows are sorted by their target, and all
-targets take their first row at once, then those that have more take the next few.
+A loop over the rows launches kernels for every row. Here the rows are sorted by target; all targets process their
+first row in parallel, then targets with more rows process the next few.
 """
 
 import math
@@ -22,19 +22,19 @@ _CLIP: Final = lax.GatherScatterMode.CLIP
 _LARGEST: Final = np.iinfo(np.int32).max
 
 AT_ONCE: Final = 8
-"""Updates of one target that a step takes."""
+"""Updates of one target that a step processes."""
 
 STEP: Final = 2**19
-"""Elements of the targets of a step, about: what takes as long as to launch it."""
+"""Approximate number of target elements per step: processing them takes about as long as launching the step."""
 
 
 def fold_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, updates: jax.Array, combine: Combine) -> jax.Array:
-    """Combines windows of updates with the parts of `x` at their starts, upwards for each element.
+    """Combines windows of updates with the parts of `x` at their starts, in ascending order for each element.
 
     Args:
         x: Array of any shape, float32, bfloat16, float16 or float64, without an axis of length 0.
         starts: (M, rank of x) int32, where the windows start.
-        inside: (M,) bool, which windows to take; the others change nothing.
+        inside: (M,) bool, which windows to apply; the others are ignored.
         updates: (M, ...), windows of the rank of `x`; along each axis they have one element or all.
         combine: One correctly rounded operation on the elements of `x` and of a window.
 
@@ -59,7 +59,7 @@ def fold_windows(x: jax.Array, starts: jax.Array, inside: jax.Array, updates: ja
     block = min(len(order), max(64, STEP // math.prod(window)))
     blocks = -(-len(order) // block)
     first, lengths = (pad_rows(a, blocks * block) for a in (first, lengths))
-    # What is no target is before the array, where nothing is written.
+    # Unused targets get an index before the array, where nothing is written.
     at = jnp.where((lengths > 0)[:, None], of_windows(starts, of_windows(order, first)), -1)
     sums = combine(lax.gather(x, at, gathered(x.ndim), window, mode=_CLIP).astype(dtype), update(first))
 
@@ -91,9 +91,9 @@ def _targets(
     """Sorts updates by their target.
 
     Returns:
-        The numbers of the updates, those of one target together and upwards; for each target, those with the most
-        updates first, where its updates start among them; how many it has, 0 where there are no more targets. All
-        (M,) int32.
+        The indices of the updates, grouped by target and ascending within a target; for each target, sorted by
+        decreasing number of updates, the start of its group; and the number of its updates, 0 for padding. All (M,)
+        int32.
     """
     count = starts.shape[0]
     axes = [a for a, (n, size) in enumerate(zip(window, shape, strict=True)) if n == 1 and size > 1]
@@ -112,7 +112,7 @@ def _targets(
         changes |= name[1:] != name[:-1]
     begins = jnp.concatenate([jnp.ones(1, bool), changes])
     first = jnp.sort(jnp.where(begins, numbers, count))
-    # Behind a barrier: XLA:CPU of jaxlib 0.12.0.1 gets a fusion of it with the gather of the next line wrong.
+    # The barrier avoids a bug: XLA:CPU of jaxlib 0.12.0.1 miscompiles the fusion with the gather on the next line.
     (ends,) = isolate(jnp.concatenate([first[1:], jnp.full(1, count, jnp.int32)]))
     outside = jnp.take(names[0], first, mode="clip") == _LARGEST
     lengths = jnp.where(outside, 0, ends - first)

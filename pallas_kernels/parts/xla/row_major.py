@@ -1,8 +1,8 @@
 """Memory layouts on the CPU.
 
-XLA:CPU gives a transposed array the layout of the array that it is made of, wherever it can. Where that meets a barrier
-or the end of a program, it copies the array twice: once as it is, and once into the layout that is wanted, one element
-at a time. A layout that is asked for right behind the transpose makes one pass of the two, by blocks.
+XLA:CPU gives a transposed array the layout of its operand where possible. At a barrier or at the end of a program it
+then copies the array twice: once in the same layout, and once into the required layout, element by element. A layout
+constraint directly after the transpose replaces both copies by one blocked pass.
 """
 
 from typing import Any, Final
@@ -16,18 +16,18 @@ from jax.interpreters.mlir import ir
 
 Value = Any
 
-# Under its prefix `bijax.invariant` knows the primitives that it leaves as they are.
+# `bijax.invariant` leaves primitives with this prefix unchanged.
 _row_major_p: Final = Primitive("bijax_row_major")
 
 LAYOUT: Final = "LayoutConstraint"
-"""The call that XLA replaces by the layout, or by a copy into it."""
+"""The custom call that XLA replaces by the layout, or by a copy into it."""
 
 _VERSION: Final = 1
-"""Of the interface of custom calls: what JAX gives the calls that XLA replaces."""
+"""API version of custom calls that XLA replaces, as JAX uses."""
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """Returns the array, which on a CPU lies in memory row by row from here on. Other platforms choose a layout.
+    """Returns the array, constrained to a row-major layout on a CPU. Other platforms choose the layout.
 
     Example:
         >>> row_major(jax.numpy.ones((2, 3)).T).shape
@@ -39,7 +39,7 @@ def row_major(x: jax.Array) -> jax.Array:
 
 
 def emit_row_major(value: Value) -> Value:
-    """Returns the value with that layout in a program that is being lowered for a CPU."""
+    """Emits the layout constraint while lowering for a CPU."""
     rank = ir.RankedTensorType(value.type).rank
     last_first = np.arange(rank)[::-1].copy()
     layouts = ir.ArrayAttr.get([ir.DenseIntElementsAttr.get(last_first, type=ir.IndexType.get())])
@@ -55,7 +55,7 @@ def emit_row_major(value: Value) -> Value:
 
 
 def _lower_for_cpu(ctx: mlir.LoweringRuleContext, x: Value) -> list[Value]:
-    # `jax.export` takes calls alone of which JAX promises that later versions know them.
+    # `jax.export` only accepts custom calls with a compatibility guarantee.
     exported = ctx.module_context.lowering_parameters.for_export
     return [x if exported else emit_row_major(x)]
 

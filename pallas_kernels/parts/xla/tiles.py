@@ -1,9 +1,9 @@
-"""Running a program of one fixed shape over the rows of an array, whatever their number.
+"""Runs a program of one fixed shape over the rows of an array, whatever their number.
 
-XLA:CPU compiles element-wise code, reductions and dots differently for different shapes, and the differences reach
-the bits (vector loop against scalar remainder, library call against own code). A program whose shape never changes
-cannot differ, so a batch is cut into tiles of rows and the last tile is padded. The optimization barriers keep XLA
-from fusing the program with what stands around it.
+XLA:CPU compiles element-wise code, reductions and dots differently for different shapes, and the differences affect
+the bits (vector loop or scalar remainder, library call or generated code). A program of a fixed shape cannot differ,
+so a batch is split into tiles of rows and the last tile is padded. Optimization barriers keep XLA from fusing the
+program with surrounding code.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,31 +17,31 @@ Program = Callable[..., tuple[jax.Array, ...]]
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
 _UNROLLED: Final = range(9, 28)
-"""Lengths of an inner loop over a few integer operations that LLVM writes out."""
+"""Trip counts at which LLVM unrolls an inner loop over a few integer operations."""
 
 
 FROM_ZERO: Final[Any] = {"allow_negative_indices": False}
-"""Options of dynamic slices: their places are not negative. JAX would count negative ones from the end, which XLA:CPU
-compiles as kernels of their own, and runs in each turn of a loop."""
+"""Options of dynamic slices with non-negative indices. Otherwise JAX handles negative indices, which XLA:CPU compiles
+to separate kernels that run in each iteration of a loop."""
 
 
 def isolate(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns the arrays behind a barrier that no fusion or rewrite crosses. Memory layouts do."""
+    """Returns the arrays after a barrier that no fusion or rewrite crosses. Layout assignment does cross it."""
     return tuple(lax.optimization_barrier(arrays))
 
 
 def isolated_dot(x: jax.Array, w: jax.Array, dimension_numbers: DimensionNumbers, **options: Any) -> jax.Array:
-    """Returns `lax.dot_general`, compiled as if it were alone.
+    """Returns `lax.dot_general`, compiled independently of surrounding code.
 
-    What XLA makes of a product follows the layouts of its operands and of its result, and those follow what stands
-    around it, through any barrier: behind a transpose, XLA:CPU left out one of its rewrites of products of one row.
-    A flat array has one layout only.
+    XLA's code for a product depends on the layouts of its operands and result, which depend on surrounding code even
+    through barriers: after a transpose, XLA:CPU skipped one of its rewrites of products of one row. A flat array has
+    only one layout.
 
     Args:
         x: Left operand.
         w: Right operand.
         dimension_numbers: As in `lax.dot_general`.
-        **options: Further arguments of `lax.dot_general`.
+        **options: Other arguments of `lax.dot_general`.
     """
     flat_x, flat_w = isolate(x.reshape(-1), w.reshape(-1))
     y = lax.dot_general(flat_x.reshape(x.shape), flat_w.reshape(w.shape), dimension_numbers, **options)
@@ -49,15 +49,15 @@ def isolated_dot(x: jax.Array, w: jax.Array, dimension_numbers: DimensionNumbers
 
 
 def in_one_loop(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Applies a function of a few integer operations to each element, in a loop that compiles and runs fast.
+    """Applies a function of a few integer operations elementwise, in a loop that compiles and runs fast.
 
-    XLA:CPU makes a loop for each dimension. Where the last one is short, LLVM writes it out and vectorises the loop
-    around it, which loads single elements: that takes four times as long to compile, and up to twice as long to run.
-    A flat array has one loop. The barriers keep its shape from the loop, and the function from its neighbours.
+    XLA:CPU emits a loop for each dimension. If the last one is short, LLVM unrolls it and vectorises the outer loop,
+    which then loads single elements: it takes four times as long to compile and up to twice as long to run. A flat
+    array has one loop. The barriers hide the original shape from the loop and keep the function from being fused.
 
     Args:
-        function: Maps arrays of one shape, and numbers, to an array of that shape, each element on its own.
-        *arrays: Arrays of one shape, and numbers, which stay what they are.
+        function: An elementwise function of arrays of the same shape and scalars.
+        *arrays: Arrays of the same shape, and scalars, which are not reshaped.
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
     dimensions = [n for n in shape if n != 1]
@@ -80,7 +80,7 @@ def pad_rows(x: jax.Array, rows: int) -> jax.Array:
 
 
 def first_rows(x: jax.Array, rows: int) -> jax.Array:
-    """Returns the first rows of `x`; what `pad_rows` appended is left out."""
+    """Returns the first rows of `x`, without those that `pad_rows` appended."""
     return x if x.shape[0] == rows else lax.slice_in_dim(x, 0, rows)
 
 
@@ -92,7 +92,7 @@ def pad_columns(x: jax.Array, columns: int, value: float = 0.0) -> jax.Array:
 
 
 def run_isolated(program: Program, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Runs `program` between two barriers, so that it compiles as if it were alone."""
+    """Runs `program` between two barriers, so that it compiles independently of surrounding code."""
     return isolate(*program(*isolate(*arrays)))
 
 
@@ -107,8 +107,8 @@ def map_row_tiles(
     Args:
         program_for: Returns the program for tiles of the given number of rows. It maps one array of that many rows
             for each element of `rows` to one for each element of `out`.
-        tile_for: Returns the rows of the tile with which to run the given number of remaining rows; it must be at
-            least that number or a tile that may be repeated.
+        tile_for: Returns the tile size for the given number of remaining rows; either at least that number, or a tile
+            that may be repeated.
         rows: Arrays with the same leading dimension M >= 1.
         out: Shapes (without the row dimension) and dtypes of the results.
 
@@ -146,13 +146,13 @@ def map_row_tiles(
 def fold_row_chunks(
     chunk_sum: Callable[..., jax.Array], arrays: Sequence[jax.Array], rows: int, total: jax.Array
 ) -> jax.Array:
-    """Adds a value of every chunk of rows to `total`, chunks upwards; the last chunk is padded with zero rows.
+    """Adds a value of every chunk of rows to `total` in ascending order; the last chunk is padded with zero rows.
 
     Args:
-        chunk_sum: Maps arrays of `rows` rows to a value of the shape of `total`. It sees that one shape alone.
+        chunk_sum: Maps arrays of `rows` rows to a value of the shape of `total`; only called with this shape.
         arrays: Arrays with the same leading dimension, 0 allowed.
         rows: Rows of a chunk.
-        total: Where the sum starts.
+        total: Initial value of the sum.
     """
 
     def program(total: jax.Array, *chunk: jax.Array) -> tuple[jax.Array]:

@@ -1,7 +1,7 @@
-"""Floating numbers as integers of the same order, on which maxima and minima are exact in any order.
+"""Floating-point numbers as integers of the same order, whose maxima and minima are exact in any order.
 
-The maximum of two floating numbers leaves open which zero and which nan comes out, and XLA answers by the shape. The
-integers here are totally ordered: -0 stands before +0, and every nan is one and the same nan at the end that wins.
+A floating-point maximum does not specify which zero or nan it returns, and XLA's choice depends on the shape. The
+integers here are totally ordered: -0 sorts before +0, and all nans map to a single value at the winning end.
 """
 
 from typing import Any, Final
@@ -13,7 +13,7 @@ from jax import lax
 
 from pallas_kernels.errors import UnsupportedError
 
-# Other floats of 8 bits have no sign, or a nan in the place of -0.
+# Other 8-bit floats have no sign, or encode nan as -0.
 _SIGNED: Final = {
     **dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"), jnp.int8),
     **dict.fromkeys(("bfloat16", "float16"), jnp.int16),
@@ -23,14 +23,14 @@ _SIGNED: Final = {
 
 
 def to_ordered(x: jax.Array, *, nan_first: bool = False) -> jax.Array:
-    """Returns signed integers, as wide as the elements of `x`, in the order of its elements.
+    """Returns signed integers of the same width as the elements of `x` that sort in the same order.
 
     Args:
         x: Array of a floating dtype of 2, 4 or 8 bytes, float8_e3m4, float8_e4m3, float8_e4m3fn or float8_e5m2.
-        nan_first: Whether nans stand before all numbers (they win a minimum) or behind them (they win a maximum).
+        nan_first: Whether nans sort before all numbers (and win a minimum) or after them (and win a maximum).
 
     Raises:
-        UnsupportedError: If the dtype is none of these.
+        UnsupportedError: If the dtype is not one of these.
 
     Example:
         >>> to_ordered(jnp.array([-0.0, 0.0, 1.0])).tolist()
@@ -41,14 +41,14 @@ def to_ordered(x: jax.Array, *, nan_first: bool = False) -> jax.Array:
 
 
 def from_ordered(ordered: jax.Array, dtype: np.dtype, *, nan_first: bool = False) -> jax.Array:
-    """Returns the numbers that `to_ordered` made these integers of; every nan comes back as the positive quiet one."""
+    """Inverts `to_ordered`; every nan becomes the positive quiet nan."""
     x = lax.bitcast_convert_type(_flip(ordered), dtype)
     is_nan = ordered == lax.full_like(ordered, ordered_nan(dtype, nan_first=nan_first))
     return lax.select(is_nan, lax.full_like(x, jnp.nan), x)
 
 
 def choose_of_two(x: jax.Array, y: jax.Array, *, smallest: bool) -> jax.Array:
-    """Returns the larger or the smaller of two numbers of one shape and dtype; a nan where one of them is nan.
+    """Returns the larger or smaller of two arrays of the same shape and dtype, elementwise; nan if either is nan.
 
     Example:
         >>> choose_of_two(jnp.array([-0.0, 1.0]), jnp.array([0.0, jnp.nan]), smallest=False).tolist()
@@ -56,12 +56,12 @@ def choose_of_two(x: jax.Array, y: jax.Array, *, smallest: bool) -> jax.Array:
     """
     bits_x, bits_y = _bits(x), _bits(y)
     width = 8 * x.dtype.itemsize
-    # Sums of integers wrap round: those of the nans of the sign that stands at the losing end come out at the other.
+    # Integer wrap-around maps the nans of the losing sign to the winning end.
     turn = ordered_infinity(x.dtype, negative=False) + 1
     turn = (-turn if smallest else turn) + (1 << (width - 1))
     turn = (turn + (1 << (width - 1))) % (1 << width) - (1 << (width - 1))
     ordered_x, ordered_y = (_flip(bits) + lax.full_like(bits, turn) for bits in (bits_x, bits_y))
-    # Chosen as integers: a choice by a comparison of floating numbers would be a floating maximum again.
+    # Select on integer comparisons: XLA would rewrite a select on a floating-point comparison as a maximum.
     chosen = lax.select(ordered_x < ordered_y if smallest else ordered_x > ordered_y, bits_x, bits_y)
     return lax.bitcast_convert_type(chosen, x.dtype)
 
@@ -77,7 +77,7 @@ def has_infinity(dtype: np.dtype) -> bool:
 
 
 def largest(dtype: np.dtype) -> float:
-    """Returns infinity, or the largest number of a dtype that has none."""
+    """Returns infinity, or the largest number of a dtype without infinities."""
     if has_infinity(dtype):
         return float("inf")
     limits: Any = jnp.finfo
@@ -85,7 +85,7 @@ def largest(dtype: np.dtype) -> float:
 
 
 def ordered_infinity(dtype: np.dtype, *, negative: bool) -> int:
-    """Returns the integer of an infinity, or of the largest or smallest number of a dtype that has none.
+    """Returns the integer of an infinity, or of the largest or smallest number of a dtype without infinities.
 
     Example:
         >>> ordered_infinity(np.dtype("float32"), negative=False) == 0x7F800000
@@ -96,7 +96,7 @@ def ordered_infinity(dtype: np.dtype, *, negative: bool) -> int:
 
 
 def ordered_nan(dtype: np.dtype, *, nan_first: bool) -> int:
-    """Returns the integer of nan, which stands behind +inf or before -inf."""
+    """Returns the integer of nan, which sorts after +inf or before -inf."""
     bits = int(np.asarray(jnp.nan, dtype).view(f"i{dtype.itemsize}"))
     return -1 - bits if nan_first else bits
 
@@ -111,7 +111,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def _flip(bits: jax.Array) -> jax.Array:
-    """Turns sign and magnitude into an order of signed integers, and back."""
+    """Converts between sign-magnitude and two's complement order."""
     width = 8 * bits.dtype.itemsize
     magnitude = lax.full_like(bits, (1 << (width - 1)) - 1)
     return bits ^ (lax.shift_right_arithmetic(bits, lax.full_like(bits, width - 1)) & magnitude)

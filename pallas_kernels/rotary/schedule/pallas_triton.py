@@ -1,8 +1,8 @@
-"""Schedules of the Triton kernel of rotary embedding. None changes a bit."""
+"""Schedules of the Triton kernel of rotary embedding. They do not affect the bits."""
 
 from typing import Final
 
-_PAIRS: Final = 8  # of a thread: 16 bytes of each half of a head in 16 bits
+_PAIRS: Final = 8  # per thread: 16 bytes of each half of a 16-bit head
 _WARP: Final = 32
 _LEAST_WARPS: Final = 2
 _MOST_WARPS: Final = 16

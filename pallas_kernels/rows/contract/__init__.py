@@ -1,1 +1,1 @@
-"""What fixes the bits of sums of rows."""
+"""Contracts of row sums."""

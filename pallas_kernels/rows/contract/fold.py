@@ -6,17 +6,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class FoldContract:
-    """How values that meet in one place are combined: one after the other, upwards, starting at what is there.
+    """How values with the same target are combined: sequentially in ascending order, starting from the existing value.
 
-    - "window": the elements of a sliding window, axis by axis; the windows that choose one element, by its place in
-      them; the elements of a window under a function of the user's, in row-major order.
+    - "window": the elements of a sliding window, axis by axis; the windows that select one element, by its position in
+      them; the elements of a window under a user's function, in row-major order.
     - "scatter": the updates of one element, by their indices.
-    - "devices": the shards of a sum over devices, by the number of the device.
+    - "devices": the shards of a sum over devices, by device index.
 
-    Sums are taken in float32 (float64 for float64).
+    Sums are computed in float32 (float64 for float64).
 
     Attributes:
-        over: What is combined.
+        over: The kind of values that are combined.
         version: Raised when the bits of an existing contract change on purpose.
 
     Example:

@@ -1,10 +1,10 @@
-"""The order of the reductions of a row: norms, sums, means, and the softmax family where it is portable."""
+"""The order of row reductions: norms, sums, means, and the portable softmax family."""
 
 from dataclasses import dataclass
 from typing import Final
 
 LANES: Final = 128
-"""Columns that the reduction of a short row adds side by side before its final tree; a group of lanes in a long one."""
+"""Parallel partial sums of a short row before its final tree; in a long row, the lanes of a group."""
 
 
 _LONG_ROW: Final = 1_024
@@ -14,12 +14,12 @@ _LONG_ROW: Final = 1_024
 class RowContract:
     """How a row is reduced.
 
-    The row is padded to whole blocks of `lanes(columns)` columns. Lane i adds the i-th column of every block, blocks
-    upwards, in float32. Each group of 128 neighbouring lanes is then added by a halving tree (lane i plus lane i + 64,
-    and so on), and the groups by another one (group i plus group i + half their number, and so on).
+    The row is padded to whole blocks of `lanes(columns)` columns. Lane i adds the i-th column of every block, in block
+    order, in float32. Each group of 128 neighbouring lanes is then added by a halving tree (lane i plus lane i + 64,
+    and so on), and the groups by another tree (group i plus group i + half their number, and so on).
 
-    Rows shorter than 1024 columns have one group of lanes. Longer ones have as many lanes as the largest power of two
-    that is not longer than the row, so that many threads, each with a vector of neighbouring columns, may share a row.
+    Rows shorter than 1024 columns have one group of lanes. In longer rows the number of lanes is the largest power of
+    two up to the row length, so many threads, each with a vector of neighbouring columns, can share a row.
 
     Attributes:
         most_lanes: Columns of the longest block; a power of two.

@@ -1,1 +1,1 @@
-"""What fixes the speed alone: tables as data, without JAX."""
+"""Schedules, which only affect speed: tables as data, without JAX."""

@@ -1,1 +1,1 @@
-"""Schedules of the programs for CPUs, which are those of any platform where they are portable."""
+"""Schedules of the CPU programs, also used by portable programs on any platform."""

@@ -11,7 +11,7 @@ def rows_at_once(rows: int, columns: int) -> int:
     """Returns the rows of one tile: all of them, unless the intermediate results would become large.
 
     Args:
-        rows: Rows that are left, at least 1.
+        rows: Remaining rows, at least 1.
         columns: Columns of a row.
 
     Example:
@@ -22,14 +22,14 @@ def rows_at_once(rows: int, columns: int) -> int:
 
 
 def vector_rows(rows: int, arrays: int, steps: int) -> int:
-    """Returns how many rows of one vector each an element-wise program gets, so that no thread gets part of a row.
+    """Returns the rows (of one vector each) of an element-wise program, so that no row is split between threads.
 
-    XLA:CPU shares out the rows among its threads, and the elements of a row too when the rows are fewer than the
-    threads that it finds worth their while. Its estimate for one element is about 40 for every array and a few units
-    for every operation, and a thread is worth 100000; rows of heavier programs are therefore no fewer than threads.
+    XLA:CPU distributes rows over threads, and also splits a row if there are fewer rows than threads that its cost
+    model considers worthwhile. It estimates about 40 per element for each array plus a few units for each operation,
+    and 100000 per thread; so heavier programs get at least as many rows as threads.
 
     Args:
-        rows: Rows that the elements fill.
+        rows: Rows that the elements occupy.
         arrays: Arguments of the program.
         steps: Operations of the program.
 

@@ -1,4 +1,4 @@
-"""Schedules of the sums over rows on a Hopper GPU: how a chunk's work is cut. None of them changes a bit."""
+"""Schedules of sums over rows on a Hopper GPU: how a chunk is partitioned. They do not affect the bits."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ FEW_ROWS: Final = 16
 """Most rows that one warpgroup adds in a program without a loop; for more such a program would compile for long."""
 
 _ENOUGH_BLOCKS: Final = 250  # of two warpgroups, almost two for every multiprocessor
-_LOAD_BYTES: Final = 8  # what a thread reads of one row: more rows on their way, or more neighbours of each
+_LOAD_BYTES: Final = 8  # per thread and row: more rows in flight, or more neighbours of each
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ChunkSchedule:
 
     Attributes:
         neighbours: Neighbouring columns that a thread owns: 1, 2 or 4.
-        warpgroups: Warpgroups of a block, which share out the parts: 1, 2, 4 or 8.
+        warpgroups: Warpgroups of a block, which divide the parts: 1, 2, 4 or 8.
     """
 
     neighbours: int
@@ -41,7 +41,7 @@ def chunk_schedule(rows: int, columns: int, itemsize: int) -> ChunkSchedule:
         return chunks * (columns // (neighbours * LANES))
 
     neighbours = _LOAD_BYTES // itemsize if itemsize < _LOAD_BYTES else 1
-    # Narrower strips while there are too few blocks to fill the GPU, and where the row is not whole wide strips.
+    # Narrower strips if there are too few blocks to fill the GPU, or if the row is not a multiple of wide strips.
     while neighbours > 2 and (columns % (neighbours * LANES) or blocks(neighbours) < _ENOUGH_BLOCKS):
         neighbours //= 2
     if neighbours == 2 and columns % (2 * LANES) and blocks(2) < _ENOUGH_BLOCKS:

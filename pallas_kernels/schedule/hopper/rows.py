@@ -1,4 +1,4 @@
-"""Schedules of the row kernels on a Hopper GPU: how rows are fed to the warpgroups. None of them changes a bit."""
+"""Schedules of the row kernels on a Hopper GPU: how rows are fed to the warpgroups. They do not affect the bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ COPY_BYTES: Final = 128
 """Of these a copy into the ring is a multiple: every thread of a warpgroup announces its share."""
 
 _WARPGROUPS: Final = 16  # of a multiprocessor
-_TEAMS: Final = (1, 2, 4)  # of eight warpgroups no thread has more than 64 registers, too few to hold much of a row
-_HELD_COLUMNS: Final = 64  # of all arrays, that a thread may hold
-_HELD: Final = 32  # registers of a thread that hold its columns, where more warpgroups are to be had
-_HELD_FEW: Final = 16  # where every row has a multiprocessor
-_HELD_CLUSTER: Final = 128  # where a few rows have the GPU for themselves
-_HELD_PRELOADED: Final = 48  # registers of a thread that hold its columns and those of the vectors
+_TEAMS: Final = (1, 2, 4)  # with eight warpgroups a thread has at most 64 registers, too few to hold much of a row
+_HELD_COLUMNS: Final = 64  # columns of all arrays that a thread may hold
+_HELD: Final = 32  # registers per thread for its columns, if more warpgroups are available
+_HELD_FEW: Final = 16  # if every row has a multiprocessor
+_HELD_CLUSTER: Final = 128  # if a few rows share the whole GPU
+_HELD_PRELOADED: Final = 48  # registers per thread for its columns of rows and vectors
 _RING_ROWS: Final = 2
 _LEAST_LANES: Final = 1024  # 8 columns for each thread of a warpgroup
 _MOST_LANES: Final = 8192
@@ -33,12 +33,12 @@ class RowSchedule:
     Attributes:
         team: Warpgroups of a block, which share a row: 1, 2, 4 or 8.
         blocks: Blocks of one team (clusters of such blocks, if a cluster shares a row) on the whole GPU.
-        stage: Columns of one stage of the ring: all of the row, or a multiple of the row's lanes.
-        stages: Stages of the ring; 0 to read straight from memory (and its caches).
+        stage: Columns of one stage of the circular buffer: the whole row, or a multiple of the row's lanes.
+        stages: Stages of the circular buffer; 0 to read directly from memory (and its caches).
         hold: Keep the row in registers from the first pass to the last.
         preload: Keep the vectors in registers, for all rows of a block.
         unroll: Blocks of lanes that one step of a loop handles.
-        cluster: Blocks that share a row; more than one only without a ring.
+        cluster: Blocks that share a row; more than one only if `stages` is 0.
     """
 
     team: int
@@ -57,7 +57,7 @@ class RowSchedule:
 
 
 def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
-    """Returns how many neighbouring columns a thread holds: 16 bytes of the widest array, one in short rows.
+    """Returns how many neighbouring columns a thread holds: 16 bytes of the widest array, one for short rows.
 
     Example:
         >>> row_vector(4096, (2, 2)), row_vector(4096, (2, 4)), row_vector(128, (2, 2))
@@ -67,10 +67,10 @@ def row_vector(lanes: int, itemsizes: Sequence[int]) -> int:
 
 
 def row_lanes(rows: int, columns: int, itemsizes: Sequence[int]) -> int:
-    """Returns the lanes for programs that give the same in any order.
+    """Returns the lanes for programs that are exact in any order.
 
-    Where rows are many and fit, these are the columns that the fewest warpgroups hold at once, so that what a row costs
-    apart from its columns, an exchange and some divisions, is paid by few threads.
+    For many rows that fit, these are the columns that the fewest warpgroups can hold at once, so that few threads pay
+    the fixed cost of a row, an exchange and some divisions.
 
     Args:
         rows: Number of rows.
@@ -111,10 +111,10 @@ def row_schedule(
         columns: Columns of a row.
         lanes: Lanes of the row's contract.
         itemsizes: Bytes of an element of each array that is read row by row.
-        result_sizes: Bytes of an element of each result that is as wide as the row.
+        result_sizes: Bytes of an element of each full-width result.
         vectors: How many vectors the rows share.
-        passes: How often the program walks through a row.
-        picked: Whether some array is read in another order: then vectors are not preloaded, and there is no ring.
+        passes: Number of passes of the program over a row.
+        picked: Whether any array is `Picked`: then vectors are not preloaded, and `stages` is 0.
 
     Example:
         >>> row_schedule(8, 4096, 4096, (2,), (2,), 1)
@@ -125,11 +125,11 @@ def row_schedule(
         return replace(found, blocks=rows if found.stages else found.blocks, stage=0, stages=0, preload=False)
     wide = sum(itemsizes)
     members = max(1, lanes // (GROUP * row_vector(lanes, (*itemsizes, *result_sizes))))
-    held = columns * len(itemsizes) / GROUP  # columns of one thread, were it alone
-    registers = columns * wide / (4 * GROUP)  # and what holds them
+    held = columns * len(itemsizes) / GROUP  # columns per thread with a single warpgroup
+    registers = columns * wide / (4 * GROUP)  # and their registers
     preloaded = registers + vectors * columns / (2 * GROUP)
     if rows <= SMS:
-        # Every row has a multiprocessor. A warpgroup fewer is an exchange that is cheaper.
+        # Every row has a multiprocessor. Fewer warpgroups make the exchange cheaper.
         for team in _TEAMS:
             if team <= members and registers / team <= _HELD_FEW:
                 return RowSchedule(team, rows, hold=True, preload=preloaded / team <= _HELD_PRELOADED)
@@ -142,13 +142,13 @@ def row_schedule(
     teams = [t for t in _TEAMS if t <= members and max(held, registers) / t <= _HELD_COLUMNS]
     team = next((t for t in teams if registers / t <= _HELD), teams[0] if teams else 0)
     if not team:
-        # Spread over the shared memory and caches of several multiprocessors, which later passes find there.
+        # Spread over the caches of several multiprocessors, where later passes find the row.
         cluster = max(1, members // _CLUSTER_TEAM)
         hold = registers / members <= (_HELD if passes > 1 else _HELD_CLUSTER)
         return RowSchedule(members // cluster, rows, hold=hold, cluster=cluster)
     copied = all(columns * size % COPY_BYTES == 0 for size in itemsizes)
     if lanes > GROUP or rows <= SMS * _WARPGROUPS or not copied:
-        # A block for each row: multiprocessors start the next one while others wait for memory.
+        # One block per row: multiprocessors start the next block while others wait for memory.
         return RowSchedule(team, rows, hold=True)
     each = _WARPGROUPS // 2 if result_sizes else _WARPGROUPS
     return RowSchedule(team, SMS * each, columns, _RING_ROWS, hold=True, preload=preloaded <= _HELD_PRELOADED)

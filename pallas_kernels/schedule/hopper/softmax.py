@@ -1,4 +1,4 @@
-"""Schedules of the row kernels with statistics in one pass, on a Hopper GPU. None of them changes a bit."""
+"""Schedules of the row kernels with one-pass statistics on a Hopper GPU. They do not affect the bits."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -23,15 +23,15 @@ class OnlineSchedule:
     """How rows are fed to a kernel.
 
     Attributes:
-        form: "ring": blocks walk through many rows, in pieces that are copied ahead into a ring of stages in shared
-            memory. "registers": a block for each row, a warpgroup for each of its segments (at most 8), which holds it
-            in registers. "split": a block for each segment of each row, in two kernels.
-        piece: Columns of a piece in the ring, whole segments (or the whole row).
-        stages: Stages of the ring, each for one piece; a multiple of `warpgroups`.
-        blocks: Blocks of the ring's form on the whole GPU.
-        warpgroups: Warpgroups of a block in the ring's form; no more than there are pieces.
-        vector: Neighbouring columns that a thread holds while it writes results from the ring: 1, 2, 4 or 8.
-        unroll: How often the loop that writes results from the ring is unrolled.
+        form: "ring": persistent blocks loop over many rows, in pieces prefetched into a circular buffer in shared
+            memory. "registers": one block per row, one warpgroup per segment (at most 8), which holds it in registers.
+            "split": one block per segment of each row, in two kernels.
+        piece: For "ring", columns of a piece, a multiple of a segment (or the whole row).
+        stages: For "ring", stages of the buffer, each for one piece; a multiple of `warpgroups`.
+        blocks: For "ring", blocks on the whole GPU.
+        warpgroups: For "ring", warpgroups of a block; at most the number of pieces.
+        vector: For "ring", neighbouring columns that a thread holds while writing results: 1, 2, 4 or 8.
+        unroll: For "ring", unroll factor of the loop that writes results.
     """
 
     form: Form
@@ -44,7 +44,7 @@ class OnlineSchedule:
 
 
 def segments_of(columns: int, size: int) -> int:
-    """Returns into how many parts a row is cut; the last one takes fewer than 128 columns that are left over with it.
+    """Returns the number of parts of a row; fewer than 128 leftover columns are appended to the last part.
 
     Example:
         >>> segments_of(576, 1024), segments_of(8192, 1024), segments_of(4096 + 100, 4096)
@@ -88,7 +88,7 @@ def ring_schedule(columns: int, itemsize: int) -> OnlineSchedule:
     piece = MOST_PIECE if pieces > 1 else columns
     stage = -(-min(columns, MOST_PIECE + LANES) // LANES) * LANES * itemsize
     vector = min(8, _VECTOR_BYTES // itemsize)
-    # A row, and some of the next one on its way; two pieces are best taken one by one, in as many blocks as fit.
+    # A row, and part of the next one in flight; two pieces are best processed sequentially, in as many blocks as fit.
     wanted = pieces + max(2, pieces // 2) if pieces != 2 else 2
     for each in (16, 12, 8, 6, 4, 3, 2, 1):
         warpgroups = min(pieces, max(1, 8 // each)) if pieces != 2 else 1

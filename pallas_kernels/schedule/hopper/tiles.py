@@ -1,6 +1,6 @@
-"""Hopper schedules of matmul: how tiles are cut and fed; `matmul` chooses among them.
+"""Hopper schedules of matmul: how tiles are shaped and fed; `matmul` chooses among them.
 
-A schedule changes no bit: every accumulator is one chain over K, see `pallas_kernels.matmul.hopper.ring`.
+A schedule does not affect the bits: every accumulator is one chain over K, see `pallas_kernels.matmul.hopper.ring`.
 """
 
 import math
@@ -20,9 +20,9 @@ _ROW_BYTES: Final = 128
 
 @dataclass(frozen=True)
 class MatmulSchedule:
-    """How the blocks of a matmul are cut and fed.
+    """How the blocks of a matmul are shaped and fed.
 
-    wgmma multiplies rows by columns: the rows are those of the activations, or with `swap` the columns of the weights.
+    wgmma's rows are the rows of the activations, or with `swap` (transposed MMA) the columns of the weights.
 
     Attributes:
         swap: Whether the weights are wgmma's rows.
@@ -32,12 +32,12 @@ class MatmulSchedule:
             32 for 4-byte ones.
         stages: Stages in shared memory, at least 2.
         warpgroups: Computing warpgroups of a block, 1 to 3.
-        split: Whether the warpgroups of a block stand side by side along its rows; with "tiles" they take whole tiles
-            in turn, so that one writes its result while another multiplies.
-        blocks: Blocks that are launched at most, and walk the tiles; 0 launches one for each tile.
-        group: Tiles along the rows that are walked before the next column.
-        out_buffers: Blocks of the result that a warpgroup can have on their way to memory, at least 1 and no more than
-            it has: 64 rows of 128 bytes, or with `swap` 64 rows of `tile_rows` elements.
+        split: Whether the warpgroups of a block are arranged along its rows; with "tiles" they alternate between whole
+            tiles, so that one writes its result while another multiplies.
+        blocks: Maximum number of persistent blocks that the tile scheduler uses; 0 launches one block per tile.
+        group: Tiles along the rows that the tile scheduler visits before the next column.
+        out_buffers: Blocks of the result that a warpgroup can have in flight to memory, at least 1 and at most as many
+            as it has: 64 rows of 128 bytes, or with `swap` 64 rows of `tile_rows` elements.
     """
 
     swap: bool
@@ -95,13 +95,13 @@ class MatmulSchedule:
         return -(-m // self.block_m) * -(-n // self.block_n)
 
     def out_blocks(self, out_itemsize: int) -> tuple[int, int, int]:
-        """Returns how a warpgroup's part of the result leaves: the rows and columns of a block, and buffers for blocks.
+        """Returns how a warpgroup's part of the result is stored: rows and columns of a block, and number of buffers.
 
         Args:
             out_itemsize: Bytes of a result's element.
         """
         if self.swap:
-            # Long rows are what the memory likes, so all columns leave together.
+            # Long rows are efficient for memory, so all columns are stored together.
             rows, columns = max(r for r in range(8, _OUT_ROWS + 1, 8) if self.tile_columns % r == 0), self.tile_rows
             buffers = self.out_buffers * (_OUT_ROWS // rows)
         else:

@@ -1,1 +1,1 @@
-"""Schedules of the Triton kernels, for GPUs older than Hopper and what Hopper's kernels do not serve."""
+"""Schedules of the Triton kernels, for GPUs before Hopper and calls that the Hopper kernels do not serve."""

@@ -1,12 +1,12 @@
-"""Schedules of the Triton kernels that route tokens and copy rows. They move integers and copies alone: no bit."""
+"""Schedules of the Triton kernels that route tokens and copy rows; nothing is rounded, so the bits cannot change."""
 
 import math
 from dataclasses import dataclass
 from typing import Final
 
 _WARP: Final = 32
-_ROW_COLUMNS: Final = 1024  # that one warp holds: 32 registers of a thread
-_THREAD_BYTES: Final = 16  # of one instruction that loads or stores
+_ROW_COLUMNS: Final = 1024  # held by one warp: 32 registers per thread
+_THREAD_BYTES: Final = 16  # of one load or store instruction
 _PIECE_BYTES: Final = 2048
 _LEAST_COLUMNS: Final = 32
 _MOST_WARPS: Final = 4
@@ -14,7 +14,7 @@ _MOST_WARPS: Final = 4
 
 @dataclass(frozen=True)
 class PairTile:
-    """What one block of threads compares with all others.
+    """The items that one thread block compares with all others.
 
     Attributes:
         items: Items of a block; a power of two.
@@ -38,7 +38,7 @@ def topk_warps(columns: int) -> int:
 
 
 def piece_columns(columns: int, itemsize: int) -> int:
-    """Returns the columns that a block copies at once: the largest power of two that the row is a multiple of.
+    """Returns the columns that a block copies at once: the largest power of two that divides the row.
 
     Example:
         >>> piece_columns(7168, 2), piece_columns(768, 2), piece_columns(100, 2)
@@ -48,7 +48,7 @@ def piece_columns(columns: int, itemsize: int) -> int:
 
 
 def copies_rows(columns: int, itemsize: int) -> bool:
-    """Whether rows have pieces that are long enough for a block's threads."""
+    """Whether the pieces of rows are long enough for a block's threads."""
     return piece_columns(columns, itemsize) >= _LEAST_COLUMNS
 
 
