@@ -1,8 +1,8 @@
-"""Arrays of explicit meshes, whose types say along which axes they are cut (`jax.sharding.AxisType.Explicit`).
+"""Arrays of explicit meshes, whose types name the axes that they are sharded along (`jax.sharding.AxisType.Explicit`).
 
 The library's operations compute whole arrays: they merge axes into rows and cut rows into tiles, and JAX has no type
-for what comes of that where an axis is cut. So what is cut is gathered before; the derivative of that cuts the gradient
-as the argument was. `jax.shard_map` divides the work.
+for the result where an axis is sharded. So sharded arrays are gathered first; the derivative of that shards the
+gradient like the argument. Use `jax.shard_map` to divide the work.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def gathered(x: jax.Array) -> jax.Array:
-    """Returns an array that is whole on every device, if its type says that it is cut, and as it is if not."""
+    """Returns a replicated array if the type says that it is sharded, and the array unchanged if not."""
     sharding: Any = jax.typeof(x).sharding
     if not is_cut(sharding):
         return x
@@ -21,7 +21,7 @@ def gathered(x: jax.Array) -> jax.Array:
 
 
 def is_cut(sharding: Any) -> bool:
-    """Returns whether the sharding of a type cuts an array along an explicit axis of a mesh.
+    """Returns whether the sharding of a type shards an array along an explicit mesh axis.
 
     Args:
         sharding: The sharding of a `jax.core.ShapedArray`, None if it has none.
