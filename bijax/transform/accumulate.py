@@ -217,8 +217,8 @@ def accumulate_gradients(
     Raises:
         ValueError: If `unit` is not positive, `reduction` is unknown, or an argument is in `argnums` and in
             `batch_argnums`. When called: If the number of examples is not a positive multiple of `unit`.
-        TypeError: If `unit` or an index is not an int, or an argument is missing. When called: If an auxiliary output of
-            a mean is not a floating-point number.
+        TypeError: If `unit` or an index is not an int, or an argument is missing. When called: If an auxiliary output
+            of a mean is not a floating-point number.
 
     A random key that is passed whole gives the same numbers to every unit. Pass one key for each example instead
     (`jax.random.split(key, examples)`), as an argument with examples.

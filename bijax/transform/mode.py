@@ -58,7 +58,7 @@ def enable_batch_invariant_mode(
 def disable_batch_invariant_mode(*, all_threads: bool = False) -> None:
     """Ends the mode in this thread, however often it was enabled; does nothing if it is not.
 
-    Inside a `with set_batch_invariant_mode():` block it applies until the end of the block, which restores the old state.
+    Inside a `with set_batch_invariant_mode():` block it applies until the block ends and restores the old state.
 
     Args:
         all_threads: Whether it ends in all threads except those that enabled it separately.
