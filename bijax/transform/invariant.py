@@ -65,8 +65,8 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = (), fuse_row
 
     Guarantee: row-invariant, for every operation by itself: each element of a result depends on the inputs that it
     mathematically depends on and on the length of its own reductions, never on the number of other results, on its
-    own position, or on the values of the others. Subnormal numbers and the signs of zeros are among the bits; for a nan, the sign
-    and payload are not, so what is computed from these (`jnp.signbit` of a nan) is not invariant.
+    own position, or on the values of the others. Subnormal numbers and the signs of zeros are among the bits; the sign
+    and payload of a nan are not, so what is computed from these (`jnp.signbit` of a nan) is not invariant.
 
     Source: the project's design; issues 26308, 26795, 34080 and 31919 of JAX ask for it.
 
