@@ -1,1 +1,1 @@
-"""What every operation is made of: primitives, contracts that are run, targets, tags, checks."""
+"""The parts of every operation: primitives, recorded contracts, targets, tags, checks."""

@@ -1,10 +1,10 @@
-"""What is not public in JAX and programs for several devices need, with the reason.
+"""Private parts of JAX that programs for several devices need, with the reason.
 
 - `mlir.wrap_with_sharding_op` marks a value of a program with a sharding, and `mlir.add_manual_axes` says which axes
-  of a mesh the program cuts by hand. `jax.lax.with_sharding_constraint` wants a mesh of devices, which a program that
-  is being lowered need not have. `core.physical_aval` is the type of what a key is made of.
+  of a mesh are manual. `jax.lax.with_sharding_constraint` needs a mesh of devices, which a program being lowered may
+  not have. `core.physical_aval` is the type of a key's underlying array.
 
-`bijax.core.lowering_cache._jax_private` has what the caches need.
+`bijax.core.lowering_cache._jax_private` holds the caches' part.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ from jax._src.interpreters import mlir
 
 
 def missing() -> list[str]:
-    """Returns what this version of JAX lacks of it."""
+    """Returns what this version of JAX lacks of these."""
     wanted = ((mlir, "wrap_with_sharding_op"), (mlir, "add_manual_axes"), (core, "physical_aval"))
     return [f"there is no {m.__name__}.{name}" for m, name in wanted if not callable(getattr(m, name, None))]
 
 
 def replicated(ctx: Any, value: Any, aval: Any) -> Any:
-    """Marks an array in a program that is being lowered as whole on every device.
+    """Marks an array in a program being lowered as replicated.
 
     Args:
         ctx: Context of the rule.

@@ -15,8 +15,8 @@ _named = jax.make_user_context(default_value=None)
 def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
     """Names the GPU for which programs are lowered for CUDA inside, in this thread.
 
-    In a process with an NVIDIA GPU programs are lowered for that GPU. One without, which lowers, exports or audits a
-    program for CUDA, has to say for which, since the kernels and with them the bits depend on it.
+    In a process with an NVIDIA GPU, programs are lowered for that GPU. A process without one that lowers, exports or
+    audits a program for CUDA must name the architecture, since the kernels and so the bits depend on it.
 
     Args:
         architecture: "sm_90" for Hopper, "sm_80" for Ampere, and so on.
@@ -38,13 +38,13 @@ def lowering_for(architecture: str) -> contextlib.AbstractContextManager[None]:
 
 
 def target_for(platform: str) -> Target:
-    """Returns what programs for a platform are lowered for: with the architecture, as far as it is known."""
+    """Returns the target of programs for a platform, with the architecture if it is known."""
     known = platform == "cuda" and (_named.value is not None or "cuda" in backends())
     return Target(platform, cuda_architecture() if known else "")
 
 
 def cuda_architecture() -> str:
-    """Returns the architecture for which a program for CUDA is lowered: the one that is named, or this process's GPU.
+    """Returns the architecture for which a program for CUDA is lowered: the named one, or that of this process's GPU.
 
     Raises:
         UnsupportedError: If none is named and the process has no NVIDIA GPU.
@@ -62,7 +62,7 @@ def cuda_architecture() -> str:
 
 
 def cuda_device() -> jax.Device | None:
-    """Returns a GPU of this process that programs are lowered for now; None if it has no GPU of that architecture."""
+    """Returns a GPU of this process of the current target architecture; None if it has none."""
     if "cuda" not in backends():
         return None
     device = jax.local_devices(backend="cuda")[0]

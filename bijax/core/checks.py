@@ -1,4 +1,4 @@
-"""Checks of what users pass in, with messages that say what was expected, what came and what to do."""
+"""Checks of what users pass in, with messages that say what was expected, what was passed and what to do."""
 
 import math
 import operator
@@ -15,7 +15,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 def describe(x: Any) -> str:
-    """Returns dtype and shape as they stand in messages, for example 'float32[2,3]'; the type of what has none."""
+    """Returns dtype and shape for messages, for example 'float32[2,3]', or else the type."""
     try:
         dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
         return f"{dtype}[{','.join(map(str, jnp.shape(x)))}]"
@@ -24,12 +24,12 @@ def describe(x: Any) -> str:
 
 
 def as_array(op: str, name: str, x: Any, holds: str) -> jax.Array | np.ndarray:
-    """Returns a JAX array as it is, and all else as a NumPy array, so that no conversion changes a value.
+    """Returns a JAX array unchanged, and anything else as a NumPy array, so that no conversion changes a value.
 
     Args:
         op: Name of the operation.
         name: Name of the argument.
-        x: What came.
+        x: The value passed.
         holds: What it should hold, for the message.
 
     Raises:
@@ -52,8 +52,8 @@ def integer_array(op: str, name: str, x: Any, *, on_host: bool = True) -> Any:
     Args:
         op: Name of the operation.
         name: Name of the argument.
-        x: What came.
-        on_host: Whether a JAX array whose values are known becomes a NumPy array, so that they can be checked.
+        x: The value passed.
+        on_host: Whether a JAX array with known values becomes a NumPy array, so that they can be checked.
 
     Raises:
         TypeError: If it holds no integers.
@@ -85,18 +85,18 @@ def float_array(op: str, name: str, x: Any) -> jax.Array:
 
 
 def row_vector(op: str, name: str, vector: Any, x: jax.Array, rows: str = "x") -> jax.Array | None:
-    """Returns `vector` as an array of the length of the rows of `x`; None if there is none.
+    """Returns `vector` as an array of the length of the rows of `x`; None if it is None.
 
     Args:
         op: Name of the operation.
         name: Name of the vector.
-        vector: What came, or None.
+        vector: The value passed, or None.
         x: The rows, (..., C).
         rows: Name of `x`.
 
     Raises:
         TypeError: If the vector is not an array of a supported floating type.
-        ValueError: If `x` has no dimensions, or the vector another shape than (C,).
+        ValueError: If `x` has no dimensions, or the vector's shape is not (C,).
     """
     if x.ndim < 1:
         raise ValueError(f"{op}: {rows} must have at least 1 dimension, got {describe(x)}.")
@@ -112,7 +112,7 @@ def row_vector(op: str, name: str, vector: Any, x: jax.Array, rows: str = "x") -
 
 
 def same_dtype(op: str, **arrays: jax.Array | None) -> None:
-    """Checks that the arrays that are given share one dtype.
+    """Checks that the arrays that are present share one dtype.
 
     Raises:
         TypeError: If they do not.
@@ -142,7 +142,7 @@ def integer(op: str, name: str, number: Any) -> int:
     """Returns a number that is fixed when the program is traced.
 
     Raises:
-        TypeError: If it is not an integer; a bool is none.
+        TypeError: If it is not an integer; a bool is not.
     """
     try:
         if isinstance(number, bool):
@@ -182,7 +182,7 @@ def real(op: str, name: str, number: Any, *, least: float = -math.inf) -> float:
     """Returns a number that is fixed when the program is traced.
 
     Raises:
-        TypeError: If it is not a number; a bool is none.
+        TypeError: If it is not a number; a bool is not.
         ValueError: If it is not finite, or below `least`.
     """
     if isinstance(number, jax.core.Tracer):
@@ -212,7 +212,7 @@ def axis_index(op: str, axis: int, ndim: int) -> int:
     """Returns `axis` counted from the front.
 
     Raises:
-        TypeError: If `axis` is not an integer; a bool is none.
+        TypeError: If `axis` is not an integer; a bool is not.
         ValueError: If an array of `ndim` dimensions has no such axis.
     """
     axis = integer(op, "an axis", axis)

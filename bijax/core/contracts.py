@@ -1,4 +1,4 @@
-"""Which contracts a program is computed under: kernels are run here, and what they are given can be recorded."""
+"""Runs kernels, and records the contracts that a program is computed under."""
 
 import contextlib
 import dataclasses
@@ -37,8 +37,8 @@ _recorder = _Recorder()
 def recording() -> Iterator[list[Use]]:
     """Records the contracts of the kernels that are traced inside, in this thread.
 
-    Nothing that a kernel would do is done, as far as it says what its results look like (`like` of `run`): no schedules
-    are compared, no bodies traced. What is traced inside is of no use otherwise.
+    Kernels are not traced where a function gives the shapes of their results (`like` of `run`): no schedules are
+    compared, no bodies traced. What is traced inside is of no other use.
     """
     outer, _recorder.uses = _recorder.uses, []
     try:
@@ -49,7 +49,7 @@ def recording() -> Iterator[list[Use]]:
 
 @contextlib.contextmanager
 def without_recording() -> Iterator[None]:
-    """Lets what is traced inside be real and unrecorded: the shapes of results say nothing of the platform."""
+    """Traces real kernels inside, without recording: result shapes do not depend on the platform."""
     outer, _recorder.uses = _recorder.uses, None
     try:
         yield
@@ -64,7 +64,7 @@ def run[R](kernel: Callable[..., R], *arguments: Any, like: Callable[..., R] | N
         kernel: A function of `pallas_kernels`.
         *arguments: Its arrays.
         like: A function of the same arguments whose results have the same shapes and dtypes and which is cheap to
-            trace; it takes the kernel's place while contracts are recorded.
+            trace; it replaces the kernel while contracts are recorded.
         **options: More arrays and parameters. Those that are contracts, or hold one as `contract`, are recorded.
     """
     if _recorder.uses is None:
@@ -78,17 +78,17 @@ def run[R](kernel: Callable[..., R], *arguments: Any, like: Callable[..., R] | N
     def results(arguments: tuple[Any, ...], arrays: dict[str, Any]) -> R:
         return like(*arguments, **arrays, **others)
 
-    with recording():  # what stands in for the kernel is not what is run
+    with recording():  # the stand-in for the kernel is not what runs
         shapes = jax.eval_shape(results, arguments, arrays)
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
 def note(kernel: Callable[..., Any], *contracts: Any, arrays: Any = ()) -> None:
-    """Records contracts under which a function works.
+    """Records contracts of a function.
 
     Args:
         kernel: The function.
-        *contracts: Contracts; anything without an id is passed over.
+        *contracts: Contracts; anything without an id is ignored.
         arrays: Its arrays, in any tree.
     """
     if _recorder.uses is None:

@@ -10,21 +10,21 @@ from pallas_kernels.parts.xla.manual_axes import vary_alike
 
 
 class Differentiable[R](Protocol):
-    """A function with a derivative of its own."""
+    """A function with a custom derivative."""
 
     def __call__(self, *arguments: Any) -> R:
         """Calls the function."""
         ...
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:
-        """Sets both passes, as that of `jax.custom_vjp` does."""
+        """Sets both passes, as `jax.custom_vjp.defvjp` does."""
 
 
 def custom_vjp[R](*, nondiff_argnums: Sequence[int] = ()) -> Callable[[Callable[..., R]], Differentiable[R]]:
-    """As `jax.custom_vjp`, also inside of `jax.shard_map`: there the arguments are cast to one type before.
+    """Like `jax.custom_vjp`, also inside `jax.shard_map`, where the arguments are first cast to one type.
 
     Args:
-        nondiff_argnums: As that of `jax.custom_vjp`.
+        nondiff_argnums: As in `jax.custom_vjp`.
     """
 
     def decorate(function: Callable[..., R]) -> Differentiable[R]:

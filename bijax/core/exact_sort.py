@@ -1,4 +1,4 @@
-"""Sorting whole tuples of integers, which has one result."""
+"""Sorting whole tuples of integers, which has a unique result."""
 
 import jax
 from jax import lax
@@ -9,7 +9,7 @@ from bijax.core.tag import kernel_code
 def sort_tuples(*columns: jax.Array) -> tuple[jax.Array, ...]:
     """Sorts arrays of integers together along the last axis: by the first one, then by the second one, and so on.
 
-    Tuples that are equal cannot be told apart, so an unstable sort has the same result.
+    Tuples that are equal are indistinguishable, so an unstable sort has the same result.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""Arrays of explicit meshes, whose types say along which axes they are cut (`jax.sharding.AxisType.Explicit`).
+"""Arrays of explicit meshes, whose types name the axes that they are sharded along (`jax.sharding.AxisType.Explicit`).
 
 The library's operations compute whole arrays: they merge axes into rows and cut rows into tiles, and JAX has no type
-for what comes of that where an axis is cut. So what is cut is gathered before; the derivative of that cuts the gradient
-as the argument was. `jax.shard_map` divides the work.
+for the result where an axis is sharded. So sharded arrays are gathered first; the derivative of that shards the
+gradient like the argument. Use `jax.shard_map` to divide the work.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def gathered(x: jax.Array) -> jax.Array:
 
 
 def is_cut(sharding: Any) -> bool:
-    """Returns whether the sharding of a type cuts an array along an explicit axis of a mesh.
+    """Returns whether the sharding of a type shards an array along an explicit mesh axis.
 
     Args:
         sharding: The sharding of a `jax.core.ShapedArray`, None if it has none.

@@ -1,4 +1,4 @@
-"""Operations without a gradient: differentiating them raises an error, where rounding would give a gradient of zero."""
+"""Operations without a gradient: differentiating them raises an error, where rounding would have a zero gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,12 @@ from pallas_kernels.errors import UnsupportedError
 
 
 def forward_only(op: str, compute: Callable[..., Any], *arrays: Any) -> Any:
-    """Returns `compute(*arrays)`, of which no derivative can be taken.
+    """Returns `compute(*arrays)`, which cannot be differentiated.
 
     Args:
         op: Name of the operation, for the message.
         compute: A function of arrays.
-        *arrays: Its arguments; None for one that is left out.
+        *arrays: Its arguments; None for an omitted one.
 
     Raises:
         UnsupportedError: In reverse-mode differentiation.

@@ -1,9 +1,9 @@
-"""Programs that XLA divides among devices by itself: `jax.jit` with sharded arguments or results.
+"""Programs that XLA partitions automatically: `jax.jit` with sharded arguments or results.
 
-XLA cuts an array wherever it likes, in the middle of a sum and of a tile too. Under `jax.shard_map` it does not: there
-the program says what a device computes. So where XLA is free to cut, the values that an invariant operation reads and
-gives are marked as whole on every device. Between such marks nothing is cut, and each device computes what one device
-alone would. Gathering moves bytes and computes nothing.
+XLA partitions an array anywhere, also in the middle of a sum or a tile. Under `jax.shard_map` it does not: there the
+program says what each device computes. So where XLA is free to partition, the inputs and outputs of an invariant
+operation are marked as replicated. Nothing is partitioned between such marks, and each device computes what a single
+device would. Gathering moves bytes and computes nothing.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from bijax.core import _jax_private
 from pallas_kernels.errors import UnsupportedError
 
 WHOLE: Final = Primitive("bijax_whole")
-"""The identity. Where XLA may cut the program, its result is whole on every device; elsewhere it is nothing."""
+"""The identity. Where XLA may partition the program, its result is replicated; elsewhere it lowers to nothing."""
 
 
 def whole_array(x: jax.Array) -> jax.Array:
-    """Returns an array that XLA does not cut.
+    """Returns an array that XLA does not partition.
 
-    Of an array that it has cut XLA gathers rows by adding zeros of the devices that do not hold them, and -0 + 0 is 0.
+    XLA gathers rows of a partitioned array by adding zeros from devices that do not hold them, and -0 + 0 is 0.
     """
     return WHOLE.bind(x)
 
 
 def is_partitioned(module: Any) -> bool:
-    """Returns whether XLA may cut the values of what is being lowered.
+    """Returns whether XLA may partition the values of the program being lowered.
 
     Args:
         module: Context of the module.
@@ -43,7 +43,7 @@ def is_partitioned(module: Any) -> bool:
 
 
 def refused(module: Any) -> str:
-    """Returns why no value can be marked in what is being lowered, nothing if they can.
+    """Returns why no value can be marked in the program being lowered, empty if they can.
 
     Args:
         module: Context of the module.
@@ -57,12 +57,12 @@ def refused(module: Any) -> str:
 
 
 def mark(ctx: Any, value: Any, aval: Any) -> Any:
-    """Marks a value as whole on every device.
+    """Marks a value as replicated.
 
     Args:
         ctx: Context of the rule.
         value: The value.
-        aval: Its type; what is no array stays as it is.
+        aval: Its type; a value that is no array is unchanged.
 
     Raises:
         UnsupportedError: If no value can be marked.

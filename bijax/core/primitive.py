@@ -2,8 +2,8 @@
 
 A kernel loops over tiles of fixed shape. If that loop were visible to `vmap`, the mapped axis would be merged into
 the tile and its shape would depend on the batch again. As a primitive the kernel stays whole until it is lowered:
-`vmap` folds the mapped axis into the rows (or repeats the kernel for each of its entries), and the backend is chosen
-for the platform that is lowered for.
+`vmap` folds the mapped axis into the rows (or repeats the kernel for each entry), and the backend is chosen for the
+platform that the program is lowered for.
 """
 
 import functools
@@ -46,14 +46,14 @@ def define_kernel(
 
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
-        backend: Maps the target that is lowered for, arrays and hashable keyword parameters to a tuple of arrays, which
+        backend: Maps the target, arrays and hashable keyword parameters to a tuple of arrays, which
             have the same shapes and dtypes on all targets.
         fold: Rule for `vmap`: maps (axis size, arrays, mapped axes, parameters) to results that have the mapped axis
-            in front, by one call on more rows; None when this call cannot be folded. What cannot be folded is
+            in front, by one call on more rows; None when this call cannot be folded. Such a call is
             repeated for every entry of the axis.
-        shapes: A function of the same arguments that is cheap to trace, from which the shapes and dtypes of the results
-            are taken; the backend on a CPU by default.
-        lowered_once: Whether equal calls share one lowered form (`bijax.core.lowering_cache.lowered_forms`).
+        shapes: A function of the same arguments that is cheap to trace and gives the shapes and dtypes of the results;
+            by default the backend for the CPU.
+        lowered_once: Whether equal calls share one lowered module (`bijax.core.lowering_cache.lowered_forms`).
 
     Returns:
         A function of arrays and keyword parameters that returns a tuple of arrays.
@@ -70,8 +70,8 @@ def define_kernel(
         return jax.jit(functools.partial(call, **dict(parameters)))
 
     def evaluate(*arrays: jax.Array, **parameters: Hashable) -> Arrays:
-        # A kernel is compiled under jax.disable_jit too: its bits are those of the compiled program. Nor can it be
-        # taken to pieces, as jax.debug_nans and jax.debug_infs do with a program that has such a result.
+        # A kernel is compiled under jax.disable_jit too: its bits are those of the compiled program. Nor can it be run
+        # op by op, as jax.debug_nans and jax.debug_infs do with a program that has such a result.
         with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
             results = compiled(tuple(sorted(parameters.items())))(*arrays)
         _check_values(primitive.name, results)
@@ -125,9 +125,9 @@ def _on_platform(backend: Backend, platform: str) -> Kernel:
 
 
 def _check_values(name: str, results: Arrays) -> None:
-    """Raises as JAX does under `jax.debug_nans` and `jax.debug_infs`, for what was computed without tracing.
+    """Raises as JAX does under `jax.debug_nans` and `jax.debug_infs`, for results computed without tracing.
 
-    Infinities are looked for in the first result alone: others, such as the log-sum-exp of no score, may be infinite.
+    Checks only the first result for infinities: others, such as the log-sum-exp of no scores, may be infinite.
     """
     nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
     if not (nans or infs):
@@ -151,11 +151,11 @@ KERNELS: Final[dict[str, dict[str, Kernel]]] = {}
 
 
 BEFORE_LOWERING: Final[list[Callable[[], None]]] = []
-"""Called before a kernel is lowered for CUDA: what makes sure that its element-wise code is lowered with fences."""
+"""Called before a kernel is lowered for CUDA: installs the fences of its element-wise code."""
 
 
 LOWERED_IN: Final[list[Callable[[], AbstractContextManager[None]]]] = []
-"""Contexts in which kernels are lowered: what makes sure that they are lowered alike whatever is asked of a program."""
+"""Contexts in which kernels are lowered: they isolate kernels from the program's request."""
 
 
 def _rule(name: str, kernel: Kernel, lowered_once: bool) -> Callable[..., Any]:
@@ -167,12 +167,12 @@ def _rule(name: str, kernel: Kernel, lowered_once: bool) -> Callable[..., Any]:
         if "cuda" in (ctx.platforms or ctx.module_context.platforms):
             for prepare in BEFORE_LOWERING:
                 prepare()
-        # The same state whoever calls: one lowered form serves a model of kernels and one that is made invariant.
+        # The same state for every caller: one lowered module serves plain kernel models and invariant ones.
         with ExitStack() as stack:
             for manager in (*LOWERED_IN, kernel_code, without_mesh):
                 stack.enter_context(manager())
             stack.enter_context(of_width((*ctx.avals_in, *ctx.avals_out)))
-            # Shardings and the axes of manual meshes are properties of the kernel's arrays, not of what is inside.
+            # Shardings and the axes of manual meshes belong to the kernel's arrays, not to its body.
             plain = [jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type) for a in ctx.avals_in]
             if not is_partitioned(ctx.module_context):
                 return lower(ctx.replace(avals_in=plain), *operands, **parameters)
@@ -195,7 +195,7 @@ def _tagged(kernel: Kernel) -> Kernel:
 
 
 def in_front(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
-    """Returns the arrays with the mapped axis in front, those that do not carry it repeated along it.
+    """Returns the arrays with the mapped axis in front, repeated along it where they lack it.
 
     Args:
         size: Length of the mapped axis.

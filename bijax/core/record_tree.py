@@ -9,10 +9,10 @@ import jax
 
 @dataclass(frozen=True)
 class RecordTree:
-    """Which arrays of which records the operands of a primitive are.
+    """Maps the operands of a primitive to the arrays of its records.
 
     Attributes:
-        tree: The tree of a tuple of records of this library, whose static fields a text tells from all others
+        tree: The tree of a tuple of this library's records, whose static fields have a text that identifies them
             (`bijax.core.lowering_cache.lowered_forms`).
     """
 

@@ -1,4 +1,4 @@
-"""Kernels of records: a primitive binds the leaves, and the tree says which arrays they are."""
+"""Kernels of records: a primitive binds the leaves, and the tree maps them to arrays."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from bijax.core.record_tree import RecordTree
 from pallas_kernels.target import Target
 
 FoldRecords = Callable[[int, Any, Any], Arrays | None]
-"""Maps the size of a mapped axis, a tuple of records and one of the axes of their arrays to results, as `FoldRule`."""
+"""Maps the size of a mapped axis, a tuple of records and one of the axes of their arrays to results; see `FoldRule`."""
 
 
 def define_record_kernel(name: str, backend: Backend, fold: FoldRecords, shapes: Kernel) -> Callable[..., Arrays]:
@@ -21,7 +21,7 @@ def define_record_kernel(name: str, backend: Backend, fold: FoldRecords, shapes:
     present is a part of the tree.
 
     Args:
-        name: As in `define_kernel`, as all arguments.
+        name: As in `define_kernel`, like all arguments.
         backend: Takes the target and records.
         fold: Rule for `vmap`.
         shapes: Takes records.

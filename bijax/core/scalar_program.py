@@ -13,7 +13,7 @@ def on_arrays(program: ScalarProgram, *arrays: jax.Array) -> tuple[jax.Array, ..
     """Applies a program of scalars to every element.
 
     Args:
-        program: The program. What it computes is traced here, on arrays, with one axis for the elements.
+        program: The program. It is traced here on arrays with one axis for the elements.
         *arrays: One array for each scalar, all of one shape.
 
     Returns:

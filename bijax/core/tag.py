@@ -2,7 +2,7 @@
 
 Every equation of a traced program can carry metadata; it is part of the keys of JAX's trace and compilation caches, is
 inherited by what autodiff and `vmap` make of an equation, and ends up as an attribute of the compiled instruction.
-`bijax.transform` tags what it makes invariant; the code of a kernel is tagged here, so that it is left as it is.
+`bijax.transform` tags what it makes invariant; kernel code is tagged here, so that it is left unchanged.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ _inside = _Inside()
 def kernel_code() -> Iterator[None]:
     """Tags the equations that are traced inside as the code of a kernel.
 
-    The caller's settings for promotion and precision hold for the caller's code: what a kernel promotes is no mistake
-    of theirs, and the order of its sums is that of its contract.
+    The caller's settings for promotion and precision apply to the caller's code: a promotion in a kernel is no mistake
+    of theirs, and a kernel's contract fixes the order of its sums.
     """
     outer, _inside.value = _inside.value, True
     try:

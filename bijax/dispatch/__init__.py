@@ -1,1 +1,1 @@
-"""Which kernel serves a call, under which contract: chosen when a program is lowered."""
+"""Chooses the kernel and the contract of a call when a program is lowered."""

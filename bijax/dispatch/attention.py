@@ -1,4 +1,4 @@
-"""Attention by target, dtype and width of a head, never by the number of queries or sequences."""
+"""Chooses attention kernels by target, dtype and head width, never by the number of queries or sequences."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,24 +15,24 @@ from pallas_kernels.target import Target
 
 
 def attention_like(call: AttentionCall, **_: Any) -> Arrays:
-    """Returns arrays of the shapes and dtypes of attention's results."""
+    """Returns arrays of the shapes and dtypes of the results of attention."""
     rows, value_size = call.query.shape[:3], call.value.shape[3]
     return jnp.zeros((*rows, value_size), call.query.dtype), jnp.zeros(rows, jnp.float32)
 
 
 def gradients_like(call: AttentionCall, *_: Any, **__: Any) -> Arrays:
-    """Returns arrays of the shapes and dtypes of its gradients."""
+    """Returns arrays of the shapes and dtypes of the gradients."""
     return jnp.zeros_like(call.query), jnp.zeros_like(call.key), jnp.zeros_like(call.value)
 
 
 def score_gradients_like(call: AttentionCall, *_: Any, **__: Any) -> Arrays:
-    """Returns an array of the shape and dtype of the gradients of what is added to the scores."""
+    """Returns an array of the shape and dtype of the gradients of the bias."""
     batch, length, heads = call.query.shape[:3]
     return (jnp.zeros((batch, heads, length, call.key.shape[1]), jnp.float32),)
 
 
 def _backend(operation: str, like: Callable[..., Arrays]) -> Backend:
-    """Returns what runs the kernel that the registry has for a call.
+    """Returns a backend that runs the registered kernel for a call.
 
     Args:
         operation: Name of the operation; `git grep '"NAME"' pallas_kernels/backends` finds its kernels.
@@ -50,10 +50,10 @@ def _backend(operation: str, like: Callable[..., Arrays]) -> Backend:
 
 
 ATTENTION: Final = _backend("attention", attention_like)
-"""Attention of contiguous caches, or of paged ones."""
+"""Attention to contiguous or paged caches."""
 
 GRADIENTS: Final = _backend("attention_gradients", gradients_like)
 """The backward pass of attention to a contiguous cache."""
 
 SCORE_GRADIENTS: Final = _backend("attention_score_gradients", score_gradients_like)
-"""The gradients of what is added to the scores."""
+"""The gradients of the bias of the scores."""

@@ -1,7 +1,7 @@
-"""Products of rows in groups (experts) as primitives: each row by the weights of its group, and the groups' gradients.
+"""Products of rows in groups (experts) as primitives: rows times the weights of their group, and its gradients.
 
-Both take the parameter `product: Product`, as the kernels of matmul do. Where no kernel serves a call, it is made of
-products of tiles. Sizes of groups that are negative or add up to more rows than there are give nan.
+Both take the parameter `product: Product`, as the matmul kernels do. Where no kernel serves a call, it is computed
+as products of tiles. Group sizes that are negative or add up to more than the number of rows give nan.
 """
 
 from dataclasses import replace

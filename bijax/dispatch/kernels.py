@@ -1,4 +1,4 @@
-"""Runs the kernel that the registry has for a call."""
+"""Runs the registered kernel for a call."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +19,8 @@ def run_kernel(
 
     Args:
         operation: Name of the operation; `git grep '"NAME"' pallas_kernels/backends` finds its kernels.
-        target: What the program is lowered for.
-        fixed: What contracts are chosen by, see `pallas_kernels.registry.find`.
+        target: The target that the program is lowered for.
+        fixed: The properties that choose the contract, see `pallas_kernels.registry.find`.
         *arrays: The arrays.
         like: A function of the same arrays and parameters whose results have the same shapes and dtypes and which is
             cheap to trace, see `bijax.core.contracts.run`; None if the kernel is cheap to trace.
@@ -36,7 +36,7 @@ def run_kernel(
 
 
 def backend_of(operation: str, shapes: Callable[..., Any] | None = None) -> Backend:
-    """Returns what runs the kernels of an operation whose contracts do not depend on the call.
+    """Returns the backend of an operation whose contracts do not depend on the call.
 
     Args:
         operation: Name of the operation.

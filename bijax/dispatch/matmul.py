@@ -32,15 +32,15 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Product:
-    """What a product is besides its operands.
+    """The parameters of a product.
 
     Attributes:
-        out_dtype: Dtype of the result, to which the sum is rounded once.
+        out_dtype: Dtype of the result; the sum is rounded to it once.
         transpose_w: Whether the weights are stored as (N, K).
         precision: See `bijax.dispatch.precision.precision_name`.
-        as_columns: Whether weights stored as (N, K) stand for their transpose: the sum has the order of `x @ w` then.
-        shards: Shards into which K is cut, each summed under the contract for a whole K and the sums added as a tree
-            (`pallas_kernels.contract.add_as_tree`); 1 leaves K whole. Gradients of weights have none.
+        as_columns: Whether weights stored as (N, K) represent their transpose: the sum then has the order of `x @ w`.
+        shards: Number of K splits, each summed under the contract for a whole K; the sums are added as a tree
+            (`pallas_kernels.contract.add_as_tree`). 1 leaves K whole. Gradients of weights are not split.
     """
 
     out_dtype: str
@@ -50,12 +50,12 @@ class Product:
     shards: int = 1
 
     def spec(self, x: jax.Array, w: jax.Array, activation: str | None = None) -> ProductSpec:
-        """Returns what the contract of the product of rows and weights is chosen by."""
+        """Returns the properties that choose the contract of the product of rows and weights."""
         along_k, dtypes = self.transpose_w and not self.as_columns, (x.dtype.name, w.dtype.name)
         return ProductSpec(dtypes, self.out_dtype, x.shape[-1], along_k, self.precision, self.shards, activation)
 
     def gradient_spec(self, x: jax.Array, g: jax.Array) -> ProductSpec:
-        """Returns what the contract of the gradient of the weights is chosen by."""
+        """Returns the properties that choose the contract of the weight gradient."""
         return ProductSpec((x.dtype.name, g.dtype.name), self.out_dtype, precision=self.precision)
 
 
@@ -74,7 +74,7 @@ def sum_products(
 ) -> Arrays:
     """Returns the gradient of the weights in `multiply` from x (M, K) and g (M, N), or stacks of one or both of them.
 
-    It has the shape of the weights, and continues a float32 sum `total` of that shape if there is one.
+    It has the shape of the weights, and continues a float32 sum `total` of that shape if it is present.
     """
     options = {"accumulate": total, "out_dtype": product.out_dtype}
     if not serves("weight_gradient", target, product.gradient_spec(x, g), x, g, **options):
@@ -85,14 +85,14 @@ def sum_products(
 
 
 def _promoted(a: jax.Array, b: jax.Array, product: Product) -> Arrays:
-    """Returns operands that no kernel takes as they are in a dtype that holds their values and the sum."""
+    """Promotes operands that no kernel takes to a dtype that holds their values and the sum."""
     wide = product.out_dtype == "float64"
     dtype = jnp.dtype(jnp.float64) if wide else jnp.promote_types(a.dtype, b.dtype)
     return a.astype(dtype), b.astype(dtype)
 
 
 def _in_shards(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | None, product: Product) -> jax.Array:
-    """Cuts K into shards: in one kernel where there is one, otherwise as products that are added as a tree."""
+    """Splits K: in one kernel if one exists, otherwise as products that are added as a tree."""
     options = {"transpose_w": product.transpose_w, "bias": bias, "out_dtype": product.out_dtype}
     if serves("split_matmul", target, product.spec(x, w), x, w, **options):
         if w.ndim == 2:
@@ -118,7 +118,7 @@ def _in_shards(target: Target, x: jax.Array, w: jax.Array, bias: jax.Array | Non
 
 
 def storage_is_free(target: Target, x: jax.Array, w: jax.Array, product: Product) -> bool:
-    """Returns whether products of two operands have one order of the sum, whatever their storage and place."""
+    """Returns whether products of two operands have the same order of summation whatever their storage and position."""
     spec = product.spec(x, w)
     if not serves("matmul", target, spec, x, w):
         x, w = _promoted(x, w, product)
@@ -140,7 +140,7 @@ def gradients_like(x: jax.Array, g: jax.Array, *, out_dtype: Any = jnp.float32, 
 
 
 def _fold_matmul(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters) -> Arrays:
-    """Rows of a mapped x are more rows; mapped weights are a stack of products."""
+    """Folds a mapped x into more rows, and mapped weights into a stack of products."""
     if any(d is not None for d in axes[2:]):
         return _add_mapped_bias(matmul_kernel, size, arrays, axes, parameters)
     bias = arrays[2:]
@@ -151,7 +151,7 @@ def _fold_matmul(size: int, arrays: Arrays, axes: Sequence[int | None], paramete
 
 
 def _fold_stacked_matmul(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters) -> Arrays:
-    """Stacks of a mapped axis are one stack."""
+    """Merges the mapped axis into the stack."""
     if any(d is not None for d in axes[2:]):
         return _add_mapped_bias(stacked_matmul_kernel, size, arrays, axes, parameters)
     operands = _fold_stacks(size, arrays[:2], axes[:2])
@@ -161,7 +161,7 @@ def _fold_stacked_matmul(size: int, arrays: Arrays, axes: Sequence[int | None], 
 def _add_mapped_bias(
     kernel: Kernel, size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters
 ) -> Arrays:
-    """Adds a bias for each entry of the axis to the float32 sums, and rounds after that, as a kernel does."""
+    """Adds a bias per entry of the axis to the float32 sums, and then rounds, as a kernel does."""
     product: Product = parameters["product"]
     wide = replace(product, out_dtype="float32")
     if axes[0] is None and axes[1] is None:
@@ -175,10 +175,10 @@ def _add_mapped_bias(
 
 
 def _fold_gradient(size: int, arrays: Arrays, axes: Sequence[int | None], parameters: Parameters) -> Arrays:
-    """Gradients of a mapped axis are a stack."""
+    """Turns the mapped axis into a stack of gradients."""
     x, g, *total = _in_front(arrays, axes)
     total = [jnp.broadcast_to(t, (size, *t.shape[-2:])) for t in total]
-    if x.ndim == g.ndim == 2:  # only the sum to continue is mapped
+    if x.ndim == g.ndim == 2:  # only the running sum is mapped
         x = jnp.broadcast_to(x, (size, *x.shape))
     return stacked_weight_gradient_kernel(x, g, *total, **parameters)
 
@@ -188,12 +188,12 @@ def _fold_stacked_gradient(size: int, arrays: Arrays, axes: Sequence[int | None]
 
 
 def _in_front(arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
-    """Returns the arrays with a mapped axis in front; those that do not carry it are as they were."""
+    """Returns the arrays with a mapped axis in front; those without it unchanged."""
     return tuple(a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(arrays, axes, strict=True))
 
 
 def _fold_stacks(size: int, arrays: Arrays, axes: Sequence[int | None]) -> Arrays:
-    """Returns stacks with the mapped axis merged into theirs; a matrix that every entry shares is repeated."""
+    """Merges the mapped axis into the stacks; a matrix shared by all entries is repeated."""
     arrays = _in_front(arrays, axes)
     matrices = [a.ndim - (d is not None) == 2 for a, d in zip(arrays, axes, strict=True)]
     entries = next(a.shape[-3] for a, matrix in zip(arrays, matrices, strict=True) if not matrix)
@@ -221,9 +221,9 @@ stacked_matmul_kernel = define_kernel("stacked_matmul", multiply, _fold_stacked_
 """(G, M, K) or (M, K) x (G, K, N), or (G, N, K) with `transpose_w`; a third operand (N,) is a bias."""
 
 weight_gradient_kernel = define_kernel("weight_gradient", sum_products, _fold_gradient, _gradient_shape)
-"""(M, K), (M, N); a third operand is a float32 sum to continue."""
+"""(M, K), (M, N); a third operand is a float32 running sum."""
 
 stacked_weight_gradient_kernel = define_kernel(
     "stacked_weight_gradient", sum_products, _fold_stacked_gradient, _gradient_shape
 )
-"""(G, M, K), (G, M, N), of which one may be a matrix; a third operand is a stack of float32 sums to continue."""
+"""(G, M, K), (G, M, N), one of them may be a matrix; a third operand is a stack of float32 running sums."""

@@ -1,4 +1,4 @@
-"""What a product's `precision` asks for, as one word."""
+"""A product's `precision` as one word."""
 
 import functools
 from typing import Any
@@ -10,12 +10,12 @@ _STRICTNESS = (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)
 
 
 def precision_name(precision: Any) -> str:
-    """Returns 'default', 'high' or 'highest', or the name of a `jax.lax.DotAlgorithmPreset` in small letters.
+    """Returns 'default', 'high' or 'highest', or the name of a `jax.lax.DotAlgorithmPreset` in lower case.
 
     Args:
         precision: Anything that `jax.lax.dot_general` takes. None is JAX's own setting
-            (`jax.default_matmul_precision`), and of two different ones the stricter is meant. A `DotAlgorithm` that is
-            no preset counts as 'highest'.
+            (`jax.default_matmul_precision`), and of two different ones the stricter is used. A `DotAlgorithm` that
+            is not a preset counts as 'highest'.
 
     Raises:
         TypeError, ValueError: If `jax.lax.dot_general` refuses it.
@@ -24,7 +24,7 @@ def precision_name(precision: Any) -> str:
         >>> precision_name(None), precision_name("float32"), precision_name(lax.DotAlgorithmPreset.TF32_TF32_F32)
         ('default', 'highest', 'tf32_tf32_f32')
     """
-    # JAX takes a list for a pair.
+    # JAX accepts a list as a pair.
     return _name(
         tuple(precision) if isinstance(precision, list) else precision, jax.config.jax_default_matmul_precision
     )

@@ -1,4 +1,4 @@
-"""What the operations on rows share: arranging an array as rows, and kernels whose arrays have rows in front."""
+"""Shared code of the row operations: arranging an array as rows, and kernels whose arrays have leading row axes."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ def as_rows(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, Callable[[j
         axes: Axes that make up a row, ascending.
 
     Returns:
-        (M, C), and a function that brings a result of that shape back to the shape of `x`.
+        (M, C), and a function that restores the shape of `x` for a result of that shape.
     """
     kept = tuple(a for a in range(x.ndim) if a not in axes)
     order = (*kept, *axes)
@@ -34,11 +34,11 @@ def as_rows(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, Callable[[j
 
 
 def row_backend(operation: str) -> Backend:
-    """Returns what runs the kernels of a row operation, whose contracts are chosen by the number of columns.
+    """Returns the backend of a row operation, whose contracts are chosen by the number of columns.
 
     Args:
         operation: Name of the operation in the registry. Its kernels take arrays and hashable parameters, and return an
-            array or a tuple of arrays. The one for a CPU is traced for the shapes of the results.
+            array or a tuple of arrays. The CPU kernel is traced for the shapes of the results.
 
     Returns:
         A function of a target and arrays, with their names in `names` if the kernels take them by name.
@@ -55,17 +55,16 @@ def row_backend(operation: str) -> Backend:
 
 
 def define_row_kernel(name: str, operation: str | None = None, *, folds: bool = True) -> Callable[..., Arrays]:
-    """Makes a primitive of an operation that computes every row on its own.
+    """Makes a primitive of an operation that computes each row independently.
 
     Args:
         name: Name of the primitive; it gets the prefix `bijax_`.
-        operation: Name of the operation in the registry, if it is another one; see `row_backend`. Its kernels take
-            arrays by name, all with rows in front: those with two and more dimensions have rows in front, those with
-            one are shared by all rows.
-        folds: Whether all arguments with two and more dimensions have the same rows, so that `vmap` adds more of them.
+        operation: Name of the operation in the registry, if it differs; see `row_backend`. Its kernels take arrays by
+            name: those with two or more dimensions have rows in front, those with one are shared by all rows.
+        folds: Whether all arguments with two or more dimensions have the same rows, so that `vmap` adds more of them.
 
     Returns:
-        A function of a dict of arrays by name, in which None stands for an argument that is left out, and keyword
+        A function of a dict of arrays by name, with None for an omitted argument, and keyword
         parameters. It returns a tuple of arrays.
     """
 

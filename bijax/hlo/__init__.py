@@ -1,4 +1,4 @@
-"""Reading compiled programs: what in them may make bits depend on the size of the batch."""
+"""Inspects compiled programs for code whose bits may depend on the size of the batch."""
 
 from bijax.hlo._compare import Comparison as Comparison
 from bijax.hlo._compare import Difference as Difference

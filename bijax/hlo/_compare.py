@@ -19,10 +19,10 @@ _Key = tuple[str, str, str, str, int, int, tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A way of reducing that the two programs do not use equally often.
+    """A kind of reduction that the two programs use a different number of times.
 
     Attributes:
-        finding: An instruction that reduces so, from the program that has more of them.
+        finding: Such an instruction, from the program that has more of them.
         small: How many the small batch's program has.
         large: How many the large batch's has.
     """
@@ -39,8 +39,8 @@ class Comparison:
     Attributes:
         small: Report of the small batch's program.
         large: Report of the large batch's.
-        differences: What differs in what reduces: operation, implementation, tile, split of K, number of terms,
-            dtypes. Code of bijax kernels is left out: there, tiles may depend on the batch without changing a bit.
+        differences: Reductions that differ in operation, implementation, tile, split of K, number of terms or dtypes.
+            Code of bijax kernels is ignored: its tiles may depend on the batch without changing a bit.
     """
 
     small: Report
@@ -49,11 +49,11 @@ class Comparison:
 
     @property
     def alike(self) -> bool:
-        """Whether both programs reduce alike, as far as HLO shows. What a library does inside is not in it."""
+        """Whether both programs have the same reductions, as far as HLO shows; libraries are opaque."""
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as values that `json.dumps` takes."""
+        """Returns everything as JSON-serialisable values."""
         return {
             "alike": self.alike,
             "small": self.small.to_json(),
@@ -90,10 +90,10 @@ def _cells(difference: Difference) -> tuple[str, ...]:
 
 
 def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: Sequence[Any]) -> Comparison:
-    """Says whether XLA makes programs that reduce alike of a function at two batch sizes.
+    """Compares the reductions in the programs that XLA makes of a function at two batch sizes.
 
-    It shows where XLA switches: a library for another, a row-vector form, other tiles, a split of K. Reductions over
-    the batch itself have other numbers of terms, and are listed too.
+    Shows where XLA switches the library, uses a row-vector kernel, other tiles or a split of K. Reductions over the
+    batch itself have different numbers of terms, and are listed too.
 
     Args:
         fn: A function, jitted or not.
@@ -101,7 +101,7 @@ def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: S
         args_large: Its arguments with the large batch.
 
     Raises:
-        TypeError: If `fn` is no function.
+        TypeError: If `fn` is not a function.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -116,7 +116,7 @@ def compare_hlo(fn: Callable[..., Any], args_small: Sequence[Any], args_large: S
 
 
 def compare(small: Report, large: Report) -> Comparison:
-    """Compares two reports, of dumps for example; see `compare_hlo`.
+    """Compares two reports, for example of dumps; see `compare_hlo`.
 
     Args:
         small: Report of the small batch's program.

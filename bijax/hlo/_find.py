@@ -1,4 +1,4 @@
-"""The rules: which instructions of a program have bits that may depend on the size of the batch."""
+"""The rules: they find instructions whose bits may depend on the size of the batch."""
 
 import dataclasses
 import functools
@@ -37,25 +37,25 @@ class Finder:
         module: The program.
         platform: "cpu", "gpu" or "unknown".
         stage: "optimised" or "lowered".
-        origin: Tells the code of our kernels.
+        origin: Recognises the code of bijax kernels.
         flops: FLOPs of the module.
     """
 
     def __init__(self, module: Module, platform: str, stage: str, origin: Origin, flops: Flops):
         self._module, self._platform, self._origin, self._flops = module, platform, origin, flops
         fused = (n for _, i in module if i.opcode == "fusion" for n in i.called_as("calls"))
-        # Before XLA's rewrites anything may come to stand in one fusion.
+        # Before XLA's rewrites anything may end up in one fusion.
         self._fused = set(fused) if stage == "optimised" else set(module.computations)
 
     def findings(self) -> Iterator[Finding]:
-        """Yields what the rules find, in the order of the text."""
+        """Yields the findings of the rules, in the order of the text."""
         shown = False
         for computation, instruction in self._module:
             if found := self._look(computation, instruction):
                 shown = shown or found[0] == "rounding"
                 yield self._finding(computation, instruction, *found)
         if self._platform == "gpu" and not shown and self._origin.has_untagged("rounding"):
-            # One that XLA dropped is no longer there to be found.
+            # A rounding that XLA dropped cannot be found any more.
             reason = "the lowered program rounds to 16 bits without a fence, which XLA may leave out"
             yield Finding("suspect", "convert", "rounding", "", reason, implementation="XLA")
 
@@ -67,7 +67,7 @@ class Finder:
 
     @functools.cached_property
     def _inside_libraries(self) -> set[str]:
-        """Computations of library fusions: those are reported once, where they are called."""
+        """Computations of library fusions, which are reported once, at the call."""
         waiting = [
             n for _, i in self._module if i.opcode == "fusion" and library(_kind(i)) for n in i.called_as("calls")
         ]
@@ -122,7 +122,7 @@ class Finder:
         return kind, entry.verdict, _kind(i), entry.reason
 
     def _work(self, names: tuple[str, ...]) -> set[str]:
-        """Returns what the computations of a fusion compute that may depend on the shape."""
+        """Returns the operations in a fusion's computations that may depend on the shape."""
         work: set[str] = set()
         for name in names:
             if name not in self._module.computations:
@@ -171,14 +171,14 @@ class Finder:
         return all(self._origin.is_ours(computation, member, of) for member in (i, factor))
 
     def _by_vectors(self, computation: Computation, i: Instruction) -> bool:
-        """Returns whether an operand of a stack of products has no free axis left."""
+        """Returns whether an operand of a stack of products has no remaining free axis."""
         axes = len(i.integers("lhs_batch_dims")) + len(i.integers("lhs_contracting_dims"))
         return "lhs_batch_dims" in i.attributes and any(
             len(shape.dims) == axes for shape in operand_shapes(computation, i)
         )
 
     def _sums(self, i: Instruction) -> bool:
-        """Returns whether what combines two elements depends on the order."""
+        """Returns whether a combiner depends on the order."""
         combiner = self._module.opcodes(i.called_as("to_apply") or i.called)
         return bool(combiner - ORDER_FREE) or not i.called
 
@@ -186,7 +186,7 @@ class Finder:
         self, computation: Computation, i: Instruction, kind: str, verdict: Verdict, implementation: str, reason: str
     ) -> Finding:
         of = _CLASSES.get(kind) if i.opcode not in ("fft", "cholesky", "triangular-solve", "custom-call") else None
-        # Element-wise code of our kernels has been left out already.
+        # Element-wise code of bijax kernels is excluded already.
         fenced_everywhere = self._platform == "gpu" and kind in ("elementwise", "rounding")
         ours = implementation != "LLVM" and not fenced_everywhere and self._origin.is_ours(computation, i, of)
         if ours and self._platform == "cpu" and kind == "dot" and self._by_vectors(computation, i):
@@ -220,7 +220,7 @@ class Finder:
 
 
 def merged(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Returns findings with equal ones, of layers that are alike for example, as one with a count."""
+    """Merges equal findings, for example of identical layers, into one with a count."""
     groups: dict[Finding, list[Finding]] = {}
     for found in findings:
         alike = dataclasses.replace(found, flops=0, share=0.0, name="")
@@ -251,7 +251,7 @@ def _custom_call(i: Instruction) -> Found | None:
 
 
 def _was_a_division(computation: Computation, i: Instruction) -> bool:
-    """Returns whether XLA made a product of a division, other than by a scalar constant: there it always does."""
+    """Returns whether XLA turned a division into a product, other than by a scalar constant, where it always does."""
     if i.opcode != "multiply" or i.metadata.get("op_name", "").rpartition("/")[2] != "div":
         return False
     return not any(_is_scalar_constant(computation, factor) for factor in computation.operands(i))

@@ -1,4 +1,4 @@
-"""Floating-point operations of a program: how much of its work an instruction does."""
+"""Floating-point operations of a program: the share of each instruction."""
 
 import functools
 import math
@@ -13,10 +13,10 @@ _WINDOW: Final = re.compile(r"\bsize=(\d+(?:x\d+)*)")
 
 
 class Flops:
-    """FLOPs of the instructions of a module, one execution of the program counted.
+    """FLOPs of the instructions of a module, for one execution of the program.
 
-    A loop counts as often as it runs where XLA knows that, and once elsewhere. Library calls whose shapes do not tell
-    their work count as nothing.
+    A loop counts its trips where XLA knows them, and once elsewhere. Library calls whose shapes do not determine
+    their work count as zero.
 
     Args:
         module: The program.
@@ -27,7 +27,7 @@ class Flops:
         self.total = sum(self.of(c, i) for c, i in module if not i.called_as("calls"))
 
     def of(self, computation: Computation, instruction: Instruction) -> int:
-        """Returns the FLOPs of an instruction, with those of the computations that a fusion holds."""
+        """Returns the FLOPs of an instruction, including those of the computations in a fusion."""
         return self._runs(computation.name) * self._once(computation, instruction)
 
     @functools.cache  # noqa: B019 (lives as long as one inspection)
@@ -59,7 +59,7 @@ class Flops:
 
 
 def terms_of(computation: Computation, instruction: Instruction) -> int:
-    """Returns how many terms each sum of an instruction has; 0 if it adds nothing or hides it."""
+    """Returns the number of terms of each sum of an instruction; 0 if it adds nothing or that is unknown."""
     shapes = operand_shapes(computation, instruction)
     if instruction.opcode == "dot" or "gemm_backend_config" in instruction.config:
         return _extent(shapes[0], _contracted(instruction)) if shapes else 0
@@ -88,7 +88,7 @@ def _count(computation: Computation, instruction: Instruction, terms: int) -> in
 
 
 def _attention(computation: Computation, instruction: Instruction) -> int:
-    """Counts two products for each score forward, and five backward."""
+    """Counts two products per score in the forward pass, and five in the backward pass."""
     scores = instruction.config["cudnn_fmha_backend_config"].get("intermediate_tensor_shape", {}).get("dimensions", ())
     shapes = operand_shapes(computation, instruction)
     products = 5 if "Backward" in instruction.target else 2
@@ -107,7 +107,7 @@ def _extent(shape: Shape, dims: tuple[int, ...]) -> int:
 
 
 def _trips(instruction: Instruction) -> int:
-    """Returns how often an instruction runs what it calls; combiners of sums count with the sums."""
+    """Returns how often an instruction runs its computations; combiners of sums count with the sums."""
     if instruction.opcode != "while":
         return int(instruction.opcode in ("fusion", "call", "conditional", "async-start", "custom-call"))
     known = instruction.config.get("known_trip_count", {})

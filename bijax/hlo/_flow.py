@@ -1,4 +1,4 @@
-"""Which instructions read a value, through moves and across the edges of fusions."""
+"""The instructions that read a value, through moves and across fusion boundaries."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,14 +15,14 @@ _HELD: Final = ("fusion", "call")
 
 
 def readers(module: Module, computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
-    """Yields the instructions that read a value, each once, behind those that only move it.
+    """Yields the instructions that read a value, each once, looking through those that only move it.
 
-    A value that becomes integers of its own width (`bitcast`) is followed no further: whatever reads those is yielded.
+    A value that is bitcast to integers of its width is followed no further: the readers of those are yielded.
 
     Args:
         module: The program.
         computation: Where the value is computed.
-        instruction: What computes it.
+        instruction: The instruction that computes it.
     """
     seen: set[tuple[str, str]] = set()
     waiting = [(computation, instruction)]
@@ -43,7 +43,7 @@ def readers(module: Module, computation: Computation, instruction: Instruction) 
 
 
 def _inside(module: Module, call: Instruction, value: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-    """Yields the parameters of the called computations that are given a value."""
+    """Yields the parameters of the called computations that receive a value."""
     numbers = {str(n) for n, name in enumerate(call.operands) if name == value.name}
     for name in call.called:
         if inner := module.computations.get(name):

@@ -1,7 +1,7 @@
-"""Which source line an instruction came from.
+"""The source line of an instruction.
 
-A module carries tables of files, locations and stack frames, and an instruction the number of a frame. Older modules
-write the file and the line at the instruction.
+A module holds tables of files, locations and stack frames, and an instruction the number of a frame. Older modules
+store the file and the line in the instruction.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class Frames:
     """The tables of a module.
 
     Attributes:
-        files: Path under its number.
+        files: Path by number.
         locations: Number of the file, and line.
         frames: Number of the location, and number of the calling frame (0: none).
     """
@@ -34,10 +34,10 @@ class Frames:
     frames: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def source(self, metadata: Mapping[str, str]) -> str:
-        """Returns "FILE:LINE" of the innermost line outside of libraries, of the innermost of all if there is none.
+        """Returns "FILE:LINE" of the innermost line outside libraries, or else of the innermost line.
 
         Args:
-            metadata: That of an instruction; empty text is returned if it holds no location.
+            metadata: Metadata of an instruction; the result is empty if it holds no location.
         """
         if "source_file" in metadata:
             return f"{metadata['source_file']}:{metadata.get('source_line', '?')}"
@@ -50,11 +50,11 @@ class Frames:
             file, line = self.locations.get(location, (0, 0))
             if file in self.files:
                 yield self.files[file], line
-            frame = parent if parent < frame else 0  # a damaged table must not lead around in a circle
+            frame = parent if parent < frame else 0  # a damaged table must not cause an infinite loop
 
 
 def user_line(stack: Sequence[tuple[str, int]]) -> str:
-    """Returns "FILE:LINE" of the innermost line outside of libraries; nothing if there is none.
+    """Returns "FILE:LINE" of the innermost line outside libraries; empty if there is none.
 
     Args:
         stack: Files and lines, the innermost first.
@@ -66,14 +66,14 @@ def read_frames(tables: Mapping[str, list[str]]) -> Frames:
     """Reads the lines of the tables.
 
     Args:
-        tables: Lines of each table under its title.
+        tables: Lines of each table by title.
     """
     found = {
         title: [match.groups() for line in tables.get(title, ()) if (match := re.match(pattern, line.strip()))]
         for title, pattern in _PARTS.items()
     }
     parents = [int(parent or 0) for _, _, parent in found["StackFrames"]]
-    # XLA writes the number of the calling frame plus one, so that the outermost frame seems to call itself.
+    # XLA writes the number of the calling frame plus one, so the outermost frame seems to call itself.
     offset = 1 if parents and min(parents) > 0 else 0
     return Frames(
         files={int(number): path for number, path in found["FileNames"]},

@@ -1,8 +1,8 @@
-"""Element-wise code of a GPU program: what lets its bits depend on the shape.
+"""Element-wise code of a GPU program whose bits may depend on the shape.
 
-`bijax.invariant` puts integer operations behind each function, product and rounding (`bijax.transform.gpu.fences`).
-Here they are looked for. A value that passes none is in XLA's hands: the next shape may give it to another code
-generator, contract it with a sum, or leave out its rounding.
+`bijax.invariant` puts integer operations after each function, product and rounding (`bijax.transform.gpu.fences`).
+This module looks for them. XLA is free to rewrite a value without one: for another shape it may use another code
+generator, contract the value with a sum, or drop its rounding.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ Found = tuple[str, Verdict, str, str]
 _TRITON: Final = "__triton"
 _SHIFT: Final = "shift-right-logical"
 _FENCE: Final = frozenset(("and", "or", _SHIFT, "xor"))
-_CHOICE: Final = frozenset(("compare", "select"))  # in float64 the fence is a choice by the shifted bits
+_CHOICE: Final = frozenset(("compare", "select"))  # in float64 the fence is a select by the shifted bits
 _FUNCTIONS: Final = TRANSCENDENTAL | {"divide", "remainder", "sqrt"}
 _SUMS: Final = frozenset(("add", "subtract"))
 _NARROW: Final = ("f16", "bf16")
@@ -29,11 +29,11 @@ _ROUNDING: Final = "rounded to 16 bits without a fence: XLA drops a rounding tha
 
 
 def elementwise(module: Module, computation: Computation, i: Instruction) -> Found | None:
-    """Returns what lets the bits of an element-wise instruction depend on the shape; None if nothing does.
+    """Returns why the bits of an element-wise instruction may depend on the shape; None if they do not.
 
     Args:
         module: The program.
-        computation: Where the instruction stands.
+        computation: The computation of the instruction.
         i: The instruction.
     """
     if not i.is_float or not i.shapes[0].dims:
@@ -56,7 +56,7 @@ def _meets(opcodes: frozenset[str], module: Module, computation: Computation, i:
 
 
 def _rounds(computation: Computation, i: Instruction) -> bool:
-    """Returns whether an instruction with a result of 16 bits rounds it."""
+    """Returns whether an instruction with a 16-bit result rounds it."""
     if i.opcode == "convert":
         return any(o.shapes[0].dtype not in _NARROW for o in computation.operands(i))
     return i.opcode in _ROUNDED

@@ -1,4 +1,4 @@
-"""The public functions that look at one program."""
+"""The public functions that inspect one program."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +16,15 @@ def inspect(program: Any, *args: Any, **kwargs: Any) -> Report:
 
     It looks for matrix products and convolutions left to XLA, library calls (cuBLAS, cuDNN, oneDNN, YNNPACK, Eigen),
     tuned GEMM fusions with their tiles and splits of K, sums of floats, scatters with repeated indices, collectives
-    that add, unstable sorts, generators of random bits, opaque calls, and on the CPU element-wise code that LLVM
-    compiles by the shape. Instructions of bijax kernels are told apart by their tag.
+    that add, unstable sorts, random bit generators, opaque calls, and on the CPU element-wise code that LLVM compiles
+    depending on the shape. Code of bijax kernels is recognised by its tag.
 
-    The inspection is static: it says what XLA may do, and proves no equality of bits. `bijax.testing` measures it.
+    The inspection is static: it reports what XLA may do, and does not prove equal bits. `bijax.testing` measures them.
 
     Args:
         program: A function, jitted or not, which is compiled for the present devices; a `jax.stages.Lowered`, which
             is compiled too; a `jax.stages.Compiled`; the text of HLO, such as XLA's dump of a program for a GPU, which
-            can be read anywhere; or the `pathlib.Path` of a file with such a text.
+            can be read on any machine; or the `pathlib.Path` of a file of such text.
         *args: Arguments of a function: arrays or `jax.ShapeDtypeStruct`.
         **kwargs: Keyword arguments of a function.
 
@@ -33,8 +33,8 @@ def inspect(program: Any, *args: Any, **kwargs: Any) -> Report:
 
     Raises:
         HloParseError: If a text is not HLO.
-        TypeError: If `program` is none of these, or arguments are given with what is no function.
-        ValueError: If the platform does not give out the HLO of a compiled program.
+        TypeError: If `program` is none of these, or arguments are passed with something other than a function.
+        ValueError: If the platform does not expose the HLO of a compiled program.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,12 +46,12 @@ def inspect(program: Any, *args: Any, **kwargs: Any) -> Report:
 
 
 def inspect_text(text: str, *, platform: str | None = None) -> Report:
-    """As `inspect` for the HLO text of a compiled program, with the platform said.
+    """Like `inspect`, for the HLO text of a compiled program, with an explicit platform.
 
     Args:
         text: One or more modules.
-        platform: "cpu", "gpu" or "cuda"; None to find it out from the libraries that are called. If there are none, it
-            is "unknown", and what matters on a CPU alone is a note.
+        platform: "cpu", "gpu" or "cuda"; None to infer it from the libraries that are called. Without any it is
+            "unknown", and findings that matter only on a CPU become notes.
 
     Raises:
         HloParseError: If the text is not HLO.
@@ -60,10 +60,10 @@ def inspect_text(text: str, *, platform: str | None = None) -> Report:
 
 
 def inspect_for(platform: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
-    """Looks at the program that is handed to the compiler of any platform, without a device of it.
+    """Inspects the program that is handed to the compiler of any platform; needs no such device.
 
-    That program holds no libraries, tiles and splits of K yet: every product and sum in it that is no code of a bijax
-    kernel is variant. In a loop the number of trips is not known yet, so its work counts once.
+    That program does not contain libraries, tiles or splits of K yet: every product and sum outside bijax kernels is
+    variant. The trip counts of loops are not known yet, so a loop body counts once.
 
     Args:
         platform: "cuda", "cpu", "rocm" or "tpu".
@@ -75,7 +75,7 @@ def inspect_for(platform: str, fn: Callable[..., Any], *args: Any, **kwargs: Any
         What was found; the stage is "lowered".
 
     Raises:
-        TypeError: If `fn` is no function.
+        TypeError: If `fn` is not a function.
         ValueError: If the platform is none of these.
 
     Example:
@@ -91,10 +91,10 @@ def assert_hlo_invariant(fn: Any, *args: Any, **kwargs: Any) -> None:
     """Fails if a compiled program holds anything whose bits may depend on the size of the batch.
 
     A regression test in one line: it fails when an operation is left to XLA, or when a new version of XLA rewrites
-    what was not rewritten before.
+    something that it did not rewrite before.
 
     Args:
-        fn: What `inspect` takes.
+        fn: As for `inspect`.
         *args: Arguments of a function.
         **kwargs: Keyword arguments of a function.
 
@@ -114,7 +114,7 @@ def assert_hlo_invariant(fn: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def report_of(program: Program) -> Report:
-    """Returns what the rules find in the modules of a program."""
+    """Returns the findings of the rules in the modules of a program."""
     findings: list[Finding] = []
     total = instructions = 0
     for module in program.modules:

@@ -1,4 +1,4 @@
-"""What is known of the libraries and compilers to which XLA hands a part of a program."""
+"""Facts about the libraries and compilers that XLA delegates parts of a program to."""
 
 import dataclasses
 import re
@@ -12,9 +12,9 @@ class Library:
     """One entry.
 
     Attributes:
-        pattern: What the kind of a fusion or the target of a custom call looks like.
-        kind: What it is.
-        verdict: "note" if its bits do not depend on the batch, as far as is known.
+        pattern: Matches the kind of a fusion or the target of a custom call.
+        kind: Kind of the finding.
+        verdict: "note" if its bits do not depend on the batch, as far as known.
         reason: Why.
         only_sums: Whether it matters only where it computes a product or a sum of floats.
         only_floats: Whether it matters only where its result holds floats; it is a note elsewhere.
@@ -28,7 +28,7 @@ class Library:
     only_floats: bool = False
 
     def fits(self, name: str) -> bool:
-        """Returns whether this entry is about a fusion or call of that name."""
+        """Returns whether this entry matches a fusion or call of that name."""
         return re.search(self.pattern, name) is not None
 
 
@@ -89,5 +89,5 @@ CPU_NAMES: Final = re.compile(r"^__(ynn|xnn|onednn|eigen)|^(lapack|blas)_")
 
 
 def library(name: str) -> Library | None:
-    """Returns what is known of the kind of a fusion, or of the target of a custom call."""
+    """Returns the entry for the kind of a fusion or the target of a custom call."""
     return next((entry for entry in LIBRARIES if entry.fits(name)), None)

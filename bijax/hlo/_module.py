@@ -35,7 +35,7 @@ class Instruction:
         opcode: As HLO writes it: "dot", "all-reduce-start".
         shape_text: Its shape with layouts.
         operands: Names of the instructions that it reads.
-        attributes: Text of each attribute behind the operands; "number" of a parameter.
+        attributes: Text of each attribute after the operands; "number" for a parameter.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Instruction:
 
     @functools.cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """The arrays that it results in."""
+        """The arrays of its result."""
         return shapes_in(self.shape_text)
 
     @property
@@ -56,22 +56,22 @@ class Instruction:
 
     @functools.cached_property
     def metadata(self) -> dict[str, str]:
-        """What says where it came from: "op_name", "stack_frame_id", "source_file", ..."""
+        """Its origin: "op_name", "stack_frame_id", "source_file", ..."""
         return _strings(self.attributes.get("metadata", ""))
 
     @functools.cached_property
     def frontend_attributes(self) -> dict[str, str]:
-        """Attributes that the program gave it."""
+        """Attributes set by the program."""
         return _strings(self.attributes.get("frontend_attributes", ""))
 
     @property
     def target(self) -> str:
-        """Which function a custom call calls; empty otherwise."""
+        """The function that a custom call invokes; empty otherwise."""
         return self.attributes.get("custom_call_target", "").strip('"')
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """Its backend configuration if that is JSON, which XLA's own is; empty otherwise."""
+        """Its backend configuration if it is JSON, as XLA's is; empty otherwise."""
         text = self.attributes.get("backend_config", "")
         try:
             value = json.loads(text)
@@ -83,7 +83,7 @@ class Instruction:
 
     @property
     def fusion_config(self) -> dict[str, Any]:
-        """The part of the configuration that says how a fusion is compiled."""
+        """The part of the configuration for compiling a fusion."""
         for key in ("fusion_backend_config", "fusion_config"):
             if isinstance(inner := self.config.get(key), dict):
                 return inner
@@ -109,9 +109,9 @@ class Computation:
 
     Attributes:
         name: Unique in the module.
-        instructions: Under their names, in the order of the text.
-        is_entry: Whether the program starts here.
-        root: Name of the instruction that it results in.
+        instructions: By name, in the order of the text.
+        is_entry: Whether it is the entry point of the program.
+        root: Name of the instruction that is its result.
     """
 
     name: str
@@ -120,11 +120,11 @@ class Computation:
     root: str = ""
 
     def operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Returns the instructions that one reads."""
+        """Returns the instructions that an instruction reads."""
         return tuple(self.instructions[name] for name in instruction.operands if name in self.instructions)
 
     def users(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Returns the instructions that read one."""
+        """Returns the instructions that read an instruction."""
         return tuple(self.instructions[name] for name in self._users.get(instruction.name, ()))
 
     @functools.cached_property
@@ -142,7 +142,7 @@ class Module:
 
     Attributes:
         name: Its name.
-        computations: Under their names.
+        computations: By name.
         frames: Tables of source lines.
     """
 
@@ -165,7 +165,7 @@ class Module:
         return callers
 
     def producer(self, computation: Computation, instruction: Instruction) -> tuple[Computation, Instruction] | None:
-        """Returns what computes the first operand of an instruction, behind views and the parameters of fusions."""
+        """Returns the producer of an instruction's first operand, looking through views and parameters of fusions."""
         source = next(iter(computation.operands(instruction)), None)
         if source is None:
             return None
@@ -182,7 +182,7 @@ class Module:
 
     @functools.cached_property
     def added_over_first_dimension(self) -> frozenset[str]:
-        """Names of what reductions over the first dimension alone read."""
+        """Names of the operands of reductions over only the first dimension."""
         reduces = ((c, i) for c, i in self if i.opcode == "reduce" and i.integers("dimensions") == (0,))
         return frozenset(found[1].name for c, i in reduces if (found := self.producer(c, i)))
 

@@ -1,4 +1,4 @@
-"""Where an instruction came from: the user's line, and whether it is the code of a bijax kernel."""
+"""The origin of an instruction: the user's line, and whether it is the code of a bijax kernel."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ _FAR: Final = 3
 
 
 class Origin:
-    """Looks at an instruction, its neighbours and its callers.
+    """Inspects an instruction, its neighbours and its callers.
 
     Args:
         module: The program.
-        untagged: Says what had no tag before XLA's rewrites; None if only the optimised program is at hand.
+        untagged: What had no tag before XLA's rewrites; None if only the optimised program is available.
     """
 
     def __init__(self, module: Module, untagged: Callable[[], frozenset[Class]] | None):
@@ -28,12 +28,12 @@ class Origin:
         """Returns whether an instruction is the code of a bijax kernel.
 
         Args:
-            computation: Where it stands.
+            computation: Its computation.
             instruction: The instruction.
-            of: What it is called variant for; None if the tag alone decides.
+            of: Why it would be variant; None if the tag alone decides.
         """
         if instruction.opcode == "fusion" and (inner := list(self._inner(instruction))):
-            # The tag of a fusion is that of its last instruction only.
+            # The tag of a fusion is the tag of its last instruction only.
             mine = all(self.is_ours(*member, of) for member in inner)
             return mine or (len(inner) == 1 and self._stands_for_tagged(computation, instruction))
         if is_tagged(instruction) or self._stands_for_tagged(computation, instruction):
@@ -43,11 +43,11 @@ class Origin:
         return of not in self._untagged()
 
     def has_untagged(self, of: Class) -> bool:
-        """Returns whether something of a class had no tag before XLA's rewrites; False if that is not at hand."""
+        """Returns whether something of a class had no tag before XLA's rewrites; False if unknown."""
         return self._untagged is not None and of in self._untagged()
 
     def has_lost_its_tag(self, instruction: Instruction) -> bool:
-        """Returns whether XLA made the instruction anew, in a program with kernels of ours."""
+        """Returns whether XLA recreated the instruction, in a program with bijax kernels."""
         return self._has_kernels and not instruction.metadata and not instruction.frontend_attributes
 
     @functools.cached_property
@@ -55,26 +55,26 @@ class Origin:
         return any(is_tagged(i) for _, i in self._module)
 
     def source(self, computation: Computation, instruction: Instruction) -> str:
-        """Returns "FILE:LINE" in the user's program, with "~" in front if it is that of a neighbour; or nothing."""
+        """Returns "FILE:LINE" in the user's program, prefixed by "~" if it is a neighbour's; or empty."""
         for distance, other in self._near(computation, instruction):
             if line := self._module.frames.source(other.metadata):
                 return f"~{line}" if distance else line
         return ""
 
     def operation(self, computation: Computation, instruction: Instruction) -> str:
-        """Returns the name of the traced operation, such as "jit(f)/dot_general"; or nothing."""
+        """Returns the name of the traced operation, such as "jit(f)/dot_general"; or empty."""
         for _, other in self._near(computation, instruction):
             if "op_name" in other.metadata:
                 return other.metadata["op_name"]
         return ""
 
     def product_class(self, multiply: Instruction) -> Class:
-        """Returns what a product belongs to: to an operation that became a polynomial, or to itself."""
+        """Returns the class of a product: of the operation that became a polynomial, or its own."""
         name = multiply.metadata.get("op_name", "").rpartition("/")[2]
         return "approximation" if name in APPROXIMATED else "product"
 
     def _stands_for_tagged(self, computation: Computation, instruction: Instruction) -> bool:
-        """Returns whether an instruction without any origin was made for a tagged one, which is now its reshape."""
+        """Returns whether an instruction without an origin replaces a tagged one, which is now its reshape."""
         if not self.has_lost_its_tag(instruction):
             return False
         users = computation.users(instruction)
@@ -86,7 +86,7 @@ class Origin:
         )
 
     def _inner(self, fusion: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-        """Yields what in a fusion combines elements or is approximated."""
+        """Yields the instructions of a fusion that combine elements or are approximated."""
         for name in fusion.called_as("calls"):
             if computation := self._module.computations.get(name):
                 for i in computation.instructions.values():

@@ -1,4 +1,4 @@
-"""Reads the text form of HLO: of compiled programs, of XLA's dumps, and written by hand."""
+"""Parses HLO text: of compiled programs, of XLA's dumps, or written by hand."""
 
 import re
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ def parse(text: str) -> list[Module]:
     r"""Reads the modules of a text.
 
     Args:
-        text: One or more modules, as `jax.stages.Compiled.as_text()` and XLA's dumps hold them. What stands before
-            the first is left out.
+        text: One or more modules, as in `jax.stages.Compiled.as_text()` and XLA's dumps. Text before
+            the first is ignored.
 
     Raises:
         HloParseError: If there is no module in it, or a module cannot be read.
@@ -81,7 +81,7 @@ def _module(name: str, lines: list[str]) -> Module:
 
 
 def _statements(lines: list[str]) -> Iterator[str]:
-    """Yields lines; those of an instruction that goes over several as one."""
+    """Yields lines, joining those of an instruction that spans several."""
     held, depth = "", 0
     for line in lines:
         if line.lstrip().startswith("//"):
@@ -126,7 +126,7 @@ def _instruction(statement: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Returns where the bracket at `start` is closed."""
+    """Returns the position of the bracket that closes the one at `start`."""
     depth = 0
     for mark in _MARK.finditer(text, start):
         if mark.group() in _OPEN:
@@ -139,7 +139,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at commas outside of brackets and strings."""
+    """Splits at commas outside brackets and strings."""
     parts, depth, start = [], 0, 0
     for mark in _MARK.finditer(text):
         if mark.group() in _OPEN:

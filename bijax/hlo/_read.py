@@ -1,4 +1,4 @@
-"""Getting at the HLO of a function, of a lowered or compiled program, or of a text."""
+"""Reads the HLO of a function, of a lowered or compiled program, or of a text."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,13 +19,13 @@ GPU_PLATFORMS = ("cuda", "rocm", "gpu")
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What was read.
+    """A program that was read.
 
     Attributes:
         modules: Its modules, most often one.
         platform: "cpu", "gpu", another name of JAX, or "unknown".
         stage: Before or after XLA's rewrites.
-        untagged: Says what had no tag before them; None if that is not at hand.
+        untagged: What had no tag before them; None if unknown.
     """
 
     modules: list[Module]
@@ -35,7 +35,7 @@ class Program:
 
 
 def read(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-    """Reads a program of any form; see `inspect`."""
+    """Reads any kind of program; see `inspect`."""
     if isinstance(program, Path):
         program = program.read_text(encoding="utf-8")
     if isinstance(program, (str, Lowered, Compiled)):
@@ -56,7 +56,7 @@ def read(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
 
 
 def read_text(text: str, platform: str | None) -> Program:
-    """Reads HLO text of a compiled program; finds out the platform if it is None."""
+    """Reads HLO text of a compiled program; infers the platform if it is None."""
     modules = parse(text)
     return Program(modules, _group(platform) if platform else _platform_of(modules), "optimised")
 
@@ -67,7 +67,7 @@ def read_lowered(lowered: Lowered) -> Program:
 
 
 def read_for(platform: str, program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-    """Lowers a function for any platform of JAX, and reads the program that is handed to that platform's compiler."""
+    """Lowers a function for any platform of JAX, and reads the input of that platform's compiler."""
     check_callable("bijax.hlo.inspect_for", program)
     known = ("cuda", "cpu", "rocm", "tpu")
     if not isinstance(platform, str) or platform not in known:

@@ -1,4 +1,4 @@
-"""What an inspection found."""
+"""The findings of an inspection."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,28 +14,28 @@ _ORDER: tuple[Verdict, ...] = ("variant", "suspect", "note", "ours")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One instruction, or several that are alike.
+    """One instruction, or several identical ones.
 
     Attributes:
-        verdict: "variant": the order of its sums may depend on the size of the batch; "suspect": it cannot be seen here
-            and may; "note": worth knowing, it does not; "ours": the code of a bijax kernel, whose shape is fixed.
+        verdict: "variant": the order of its sums may depend on the size of the batch; "suspect": it may, but that is
+            not visible here; "note": it does not, but is worth knowing; "ours": code of a bijax kernel, of fixed shape.
         opcode: As HLO writes it.
         kind: "dot", "convolution", "library", "tile" (a tuned GEMM fusion), "split_k", "reduction", "scatter",
             "collective", "sort", "random", "loop", "custom_call", "elementwise" or "division".
-        shape: Of the result, without layouts.
+        shape: Shape of the result, without layouts.
         reason: Why it has its verdict.
-        source: "FILE:LINE" of the user's program; "~" in front if XLA dropped it and a neighbour's is shown; may be
+        source: "FILE:LINE" of the user's program; prefixed by "~" if XLA dropped it and a neighbour's is shown; may be
             empty.
         operation: Name of the traced operation, such as "jit(f)/dot_general"; may be empty.
-        implementation: Library, kind of fusion or call; "XLA" if it is XLA's own.
-        tile: Tile of a GEMM fusion (M x N x K) or the algorithm of a library; empty where nothing is said.
-        split_k: Into how many parts K is cut.
-        terms: How many terms each sum has; 0 where it has none or does not show.
+        implementation: Library, kind of fusion or call; "XLA" if XLA compiles it.
+        tile: Tile of a GEMM fusion (M x N x K) or the algorithm of a library; empty if unspecified.
+        split_k: Number of K splits.
+        terms: How many terms each sum has; 0 where there are none or it is unknown.
         dtypes: Dtypes of the operands.
         flops: Floating-point operations in one run of the program; 0 where they cannot be counted.
-        share: Those as a part of the program's, 0 to 1.
+        share: Their share of the program's, 0 to 1.
         name: The instruction, the first of them if there are several.
-        count: How many instructions.
+        count: Number of instructions.
     """
 
     verdict: Verdict
@@ -69,8 +69,8 @@ class Report:
     Attributes:
         findings: What was found.
         platform: "cpu", "gpu", or "unknown" if a text does not show it.
-        stage: "optimised" for a compiled program, "lowered" for one before XLA's rewrites, which chooses neither
-            libraries nor tiles yet.
+        stage: "optimised" for a compiled program, "lowered" for one before XLA's rewrites, where libraries and tiles
+            are not chosen yet.
         flops: Floating-point operations in one run.
         instructions: Number of instructions that were read.
     """
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def variant(self) -> tuple[Finding, ...]:
-        """What is variant or suspect: empty for a program whose bits do not depend on the batch."""
+        """The variant and suspect findings: empty for a program whose bits do not depend on the batch."""
         return tuple(f for f in self.findings if f.verdict in ("variant", "suspect"))
 
     @property
@@ -97,7 +97,7 @@ class Report:
         return not self.variant
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as values that `json.dumps` takes."""
+        """Returns everything as JSON-serialisable values."""
         return {
             "platform": self.platform,
             "stage": self.stage,
@@ -108,7 +108,7 @@ class Report:
         }
 
     def table(self) -> Rows:
-        """Returns the table of what is not ours, with a summary below."""
+        """Returns the table of the findings outside bijax kernels, with a summary below."""
         shown = sorted((f for f in self.findings if f.verdict != "ours"), key=_rank)
         rows = tuple(
             (

@@ -1,4 +1,4 @@
-"""Tables, as plain text and for rich."""
+"""Tables, as plain text or for rich."""
 
 import dataclasses
 import itertools
@@ -22,9 +22,9 @@ class Rows:
     Attributes:
         title: Lines above it.
         header: Name of each column.
-        rows: Cells of each row; the first cell names the verdict that colours the row.
+        rows: Cells of each row; the first cell is the verdict, which colours the row.
         footer: Lines below it.
-        right: Which columns are numbers.
+        right: The columns that hold numbers.
     """
 
     title: str
@@ -37,8 +37,8 @@ class Rows:
         """Returns the table as text, columns padded with spaces.
 
         Args:
-            width: Columns of text in which it is to fit, as far as it can; cells are broken into lines for it. None
-                for those of the terminal where the standard output is one, and for no limit where it is none.
+            width: Maximum width if possible; cells are wrapped to fit. None for the width of the terminal if the
+                standard output is one, and otherwise for no limit.
         """
         if width is None and sys.stdout.isatty():
             width = shutil.get_terminal_size().columns
@@ -50,7 +50,7 @@ class Rows:
         return "\n".join([self.title, *body, *([self.footer] if self.footer else [])])
 
     def _broken(self, line: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-        """Yields the lines of one row whose cells are broken to the widths of the columns."""
+        """Yields the lines of one row with cells wrapped to the widths of the columns."""
         cells = [textwrap.wrap(cell, w) if len(cell) > w else [cell] for cell, w in zip(line, widths, strict=True)]
         for parts in itertools.zip_longest(*cells, fillvalue=""):
             yield "  ".join(
@@ -61,10 +61,10 @@ class Rows:
     def rich(self, styles: dict[str, str] = STYLES) -> "Group":
         """Returns the table for a rich console; needs rich.
 
-        The last column is long, so its texts stand below the table, with numbers.
+        The last column is long, so its texts are numbered and printed below the table.
 
         Args:
-            styles: Style of a row by its first cell.
+            styles: Row style by first cell.
         """
         from rich import box
         from rich.console import Group, RenderableType
@@ -84,7 +84,7 @@ class Rows:
 
 
 def _fitting(widths: list[int], width: int) -> list[int]:
-    """Returns the widths of columns, the widest made narrower until all fit side by side, or none is wide."""
+    """Returns the widths of columns, narrowing the widest until all fit, or none is wide."""
     widths = list(widths)
     while sum(widths) + 2 * (len(widths) - 1) > width and max(widths, default=0) > _NARROW:
         widths[widths.index(max(widths))] -= 1
@@ -92,7 +92,7 @@ def _fitting(widths: list[int], width: int) -> list[int]:
 
 
 def percent(share: float) -> str:
-    """Returns a share as text: "<0.1 %" for what is little, nothing for nothing."""
+    """Returns a share as text: "<0.1 %" for small shares, empty for zero."""
     if not share:
         return ""
     return "<0.1 %" if share < 0.001 else f"{100 * share:.1f} %"

@@ -1,4 +1,4 @@
-"""How XLA cut a matrix product into tiles, as its backend configuration says."""
+"""How XLA tiled a matrix product, according to its backend configuration."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from bijax.hlo._module import Instruction, Module
 
 
 def tile_of(module: Module, instruction: Instruction) -> str:
-    """Returns the tile of a fusion, or the algorithm of a library call; empty where nothing is said.
+    """Returns the tile of a fusion, or the algorithm of a library call; empty if unspecified.
 
     Returns:
-        "16x64x128" (M, N, K) of a GEMM fusion; "16x64, operands 16x32, 32x64" of one whose operands are tiled by
-        themselves; "algorithm 3" of a library call.
+        "16x64x128" (M, N, K) of a GEMM fusion; "16x64, operands 16x32, 32x64" of one whose operands are tiled
+        separately; "algorithm 3" of a library call.
     """
     for library in instruction.config.values():
         if isinstance(library, dict) and "selected_algorithm" in library:
@@ -32,9 +32,9 @@ def tile_of(module: Module, instruction: Instruction) -> str:
 
 
 def split_k_of(module: Module, instruction: Instruction) -> int:
-    """Returns into how many parts a GEMM fusion cuts K; 1 if it does not, or if it is none.
+    """Returns the number of K splits of a GEMM fusion; 1 if it does not split K, or is not a GEMM fusion.
 
-    Newer versions do not say it: K is then cut where a sum over the first dimension of the product follows.
+    Newer versions do not record it: then a sum over the first dimension after the product shows a split K.
     """
     if (said := _gemm_config(instruction).get("split_k")) is not None:
         return int(said)

@@ -1,4 +1,4 @@
-"""Tracing any callable: a function, a jitted one of JAX or of a library around it, a module."""
+"""Traces any callable: a function, one jitted by JAX or a library on top of it, a module."""
 
 import functools
 from collections.abc import Callable
@@ -12,20 +12,20 @@ def traced(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     """Traces a callable with its arguments.
 
     Args:
-        fn: A function, jitted or not, by JAX or by Flax, or a callable module.
+        fn: A function, optionally jitted by JAX or Flax, or a callable module.
         args: Its arguments: arrays or `jax.ShapeDtypeStruct`.
         kwargs: Its keyword arguments.
     """
-    # A module may have a method `trace` of its own, so the name alone says nothing.
+    # A module may define its own method `trace`, so the name alone is not enough.
     if isinstance(fn, Wrapped):
-        # Flax's jit hands JAX's object out inside of its own.
+        # Flax's jit wraps JAX's object.
         found = fn.trace(*args, **kwargs)
         for stage in (found, getattr(found, "traced", None)):
             if isinstance(stage, Traced):
                 return stage
 
     @functools.wraps(fn, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:  # a module need not be hashable, and one that has changed is new
+    def call(*args: Any, **kwargs: Any) -> Any:  # a module may be unhashable, and a changed one must be traced again
         return fn(*args, **kwargs)
 
     call.__name__ = getattr(fn, "__name__", type(fn).__name__)

@@ -1,7 +1,7 @@
-"""What a program held, before XLA rewrote it, that was not the code of our kernels.
+"""Code of a program, before XLA rewrote it, that was not part of bijax kernels.
 
-XLA loses the tag of an instruction when it makes it anew, but it makes no product and no sum where none was. So if
-everything of a class was tagged before, everything of that class is ours afterwards.
+XLA drops the tag of an instruction that it recreates, but it adds no products and no sums. So if everything of a class
+was tagged before, everything of that class is kernel code afterwards.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from bijax.hlo._libraries import BENIGN
 from bijax.hlo._opcodes import APPROXIMATED, COLLECTIVES, EXACT, ORDER_FREE, REDUCING, TRANSCENDENTAL
 
 Class = Literal["reduction", "approximation", "product", "rounding"]
-"""What an instruction is called variant for: its sums, its approximation, a product contracted with a sum, or a
-rounding to 16 bits that a conversion back meets."""
+"""Why an instruction is variant: its sums, its approximation, a product contracted with a sum, or a rounding to 16 bits
+next to a conversion back."""
 
 _ATTRIBUTES: Final = "mhlo.frontend_attributes"
 # fmt: off
@@ -38,10 +38,10 @@ _APPROXIMATIONS: Final = frozenset(name.replace("-", "_") for name in TRANSCENDE
 
 
 def untagged_classes(module: Any) -> frozenset[Class]:
-    """Returns the classes of which some operation has no tag.
+    """Returns the classes with an untagged operation.
 
     Args:
-        module: A StableHLO module, as `jax.stages.Lowered.compiler_ir("stablehlo")` gives it.
+        module: A StableHLO module, as from `jax.stages.Lowered.compiler_ir("stablehlo")`.
     """
     found: set[Class] = set()
     for operation in _operations(module.operation):
@@ -62,7 +62,7 @@ def _classes(operation: Any) -> set[Class]:
     if name in _SUMS:
         combines = _adds(operation) if name in _WITH_COMBINER else True
         return {"reduction"} if combines and not (name == "reduce" and _has_single_terms(operation)) else set()
-    if _is_scalar(operation):  # no loop, no remainder; and what combines the terms of a sum
+    if _is_scalar(operation):  # no loop, no remainder; also the combiners of sums
         return set()
     if name == "square":
         return {"product"}
@@ -72,7 +72,7 @@ def _classes(operation: Any) -> set[Class]:
 
 
 def _is_open_rounding(operation: Any) -> bool:
-    """Returns whether an operation rounds to 16 bits and something computes with the result as it is."""
+    """Returns whether an operation rounds to 16 bits and the result is used unfenced."""
     if _name(operation) not in _ROUNDING or _is_scalar(operation):
         return False
     (result,) = operation.results
@@ -115,7 +115,7 @@ def _element(type_: Any) -> str:
 
 
 def _has_single_terms(operation: Any) -> bool:
-    """Returns whether a reduction only takes dimensions of size one away."""
+    """Returns whether a reduction only removes dimensions of size one."""
     before, after = (
         [n for n in str(v.type).removeprefix("tensor<").split("x")[:-1] if n != "1"]
         for v in (operation.operands[0], operation.results[0])
@@ -124,6 +124,6 @@ def _has_single_terms(operation: Any) -> bool:
 
 
 def _adds(operation: Any) -> bool:
-    """Returns whether the program that combines two elements depends on the order; one that takes the last does not."""
+    """Returns whether a combiner depends on the order; one that takes the last element does not."""
     combiner = {o.name.partition(".")[2] for o in _operations(operation)} - {"return"}
     return bool(combiner - ORDER_FREE)

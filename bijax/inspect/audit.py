@@ -1,4 +1,4 @@
-"""Looking at every operation of a program before it runs."""
+"""Audits every operation of a program before it runs."""
 
 import contextlib
 import dataclasses
@@ -36,32 +36,32 @@ def audit(
     architecture: str | None = None,
     **kwargs: Any,
 ) -> Audit:
-    """Says of every operation of a program whether its bits can depend on the size of the batch, and why.
+    """Reports, for every operation of a program, whether its bits can depend on the size of the batch, and why.
 
     The program is traced, not run. Parts under `bijax.invariant` (or in its mode) are judged as they will be lowered;
-    elsewhere the operations are XLA's.
+    elsewhere XLA compiles the operations.
 
     Args:
-        fn: A function, jitted or not, made invariant or not, or a callable module. Of a Flax nnx model that changes
+        fn: A function, jitted or not, made invariant or not, or a callable module. For a Flax nnx model that changes
             its state while it runs, pass the call, `audit(lambda m, x: m(x), model, x)`; the model itself as `fn`
             raises Flax's `TraceContextError`.
         *args: Its arguments: arrays or `jax.ShapeDtypeStruct`. Static ones, of a function
             that is not jitted with them, go into a `functools.partial`.
-        compiled: Whether to look at the compiled program too, with `bijax.hlo.inspect`; for another platform than the
-            present one, at the program that is handed to its compiler.
-        platform: "cpu" or "cuda"; None for the present one.
-        architecture: That of the GPU, such as "sm_90"; None for this process's, or the one that `bijax.lowering_for`
-            names. Where there is none, the contracts of a program for CUDA are not said.
+        compiled: Whether to inspect the compiled program too, with `bijax.hlo.inspect`; for a platform other than the
+            current one, the input of its compiler.
+        platform: "cpu" or "cuda"; None for the current one.
+        architecture: Architecture of the GPU, such as "sm_90"; None for this process's, or the one named by
+            `bijax.lowering_for`. Without one, the contracts of a program for CUDA are not reported.
         **kwargs: Its keyword arguments. For arguments named `compiled`, `platform` or `architecture`, pass a
             `functools.partial`.
 
     Returns:
-        The operations with their verdicts; `variant` holds those to look at.
+        The operations with their verdicts; `variant` holds those to check.
 
     Raises:
         TypeError: If `fn` is not callable.
-        ValueError: If there are no rules for the platform, or an architecture is given that is none.
-        UnsupportedError: If a program for CUDA is to be lowered (`compiled`) and its architecture is not known.
+        ValueError: If there are no rules for the platform, or the architecture is invalid.
+        UnsupportedError: If a program for CUDA is to be lowered (`compiled`) and its architecture is unknown.
 
     Example:
         >>> import bijax, jax.numpy as jnp
@@ -89,17 +89,17 @@ def audit(
 def looked_at(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], platform: str, *, strict: bool
 ) -> Iterator[tuple[Operation, tuple[str, ...], Request]]:
-    """Yields every operation of a program, what `uses` says of it, and the request under which it is.
+    """Yields every operation of a program, its contracts from `uses`, and its request.
 
     Args:
-        fn: As for `audit`, as all that follows.
+        fn: As for `audit`, like the following ones.
         args: Its arguments.
         kwargs: Its keyword arguments.
         platform: The platform.
         strict: Whether to raise where contracts cannot be found.
 
     Raises:
-        UnsupportedError: If `strict`, for the reasons of `uses`.
+        UnsupportedError: If `strict`, as in `uses`.
     """
     stage = traced(fn, args, kwargs)
     # What JAX lowers: operations of a higher level, such as jnp.searchsorted, are expanded first.
@@ -116,7 +116,7 @@ def looked_at(
 
 
 def _uses(equation: Equation, platform: str, known: dict[Any, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns what `uses` says, which is looked up for operations that are alike."""
+    """Returns the result of `uses`, cached for identical operations."""
     avals = tuple(_short(a) for a in (*equation.operands, *equation.results))
     key = (equation.name, avals, tuple(equation.metadata.items()), str(sorted(equation.parameters.items(), key=str)))
     if key not in known:
@@ -125,11 +125,11 @@ def _uses(equation: Equation, platform: str, known: dict[Any, tuple[str, ...]]) 
 
 
 def platform_of(op: str, given: str | None) -> str:
-    """Returns the platform that a caller named, or the present one.
+    """Returns the platform that a caller named, or the current one.
 
     Args:
         op: Name of the caller's function, for the error.
-        given: What was named.
+        given: The name, or None.
 
     Raises:
         ValueError: If there are no rules for it.
@@ -163,7 +163,7 @@ def _operation(equation: Equation, platform: str) -> Operation:
 
 
 def _decide(equation: Equation, platform: str) -> tuple[Decision, str, bool]:
-    """Returns the verdict, the evidence, and whether the operation passes only because the caller allows it."""
+    """Returns the verdict, the evidence, and whether only the caller's `allow` lets the operation pass."""
     if equation.metadata.get(TAG) == KERNEL:
         return "invariant", "code of a kernel of bijax", False
     request = of_equation(equation.metadata)
@@ -186,7 +186,7 @@ def _judged(equation: Equation, found: Verdict, enabled: bool) -> tuple[Decision
             return "believed", found.evidence
         case Kind.KEEP:
             return "invariant", found.evidence
-        case Kind.RECURSE:  # without a program that can be seen: its rule makes it up at lowering
+        case Kind.RECURSE:  # without a visible program: its rule creates it at lowering
             return ("replaced", found.evidence) if enabled else ("variant", "it is expanded at lowering")
         case Kind.REPLACE if enabled:
             return "replaced", found.evidence
@@ -197,7 +197,7 @@ def _judged(equation: Equation, found: Verdict, enabled: bool) -> tuple[Decision
 
 
 def _operations(single: list[Operation]) -> tuple[Operation, ...]:
-    """Puts operations of one line that are alike together."""
+    """Merges identical operations of one line."""
     groups: dict[tuple[str, ...], list[Operation]] = {}
     for operation in single:
         key = (operation.verdict, operation.primitive, operation.evidence, operation.line, *operation.contracts)

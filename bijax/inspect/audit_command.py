@@ -25,9 +25,9 @@ exit code: 0 if nothing is variant, 1 if something is, 2 if the audit could not 
 
 
 class AuditError(Exception):
-    """The command cannot be carried out as it was given.
+    """The command cannot run with these arguments.
 
-    The message says what was expected, what came and what to do; the command line shows it without a traceback.
+    The message says what was expected, what was passed and what to do; the command line shows it without a traceback.
     """
 
 
@@ -63,13 +63,13 @@ def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
-    """Carries the command out.
+    """Runs the command.
 
     Returns:
         The exit code.
 
     Raises:
-        AuditError: If a file, module, function or its arguments cannot be had, or the function cannot be traced or
+        AuditError: If a file, module, function or its arguments cannot be loaded, or the function cannot be traced or
             compiled.
     """
     result = _read(parsed.hlo, parsed) if parsed.hlo else _audit(parsed)
@@ -112,10 +112,10 @@ def _audit(parsed: argparse.Namespace) -> Audit:
 def _check_arguments(
     function: Callable[..., Any], parsed: argparse.Namespace, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
-    """Checks that a function can be called with the arguments, as far as its signature tells."""
+    """Checks that a function can be called with the arguments, as far as its signature shows."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it has none
+    except (TypeError, ValueError):  # it has no signature
         return
     try:
         signature.bind(*args, **kwargs)
@@ -142,7 +142,7 @@ def _load(name: str, option: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _modules_from_here() -> Iterator[None]:
-    """Lets modules of the present folder be imported, as `python -m` does."""
+    """Makes modules of the current folder importable, as `python -m` does."""
     sys.path.insert(0, "")
     try:
         yield
@@ -153,7 +153,7 @@ def _modules_from_here() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Turns whatever the user's code raises, even a `sys.exit`, into an error of the command."""
+    """Converts whatever the user's code raises, even a `sys.exit`, into an error of the command."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -162,7 +162,7 @@ def _reported(what: str) -> Iterator[None]:
 
 def _show(result: Audit | hlo.Report) -> None:
     if importlib.util.find_spec("rich") is None or not sys.stdout.isatty():
-        print(result)  # a table that is piped stays wide, for other programs
+        print(result)  # a piped table stays wide, for other programs
         return
     from rich.console import Console
 

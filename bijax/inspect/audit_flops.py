@@ -10,14 +10,14 @@ from bijax.transform.rules._elementwise import FENCED, VECTORS
 from bijax.transform.rules.equations import Equation
 
 _ELEMENTWISE: Final = {"add", "add_any", "sub", "max", "min", "neg", "abs", "select_n", "sqrt", *FENCED, *VECTORS}
-_OTHERS: Final = ("reduce_precision", "reduce_window")  # the function of the latter counts by itself
+_OTHERS: Final = ("reduce_precision", "reduce_window")  # the latter's function is counted separately
 
 
 def flops(equation: Equation) -> int:
-    """Returns the floating-point operations of an equation, as often as it runs; 0 for what computes no floats.
+    """Returns the floating-point operations of an equation, over all its runs; 0 if it computes no floats.
 
-    Products and sums count with their terms, other arithmetic with one operation for each element; a kernel of bijax
-    as the operation that it stands for. What is not known counts as nothing.
+    Products and sums count with their terms, other arithmetic as one operation per element; a bijax kernel counts as
+    the operation that it implements. Unknown operations count as zero.
     """
     if not any(jnp.issubdtype(a.dtype, jnp.inexact) for a in equation.results if hasattr(a, "dtype")):
         return 0
@@ -52,7 +52,7 @@ def _convolution(equation: Equation) -> int:
 
 
 def _product(equation: Equation) -> int:
-    """Counts 2 M K N of matrices (B, M, K), (B, K, N) and (B, M, N), whichever way they are stored."""
+    """Counts 2 M K N of matrices (B, M, K), (B, K, N) and (B, M, N), in either storage."""
     sizes = [_size(a) for a in (*equation.operands[:2], equation.results[0])]
     stack = math.prod(map(int, equation.results[0].shape[:-2]))
     shared = stack if all(len(a.shape) > 2 for a in equation.operands[:2]) else 1

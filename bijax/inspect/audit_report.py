@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""The report of an audit."""
 
 import dataclasses
 from collections import Counter
@@ -18,21 +18,21 @@ _STYLES = {"refused": "bold red", "variant": "red", "believed": "yellow", "repla
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An operation of the program; those of one line that are alike are one.
+    """An operation of the program; identical ones of one line are merged.
 
     Attributes:
-        verdict: "invariant" by construction; "replaced" by an invariant form; "believed": XLA's own, and no batch size
-            was seen to change it; "variant": XLA's own, and its bits may depend on the batch; "refused": in a program
-            under `bijax.invariant`, which cannot be lowered because of it.
+        verdict: "invariant" by construction; "replaced" by an invariant version; "believed": XLA's own, and no batch
+            size is known to change it; "variant": XLA's own, and its bits may depend on the batch; "refused": the
+            program under `bijax.invariant` cannot be lowered because of it.
         primitive: Name of the JAX primitive.
         evidence: Why it has its verdict.
         line: "FILE:LINE" of the user's program; may be empty.
-        shapes: Of operands and results, those of the first if there are several.
-        count: How many.
+        shapes: Shapes of operands and results, of the first operation if there are several.
+        count: Number of operations.
         flops: Floating-point operations in one run of the program; see `Audit`.
-        share: Those as a part of the program's, 0 to 1.
-        contracts: Ids of the contracts that fix its bits; empty where no order shows, or the operation is XLA's own.
-        unknown: Whether nothing here fixes its bits, though it passes: a kernel of the user's, or what `allow` names.
+        share: Their share of the program's, 0 to 1.
+        contracts: Ids of the contracts that fix its bits; empty where order is irrelevant or XLA's own.
+        unknown: Whether it passes although no contract fixes its bits: a user's kernel, or named in `allow`.
         allowed: Whether it passes only because `allow` names it.
     """
 
@@ -61,9 +61,9 @@ class Audit:
     Attributes:
         operations: The operations, in the order of the program.
         platform: "cpu" or "cuda".
-        flops: Floating-point operations in one run. Loops of unknown length count as one trip, every branch of a
-            condition counts, and calls that do not tell their work count as nothing.
-        hlo: What was found in the compiled program, if that was asked for and nothing is refused.
+        flops: Floating-point operations in one run. Loops of unknown length count as one trip, all branches of a
+            condition count, and calls of unknown work count as zero.
+        hlo: The report of the compiled program, if requested and nothing is refused.
     """
 
     operations: tuple[Operation, ...]
@@ -73,16 +73,16 @@ class Audit:
 
     @property
     def variant(self) -> tuple[Operation, ...]:
-        """The operations whose bits may depend on the batch, and those that are refused."""
+        """The operations whose bits may depend on the batch, and refused operations."""
         return tuple(o for o in self.operations if o.verdict in ("variant", "refused"))
 
     @property
     def invariant(self) -> bool:
-        """Whether no operation is variant, and nothing in the compiled program if that was looked at."""
+        """Whether no operation is variant, nor anything in the compiled program if it was inspected."""
         return not self.variant and (self.hlo is None or self.hlo.invariant)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as values that `json.dumps` takes."""
+        """Returns everything as JSON-serialisable values."""
         return {
             "platform": self.platform,
             "invariant": self.invariant,
@@ -92,7 +92,7 @@ class Audit:
         }
 
     def table(self) -> Rows:
-        """Returns the table, the variant operations first, and those that are invariant in one row for each reason."""
+        """Returns the table, variant operations first, and one row for the invariant operations of each reason."""
         looked_at = sorted((o for o in self.operations if o.verdict != "invariant"), key=_rank)
         rows = [
             (

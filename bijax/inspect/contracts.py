@@ -21,16 +21,16 @@ class Manifest:
 
     Attributes:
         ids: Ids of the contracts, sorted.
-        terms: The contracts with the dtypes of the operations that they are used for, sorted: what the fingerprint is
-            made of, beside the architecture.
-        believed: Names of primitives whose bits nothing here fixes: Pallas kernels of the user's, and what `allow`
-            let pass.
-        allowed: Those of them that `allow` let pass; names that it was given without effect are not among them.
+        terms: The contracts with the dtypes of the operations that use them, sorted: the input of the fingerprint,
+            with the architecture.
+        believed: Names of primitives whose bits no contract fixes: the user's Pallas kernels, and primitives that
+            `allow` lets pass.
+        allowed: Those that `allow` lets pass; names in `allow` without effect are not included.
         platform: "cpu" or "cuda".
-        architecture: That of the GPU, such as "sm_90", or of the processor.
+        architecture: Architecture of the GPU, such as "sm_90", or of the processor.
         fingerprint: 32 hexadecimal digits.
         row_programs: Whether operations on rows may be computed by one kernel (Hopper GPUs; `fuse_rows` of
-            `bijax.invariant`). It is a schedule, so it is no part of the fingerprint.
+            `bijax.invariant`). It is a schedule, so it is not part of the fingerprint.
     """
 
     ids: tuple[str, ...]
@@ -43,7 +43,7 @@ class Manifest:
     row_programs: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as values that `json.dumps` takes."""
+        """Returns everything as JSON-serialisable values."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -63,31 +63,31 @@ def contracts(
 ) -> Manifest:
     """Returns the contracts of a program: everything that fixes the bits of its rows.
 
-    Two programs that compute a row by the same operations, say a trainer's forward pass and a sampler's prefill and
-    decoding, give it the same bits if their fingerprints are equal and they run on one architecture. Compare them when
-    both start; store one beside a checkpoint. The number of rows, sequences and queries is no part of them. What a
-    program computes is not either: another activation, or a longer row, is another function.
+    Two programs that compute a row by the same operations, for example a trainer's forward pass and a sampler's prefill
+    and decoding, compute the same bits if their fingerprints are equal and they run on one architecture. Compare them
+    at startup; store one with a checkpoint. The fingerprint does not depend on the number of rows, sequences and
+    queries. It does not identify the function either: another activation, or a longer row, is another function.
 
     The program is traced, not run, compiled or lowered.
 
     Args:
         fn: As for `bijax.audit`; its operations must all be invariant.
         *args: Its arguments: arrays or `jax.ShapeDtypeStruct`.
-        platform: "cpu" or "cuda"; None for the present one.
-        architecture: That of the GPU, such as "sm_90"; None for this process's, or the one that `bijax.lowering_for`
-            names.
+        platform: "cpu" or "cuda"; None for the current one.
+        architecture: Architecture of the GPU, such as "sm_90"; None for this process's, or the one named by
+            `bijax.lowering_for`.
         **kwargs: Its keyword arguments. For arguments named `platform` or `architecture`, pass a `functools.partial`.
 
     Raises:
         TypeError: If `fn` is not callable.
         ValueError: If an operation is not invariant, so that nothing fixes its bits; if there are no rules for the
-            platform, or an architecture is given that is none.
-        UnsupportedError: If the architecture is not known, or there is no kernel for some operands.
+            platform, or the architecture is invalid.
+        UnsupportedError: If the architecture is unknown, or some operands have no kernel.
 
     Guarantee: equal fingerprints of two programs that compute a row by the same operations promise equal bits of it on
     one architecture; where functions of XLA ("...-xla") or LAPACK take part, with one version of jaxlib or of SciPy,
-    which is in the fingerprint then, and on one make of processor. What `believed` names is outside of the promise; it
-    is a part of the fingerprint, and so is that `allow` let it pass.
+    which is then in the fingerprint, and on one make of processor. What `believed` names is outside the promise; it is
+    part of the fingerprint, and so is the fact that `allow` let it pass.
 
     Example:
         >>> import bijax, jax, jax.numpy as jnp

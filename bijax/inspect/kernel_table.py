@@ -1,4 +1,4 @@
-"""Which kernel serves which case, under which contract: found by asking the kernels, for one call of each kind."""
+"""The kernel and contract that serve each case, found by tracing one call of each kind."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from bijax.transform.rules.uses import kernels_of
 from pallas_kernels.target import Target
 
 TARGETS: Final = tuple(map(Target.parse, ("cpu", "sm_90", "sm_80")))
-"""The last one stands for every GPU without kernels of its own."""
+"""The last one represents every GPU without dedicated kernels."""
 
 _FLOATS: Final = ("float32", "bfloat16", "float16")
 _LABELS: Final = "int32"
@@ -35,10 +35,10 @@ class Case:
 
     Attributes:
         operation: Name of the operation, as users call it.
-        case: What tells it from other calls.
+        case: What distinguishes it from other calls.
         function: The call.
-        shapes: Shapes of its arrays; those that end in a dtype's name have that dtype.
-        dtypes: Dtypes of the others.
+        shapes: Shapes of its arrays; one that ends in a dtype's name has that dtype.
+        dtypes: Dtypes of the other arrays.
     """
 
     operation: str
@@ -255,20 +255,20 @@ CASES: Final[tuple[Case, ...]] = (
     Case("sample", "", _sample, (_X, (8, _LABELS)), ("float32",)),
     Case("psum", "", _invariant(lambda x: jax.vmap(lambda row: lax.psum(row, "rows"), axis_name="rows")(x)), (_X,)),
 )
-"""Calls of every kind; a test makes sure that they reach every kernel."""
+"""Calls of every kind; a test checks that they reach every kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What serves a case on one target.
+    """The kernels that serve a case on one target.
 
     Attributes:
         case: The case.
         target: "cpu", or the architecture of a GPU.
         dtypes: The dtypes for which this holds.
         contracts: Ids of the contracts.
-        kernels: Names of the functions that are given them.
-        primitives: Names of the primitives that hold them.
+        kernels: Names of the functions that receive them.
+        primitives: Names of the primitives that contain them.
     """
 
     case: Case
@@ -280,7 +280,7 @@ class Row:
 
 
 def rows(targets: Sequence[Target] = TARGETS) -> Iterator[Row]:
-    """Yields what serves every case on each target, dtypes that are served alike together."""
+    """Yields the rows of every case on each target, grouping dtypes with the same kernels."""
     for case in CASES:
         traced = {dtype: _traced(case, dtype) for dtype in case.dtypes}
         for target in targets:

@@ -1,4 +1,4 @@
-"""The command `bijax kernels`: the registry of kernels, and which of them serve calls of each kind."""
+"""The command `bijax kernels`: the registry of kernels, and those that serve each kind of call."""
 
 import argparse
 import inspect
@@ -19,7 +19,7 @@ _OPS: Final = ("pallas_kernels.", "bijax.lax.", "bijax.ops.")
 
 
 class KernelsError(Exception):
-    """The command cannot be carried out as it was given."""
+    """The command cannot run with these arguments."""
 
 
 def add_kernels_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,13 +36,13 @@ def add_kernels_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPa
 
 
 def run_kernels(parsed: argparse.Namespace) -> int:
-    """Carries the command out.
+    """Runs the command.
 
     Returns:
         The exit code.
 
     Raises:
-        KernelsError: If the target is not the name of one, or there is no such operation.
+        KernelsError: If the target or the operation does not exist.
     """
     entries = _cases(parsed) if parsed.cases else _registered(parsed)
     if not entries:
@@ -63,7 +63,7 @@ def _target(name: str) -> Target:
 
 
 def _registered(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the kernels that are asked for; on one target those that describe it closest come first."""
+    """Returns the requested kernels; for one target, the most specific ones first."""
     found: Sequence[Kernel] = registry.kernels(parsed.operation)
     if parsed.target is not None:
         target = _target(parsed.target)
@@ -81,7 +81,7 @@ def _registered(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _cases(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    # Here, because the calls that it lists are made when it is imported.
+    # Imported here, because importing it builds the calls that it lists.
     from bijax.inspect import kernel_table
 
     targets = kernel_table.TARGETS if parsed.target is None else (_target(parsed.target),)
@@ -100,7 +100,7 @@ def _cases(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _described(contract: Any) -> str:
-    """Returns the id of a contract, or of what kinds those are that a function chooses."""
+    """Returns the id of a contract, or the kinds of the contracts that a function chooses."""
     if not callable(contract):
         return str(contract.id)
     return _kinds(contract)

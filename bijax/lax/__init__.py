@@ -1,1 +1,1 @@
-"""Invariant forms of JAX's own primitives, with their operands and parameters."""
+"""Invariant versions of JAX's primitives, with their operands and parameters."""

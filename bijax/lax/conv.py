@@ -34,24 +34,24 @@ def conv_general_dilated(
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """Convolves, in float32 (float64 for float64), in an order that the kernel and the input features fix.
+    """Convolves in float32 (float64 for float64), in an order fixed by the kernel and the input features.
 
-    A convolution whose features stand before the batch in `lhs` sums over examples: it is the gradient of another
-    one's weights. Its terms are taken example by example, in chunks of 128
+    A convolution whose features precede the batch in `lhs` sums over examples: it is the weight gradient of another
+    convolution. Its terms are taken example by example, in chunks of 128
     (`pallas_kernels.contract.ChunkContract`).
 
     Args:
-        lhs: Array of float32, bfloat16, float16 or float64 (where `dot_general` takes it), of any spatial dimensions.
+        lhs: Array of float32, bfloat16, float16 or float64 (if `dot_general` takes it), of any spatial dimensions.
         rhs: The kernel, of the same dtype.
-        window_strides: As in `jax.lax.conv_general_dilated`, as all that follows.
+        window_strides: As in `jax.lax.conv_general_dilated`, like the following ones.
         padding: Zeros before and after each spatial dimension of `lhs`.
-        lhs_dilation: Distance of the elements of `lhs`, with zeros between them.
-        rhs_dilation: Distance of the elements of `rhs`.
+        lhs_dilation: Distance between the elements of `lhs`, which are separated by zeros.
+        rhs_dilation: Distance between the elements of `rhs`.
         dimension_numbers: `jax.lax.ConvDimensionNumbers`.
-        feature_group_count: Groups of features that are convolved apart.
-        batch_group_count: Groups of examples that are convolved apart.
+        feature_group_count: Groups of features that are convolved separately.
+        batch_group_count: Groups of examples that are convolved separately.
         precision: On the CPU every precision is full float32.
-        preferred_element_type: Dtype of the result; that of `lhs` by default.
+        preferred_element_type: Dtype of the result; by default the dtype of `lhs`.
         out_sharding: Not used.
 
     Returns:
@@ -60,8 +60,8 @@ def conv_general_dilated(
     Raises:
         UnsupportedError: If the dtype is unsupported.
 
-    Guarantee: row-invariant: an element depends on its window and its output feature alone. A sum over examples does
-    not change with examples of zeros behind them.
+    Guarantee: row-invariant: an element depends only on its window and its output feature. A sum over examples does
+    not change if examples of zeros follow.
 
     Example:
         >>> numbers = lax.conv_dimension_numbers((1, 1, 4), (1, 1, 2), ("NCH", "OIH", "NCH"))
@@ -80,7 +80,7 @@ def conv_general_dilated(
     columns = rhs.shape[rhs_spec[0]] // groups
 
     over_examples = lhs_spec[1] < lhs_spec[0]
-    # (rows, spatial..., groups, features), or the other way round where the features are examples
+    # (rows, spatial..., groups, features), or with features and rows swapped for sums over examples
     x = _split(lhs, lhs_spec, feature_group_count, batch_group_count, swap=over_examples)
     edges = [(low, high, hole - 1) for (low, high), hole in zip(padding, lhs_dilation, strict=True)]
     pad = functools.partial(
@@ -142,7 +142,7 @@ def _correlate(
 def _split(x: jax.Array, spec: Sequence[int], feature_groups: int, batch_groups: int, *, swap: bool) -> jax.Array:
     """Returns (rows, spatial..., groups, features) of the operand, or (features, spatial..., groups, rows)."""
     batch, feature, *spatial = spec
-    # The groups get an axis of their own where they stand; one transpose does the rest.
+    # The groups are split off into an axis in place; one transpose does the rest.
     group, groups = (feature, feature_groups) if feature_groups > 1 else (batch, batch_groups)
     x = x.reshape(*x.shape[:group], groups, x.shape[group] // groups, *x.shape[group + 1 :])
     batch, feature, *spatial = (a + (a >= group) for a in (batch, feature, *spatial))
@@ -151,7 +151,7 @@ def _split(x: jax.Array, spec: Sequence[int], feature_groups: int, batch_groups:
 
 
 def _product(contracting: tuple[tuple[int], tuple[int]], precision: Any, dtype: Any) -> Product:
-    """Returns the product over the given axes of two matrices, or of two stacks of matrices."""
+    """Returns the product over these axes of two matrices, or of two stacks of matrices."""
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
         stack = tuple(range(a.ndim - 2))

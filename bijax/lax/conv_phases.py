@@ -1,4 +1,4 @@
-"""Convolution of an input with holes (the input gradient of a strided one) without multiplying by the holes."""
+"""Convolution of a dilated input (the input gradient of a strided convolution) without multiplying by the holes."""
 
 import itertools
 import math
@@ -16,12 +16,12 @@ Correlate = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def has_phases(holes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Returns whether the places fall into some phases, each of which meets every second (third, ...) position.
+    """Returns whether the outputs split into phases that each read every second (third, ...) position.
 
     Args:
-        holes: Distance of the elements of the input, along each spatial axis.
-        strides: Distance of two windows.
-        dilation: Distance of two elements of a window.
+        holes: Distance between the elements of the input, along each spatial axis.
+        strides: Distance between windows.
+        dilation: Distance between the elements of a window.
 
     Example:
         >>> has_phases((2, 1), (1, 3), (1, 1)), has_phases((1, 1), (1, 3), (1, 1)), has_phases((2, 1), (2, 1), (1, 1))
@@ -43,14 +43,14 @@ def correlate_in_phases(
     dilation: Sequence[int],
     dtype: DTypeLike,
 ) -> jax.Array:
-    """Sums over the elements that the windows meet, for each phase of the places in turn.
+    """Sums over the elements in the windows, one phase of the outputs after another.
 
     Args:
-        correlate: Maps a padded input and a kernel of these layouts, with the given strides and dilation, to
+        correlate: Maps a padded input and a kernel of these layouts, with these strides and dilation, to
             (N, places..., G, O).
         x: (N, spatial..., G, C), without holes or padding.
         w: (spatial..., C, G, O).
-        counts: Places along each spatial axis.
+        counts: Number of outputs along each spatial axis.
         before: Zeros before each spatial axis of the input with its holes; may be negative.
         holes: As for `has_phases`, which must be true.
         strides: As for `has_phases`.
@@ -62,8 +62,8 @@ def correlate_in_phases(
     """
     kernel, shape = w.shape[:-3], x.shape[1:-2]
     size = [-(-n // h) for n, h in zip(counts, holes, strict=True)]
-    # Phases that read the same elements, as all do where windows do not overlap, share one product: their weights are
-    # further columns of it, which no bit of the others depends on.
+    # Phases that read the same elements, as all do if windows do not overlap, share one product: their weights are
+    # additional columns, which do not change the others.
     shared: dict[Any, list[tuple[int, jax.Array]]] = {}
     parts: list[Any] = []
     for phase in itertools.product(*map(range, holes)):

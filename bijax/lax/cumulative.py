@@ -17,13 +17,13 @@ def cumsum(operand: jax.Array, *, axis: int, reverse: bool) -> jax.Array:
     Args:
         operand: Array of any shape, float32, bfloat16, float16 or float64.
         axis: The axis, counted from the front.
-        reverse: Whether to add up every suffix, from the end, in its place.
+        reverse: Whether to add up suffixes, from the end, instead.
 
     Returns:
         An array of the shape and dtype of `operand`.
 
     Raises:
-        UnsupportedError: If the dtype is none of the four.
+        UnsupportedError: If the dtype is not one of the four.
 
     Guarantee: row-invariant; an element depends on its prefix alone, not on the length of the axis.
 

@@ -11,8 +11,8 @@ or it has no free dimension, else "by columns".
 | by columns | by rows | the same, the operands swapped: products commute exactly |
 | by columns | by columns | `chunk_contract()`, as the gradient of weights `x.T @ g` |
 
-In float64 it is always fused chains of 128, added upwards. On a Hopper GPU, for two operands of bfloat16 or of float16,
-it is one chain in every row of the table (`WgmmaContract`, `WgmmaChunkContract`: the same steps of 16, upwards).
+In float64 it is always fused chains of 128, added in ascending order. On a Hopper GPU, for two operands of bfloat16 or
+float16, it is one chain in every row of the table (`WgmmaContract`, `WgmmaChunkContract`: steps of 16, in order).
 
 Batch dimensions and free dimensions in front do not change the storage, so `vmap` over leading axes keeps the order.
 """
@@ -70,17 +70,17 @@ def dot_general(
     Sums are taken in float32, or in float64 where an operand or the result is float64, and rounded once.
 
     Args:
-        lhs: float32, bfloat16, float16 or float64, of any shape, dimensions of length 0 included.
-        rhs: The same; its dtype may be another one of these.
+        lhs: float32, bfloat16, float16 or float64, of any shape, including dimensions of length 0.
+        rhs: The same; its dtype may differ.
         dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
         precision: As in `jax.lax.dot_general`. See `bijax.matmul`.
         preferred_element_type: Dtype of the result; one of these dtypes.
-        out_sharding: Not used here: whoever replaces the operation pins the result's sharding.
-        as_columns: Whether one of two operands stored by rows stands for its transpose: the sum has the order of
-            `x @ w` then, not of `x @ w.T`.
-        arrangement: How the result is to lie in memory, where the platform's kernels have the same bits either way; by
-            default as it comes.
-        on_gpu: Whether the program is for a GPU. The bits of one platform do not depend on it.
+        out_sharding: Not used here: the caller that replaces the operation pins the result's sharding.
+        as_columns: Whether one of two operands stored by rows represents its transpose: the sum then has the order of
+            `x @ w`, not of `x @ w.T`.
+        arrangement: Memory layout of the result, where the platform's kernels have the same bits either way; by
+            default any.
+        on_gpu: Whether the program is for a GPU. It does not change the bits of a platform.
 
     Returns:
         (batch..., lhs free..., rhs free...), of the dtype that `jax.lax.dot_general` gives.
@@ -135,14 +135,14 @@ def storage_may_change(length: int) -> bool:
 
 
 class Arrangement(enum.Enum):
-    """Which free dimensions of a product are the last ones in memory."""
+    """Which free dimensions of a product are innermost in memory."""
 
     OF_RHS = "of rhs"
     OF_LHS = "of lhs"
 
 
 class _Operand(NamedTuple):
-    """An operand and its dimensions by their part in the product."""
+    """An operand and its dimensions by their role in the product."""
 
     array: jax.Array
     batch: tuple[int, ...]
@@ -185,8 +185,8 @@ def _product(left: _Operand, right: _Operand, product: Product) -> jax.Array:
     if not left.by_rows and not right.by_rows:
         return _gradient(left, right, product)
     if left.by_rows and right.by_rows:
-        # Either may be the weights; a few rows beside many are the activations. Not at float32 accuracy on a Hopper
-        # GPU, where the parts of the weights and of the activations are multiplied in an order of their own.
+        # Either may be the weights; a few rows next to many are the activations. Not at float32 accuracy on a Hopper
+        # GPU, where the limbs of the weights and of the activations are multiplied in a fixed order.
         if right.rows < left.rows and right.rows <= _FEW_ROWS and product.precision in IN_TF32:
             return _by_rows(right, left, product).swapaxes(1, 2)
         return _by_rows(left, right, product)
@@ -196,10 +196,10 @@ def _product(left: _Operand, right: _Operand, product: Product) -> jax.Array:
 
 
 def _arranged_product(left: _Operand, right: _Operand, product: Product, arrangement: Arrangement) -> jax.Array:
-    """Returns the same, computed as it shall lie in memory: otherwise XLA would copy the result into another order.
+    """Returns the same, computed in the wanted memory layout: otherwise XLA would copy the result into it.
 
-    A kernel takes rows that are stored by rows, and weights stored either way. An operand that is to be the rows and is
-    stored by columns is copied, if that is less than the result.
+    A kernel takes rows that are stored by rows, and weights stored either way. An operand that should be the rows but
+    is stored by columns is copied, if it is smaller than the result.
     """
     rows, weights = (left, right) if arrangement is Arrangement.OF_RHS else (right, left)
     length = rows.size(rows.contracting)
@@ -217,7 +217,7 @@ def _arranged_product(left: _Operand, right: _Operand, product: Product, arrange
 
 
 def _wide_product(left: _Operand, right: _Operand, product: Product) -> jax.Array:
-    """The same in float64, where one order fits every storage."""
+    """The same in float64, where every storage has the same order."""
     if left.size(left.contracting) == 1:
         return _outer(left, right, jnp.float64).astype(product.out_dtype)
     x = left.arranged(left.batch, left.free, left.contracting)
@@ -229,7 +229,7 @@ def _outer(left: _Operand, right: _Operand, dtype: Any) -> jax.Array:
     """One product for each element, added to a zero as in a longer sum."""
     x = left.arranged(left.batch, left.free, left.contracting).astype(dtype)
     y = right.arranged(right.batch, right.contracting, right.free).astype(dtype)
-    # Apart from the barriers the product would be fused with an addition that follows.
+    # Without the barriers the product would be fused with an addition that follows.
     return isolate(x * y)[0] + isolate(jnp.zeros((), dtype))[0]
 
 
@@ -264,7 +264,7 @@ def _by_columns(rows: _Operand, weights: _Operand, product: Product) -> jax.Arra
     x = rows.arranged(rows.batch, rows.free, rows.contracting)
     if not stack or rows.rows > weights.rows // weights.size(stack):
         return _multiply(x, weights.arranged(weights.batch, weights.contracting, weights.free), product)
-    # Weights of many entries stay as they are, the fewer rows are repeated for each.
+    # Weights of many entries are not copied; the fewer rows are repeated for each.
     g, m, k = x.shape
     entries = weights.size(stack)
     columns = tuple(d for d in weights.free if d not in stack)
@@ -275,9 +275,9 @@ def _by_columns(rows: _Operand, weights: _Operand, product: Product) -> jax.Arra
 
 
 def _scattered_entries(rows: _Operand, weights: _Operand) -> bool:
-    """Returns whether the last batch dimension lies inside of the weights, as that of heads in a cache (B, S, H, D).
+    """Returns whether the last batch dimension is an inner one of the weights, as the heads in a cache (B, S, H, D).
 
-    A copy with every entry together would cost more than the product, if the rows are few.
+    With few rows, a copy that makes each entry contiguous would cost more than the product.
     """
     *first, last = weights.batch or (0,)
     inside = weights.batch and first == list(range(len(first))) and last > len(first)
@@ -289,7 +289,7 @@ def _scattered_entries(rows: _Operand, weights: _Operand) -> bool:
 
 
 def _crossed(rows: _Operand, weights: _Operand, product: Product) -> jax.Array:
-    """Multiplies the rows of all entries by the weights of all, as they are stored, and keeps what belongs together."""
+    """Multiplies the rows of all entries by the weights of all, without a copy, and keeps the matching results."""
     *first, last = weights.batch
     entries = weights.size((last,))
     x = rows.arranged(rows.batch[:-1], (rows.batch[-1], *rows.free), rows.contracting)

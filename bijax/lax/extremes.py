@@ -1,8 +1,8 @@
 """Maxima and minima of two numbers and of prefixes, with the operands and parameters of JAX's own primitives.
 
-XLA:CPU turns subnormal numbers into zeros in some forms of a floating maximum and keeps them in others: in whole
-vectors of bfloat16 and not in the remainder, or where it finds that both operands are one value. As integers of a total
-order they have one maximum.
+XLA:CPU flushes subnormal numbers to zero in some implementations of a floating maximum and not in others: in whole
+vectors of bfloat16 but not in the remainder, or where it finds that both operands are one value. As integers in a
+total order they have a unique maximum.
 """
 
 import functools
@@ -27,7 +27,7 @@ def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
         One of the two numbers, +0 rather than -0; the positive quiet nan where one of them is nan.
 
     Raises:
-        UnsupportedError: If the dtype is none of these.
+        UnsupportedError: If the dtype is not one of these.
 
     Guarantee: row-invariant. (Rows are elements.)
 
@@ -68,7 +68,7 @@ def cummax(operand: jax.Array, *, axis: int, reverse: bool) -> jax.Array:
     Args:
         operand: Array of any shape, of a dtype of `maximum`.
         axis: The axis, counted from the front.
-        reverse: Whether to look at suffixes in place of prefixes.
+        reverse: Whether to look at suffixes instead of prefixes.
 
     Returns:
         An array of the shape and dtype of `operand`: +0 rather than -0, and nan from the first one on.
@@ -108,7 +108,7 @@ def _of_two(x: jax.Array, y: jax.Array, *, smallest: bool) -> jax.Array:
 def _of_prefixes(
     scan: Callable[..., jax.Array], operand: jax.Array, axis: int, reverse: bool, *, smallest: bool
 ) -> jax.Array:
-    # Behind barriers: XLA:CPU computes the windows of prefixes anew for each element of what they are fused with.
+    # With barriers: XLA:CPU would recompute the windows of prefixes for each element of the fused consumer.
     ordered = in_one_loop(functools.partial(to_ordered, nan_first=smallest), operand)
     (ordered,) = isolate(scan(*isolate(ordered), axis=axis, reverse=reverse))
     return from_ordered(ordered, operand.dtype, nan_first=smallest)

@@ -26,9 +26,9 @@ def on_vectors(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.A
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
     operands = tuple(jnp.broadcast_to(x, shape) for x in operands)
-    # Two of XLA:CPU's code generators round halfway through a function in 16 bits, each in its own way.
+    # Two of XLA:CPU's code generators round inside a 16-bit function, at different points.
     dtype = jnp.result_type(*(x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)))
-    # The exponent of a power may be an integer, and stays one.
+    # The exponent of a power may be an integer, and stays an integer.
     wide = isolate(*(_widened(x) for x in operands))
     if primitive.name in _COMPOSED:
         result = _COMPOSED[primitive.name](*wide)
@@ -50,7 +50,7 @@ def _each(function: Function, *arrays: jax.Array) -> jax.Array:
 
 
 def _over(x: jax.Array, constant: float) -> jax.Array:
-    """Divides by a constant that XLA does not see."""
+    """Divides by a constant that XLA cannot see."""
     return x / isolate(jnp.full(x.shape, constant, x.dtype))[0]
 
 
@@ -75,5 +75,5 @@ def _cbrt(x: jax.Array) -> jax.Array:
     return jnp.where(ordinary, lax.sign(x) * root, x)
 
 
-# XLA:CPU computes these one way where they stand alone and another way where it fuses them or calls them from a loop.
+# XLA:CPU computes these differently when they stand alone and when it fuses them or calls them from a loop.
 _COMPOSED: Final[dict[str, Function]] = {"atan": _arctan, "cbrt": _cbrt, "log2": _log2, "tan": _tan}

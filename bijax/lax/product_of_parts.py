@@ -1,4 +1,4 @@
-"""Products of a float32 matrix, whose bfloat16 parts are made already, by a bfloat16 array on a GPU that has them."""
+"""Products of a float32 matrix already split into bfloat16 limbs by a bfloat16 array, on GPUs with such kernels."""
 
 import math
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from bijax.dispatch.kernels import run_kernel
 
 @dataclass(frozen=True)
 class ProductOfParts:
-    """A product of which one operand is given in parts.
+    """A product with one operand split into limbs.
 
     Attributes:
-        count: How many parts.
-        rows: Lengths of the dimensions of that operand but the last one.
-        batch: Dimensions of the other operand that belong to the first ones of `rows`.
+        count: Number of limbs.
+        rows: Lengths of all dimensions of that operand but the last.
+        batch: Dimensions of the other operand that match the first ones of `rows`.
         contracting: Dimensions of the other operand that are contracted with it: one with the last dimension, or one
             with each of the others, in their order.
         over_rows: Whether the rows are contracted, not the last dimension.
-        on_the_left: Whether the operand in parts is the left one.
+        on_the_left: Whether the split operand is the left one.
         dtype: Dtype of the result.
     """
 
@@ -35,12 +35,12 @@ class ProductOfParts:
 
 
 def product_of_parts(x: jax.Array, other: jax.Array, *, product: ProductOfParts) -> jax.Array:
-    """Multiplies as `bijax.lax.dot_general` multiplies the operand of which `x` is the parts.
+    """Multiplies as `bijax.lax.dot_general` does for the operand with the limbs `x`.
 
     Args:
-        x: (count * M, C) bfloat16, as `parts.matmul_of_parts` takes it; M rows are those of `product.rows`.
+        x: (count * M, C) bfloat16, as in `parts.matmul_of_parts`; M is the size of `product.rows`.
         other: The other operand, bfloat16.
-        product: What is multiplied.
+        product: The product.
 
     Returns:
         (batch..., lhs free..., rhs free...), of the dtype of the product.

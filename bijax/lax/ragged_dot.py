@@ -39,18 +39,18 @@ def ragged_dot_general(
         lhs: Array of float32, bfloat16 or float16; one of its dimensions is ragged.
         rhs: Array of the same dtypes.
         group_sizes: Integers; the last axis holds the lengths of the groups along the ragged dimension.
-        ragged_dot_dimension_numbers: As in `jax.lax.ragged_dot_general`, as all that follows.
+        ragged_dot_dimension_numbers: As in `jax.lax.ragged_dot_general`, like the following ones.
         precision: On the CPU every precision is full float32.
         preferred_element_type: Dtype of the result.
         group_offset: Must be None, as in the stock primitive.
         out_sharding: Not used.
 
     Returns:
-        An array of the stock primitive's shape and dtype, rounded once. Rows that belong to no group are zero. Where
-        sizes are negative or add up to more rows than there are, everything is nan.
+        An array of the stock primitive's shape and dtype, rounded once. Rows in no group are zero. Everything is nan if
+        sizes are negative or add up to more than the number of rows.
 
     Raises:
-        UnsupportedError: If the dtype is unsupported or `group_offset` is given.
+        UnsupportedError: If the dtype is unsupported or `group_offset` is passed.
 
     Guarantee: row-invariant: a row's bits depend on the row and on the weights of its group alone, as in
     `dot_general`. Where the ragged dimension is contracted, a group's sum depends on its own rows alone, in their order
@@ -78,7 +78,7 @@ def ragged_dot_general(
     (ragged,) = numbers.lhs_ragged_dimensions
     if 0 in (*lhs.shape, *rhs.shape, *out.shape):
         return jnp.zeros(out.shape, out.dtype)
-    if ragged in lhs_batch:  # every row of such a group has weights of its own
+    if ragged in lhs_batch:  # every row of such a group has its own weights
         y = dot_general(
             lhs,
             rhs,
@@ -112,7 +112,7 @@ def _rows(
     terms = [d for d, _ in pairs]
 
     x = _arranged(lhs, lhs_batch, outer, [ragged, *inner], [d for _, d in pairs])
-    # The weights are not transposed: how they are stored is a part of the order.
+    # The weights are not transposed: their storage is a part of the order.
     by_rows = max(terms, default=-1) > max(columns, default=-1)
     w = _arranged(rhs, rhs_batch, [group], *((columns, terms) if by_rows else (terms, columns)))
     sizes = _sizes(group_sizes, x.shape[:2], math.prod(lhs.shape[d] for d in inner), lhs.shape[ragged])
@@ -169,7 +169,7 @@ def _arranged(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
 
 
 def _sizes(group_sizes: jax.Array, lead: tuple[int, ...], times: int, rows: int) -> jax.Array:
-    """Returns the sizes in rows as (batch, outer, groups) int32; those that cannot be stay so."""
+    """Returns the sizes in rows as (batch, outer, groups) int32; invalid ones stay invalid."""
     if group_sizes.dtype.itemsize < 4:
         group_sizes = group_sizes.astype(jnp.int32)
     if times > 1 or group_sizes.dtype != jnp.int32:
@@ -181,7 +181,7 @@ def _sizes(group_sizes: jax.Array, lead: tuple[int, ...], times: int, rows: int)
 
 
 def _map(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Applies a function to the entries of the arrays, one after the other."""
+    """Applies a function to the entries of the arrays, one after another."""
     if arrays[0].shape[0] == 1:
         return function(*(a[0] for a in arrays))[None]
     return lax.map(lambda entries: function(*entries), arrays)

@@ -26,7 +26,7 @@ def reduce_sum(operand: jax.Array, *, axes: Sequence[int], out_sharding: Any = N
         An array of the dtype of `operand` without the axes, rounded once; the bits of `bijax.sum`.
 
     Raises:
-        UnsupportedError: If the dtype is none of the four.
+        UnsupportedError: If the dtype is not one of the four.
 
     Guarantee: row-invariant. (Rows are the elements of one result.)
 
@@ -105,7 +105,7 @@ def _choose(operand: jax.Array, axes: Sequence[int], choice: Choice, on_gpu: boo
         return operand
     if on_gpu:
         return choose_axes(operand, choice=choice, axes=axes)
-    # The order is free, so axes that do not stand together need no transposed copy.
+    # The order does not matter, so axes that are not adjacent need no transposed copy.
     for axis in sorted(axes, reverse=True):
         if axis + 1 not in axes:
             run = [a for a in range(axis + 1) if all(b in axes for b in range(a, axis + 1))]
@@ -115,9 +115,9 @@ def _choose(operand: jax.Array, axes: Sequence[int], choice: Choice, on_gpu: boo
 
 
 def _merged(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, int]:
-    """Returns `x` with one axis in the place of several, and which one it is.
+    """Returns `x` with several axes merged into one, and the index of that axis.
 
-    The other dimensions stay apart: merged ones have one memory layout, and XLA:GPU would copy the array into it.
+    The other dimensions are not merged, since XLA:GPU would copy the array into the layout of the merged ones.
     """
     axes = sorted(axes)
     if axes[-1] - axes[0] >= len(axes):
@@ -129,7 +129,7 @@ def _merged(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, int]:
 
 
 def _arrange(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, tuple[int, ...]]:
-    """Returns `x` as (A, R, B), R being the elements along the axes in row-major order, and the result's shape."""
+    """Returns `x` as (A, R, B), with the elements along the axes in row-major order as R, and the result's shape."""
     axes = sorted(axes)
     kept = [a for a in range(x.ndim) if a not in axes]
     shape = tuple(x.shape[a] for a in kept)

@@ -1,7 +1,7 @@
-"""Reductions by a function of the user's, with the operands and parameters of JAX's own primitives.
+"""Reductions by a user's function, with the operands and parameters of JAX's own primitives.
 
-XLA runs the function inside of its reduction, in an order that depends on the shape. Here it is applied to whole
-arrays, as a part of the surrounding program, in an order that follows the reduced axes alone.
+XLA runs the function inside its reduction, in an order that depends on the shape. Here it is applied to whole arrays,
+as part of the surrounding program, in an order that depends only on the reduced axes.
 """
 
 import math
@@ -21,16 +21,15 @@ Arrays = tuple[jax.Array, ...]
 
 
 def reduce(*values: jax.Array, program: ScalarProgram, dimensions: Sequence[int]) -> Arrays:
-    """Reduces along axes by a function, as a tree of neighbours.
+    """Reduces along axes by a function, as a tree over neighbours.
 
-    The elements along the axes, in row-major order, are combined two by two, and the results again, until one is left;
-    where their number is odd, the last one waits. What is left is combined with the initial value, which stands on the
-    left.
+    The elements along the axes, in row-major order, are combined pairwise, and so are the results, until one is left;
+    if their number is odd, the last one waits. The initial value is combined with the result, as the left operand.
 
     Args:
         *values: n arrays of one shape, then n scalars of their dtypes, the initial values.
-        program: The function, associative: maps n scalars and n more to n scalars.
-        dimensions: Axes to reduce; without any the arrays are returned as they are.
+        program: The function, associative: maps 2 n scalars to n scalars.
+        dimensions: Axes to reduce; if empty, the arrays are returned unchanged.
 
     Returns:
         n arrays without the axes.
@@ -72,16 +71,16 @@ def reduce_window(
     base_dilation: Sequence[int],
     window_dilation: Sequence[int],
 ) -> Arrays:
-    """Reduces sliding windows by a function, upwards from the initial value, in row-major order.
+    """Reduces sliding windows by a function, in row-major order, starting from the initial value.
 
     Args:
         *values: n arrays of one shape, then n scalars of their dtypes, the initial values.
-        program: The function, associative: maps n scalars and n more to n scalars.
+        program: The function, associative: maps 2 n scalars to n scalars.
         window_dimensions: Elements of the window along each axis.
-        window_strides: Distance of two windows.
-        padding: How often the initial value stands before and after each axis.
-        base_dilation: Distance of the elements of an array, with initial values between them.
-        window_dilation: Distance of two elements of a window.
+        window_strides: Distance between windows.
+        padding: Number of initial values before and after each axis.
+        base_dilation: Distance between the elements of an array, which are separated by initial values.
+        window_dilation: Distance between the elements of a window.
 
     Returns:
         n arrays with an element for each window.

@@ -34,8 +34,8 @@ def scatter_add(
         indices: Integers; the last axis holds the start of one window.
         updates: Windows of the dtype of `operand`.
         dimension_numbers: As in `jax.lax.scatter_add`.
-        mode: As in `jax.lax.scatter_add`. A window that is not inside is left out, or moved inside by "clip".
-        unique_indices: A promise that no windows meet; there is no order to keep then.
+        mode: As in `jax.lax.scatter_add`. A window out of bounds is dropped, or moved inside by "clip".
+        unique_indices: A promise that no windows overlap; then there is no order to keep.
         indices_are_sorted: Not used.
         update_jaxpr: Not used.
         update_consts: Not used.
@@ -44,10 +44,10 @@ def scatter_add(
         An array of the shape and dtype of `operand`, each element rounded once.
 
     Raises:
-        UnsupportedError: If the dtype is none of the four.
+        UnsupportedError: If the dtype is not one of the four.
 
-    Guarantee: an element depends on its start and on the updates that meet it alone, and on their order. To go on
-    adding to a previous float32 result gives the bits of adding all updates at once, at whatever index they are cut.
+    Guarantee: an element depends only on its start, on the updates at its position and on their order. Continuing to
+    add to a previous float32 result gives the bits of adding all updates at once, wherever they are split.
 
     Example:
         >>> import jax.numpy as jnp
@@ -72,9 +72,9 @@ def scatter_sub(
     update_jaxpr: Any = None,
     update_consts: Any = (),
 ) -> jax.Array:
-    """Subtracts windows of updates from an array, as `scatter_add` adds them.
+    """Subtracts windows of updates from an array, see `scatter_add`.
 
-    Guarantee: an element depends on its start and on the updates that meet it alone, and on their order.
+    Guarantee: an element depends only on its start, on the updates at its position and on their order.
 
     Example:
         >>> import jax.numpy as jnp
@@ -99,9 +99,9 @@ def scatter_mul(
     update_jaxpr: Any = None,
     update_consts: Any = (),
 ) -> jax.Array:
-    """Multiplies an array by windows of updates, as `scatter_add` adds them.
+    """Multiplies an array by windows of updates, see `scatter_add`.
 
-    Guarantee: an element depends on its start and on the updates that meet it alone, and on their order.
+    Guarantee: an element depends only on its start, on the updates at its position and on their order.
 
     Example:
         >>> import jax.numpy as jnp
@@ -126,7 +126,7 @@ def _scatter(
 ) -> jax.Array:
     dtype = accumulator(op, operand.dtype)
     mode = lax.GatherScatterMode.from_any(mode)
-    if apart(indices, numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):  # clipped windows may meet
+    if apart(indices, numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):  # clipped ones may overlap
         x, updates = isolate(operand.astype(dtype), updates.astype(dtype))
         stock = getattr(lax, op)
         result = isolate(stock(x, indices, updates, numbers, unique_indices=True, mode=mode))[0]

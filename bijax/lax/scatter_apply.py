@@ -1,7 +1,7 @@
 """The scatter that applies a function to elements, `x.at[i].apply(f)`.
 
-XLA runs the function inside of its scatter, one element at a time, in code that its emitters make of it anew. Here the
-elements are gathered, the function is applied to them as a part of the surrounding program, and the results are
+XLA runs the function inside its scatter, one element at a time, in code that its emitters generate separately. Here
+the elements are gathered, the function is applied to them as part of the surrounding program, and the results are
 written back.
 """
 
@@ -29,16 +29,16 @@ def scatter_apply(
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
 ) -> jax.Array:
-    """Applies a function to the elements of windows of an array; where windows meet, as often as they do.
+    """Applies a function to the elements of windows of an array, once for each window that holds an element.
 
     Args:
         operand: Array of any shape and dtype.
         indices: Integers; the last axis holds the start of one window.
         updates: An array of the windows' shape; its values are not used.
-        program: The function, of an element and something that it does not use, with one result.
+        program: The function, of an element and an unused argument, with one result.
         dimension_numbers: As in `jax.lax.scatter_apply`.
-        mode: As in `jax.lax.scatter_apply`. A window that is not inside is left out, or moved inside by "clip".
-        unique_indices: A promise that no windows meet; the function is applied once then.
+        mode: As in `jax.lax.scatter_apply`. A window out of bounds is dropped, or moved inside by "clip".
+        unique_indices: A promise that no windows overlap; then the function is applied once.
         indices_are_sorted: Passed on to XLA's own scatter.
 
     Returns:
@@ -53,14 +53,14 @@ def scatter_apply(
         [3.0, 1.0, 9.0]
     """
     mode = lax.GatherScatterMode.from_any(mode)
-    # XLA would count constant indices while it compiles, which takes long.
+    # XLA would count constant indices at compile time, which is slow.
     operand, indices = isolate(operand, indices)
 
     def gather(x: jax.Array) -> jax.Array:
         return gather_windows(x, indices, updates.shape, dimension_numbers)
 
     def write(windows: jax.Array) -> jax.Array:
-        # Windows that meet hold the same elements by now, so no order shows.
+        # Overlapping windows now hold the same elements, so the order does not matter.
         return lax.scatter(
             operand,
             indices,
@@ -74,7 +74,7 @@ def scatter_apply(
     def once(x: jax.Array) -> jax.Array:
         return on_arrays(program, x, jnp.zeros_like(x))[0]
 
-    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may meet
+    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may overlap
         return write(*isolate(once(gather(operand))))
     ones = jnp.ones(updates.shape, jnp.int32)
     times = lax.scatter_add(jnp.zeros(operand.shape, jnp.int32), indices, ones, dimension_numbers, mode=mode)
@@ -84,7 +84,7 @@ def scatter_apply(
 
 
 def _repeat(once: Any, x: jax.Array, times: jax.Array) -> jax.Array:
-    """Applies a function to each element as many times as `times` says."""
+    """Applies a function to each element `times` times."""
     longest = times.max(initial=0)
 
     def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

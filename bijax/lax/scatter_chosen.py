@@ -1,7 +1,7 @@
-"""Scatters that choose among values, with the operands and parameters of JAX's own primitives.
+"""Scatters that select values, with the operands and parameters of JAX's own primitives.
 
-XLA:CPU takes one update after the other; `scatter` is for GPUs, where XLA writes all of them at once. `scatter_max` and
-`scatter_min` are for both: XLA:CPU makes zeros of subnormal numbers or not, by the form of the loop.
+XLA:CPU applies updates one after another; `scatter` is for GPUs, where XLA writes them all at once. `scatter_max` and
+`scatter_min` are for both: whether XLA:CPU flushes subnormal numbers to zero depends on its loop.
 """
 
 from typing import Any
@@ -28,15 +28,15 @@ def scatter(
     update_jaxpr: Any = None,
     update_consts: Any = (),
 ) -> jax.Array:
-    """Overwrites windows of an array by updates; where they meet, the last one wins.
+    """Overwrites windows of an array by updates; where they overlap, the last one wins.
 
     Args:
         operand: Array of any shape and dtype.
         indices: Integers; the last axis holds the start of one window.
         updates: Windows of the dtype of `operand`.
         dimension_numbers: As in `jax.lax.scatter`.
-        mode: As in `jax.lax.scatter`. A window that is not inside is left out, or moved inside by "clip".
-        unique_indices: A promise that no windows meet; XLA's own scatter will do then.
+        mode: As in `jax.lax.scatter`. A window out of bounds is dropped, or moved inside by "clip".
+        unique_indices: A promise that no windows overlap; then XLA's scatter is used.
         indices_are_sorted: Passed on to XLA's own scatter.
         update_jaxpr: None; a scatter that has one is `scatter_apply`.
         update_consts: Not used.
@@ -57,7 +57,7 @@ def scatter(
     """
     del update_jaxpr, update_consts
     mode = lax.GatherScatterMode.from_any(mode)
-    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may meet
+    if unique_indices and mode != lax.GatherScatterMode.CLIP:  # clipped windows may overlap
         return lax.scatter(
             operand,
             indices,
@@ -82,7 +82,7 @@ def scatter_max(
     update_jaxpr: Any = None,
     update_consts: Any = (),
 ) -> jax.Array:
-    """Takes the largest of an array's elements and of the updates that meet them.
+    """Returns the maximum of an array's elements and the updates at their positions.
 
     Args:
         operand: Array of any shape, of a floating dtype.
@@ -96,8 +96,8 @@ def scatter_max(
         update_consts: Not used.
 
     Returns:
-        An array of the shape and dtype of `operand`. +0 is larger than -0, and nan wins: that of the operand as it
-        stands there, that of an update as the positive quiet one.
+        An array of the shape and dtype of `operand`. +0 is larger than -0, and nan wins: that of the operand unchanged,
+        that of an update as the positive quiet nan.
 
     Raises:
         UnsupportedError: If no order of the dtype is defined.
@@ -127,7 +127,7 @@ def scatter_min(
     update_jaxpr: Any = None,
     update_consts: Any = (),
 ) -> jax.Array:
-    """Takes the smallest of an array's elements and of the updates that meet them, as `scatter_max` the largest.
+    """Returns the minimum of an array's elements and the updates at their positions; see `scatter_max`.
 
     Guarantee: an element depends on its start and on the updates that meet it alone, in any order.
 
@@ -155,6 +155,6 @@ def _windows(
     """Returns the array, the starts of the windows, whether they are inside, and the windows."""
     windows = as_windows(updates, operand.ndim, numbers)
     starts, inside = window_starts(indices, operand.shape, windows.shape[1:], numbers, mode)
-    if operand.ndim == 0:  # XLA fails to compile a scatter into a scalar by windows
+    if operand.ndim == 0:  # XLA fails to compile a windowed scatter into a scalar
         return operand[None], jnp.zeros((len(windows), 1), jnp.int32), inside, windows[:, None]
     return operand, starts, inside, windows

@@ -1,4 +1,4 @@
-"""What a scatter of JAX is told, brought to one form: windows of full rank in a row, where each starts."""
+"""Canonicalises `ScatterDimensionNumbers`: a list of full-rank windows, and their starts."""
 
 import math
 from typing import Any
@@ -46,7 +46,7 @@ def window_starts(
 def gather_windows(
     x: jax.Array, indices: jax.Array, shape: tuple[int, ...], numbers: lax.ScatterDimensionNumbers
 ) -> jax.Array:
-    """Returns the windows that a scatter writes; those that it leaves out hold some elements of the array."""
+    """Returns the windows that a scatter writes; dropped windows hold arbitrary elements of the array."""
     left_out = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     window = iter(shape[a] for a in numbers.update_window_dims)
     return lax.gather(

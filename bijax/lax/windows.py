@@ -27,21 +27,21 @@ def reduce_window_sum(
     base_dilation: Sequence[int],
     window_dilation: Sequence[int],
 ) -> jax.Array:
-    """Adds the elements of sliding windows, in float32 (float64 for float64), axis by axis and upwards along each.
+    """Adds the elements of sliding windows, in float32 (float64 for float64), axis by axis in ascending order.
 
     Args:
         operand: Array of any shape, float32, bfloat16, float16 or float64.
         window_dimensions: Elements of the window along each axis.
-        window_strides: Distance of two windows.
+        window_strides: Distance between windows.
         padding: Zeros before and after each axis.
-        base_dilation: Distance of the elements of `operand`, with zeros between them.
-        window_dilation: Distance of two elements of a window.
+        base_dilation: Distance between the elements of `operand`, which are separated by zeros.
+        window_dilation: Distance between the elements of a window.
 
     Returns:
         An array of the dtype of `operand`, rounded once.
 
     Raises:
-        UnsupportedError: If the dtype is none of the four.
+        UnsupportedError: If the dtype is not one of the four.
 
     Guarantee: row-invariant. (Rows are windows.)
 
@@ -67,11 +67,11 @@ def reduce_window_max(
 ) -> jax.Array:
     """Returns the maxima of sliding windows: nan where a window holds one, +0 rather than -0.
 
-    The arguments are those of `reduce_window_sum`, of the dtypes of `pallas_kernels.rows.fold.choose_axis`;
+    The arguments are as in `reduce_window_sum`, with the dtypes of `pallas_kernels.rows.fold.choose_axis`;
     padding and holes count as -inf, or as the smallest number where a dtype has no infinities.
 
     Raises:
-        UnsupportedError: If the dtype is none of these.
+        UnsupportedError: If the dtype is not one of these.
 
     Guarantee: row-invariant. (Rows are windows.)
 
@@ -97,11 +97,11 @@ def reduce_window_min(
 ) -> jax.Array:
     """Returns the minima of sliding windows: nan where a window holds one, -0 rather than +0.
 
-    The arguments are those of `reduce_window_max`; padding and holes count as +inf, or as the largest number where a
+    The arguments are as in `reduce_window_max`; padding and holes count as +inf, or as the largest number where a
     dtype has no infinities.
 
     Raises:
-        UnsupportedError: If the dtype is none of these.
+        UnsupportedError: If the dtype is not one of these.
 
     Guarantee: row-invariant. (Rows are windows.)
 
@@ -132,15 +132,15 @@ def select_and_scatter_add(
         operand: Array from which to choose, of a floating dtype.
         select_prim: `jax.lax.ge_p` for the maximum, `jax.lax.le_p` for the minimum.
         window_dimensions: Elements of the window along each axis.
-        window_strides: Distance of two windows.
-        padding: Elements that lose every choice, before and after each axis; negative numbers cut elements off.
+        window_strides: Distance between windows.
+        padding: Elements that are never chosen, before and after each axis; negative numbers cut elements off.
 
     Returns:
         An array of the shape of `operand` and the dtype of `source`. Values that meet in one place are added in
         float32 (float64 for float64), in the order of that place in their windows, and rounded once.
 
     Raises:
-        UnsupportedError: If the dtype of `source` is none of the four.
+        UnsupportedError: If the dtype of `source` is not one of the four.
 
     Guarantee: row-invariant. (A row is an element and the windows around it.)
 
@@ -176,10 +176,10 @@ def select_and_gather_add(
         operand: Array from which to choose, of a floating dtype with infinities.
         select_prim: `jax.lax.ge_p` for the maximum, `jax.lax.le_p` for the minimum.
         window_dimensions: Elements of the window along each axis.
-        window_strides: Distance of two windows.
-        padding: Elements that lose every choice, before and after each axis.
-        base_dilation: Distance of the elements of `operand`, with such elements between them.
-        window_dilation: Distance of two elements of a window.
+        window_strides: Distance between windows.
+        padding: Elements that are never chosen, before and after each axis.
+        base_dilation: Distance between the elements of `operand`, which are separated by such elements.
+        window_dilation: Distance between the elements of a window.
 
     Returns:
         One tangent for each window, of the dtype of `tangents`.

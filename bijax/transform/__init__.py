@@ -1,11 +1,11 @@
-"""Whole programs made batch-invariant.
+"""Makes whole programs batch-invariant.
 
-- `invariant`, `mode`, `accumulate`, `errors`: what users call.
-- `hook`: how a request reaches JAX's lowering.
-- `rules`: what becomes of each primitive; the registry that lowering, audit and the documentation read.
-- `cpu`, `gpu`: what stops the rewrites of XLA's compilers.
-- `expansions`: linear algebra, FFT and complex numbers written out; a plug-in that registers rules.
-- `fusion`: rows that one kernel computes.
+- `invariant`, `mode`, `accumulate`, `errors`: the public functions.
+- `hook`: connects requests to JAX's lowering.
+- `rules`: the rule for each primitive; the registry used by lowering, audit and the documentation.
+- `cpu`, `gpu`: prevent the rewrites of XLA's compilers.
+- `expansions`: linear algebra, FFT and complex numbers; a plug-in that registers rules.
+- `fusion`: row operations merged into one kernel.
 """
 
 from bijax.transform.accumulate import GradientSum as GradientSum
@@ -17,6 +17,6 @@ from bijax.transform.mode import enable_batch_invariant_mode as enable_batch_inv
 from bijax.transform.mode import is_batch_invariant_mode_enabled as is_batch_invariant_mode_enabled
 from bijax.transform.mode import set_batch_invariant_mode as set_batch_invariant_mode
 
-# They register their rules, and nothing else names them.
+# They register their rules, and nothing else imports them.
 from bijax.transform import expansions as expansions  # isort: skip
 from bijax.transform.rules import standard as standard  # isort: skip

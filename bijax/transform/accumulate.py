@@ -1,8 +1,8 @@
-"""Gradients of a batch that do not depend on how it was cut into micro-batches.
+"""Gradients of a batch that do not depend on the split into micro-batches.
 
-A sum over a batch has an order, and summing each micro-batch by itself changes that order. Here the gradient of a batch
-is *defined* as a chain over units of a fixed number of examples: every unit is computed by one program of one shape,
-and the units are added upwards. Stopping the chain between two units and going on later changes nothing.
+A sum over a batch has an order, and summing each micro-batch separately changes that order. Here the gradient of a
+batch is *defined* as a chain over units of a fixed number of examples: every unit is computed by one program of one
+shape, and units are added in ascending order. Pausing the chain between two units and resuming it changes nothing.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ PyTree = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientSum:
-    """The sums over the units that were added so far; a pytree, for `jit`, `scan`, donation and checkpoints.
+    """The sums over the units added so far; a pytree, for `jit`, `scan`, donation and checkpoints.
 
     Attributes:
         value: Sum of the units' losses, float32 (float64 for float64).
-        aux: Sums of the units' auxiliary outputs, integers in 32 bits at least; None without.
+        aux: Sums of the units' auxiliary outputs, integers in at least 32 bits; None without any.
         grads: Sums of the units' gradients, float32 (float64 for float64).
-        units: How many units were added, int32.
-        dtypes: The dtypes of the results: those of `jax.value_and_grad`, but for integers and bools those of the sums.
+        units: Number of units added, int32.
+        dtypes: The dtypes of the results: as of `jax.value_and_grad`, but as of the sums for integers and bools.
         reduction: What the loss function does over its examples, "mean" or "sum".
         has_aux: Whether there are auxiliary outputs.
     """
@@ -45,12 +45,12 @@ class GradientSum:
     has_aux: bool = dataclasses.field(metadata={"static": True})
 
     def value_and_grad(self) -> tuple[Any, PyTree]:
-        """Returns what `jax.value_and_grad` would return for all examples that were added, in its dtypes.
+        """Returns what `jax.value_and_grad` would return for all examples added, in its dtypes.
 
         Returns:
             The loss, or the pair of the loss and the auxiliary outputs, and the gradients. Each is rounded once to its
-            dtype; integers and bools come as sums, in int32 or uint32 at least. All are nan if nothing was added to a
-            mean.
+            dtype; integers and bools come as sums, in at least int32 or uint32. All are nan for a mean without
+            examples.
         """
         sums = ((self.value, self.aux), self.grads)
 
@@ -66,7 +66,7 @@ class GradientSum:
 
 
 class GradientAccumulation:
-    """A loss function's gradient as a chain over units; made by `accumulate_gradients`, which says how to use it."""
+    """A loss function's gradient as a chain over units; made by `accumulate_gradients`, which documents its use."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class GradientAccumulation:
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, PyTree]:
-        """Returns the loss and the gradients of a whole batch, as `jax.value_and_grad` does."""
+        """Returns the loss and the gradients of a whole batch, like `jax.value_and_grad`."""
         return self.add(self.start(*args, **kwargs), *args, **kwargs).value_and_grad()
 
     def start(self, *args: Any, **kwargs: Any) -> GradientSum:
         """Returns the sum over no units.
 
         Args:
-            *args: Arguments of the loss function. Of those with examples only the shapes and dtypes are used.
+            *args: Arguments of the loss function. For those with examples, only shapes and dtypes are used.
             **kwargs: Its keyword arguments.
         """
         _, slices = self._cut(args)
@@ -114,8 +114,8 @@ class GradientAccumulation:
         """Adds a micro-batch.
 
         Args:
-            total: What was added before; `start` gives the beginning.
-            *args: Arguments of the loss function, those with examples holding any number of whole units.
+            total: The previous sum; `start` returns the initial one.
+            *args: Arguments of the loss function, with any number of whole units in those with examples.
             **kwargs: Its keyword arguments.
 
         Returns:
@@ -185,28 +185,28 @@ def accumulate_gradients(
 ) -> GradientAccumulation:
     """Makes `jax.value_and_grad(loss_fn)` independent of how a batch is cut into micro-batches.
 
-    The result is called as `jax.value_and_grad(loss_fn)` is, with a whole batch; it walks over it unit by unit, so
-    that it needs the memory of one unit and two trees of gradients. Or the batch comes in parts:
+    The result is called like `jax.value_and_grad(loss_fn)`, with a whole batch; it loops over the batch unit by unit,
+    so it needs the memory of one unit and two trees of gradients. Or the batch comes in parts:
 
         total = gradient.start(params, parts[0])
         for part in parts:
             total = gradient.add(total, params, part)
         loss, grads = total.value_and_grad()
 
-    Any cut at multiples of `unit` gives the same bits, for any model: 32 examples at once, 2 × 16 or 4 × 8. It runs
-    under `bijax.invariant`; call it in a jitted function, which can hold the optimizer too.
+    Any split at multiples of `unit` gives the same bits, for any model: 32 examples at once, 2 × 16 or 4 × 8. It runs
+    under `bijax.invariant`; call it in a jitted function, which can include the optimizer.
 
     Args:
         loss_fn: A function that returns a scalar, or with `has_aux` a pair of a scalar and a pytree of arrays. Over
-            the examples that it is given it must take the mean or the sum, see `reduction`.
-        unit: How many examples make a unit. It fixes the bits, so it belongs to the definition of a training run; the
-            micro-batches do not. Units are computed one after the other: choose the largest that will ever fit.
+            its examples it must take the mean or the sum, see `reduction`.
+        unit: Number of examples in a unit. It fixes the bits, so it belongs to the definition of a training run; the
+            micro-batches do not. Choose the largest unit that fits on every device you will use.
         argnums: Which positional arguments to differentiate.
         batch_argnums: Which positional arguments hold examples, along the first axis of every array in them; by
-            default all that are not differentiated. The others, and all keyword arguments, are passed on whole.
-        has_aux: Whether `loss_fn` returns auxiliary outputs too. They are added, and in a mean averaged, as the loss
-            is. In a sum they may be integers, or bools, of which the true ones are counted; the results are then
-            int32 or uint32 at least, whatever their dtype, and wrap around as those of `jnp.sum` do.
+            default all that are not differentiated. The others, and all keyword arguments, are passed whole.
+        has_aux: Whether `loss_fn` returns auxiliary outputs too. They are summed, or averaged in a mean, like the loss
+            itself. In a sum they may be integers, or bools, whose true values are counted; the results are then at
+            least int32 or uint32, whatever their dtype, and wrap around like `jnp.sum`.
         reduction: What `loss_fn` does over its examples. With "mean", the total is the mean over the units, which all
             have the same number of examples. With "sum", it is the sum; use it for examples of different weights
             (counts of tokens, padding), return the sum of the weights as auxiliary output, and divide at the end.
@@ -216,11 +216,11 @@ def accumulate_gradients(
 
     Raises:
         ValueError: If `unit` is not positive, `reduction` is unknown, or an argument is in `argnums` and in
-            `batch_argnums`. When called: if the number of examples is not a positive multiple of `unit`.
-        TypeError: If `unit` or an index is no int, or an argument is missing. When called: if an auxiliary output of a
-            mean is no floating-point number.
+            `batch_argnums`. When called: If the number of examples is not a positive multiple of `unit`.
+        TypeError: If `unit` or an index is not an int, or an argument is missing. When called: If an auxiliary output
+            of a mean is not a floating-point number.
 
-    A random key that is passed on whole gives the same numbers to every unit. Pass one key for each example instead
+    A random key that is passed whole gives the same numbers to every unit. Pass one key for each example instead
     (`jax.random.split(key, examples)`), as an argument with examples.
 
     Guarantee: split-invariant, for cuts at multiples of `unit`; of the loss, the auxiliary outputs and the gradients.
@@ -253,10 +253,10 @@ def accumulate_gradients(
 
 
 def _apart_from_additions(found: PyTree) -> PyTree:
-    """Returns a unit's gradients behind a barrier.
+    """Returns a unit's gradients after a barrier.
 
-    XLA:CPU would compile the additions into the unit's program. On a GPU fences stand around each operation, and
-    without the barrier an addition takes no pass over the gradients, and they no memory, of their own.
+    XLA:CPU would compile the additions into the unit's program. On a GPU, operations are fenced anyway; without the
+    barrier an addition needs no separate pass over the gradients, and no memory for them.
     """
     return lax.optimization_barrier(found)
 
@@ -292,5 +292,5 @@ def _wide(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def _result(dtype: jnp.dtype) -> jnp.dtype:
-    """Returns the dtype of results; a count need not fit into the dtype of what was counted."""
+    """Returns the dtype of results; a count need not fit into the dtype of the counted values."""
     return dtype if jnp.issubdtype(dtype, jnp.floating) else _wide(dtype)

@@ -2,16 +2,16 @@
 
 
 class NotInvariantError(NotImplementedError):
-    """A program under `bijax.invariant` holds an operation that cannot be made batch-invariant.
+    """A program under `bijax.invariant` contains an operation that cannot be made batch-invariant.
 
     Attributes:
         primitive: Name of the operation, as `allow` takes it.
         operation: The operation with the types of its operands.
         reason: Why it cannot be made invariant.
-        line: Where the user's program asks for it, "FILE:LINE"; empty if unknown.
-        library: The line of the library that asks for it, if it is in one.
-        may_be_allowed: Whether it is for `allow`: it is neither one that is made invariant for other operands, nor one
-            that holds a whole program.
+        line: Where the user's program requests it, "FILE:LINE"; empty if unknown.
+        library: The library's line that requests it, if any.
+        may_be_allowed: Whether `allow` applies: it is neither made invariant for other operands, nor does it hold a
+            whole program.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`bijax.invariant`: a function made batch-invariant."""
+"""`bijax.invariant`: makes a function batch-invariant."""
 
 import functools
 import inspect
@@ -19,54 +19,54 @@ _STAGES = ("lower", "trace", "eval_shape")
 def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = (), fuse_rows: bool = True) -> Callable[P, R]:
     """Makes a function batch-invariant.
 
-    Inside, every operation that would choose its order of summation by the batch is lowered to one whose bits depend
-    on its own inputs alone: products, reductions, convolutions, scatters, sums over devices, and on the CPU
+    Inside, every operation that would choose its order of summation by the batch is replaced by one whose bits depend
+    only on its own inputs: products, reductions, convolutions, scatters, sums over devices, and on the CPU
     element-wise code too. The function is not rewritten: autodiff, `vmap`, `scan`, `remat`, custom rules, Flax and
-    Equinox see the operations that they know. It composes in every order: `jit(invariant(f))`, `invariant(jit(f))`,
+    Equinox see the usual operations. It composes in every order: `jit(invariant(f))`, `invariant(jit(f))`,
     `grad(invariant(f))`, `invariant(grad(f))`.
 
-    The order of a sum follows the length of the reduced axes, so padding *along them* (not along the batch) may give
-    other bits. The order of a product follows besides how the program stores its operands, by rows or by columns;
+    The order of a sum depends on the length of the reduced axes, so padding *along them* (not along the batch) may
+    change bits. The order of a product also depends on how the program stores its operands, by rows or by columns;
     `vmap` over leading axes keeps it, `vmap` over the last axis of a vector may not.
 
-    What is covered is what `fn` computes while it runs, what JAX derives from that (gradients, `vmap`), and what
-    jitted functions compute that it calls. On the CPU, what is computed outside should come in as an argument: a
-    product that a closure captures may be contracted with a sum inside.
+    This covers what `fn` computes while it runs, what JAX derives from that (gradients, `vmap`), and the jitted
+    functions that it calls. On the CPU, pass values that are computed outside as arguments: a product that a closure
+    captures may be contracted with a sum inside.
 
     Args:
         fn: A function of arrays, jitted or not, or a callable module.
-        allow: Names of primitives that would be refused and are to be left to XLA: their results, and all that is
+        allow: Names of primitives that would be refused and should be left to XLA: their results, and everything
             computed from them, may then depend on the batch, and the promise is the caller's. It has no effect on what
-            is made invariant: JAX code inside such a primitive is, and what is allowed is the rest. `bijax.audit` lists
+            is made invariant, such as JAX code inside such a primitive; only the rest is allowed. `bijax.audit` lists
             what it lets pass as "believed", `bijax.contracts` as `allowed`.
 
-        fuse_rows: Whether one kernel may compute a softmax, a norm or their gradients that are written piece by piece
-            (on Hopper GPUs; a guide's page "GPUs" has more). No bit depends on it. When such a kernel is first lowered
-            for a GPU of this process, it is compared with what XLA makes of the pieces.
+        fuse_rows: Whether one kernel may compute a softmax, a norm or their gradients written as separate operations
+            (on Hopper GPUs; see the guide's page "GPUs"). No bit depends on it. When such a kernel is first lowered
+            for a GPU of this process, it is compared with XLA's code for the operations.
 
     Returns:
-        A function with the signature of `fn`; with `lower`, `trace` and `eval_shape` if `fn` has them.
+        A function with the signature of `fn`, and with `lower`, `trace` and `eval_shape` if `fn` has them.
 
     Raises:
         TypeError: If `fn` is not callable, is a generator or coroutine function (its body would run later, without
-            effect), or a program that has been lowered or compiled already, `allow` does not hold names, or
+            effect), or a program that was lowered or compiled already, `allow` does not hold names, or
             `fuse_rows` is not a bool.
         ValueError: If `allow` holds a name that no primitive has.
-        UnsupportedError: When it is lowered, if row programs have other bits than XLA's functions with this jaxlib.
+        UnsupportedError: When it is lowered, if the bits of row programs differ from XLA's functions in this jaxlib.
 
     A primitive of another library is made invariant if its lowering is JAX code (`mlir.lower_fun`). A callback may
-    stand in a branch of `jax.lax.cond` to raise an error, as in `equinox.error_if`.
+    be in a branch of `jax.lax.cond` to raise an error, as in `equinox.error_if`.
 
-    The result raises `NotInvariantError`, when it is lowered, if the program holds an operation that is neither known
+    The result raises `NotInvariantError` when it is lowered if the program contains an operation that is neither known
     to be invariant nor can be made so, with the operation's name and line; `bijax.audit` lists them before running. It
-    raises the same, when it runs, if a callback in a branch returns, or if it calls a program that was compiled
-    before, runs as it was compiled and was not made invariant then: "call_compiled" is its name for `allow`. A compiled
-    program that is run through its `runtime_executable()`, and what NumPy computes, are not seen.
+    raises the same when it runs, if a callback in a branch returns, or if it calls a program that was compiled
+    earlier without being made invariant, which would run unchanged: its name for `allow` is "call_compiled". A compiled
+    program that is run through its `runtime_executable()`, and NumPy computations, are not detected.
 
     Guarantee: row-invariant, for every operation by itself: each element of a result depends on the inputs that it
-    mathematically depends on and on the length of its own reductions, never on how many other results there are,
-    where it stands, or what they hold. Subnormal numbers and the signs of zeros are among the bits; of a nan the sign
-    and payload are not, so what is computed from these (`jnp.signbit` of a nan) is not invariant.
+    mathematically depends on and on the length of its own reductions, never on the number of other results, on its
+    own position, or on the values of the others. Subnormal numbers and the signs of zeros are among the bits; the sign
+    and payload of a nan are not, so what is computed from these (`jnp.signbit` of a nan) is not invariant.
 
     Source: the project's design; issues 26308, 26795, 34080 and 31919 of JAX ask for it.
 
@@ -83,7 +83,7 @@ def invariant[**P, R](fn: Callable[P, R], *, allow: Iterable[str] = (), fuse_row
     install()
 
     def covered(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method, updated=())  # a module has attributes of its own
+        @functools.wraps(method, updated=())  # a module has its own attributes
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             install()
             with requested(request):

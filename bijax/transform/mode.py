@@ -21,16 +21,16 @@ from bijax.transform.hook.state import (
 def enable_batch_invariant_mode(
     *, allow: Iterable[str] = (), all_threads: bool = False, fuse_rows: bool = True
 ) -> None:
-    """Makes everything that this thread traces from now on batch-invariant, as `bijax.invariant` does.
+    """Makes everything that this thread traces afterwards batch-invariant, as `bijax.invariant` does.
 
-    Functions that were jitted before are traced again. Other threads are not touched, unless asked for: call it in
+    Already-jitted functions are traced again. Other threads are not affected, unless requested: call it in
     each, or wrap what they run with `bijax.invariant`.
 
     Args:
-        allow: Names of primitives that would be refused and are to be left to XLA, as for `bijax.invariant`.
-        all_threads: Whether it holds in every thread, those that run already and those that start later. A thread
-            inside a block of `set_batch_invariant_mode`, or in which the mode was enabled or disabled on its own, keeps
-            that. It ends with `disable_batch_invariant_mode(all_threads=True)`, in any thread.
+        allow: Names of primitives that would be refused and should be left to XLA, as for `bijax.invariant`.
+        all_threads: Whether it applies to every thread, running or started later. A thread inside a block of
+            `set_batch_invariant_mode`, or in which the mode was enabled or disabled separately, keeps its own setting.
+            `disable_batch_invariant_mode(all_threads=True)` ends it, in any thread.
         fuse_rows: Whether operations on rows may become one kernel, as for `bijax.invariant`.
 
     Raises:
@@ -56,12 +56,12 @@ def enable_batch_invariant_mode(
 
 
 def disable_batch_invariant_mode(*, all_threads: bool = False) -> None:
-    """Ends the mode in this thread, however often it was enabled; does nothing where it is not.
+    """Ends the mode in this thread, however often it was enabled; does nothing if it is not.
 
-    Inside a `with set_batch_invariant_mode():` block it holds until the block ends, which restores what was before.
+    Inside a `with set_batch_invariant_mode():` block it applies until the block ends and restores the old state.
 
     Args:
-        all_threads: Whether it ends in all threads but those that have enabled it on their own.
+        all_threads: Whether it ends in all threads except those that enabled it separately.
 
     Raises:
         TypeError: If `all_threads` is not a bool.
@@ -75,21 +75,21 @@ def disable_batch_invariant_mode(*, all_threads: bool = False) -> None:
 def set_batch_invariant_mode(
     enabled: bool = True, *, allow: Iterable[str] = (), fuse_rows: bool = True
 ) -> "contextlib._GeneratorContextManager[None]":
-    """Puts the mode on or off inside a `with` block or a decorated function, and restores it afterwards.
+    """Sets the mode inside a `with` block or a decorated function, and restores it afterwards.
 
-    As a decorator it is written with parentheses, `@set_batch_invariant_mode()`.
+    As a decorator it needs parentheses, `@set_batch_invariant_mode()`.
 
     Args:
-        enabled: Whether what is traced inside is made invariant. With False, a part of an invariant program stays as
-            it is.
-        allow: Names of primitives that would be refused and are to be left to XLA, as for `bijax.invariant`.
+        enabled: Whether what is traced inside is made invariant. With False, a part of an invariant program stays
+            unchanged.
+        allow: Names of primitives that would be refused and should be left to XLA, as for `bijax.invariant`.
         fuse_rows: Whether operations on rows may become one kernel, as for `bijax.invariant`.
 
     Raises:
         TypeError: If `enabled` or `fuse_rows` is not a bool, or `allow` does not hold names.
         ValueError: If `allow` holds a name that no primitive has.
 
-    Guarantee: as `bijax.invariant`, for programs that are traced inside as a whole. In a block inside of a traced
+    Guarantee: as `bijax.invariant`, for programs that are traced inside as a whole. In a block inside a traced
     function, a product computed before the block may be contracted with a sum in it (on the CPU).
 
     Example:

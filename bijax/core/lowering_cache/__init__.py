@@ -1,9 +1,8 @@
-"""What lowering would do again for equal kernels, kept: lowered kernels, and threads that compile them ahead of time.
+"""Caches for equal kernels: their lowered modules, and threads that compile them ahead of time.
 
-- `lowered_forms`: the MLIR of a kernel, made once for equal calls in a process, and for others on the machine.
-- `kernels_ahead`: Mosaic kernels are compiled in threads while the program around them is still being lowered.
-- `pallas_kernels.runtime.disk_cache`: the folder on disk, and which forms of a product keep a contract on this CPU.
+- `lowered_forms`: the MLIR of a kernel, lowered once for equal calls in a process, and shared with other processes.
+- `kernels_ahead`: compiles Mosaic kernels in threads while the program around them is still being lowered.
+- `pallas_kernels.runtime.disk_cache`: the folder on disk, and the verified candidate programs of this CPU.
 
-docs/guide/lowering-cache.md describes them for users. The environment variable `BIJAX_LOWERING_CACHE=off` turns all of
-it off.
+See docs/guide/lowering-cache.md. The environment variable `BIJAX_LOWERING_CACHE=off` disables all of it.
 """

@@ -1,7 +1,7 @@
-"""What is not public in JAX and the caches of lowered kernels need, with the reason for each.
+"""Private parts of JAX that the caches of lowered kernels need, with the reason for each.
 
 - `config.trace_context` has all that JAX's own caches of traced programs depend on: settings, contexts, metadata.
-- `_jax_mlir_ext.inlined_func_call` copies a function's body to where it is called, as JAX does with its own rules.
+- `_jax_mlir_ext.inlined_func_call` copies a function's body to its call site, as JAX does with its own rules.
 - `util.cache` makes a cache that `jax.clear_caches` empties.
 - `config.persistent_cache_min_compile_time_secs`, which is public for the process, can be set for a thread.
 """
@@ -18,7 +18,7 @@ from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
 
 def missing() -> list[str]:
-    """Returns what this version of JAX lacks of it."""
+    """Returns what this version of JAX lacks of these."""
     wanted = (
         (config, "trace_context"),
         (config, "trace_context_names"),
@@ -30,7 +30,7 @@ def missing() -> list[str]:
 
 
 def state_of_tracing() -> str | None:
-    """Returns a text of the state that traced programs depend on; None if it has none, or if an axis is mapped."""
+    """Returns the state that traced programs depend on as text; None if it has no text, or if an axis is mapped."""
     return _text(config.trace_context())
 
 
@@ -61,11 +61,11 @@ def every_compilation_cached() -> contextlib.AbstractContextManager[Any]:
 
 @dataclasses.dataclass
 class Kept:
-    """What is kept for one question.
+    """A cache entry.
 
     Attributes:
-        forms: The lowered form, if it is made.
-        lock: Held by who makes it.
+        forms: The lowered module, once it exists.
+        lock: Held by the thread that lowers it.
     """
 
     forms: list[bytes] = dataclasses.field(default_factory=list)

@@ -1,12 +1,12 @@
-"""Kernels are compiled while the program around them is still being lowered.
+"""Compiles kernels while the program around them is still being lowered.
 
-XLA turns the Mosaic kernels of a program into machine code one after the other, half a second each, and keeps those
-that the process has compiled, whichever program they were for. So a kernel is compiled in a thread of its own as soon
-as it is lowered, as a program of this kernel alone, which is never run. Until Python has lowered the others, most are
-ready, and XLA finds them when it compiles the program.
+XLA compiles the Mosaic kernels of a program one after another, half a second each, and caches them for the process,
+whichever program they belong to. So each kernel is compiled in a thread as soon as it is lowered, as a program of this
+kernel alone that is never run. Most are ready by the time Python has lowered the rest, and XLA finds them when it
+compiles the program.
 
-Such a program is entered into JAX's compilation cache however short it took: a process that has another program of
-the same kernels loads them. Where a kernel is not ready, or could not be compiled, XLA does so as it would have.
+Such a program is stored in JAX's compilation cache however short the compilation: a process with another program of
+the same kernels loads them. A kernel that is not ready, or failed to compile, is compiled by XLA as usual.
 """
 
 import functools
@@ -27,18 +27,18 @@ from bijax.core.tag import kernel_code
 from pallas_kernels.runtime.own_settings import own_settings
 
 _TARGET: Final = "mosaic_gpu"  # and a version
-_RUNTIME: Final = "jax.experimental.mosaic.gpu"  # says where the library is that launches the kernels
+_RUNTIME: Final = "jax.experimental.mosaic.gpu"  # locates the library that launches the kernels
 _THREADS: Final = 16
 
 _begun: Final[set[bytes]] = set()
 _lock: Final = threading.Lock()
 
 Attributes = dict[str, Any]
-Kernel = tuple[str, Attributes]  # the name of what XLA calls, and what it is given
+Kernel = tuple[str, Attributes]  # the target that XLA calls, and its attributes
 
 
 def make_ready(form: bytes) -> None:
-    """Imports what XLA needs to find to compile or load the kernels in a form that another process has lowered.
+    """Imports what XLA needs to find to compile or load the kernels in a module lowered by another process.
 
     Args:
         form: A module as MLIR's bytecode.
@@ -48,7 +48,7 @@ def make_ready(form: bytes) -> None:
 
 
 def compile_ahead(form: bytes) -> None:
-    """Begins to compile the kernels in a lowered form, if this process has the GPU that it was lowered for.
+    """Starts compiling the kernels in a lowered module, if this process has the GPU that it was lowered for.
 
     Args:
         form: A module as MLIR's bytecode.
@@ -58,11 +58,11 @@ def compile_ahead(form: bytes) -> None:
 
 
 def compile_ahead_of(results: Sequence[Any], operands: Sequence[Any], functions: Mapping[str, Any]) -> None:
-    """Begins to compile the kernels that results are computed by, as `compile_ahead` does.
+    """Starts compiling the kernels that compute the results, as `compile_ahead` does.
 
     Args:
-        results: Values of MLIR.
-        operands: Those that the results were lowered from.
+        results: MLIR values.
+        operands: The MLIR values that the results were lowered from.
         functions: The module's functions by name.
     """
     if (device := cuda_device()) is None:
@@ -124,12 +124,12 @@ def _compile(target: str, attributes: Attributes, device: jax.Device) -> None:
 
 
 def _alone(target: str, attributes: Attributes, device: jax.Device) -> Any:
-    """Returns a program whose one instruction is a kernel."""
-    # The machine code depends on the attributes alone: operands and results are those of the call.
+    """Returns a program with a kernel as its only instruction."""
+    # The machine code depends only on the attributes; the call supplies operands and results.
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((), "float32"))
 
     def bijax_kernel_ahead() -> jax.Array:
-        with kernel_code():  # it is left as it is where all threads are batch-invariant
+        with kernel_code():  # not transformed where all threads are batch-invariant
             result: jax.Array = call(**attributes)
         return result
 

@@ -1,14 +1,14 @@
-"""The lowered forms of kernels, which are made once for equal calls.
+"""The lowered modules of kernels, made once for equal calls.
 
-To lower a kernel is to trace a program of some dozens of operations and to turn each into an instruction, in Python; it
-takes longer than all the rest of a small model. What comes of it depends on the kernel, its parameters, the shapes and
-dtypes of its operands and the state of JAX, and not on the program around. So it is kept: in this process until
-`jax.clear_caches()`, and for others on this machine where JAX has a folder for its compilation cache
+Lowering a kernel traces a program of a few dozen operations and emits an instruction for each, in Python; it takes
+longer than the rest of a small model. The result depends on the kernel, its parameters, the shapes and dtypes of its
+operands and the state of JAX, not on the surrounding program. So it is cached: in this process until
+`jax.clear_caches()`, and for other processes on this machine where JAX has a folder for its compilation cache
 (`pallas_kernels.runtime.disk_cache`).
 
-A call that cannot be told from another by a text is lowered anew each time: one with a function of the user's among its
-parameters, on a mesh, with shapes that are not known, for several platforms, or for export; and one for a target that
-somebody else's kernels are registered for.
+A call without a stable text key is lowered every time: one with a user's function among its parameters, on a mesh,
+with unknown shapes, for several platforms, or for export; and one for a target that has kernels registered by third
+parties.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
 
     Args:
         function: The function; its parameters are keyword arguments.
-        name: A name that no other function has; by default that under which its module has it. A function without
-            one is lowered anew each time.
+        name: A unique name; by default its name in its module. A function without
+            one is lowered every time.
         multiple_results: Whether it returns a tuple.
     """
     lower = mlir.lower_fun(function, multiple_results=multiple_results)
@@ -83,7 +83,7 @@ def lower_once(function: Callable[..., Any], *, name: str = "", multiple_results
 def _made(
     question: str, lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mapping[str, Any]
 ) -> tuple[bytes, bool]:
-    """Returns a form, and whether it is to be kept."""
+    """Returns a lowered module, and whether to cache it."""
     stored = f"{question}\n{_sources()}"
     form = recall(stored)
     if form is not None:
@@ -92,7 +92,7 @@ def _made(
         return form, True
     objects = _objects(ctx)
     form = _form(lower, ctx, operands, parameters)
-    if _objects(ctx) != objects:  # it refers to objects that live as long as this program
+    if _objects(ctx) != objects:  # it refers to objects with the lifetime of this program
         return form, False
     compile_ahead(form)
     keep(stored, form)
@@ -101,7 +101,7 @@ def _made(
 
 @contextlib.contextmanager
 def _alone(lock: Any) -> Iterator[None]:
-    """Waits for a thread that makes the same form, but not for ever: it may wait for this one elsewhere in JAX."""
+    """Waits for a thread that lowers the same module, with a timeout: it may wait for this thread elsewhere in JAX."""
     is_held = lock.acquire(timeout=_LONGEST_WAIT)
     try:
         yield
@@ -111,7 +111,7 @@ def _alone(lock: Any) -> Iterator[None]:
 
 
 def _form(lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mapping[str, Any]) -> bytes:
-    """Lowers a function into a module of its own."""
+    """Lowers a function into a separate module."""
     module = ir.Module.create()
     caches: dict[str, Any] = {cache: {} for cache in _OWN_CACHES}
     inside = ctx.module_context.replace(
@@ -121,7 +121,7 @@ def _form(lower: Rule, ctx: Context, operands: Sequence[Any], parameters: Mappin
     with ir.InsertionPoint(module.body):
         main = func.FuncOp(_MAIN, ([x.type for x in operands], results))
     with ir.InsertionPoint(main.add_entry_block()):
-        # The names of the calls around would stay in the form.
+        # The names of the enclosing calls would stay in the module.
         alone = ctx.replace(module_context=inside, const_lowering={}, name_stack=type(ctx.name_stack)(), traceback=None)
         func.ReturnOp(lower(alone, *main.arguments, **parameters))
     form = io.BytesIO()
@@ -135,7 +135,7 @@ def _objects(ctx: Context) -> tuple[int, int]:
 
 
 def _insert(ctx: Context, form: bytes, operands: Sequence[Any]) -> list[Any]:
-    """Puts a kept form into the program that is being lowered."""
+    """Inserts a cached module into the program being lowered."""
     module = ir.Module.parse(form, ctx.module_context.context)
     table = ctx.module_context.symbol_table
     name = mlir.merge_mlir_modules(ctx.module_context.module, _MAIN, module, table)
@@ -146,7 +146,7 @@ def _insert(ctx: Context, form: bytes, operands: Sequence[Any]) -> list[Any]:
 
 
 def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str | None:
-    """Returns a text of all that the lowered form depends on, None if there is none."""
+    """Returns everything that the lowered module depends on as text, None if it has no text."""
     module = ctx.module_context
     platforms = tuple(ctx.platforms or module.platforms)
     several = len(platforms) != 1 or bool(ctx.dim_var_values) or getattr(module.axis_context, "num_devices", 0) != 1
@@ -161,13 +161,13 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
     try:
         machine = f"{cuda_architecture()} {_compilers()}" if platforms == ("cuda",) else ""
         called = f"{_text(function)} {_text(dict(parameters))}"
-    except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture says that none is known
+    except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None
     return f"{platforms[0]} {machine} {called} {operands}\n{state}"
 
 
 def _has_foreign_kernels(platform: str) -> bool:
-    """Returns whether kernels whose sources are not known are registered for what is lowered for."""
+    """Returns whether kernels of unknown source are registered for the target."""
     foreign = [k for k in registry.added() if k.name.partition(":")[0].partition(".")[0] not in _OWN]
     return bool(foreign) and any(k.rank(target_for(platform)) is not None for k in foreign)
 
@@ -186,18 +186,18 @@ def _sources() -> str:
 
 @functools.cache
 def _compilers() -> tuple[str, ...]:
-    """Returns the versions of the packages that compile parts of a lowered form for GPUs."""
+    """Returns the versions of the packages that compile parts of a lowered module for GPUs."""
     packages = "jax_cuda12_plugin", "jax_cuda13_plugin"
     versions = (next((d.version for d in metadata.Distribution.discover(name=name)), "") for name in packages)
     return tuple(versions)
 
 
 class _WithoutTextError(Exception):
-    """A value that no text tells from all others."""
+    """A value without a text that identifies it."""
 
 
 def _text(value: Any) -> str:
-    """Returns a text that equal values have in every process, and others have not."""
+    """Returns a text that is equal for equal values, in every process, and differs for others."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
     if isinstance(value, enum.Enum):
@@ -228,7 +228,7 @@ def _tree_text(tree: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Returns the name of a function or class that stands in a module whose source is known."""
+    """Returns the name of a function or class in a module whose source is known."""
     module, name = value.__module__, value.__qualname__
     if "<" in name or module.partition(".")[0] not in _KNOWN:
         raise _WithoutTextError
@@ -236,5 +236,5 @@ def _named(value: Any) -> str:
 
 
 def is_own(function: Callable[..., Any]) -> bool:
-    """Returns whether a function is of this library, so that its source is a part of what forms are kept under."""
+    """Returns whether a function belongs to this library, so that its source is part of the cache key."""
     return function.__module__.partition(".")[0] in _OWN

@@ -1,1 +1,1 @@
-"""What stops XLA:CPU's rewrites: fences, hidden constants, reshapes and divisions, updates of arrays in place."""
+"""Prevents XLA:CPU's rewrites: fences, hidden constants, reshapes and divisions, updates of arrays in place."""

@@ -1,9 +1,9 @@
-"""What a program computes of constants alone, kept for when it runs on a CPU, where subnormal numbers may take part.
+"""Prevents constant folding for CPUs where subnormal numbers may be involved.
 
-XLA computes what has constant operands alone when it compiles, and keeps subnormal numbers, which the instructions of a
-CPU take for zeros. Whether it does so may depend on the batch: a constant that is repeated for one row is a constant,
-and one that is repeated for many is not. So an operand is hidden from XLA, unless neither it nor the result can be
-subnormal: for that the sizes of constants are followed through the program, and through the programs that it calls.
+XLA folds operations on constants at compile time and keeps subnormal numbers, which CPU instructions flush to zero.
+Whether it does so may depend on the batch: a constant that is repeated for one row is a constant, and one that is
+repeated for many is not. So an operand is hidden from XLA, unless neither it nor the result can be subnormal: for that,
+the magnitudes of constants are followed through the program, and through the programs that it calls.
 """
 
 import math
@@ -21,14 +21,14 @@ from bijax.transform.rules._kept import MOVES
 from bijax.transform.rules.registry import is_program, names_of
 
 _FLUSHED: Final = {"bfloat16": 120, "float32": 120, "complex64": 120, "float64": 1000, "complex128": 1000}
-"""Types whose subnormal numbers the instructions of a CPU take for zeros, and the spread that is safe."""
+"""Types whose subnormal numbers CPU instructions flush to zero, and their safe spread."""
 
 _OF_ARRAYS: Final = 50.0
-"""Spread of constant arrays; one with other numbers is hidden."""
+"""Spread of constant arrays; one that exceeds it is hidden."""
 
 _OF_INTEGERS: Final = 64.0
 _MANTISSA: Final = 53
-_READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # element types of constants that are looked at
+_READ: Final = frozenset(["bfloat16", "float16", "float32", "float64"])  # element types of inspected constants
 
 _MOVES: Final = frozenset({"select_n", *names_of(MOVES)})
 _UNCHANGED: Final = frozenset(["abs", "clamp", "copysign", "imag", "max", "min", "neg", "real", "sign"])
@@ -36,11 +36,11 @@ _COMPARISONS: Final = frozenset(["eq", "ge", "gt", "is_finite", "le", "lt", "ne"
 
 
 class Constant(NamedTuple):
-    """A value that is computed of constants alone.
+    """A value computed only from constants.
 
     Attributes:
-        spread: All its numbers but zeros lie between 2 ** -spread and 2 ** spread.
-        arguments: Arguments and constant arrays of the program that it is computed of.
+        spread: All its nonzero numbers are between 2 ** -spread and 2 ** spread.
+        arguments: Arguments and constant arrays of the program that it is computed from.
     """
 
     spread: float
@@ -51,13 +51,13 @@ Known = Constant | None
 
 
 class _Found(NamedTuple):
-    """What is known of a program.
+    """The analysis of a program.
 
     Attributes:
-        results: What its results are.
-        hidden: Equations and their operands that are to be hidden.
-        arguments: Numbers of arguments of which the same holds.
-        used: Arguments and constant arrays that something is computed of.
+        results: Its results.
+        hidden: Equations and their operands to hide.
+        arguments: Indices of arguments to hide.
+        used: Arguments and constant arrays that are used.
     """
 
     results: list[Known]
@@ -67,11 +67,11 @@ class _Found(NamedTuple):
 
 
 def with_hidden_constants(jaxpr: Any, is_meant: Callable[[Any], bool]) -> Any:
-    """Returns a program as it is to be lowered for a CPU.
+    """Returns a program for lowering on a CPU.
 
     Args:
         jaxpr: The program.
-        is_meant: Whether an equation is to be made invariant.
+        is_meant: Whether an equation should be made invariant.
     """
     found = _look(jaxpr, [None] * len(jaxpr.invars), is_meant)
     arrays = {v: Var(v.aval) for v in jaxpr.constvars if v in found.used and _limit(v.aval)}
@@ -141,16 +141,16 @@ def _look(jaxpr: Any, arguments: Sequence[Known], is_meant: Callable[[Any], bool
 
 
 def _that_matter(eqn: Any, operands: list[Known]) -> list[Known]:
-    """Returns the operands that decide whether XLA may take an equation for a constant.
+    """Returns the operands that decide whether XLA may fold an equation.
 
-    It may see that what is chosen or where is of no importance, as where all numbers are equal.
+    It may see that a selection or its indices do not matter, for example if all numbers are equal.
     """
     floats = _floats(eqn) if eqn.primitive.name in _MOVES else []
     return [operands[i] for i in floats] if floats else operands
 
 
 def _call(eqn: Any, operands: list[Known]) -> tuple[list[int], list[int], list[Known]]:
-    """Returns which operands of an equation that holds programs are to be hidden and are used, and its results."""
+    """Returns the operands of an equation with programs that are to be hidden, those used, and its results."""
     hidden: set[int] = set()
     used: set[int] = set()
     of_branches: list[list[Known]] = []
@@ -172,7 +172,7 @@ def _call(eqn: Any, operands: list[Known]) -> tuple[list[int], list[int], list[K
 
 
 def _programs(eqn: Any) -> list[tuple[Any, list[int]]]:
-    """Returns the programs of an equation, and for each argument of theirs the place of the operand."""
+    """Returns the programs of an equation, and for each of their arguments the index of the operand."""
     every, parameters = list(range(len(eqn.invars))), eqn.params
     if eqn.primitive.name == "cond":
         return [(branch, every[1:]) for branch in parameters["branches"]]
@@ -187,7 +187,7 @@ def _programs(eqn: Any) -> list[tuple[Any, list[int]]]:
 
 
 def _outside(known: Known, operands: list[Known], places: list[int]) -> Known:
-    """Returns a result of a program as what it is in the one that calls it."""
+    """Translates a result of a program to its caller."""
     if known is None:
         return None
     given = [operands[places[i]] for i in known.arguments if isinstance(i, int)]
@@ -202,12 +202,12 @@ def _either(values: Sequence[Known]) -> Known:
 
 
 def _spread(eqn: Any, spreads: list[float]) -> float | None:
-    """Returns the spread of an equation's results, None if XLA may meet subnormal numbers or if nothing is known."""
+    """Returns the spread of an equation's results, None if subnormal numbers are possible or nothing is known."""
     name, most = eqn.primitive.name, max(spreads, default=0.0)
     floats = [x.aval for x in (*eqn.invars, *eqn.outvars) if _limit(x.aval)]
     if not floats or name in _MOVES:
         return most if floats else _OF_INTEGERS
-    if not _floats(eqn):  # of integers, or of types that are computed in float32
+    if not _floats(eqn):  # integers, or types that are computed in float32
         return {"convert_element_type": max(most, _OF_INTEGERS)}.get(name, math.inf)
     if name in _COMPARISONS:
         found = _OF_INTEGERS
@@ -262,8 +262,8 @@ def _hide(_: Any, constant: Any) -> Sequence[Any]:
 
 
 def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
-    """Hides a constant array, unless all of its numbers are of usual sizes."""
-    # What comes into a program as an argument has no owner that is an operation.
+    """Hides a constant array, unless all its numbers have normal magnitudes."""
+    # The owner of a program's argument is not an operation.
     if getattr(constant.owner, "name", "") != "stablehlo.constant":
         return [constant]
     numbers = _numbers(constant.owner.attributes, ctx.avals_in[0])
@@ -271,9 +271,9 @@ def _hold(ctx: Any, constant: Any) -> Sequence[Any]:
 
 
 def _numbers(attributes: Any, aval: Any) -> np.ndarray | None:
-    """Returns the numbers of a constant; None where they cannot be read."""
+    """Returns the numbers of a constant; None if they cannot be read."""
     if str(aval.dtype) not in _READ:
-        return None  # to look at an attribute of complex numbers is a TypeError in MLIR's Python bindings
+        return None  # reading an attribute of complex numbers is a TypeError in MLIR's Python bindings
     value = attributes["value"]
     if value.is_splat and jnp.issubdtype(aval.dtype, jnp.floating):
         return np.asarray(ir.FloatAttr(value.get_splat_value()).value)
@@ -283,7 +283,7 @@ def _numbers(attributes: Any, aval: Any) -> np.ndarray | None:
 def _primitive(name: str, rule: Callable[..., Sequence[Any]]) -> Primitive:
     primitive = Primitive(name)
     mlir.register_lowering(primitive, lambda _, constant: [constant])
-    # A rule that JAX caches is given the parameters of a function in place of the constants.
+    # A rule that JAX caches receives the parameters of a function instead of the constants.
     mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
     return primitive
 

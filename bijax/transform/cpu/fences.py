@@ -1,8 +1,8 @@
 """Stopping XLA:CPU's rewrites of element-wise code, in the lowered program.
 
-XLA and LLVM see through everything but a value that they cannot know, so a zero is made of such a value
-(`pallas_kernels.parts.xla.opaque` says why a constant behind a barrier is not enough). It costs an integer operation
-on each element and no pass over memory, since the fused loop stays one loop.
+XLA and LLVM see through everything but an unknown value, so a zero is derived from such a value
+(`pallas_kernels.parts.xla.opaque` explains why a constant behind a barrier is not enough). It costs an integer
+operation per element and no pass over memory, since the fused loop remains one loop.
 """
 
 from collections.abc import Sequence
@@ -25,44 +25,44 @@ _OF_ZERO: Final = ("broadcast_in_dim", "convert", "shift_right_logical", "optimi
 
 
 def fence_product(product: Value) -> Value:
-    """Returns a floating-point value that no sum can be contracted with.
+    """Returns a floating-point value that cannot be contracted with a sum.
 
-    LLVM contracts a product and a sum to one fused multiply-add where it finds both in a loop body; whether it does
-    depends on how the loop was unrolled and what was moved out of it, and so on the shape.
+    LLVM contracts a product and a sum into a fused multiply-add where it finds both in a loop body; whether it does
+    depends on loop unrolling and hoisting, and so on the shape.
     """
     shaped = ir.RankedTensorType(product.type)
     element: Any = shaped.element_type
     integers = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_unsigned(element.width))
     bits = hlo.bitcast_convert(integers, product)
     zero = spread(_as_wide_as(bits, emit_opaque_zero()), integers)
-    # Not an exclusive or: two of them, one after the other, would leave nothing hidden.
+    # Not xor: two in a row would cancel.
     return hlo.bitcast_convert(shaped, hlo.or_(bits, zero))
 
 
 def hide_constant(constant: Value) -> Value:
-    """Returns a value of any element type of which no compiler can tell that it is constant.
+    """Returns a value of any element type that no compiler can identify as constant.
 
-    It is to be hidden only once: where a program hides it again, an exclusive or of the same zero, nothing is hidden.
+    Hide it only once: a second xor with the same zero would cancel the first.
     """
     shaped = ir.RankedTensorType(constant.type)
     if isinstance(shaped.element_type, ir.ComplexType):
         return hlo.complex(*(fence_product(part) for part in (hlo.real(constant), hlo.imag(constant))))
     if isinstance(shaped.element_type, ir.IntegerType):
-        # Not a union, which of bits that are all ones would be constant still: a bool that is true.
+        # Not `or`, which of bits that are all ones, such as a true bool, would still be constant.
         return hlo.xor(constant, spread(_as_wide_as(constant, emit_opaque_zero()), shaped))
     return fence_product(constant)
 
 
 def alone(values: Sequence[Value]) -> list[Value]:
-    """Returns values behind a barrier, so that they are computed in a loop of their own."""
+    """Returns values after a barrier, so that they are computed in a separate loop."""
     return list(hlo.OptimizationBarrierOp(list(values)).results)
 
 
 def without_subnormal_numbers(value: Value) -> Value:
-    """Returns the floating-point values as arithmetic gets to see them: subnormal numbers as zeros.
+    """Returns the floating-point values as arithmetic sees them, with subnormal numbers as zeros.
 
-    XLA:CPU runs with subnormal numbers taken for zeros, but LLVM, which is not told so, may compare their bits. A
-    product with a one that no compiler knows is left to the processor. What was computed just before has none.
+    XLA:CPU runs with subnormal numbers flushed to zero, but LLVM does not know that and may compare their bits. So the
+    processor multiplies by an opaque one. A value that was just computed holds none.
     """
     if _is_computed(value):
         return value
@@ -73,7 +73,7 @@ def without_subnormal_numbers(value: Value) -> Value:
 
 
 def _is_computed(value: Value) -> bool:
-    """Returns whether a floating-point value comes out of arithmetic, which makes zeros of subnormal numbers."""
+    """Returns whether a floating-point value is computed by arithmetic, which flushes subnormal numbers to zero."""
     while True:
         if (inside := _inside_of_fence(value)) is not None:
             value = inside
@@ -84,7 +84,7 @@ def _is_computed(value: Value) -> bool:
 
 
 def _inside_of_fence(value: Value) -> Value | None:
-    """Returns what was given to `fence_product`, if that returned the value."""
+    """Returns the argument of `fence_product`, if that returned the value."""
     if _name(value) != "stablehlo.bitcast_convert":
         return None
     bits = value.owner.operands[0]
@@ -102,18 +102,18 @@ def _name(value: Value) -> str:
 
 
 def hide(value: Value) -> Value:
-    """Returns a floating-point value of which XLA cannot tell how it is made.
+    """Returns a floating-point value whose origin XLA cannot see.
 
-    XLA turns the division by what is broadcast or constant into a product with its reciprocal, but not where the
-    broadcast repeats nothing, as in a batch of one. Of x / y / z it makes x / (y * z), but not where something stands
-    between the two, which may depend on the batch too.
+    XLA turns division by a broadcast or constant into a product with its reciprocal, but not where the broadcast
+    repeats nothing, as in a batch of one. It turns x / y / z into x / (y * z), but not where something is between the two,
+    which may depend on the batch too.
 
-    The value is chosen by a condition that always holds, and the alternative differs from element to element: XLA
-    computes a choice between two broadcasts once and broadcasts the result, and drops a choice between equal values.
+    The value is selected by a condition that always holds, and the alternative differs from element to element: XLA
+    computes a select between two broadcasts once and broadcasts the result, and drops a select between equal values.
     """
     shaped = ir.RankedTensorType(value.type)
     mask = ir.RankedTensorType.get(shaped.shape, ir.IntegerType.get_signless(1))
-    # Not from the opaque zero: LLVM would take it for 0 where the comparison holds, and see through `fence_product`.
+    # Not from the opaque zero: LLVM would infer 0 where the comparison holds, and see through `fence_product`.
     number, none = emit_opaque_number(), mlir.ir_constant(np.uint32(2**31 - 1))
     true = hlo.compare(number, none, hlo.ComparisonDirectionAttr.get("NE"))
     places = positions(shaped)

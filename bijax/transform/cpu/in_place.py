@@ -1,8 +1,8 @@
-"""Updates of arrays by parts of themselves, which XLA:CPU may write while it still reads the array.
+"""Updates of arrays from their own elements, which XLA:CPU may write while it still reads the array.
 
-XLA:CPU of jaxlib 0.12 computes an update inside of the loop that writes it into the array, and overlooks that the loop
-reads the same memory where a transposition or another shape stands between the two. `x.at[1:].set(x[:-1])` under
-`vmap` over the last axis is wrong for a batch of one then, where the transposition moves nothing.
+XLA:CPU of jaxlib 0.12 computes an update inside the loop that writes it into the array, and misses that the loop reads
+the same memory through a transpose or a reshape. `x.at[1:].set(x[:-1])` under `vmap` over the last axis is then wrong
+for a batch of one, where the transpose moves nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,24 +16,24 @@ IN_PLACE: Final = {
     "dynamic_update_slice": 1,
     **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"), 2),
 }
-"""Primitives that write into the memory of their first operand, and which operand they write."""
+"""Primitives that write into the memory of their first operand, and the operand that they write."""
 
 _VIEWS: Final = frozenset(
     f"stablehlo.{name}"
     for name in ("bitcast_convert", "broadcast_in_dim", "optimization_barrier", "reshape", "transpose")
 ) | {"func.call"}
-"""Operations whose results may lie in the memory of their operands. Bodies of calls are written in their places."""
+"""Operations whose results may alias their operands. Calls are inlined."""
 
 _MOST: Final = 256
-"""Operations that are looked at. What is farther apart is taken to be computed of the array."""
+"""Maximum number of operations to inspect. Beyond it, an update is assumed to read the array."""
 
 
 def with_update_before(name: str, operands: Sequence[Any]) -> list[Any]:
-    """Returns the operands of a primitive of `IN_PLACE`, whose update is computed before the array is written.
+    """Returns the operands of a primitive of `IN_PLACE`, with the update computed before the array is written.
 
     Args:
         name: Name of the primitive.
-        operands: Its operands, in a program that is being lowered for a CPU.
+        operands: Its operands, in a program being lowered for a CPU.
     """
     values = list(operands)
     place = IN_PLACE[name]
@@ -43,7 +43,7 @@ def with_update_before(name: str, operands: Sequence[Any]) -> list[Any]:
 
 
 def _may_read(update: Any, array: Any) -> bool:
-    """Returns whether an update may be computed of what lies in the memory of an array."""
+    """Returns whether an update may be computed from values that alias an array."""
     memory = set(_made_of(array, _VIEWS))
     for count, value in enumerate(_made_of(update, None)):
         if count == _MOST or value in memory:
@@ -54,7 +54,7 @@ def _may_read(update: Any, array: Any) -> bool:
 
 
 def _made_of(value: Any, names: frozenset[str] | None) -> Iterator[Any]:
-    """Yields a value and those that it is made of, by operations of these names or by any."""
+    """Yields a value and those that it is computed from, by operations of these names or by any."""
     found, left = set(), [value]
     while left:
         value = left.pop(0)
@@ -68,7 +68,7 @@ def _made_of(value: Any, names: frozenset[str] | None) -> Iterator[Any]:
 
 
 def _is_any_array(value: Any) -> bool:
-    """Returns whether a value is a parameter of a function that is called with arrays of which nothing is known."""
+    """Returns whether a value is a parameter of a function that is called with unknown arrays."""
     block = value.owner
     if not isinstance(block, ir.Block):
         return False

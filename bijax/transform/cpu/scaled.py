@@ -1,7 +1,7 @@
-"""Divisions by constant powers of two, which are products with the reciprocal and as exact.
+"""Divisions by constant powers of two, computed as products with the reciprocal, which are as exact.
 
-XLA counts the operations of the fences of a division, and hands a program of more than 1000 to another thread; the
-mean of a matrix and its transpose, which `jax.numpy.linalg.eigh` and `cholesky` take, is such a division.
+XLA counts the fence operations of a division, and runs a program of more than 1000 operations on another thread; the
+mean of a matrix and its transpose, in `jax.numpy.linalg.eigh` and `cholesky`, is such a division.
 """
 
 import math
@@ -12,11 +12,11 @@ import numpy as np
 from jax.extend.core import Literal
 
 _LARGEST_EXPONENT: Final = 64
-"""Up to it neither the divisor nor its reciprocal is near a subnormal number."""
+"""Up to this exponent, neither the divisor nor its reciprocal is near a subnormal number."""
 
 
 def with_product(eqn: Any) -> Any:
-    """Returns a division by a constant power of two as a product; another equation as it is."""
+    """Returns a division by a constant power of two as a product; other equations unchanged."""
     if eqn.primitive is not jax.lax.div_p or not isinstance(eqn.invars[1], Literal):
         return eqn
     aval: Any = eqn.invars[1].aval

@@ -1,8 +1,8 @@
-"""Reshapes of sums and maxima stay where they are on a CPU.
+"""Keeps reshapes of sums and maxima in place on a CPU.
 
-`keepdims` is a reduction and a reshape. XLA moves a reshape behind what is computed of it, one operation in each run of
-its passes over the whole program, until none of them changes anything; a fenced product is four operations. A barrier
-behind the reshape ends that. What is reduced has been computed before, so it costs no pass over memory.
+`keepdims` is a reduction and a reshape. XLA moves a reshape past the operations that use it, one in each run of its
+passes over the whole program, until nothing changes; a fenced product is four operations. A barrier after the reshape
+prevents that. The reduced value has been computed before, so the barrier costs no pass over memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ _REDUCTIONS: Final = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 _RESHAPES: Final = frozenset({"broadcast_in_dim", "reshape"})
 
 SETTLED: Final = Primitive("bijax_settled")
-"""Stands in a program that is lowered for a reshape with a barrier behind it."""
+"""Replaces a reshape by one with a barrier after it in a program being lowered."""
 
 
 def with_settled_reshapes(equations: Sequence[Any], old: Sequence[Any], plain: Callable[[Any], bool]) -> list[Any]:
-    """Returns the equations of a program as they are to be lowered on a CPU.
+    """Returns the equations of a program for lowering on a CPU.
 
     Args:
-        equations: The equations, of which those under a request are replaced already.
-        old: They as they were.
-        plain: Whether a value has no sharding of its own.
+        equations: The equations, with those under a request already replaced.
+        old: The original equations.
+        plain: Whether a value has no sharding.
     """
     reduced: set[Any] = set()
     found = []
@@ -48,5 +48,5 @@ def _only_reshapes(eqn: Any) -> bool:
 
 
 def settled(x: jax.Array, *, shape: Sequence[int]) -> jax.Array:
-    """Returns what is lowered for `SETTLED`."""
+    """Computes `SETTLED`."""
     return isolate(x.reshape(shape))[0]

@@ -1,11 +1,11 @@
-"""Operations of JAX written out as others of JAX, which are made invariant in their turn: a plug-in of the transform.
+"""Expands JAX operations into others, which are made invariant in turn: a plug-in of the transform.
 
 An expansion takes the operands and parameters of its primitive and is traced under the request of the equation that it
-stands for, so all it holds is lowered as if the user's program had said it: it needs neither kernels nor a contract of
-its own, on any platform, and nothing in it sees more than its own matrix, row or number. Small matrices on a CPU are
-left to LAPACK, one at a time (`_lapack`).
+replaces, so its operations are lowered as if the user had written them: it needs neither kernels nor its own contract
+on any platform, and each result depends only on its own matrix, row or number. On a CPU, small matrices are left to
+LAPACK, one at a time (`_lapack`).
 
-Importing this package registers the rules for these operations (`_rules`); nothing else knows of them.
+Importing this package registers the rules for these operations (`_rules`); nothing else refers to them.
 """
 
 from bijax.transform.expansions import _rules as _rules

@@ -1,7 +1,7 @@
 """Operations on complex numbers as operations on their real and imaginary parts.
 
-XLA writes complex arithmetic out as products and sums of parts after the program is lowered, where no fence can be put
-between them. Written out here, each of these is an operation of JAX, and is lowered as any other.
+XLA expands complex arithmetic into products and sums of parts after the program is lowered, where no fences can be put
+between them. Expanded here, each of these is a JAX operation, and is lowered like any other.
 """
 
 import functools
@@ -48,13 +48,13 @@ def convert(x: jax.Array, *, new_dtype: Any, **_: Any) -> jax.Array:
 
 
 def square(x: jax.Array, **_: Any) -> jax.Array:
-    """The square; the real part as a product of sum and difference, which cancels nothing twice."""
+    """The square; the real part is the product of sum and difference, which avoids a second cancellation."""
     a, b = _parts(x)
     return lax.complex((a - b) * (a + b), 2 * (a * b))
 
 
 def integer_power(x: jax.Array, *, y: int, **_: Any) -> jax.Array:
-    """The power, by repeated squares."""
+    """The power, by repeated squaring."""
     if y < 0:
         return divide(jnp.ones_like(x), integer_power(x, y=-y))
     result, factor = None, x
@@ -67,12 +67,12 @@ def integer_power(x: jax.Array, *, y: int, **_: Any) -> jax.Array:
 
 
 def one_minus_square(x: jax.Array, **_: Any) -> jax.Array:
-    """One less the square."""
+    """One minus the square."""
     return subtract(jnp.ones_like(x), square(x))
 
 
 def divide(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
-    """The quotient by Smith's formula, all parts halved where one is so large that a sum of two could overflow.
+    """The quotient by Smith's formula, halving all parts if one is so large that a sum of two could overflow.
 
     Source: R. L. Smith, Algorithm 116: Complex division, Communications of the ACM 5 (1962).
     """
@@ -126,7 +126,7 @@ def exponential(x: jax.Array, **_: Any) -> jax.Array:
 
 
 def exponential_minus_one(x: jax.Array, **_: Any) -> jax.Array:
-    """E to a complex power, less one: e^a cos b - 1 = (e^a - 1) cos b - 2 sin²(b/2)."""
+    """E to a complex power, minus one: e^a cos b - 1 = (e^a - 1) cos b - 2 sin²(b/2)."""
     a, b = _parts(x)
     sine = lax.sin(b / 2)
     real = lax.expm1(a) * lax.cos(b) - 2 * (sine * sine)
@@ -141,10 +141,10 @@ def exponential_of_two(x: jax.Array, **_: Any) -> jax.Array:
 
 
 def logarithm(x: jax.Array, **_: Any) -> jax.Array:
-    """The principal logarithm: that of the absolute value, and the angle."""
+    """The principal logarithm: the logarithm of the absolute value, and the angle."""
     a, b = _parts(x)
     large, small = lax.max(jnp.abs(a), jnp.abs(b)), lax.min(jnp.abs(a), jnp.abs(b))
-    # Near an absolute value of 1 the sum of the squares less one is formed without cancelling: (large² - 1) + small².
+    # Near an absolute value of 1, the sum of squares minus one is computed without cancellation: (large² - 1) + small².
     near = lax.log1p((large - 1) * (large + 1) + small * small) / 2
     size = absolute(x)
     real = jnp.where((size > 0.5) & (size < 2), near, lax.log(size))
@@ -166,10 +166,10 @@ def logarithm_of_one_plus(x: jax.Array, **_: Any) -> jax.Array:
 
 
 def square_root(x: jax.Array, **_: Any) -> jax.Array:
-    """The principal square root, by the root of (|x| + |real part|) / 2."""
+    """The principal square root, from the root of (|x| + |real part|) / 2."""
     a, b = _parts(x)
     size = absolute(x)
-    # Divided by 4 before the sum, which would overflow.
+    # Divided by 4 first, since the sum could overflow.
     root = 2 * lax.sqrt(jnp.abs(a) / 8 + size / 8)
     other = jnp.abs(b) / jnp.where(root == 0, jnp.ones_like(root), 2 * root)
     real, imaginary = jnp.where(a >= 0, root, other), jnp.where(a >= 0, other, root)
@@ -246,7 +246,7 @@ def equal(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
 
 
 def not_equal(x: jax.Array, y: jax.Array, **_: Any) -> jax.Array:
-    """Whether one of the parts is not equal."""
+    """Whether either part differs."""
     (a, b), (c, d) = _parts(x), _parts(y)
     return (a != c) | (b != d)
 
@@ -268,7 +268,7 @@ def _bilinear(primitive: Any) -> Callable[..., jax.Array]:
 
 
 def _linear(primitive: Any) -> Callable[..., jax.Array]:
-    """Returns an operation that adds elements of its operands, by parts."""
+    """Returns an operation that is linear in its operands, by parts."""
 
     def run(*operands: jax.Array, **parameters: Any) -> jax.Array:
         def part(take: Callable[[jax.Array], jax.Array]) -> jax.Array:

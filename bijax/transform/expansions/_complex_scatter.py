@@ -20,7 +20,7 @@ def scatter_mul(
 ) -> jax.Array:
     """Multiplies windows of an array by updates, as `jax.lax.scatter_mul` does, in the order of their indices.
 
-    Windows that cannot meet are gathered, multiplied and written back, all at once; others one after the other.
+    Disjoint windows are gathered, multiplied and written back at once; others one after another.
     """
     mode = lax.GatherScatterMode.from_any(mode)
     if apart(indices, dimension_numbers) or (unique_indices and mode != lax.GatherScatterMode.CLIP):

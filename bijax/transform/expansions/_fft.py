@@ -2,8 +2,8 @@
 
 XLA hands a transform to a library (on a GPU cuFFT), which plans it by the number of rows. Here a transform of length
 n = n1 n2 is n2 transforms of length n1, a multiplication by roots of unity, and n1 transforms of length n2; a short one
-is a product with its matrix. A length with a large prime factor is a convolution of a power of two (Bluestein). So the
-order of all sums follows the length alone.
+is a product with its matrix. A length with a large prime factor uses a convolution of a power-of-two length
+(Bluestein). So the order of all sums depends only on the length.
 
 Source: J. W. Cooley and J. W. Tukey, An algorithm for the machine calculation of complex Fourier series, Mathematics of
 Computation 19 (1965); L. I. Bluestein, A linear filtering approach to the computation of the discrete Fourier
@@ -21,9 +21,9 @@ from jax import lax
 Parts = tuple[jax.Array, jax.Array]
 
 _FACTOR: Final = 32
-"""The largest factor that is taken out of a length."""
+"""The largest factor that a length is divided by."""
 _PRIME: Final = 64
-"""The largest length without such a factor that is one product."""
+"""The largest length without such a factor that is a single product."""
 
 
 def fft(x: jax.Array, *, fft_type: Any, fft_lengths: Sequence[int]) -> jax.Array:
@@ -61,7 +61,7 @@ def fft(x: jax.Array, *, fft_type: Any, fft_lengths: Sequence[int]) -> jax.Array
 
 
 def _mirrored(parts: Parts, n: int) -> Parts:
-    """Returns the whole spectrum of a real signal from its first half, whose real values have no imaginary part."""
+    """Returns the whole spectrum of a real signal from its first half; purely real entries get no imaginary part."""
     a, b = (v[..., : n // 2 + 1] for v in parts)
     k = np.arange(n // 2 + 1)
     b = jnp.where(jnp.asarray((k == 0) | (2 * k == n)), jnp.zeros_like(b), b)
@@ -87,7 +87,7 @@ def _transform(a: jax.Array, b: jax.Array, n: int, sign: int) -> Parts:
     if first == 1:
         return _product(a, b, n, sign) if n <= _PRIME else _bluestein(a, b, n, sign)
     second = n // first
-    # Of x[j1 n2 + j2] the sums over j1; of these, turned, the sums over j2 are X[k1 + n1 k2].
+    # Of x[j1 n2 + j2] the sums over j1; of these, transposed, the sums over j2 are X[k1 + n1 k2].
     a, b = (v.reshape(*v.shape[:-1], first, second).swapaxes(-1, -2) for v in (a, b))
     a, b = _product(a, b, first, sign)
     turns = np.multiply.outer(np.arange(second), np.arange(first))
@@ -131,6 +131,6 @@ def _turned(a: jax.Array, b: jax.Array, turns: np.ndarray, n: int, sign: int) ->
 
 
 def _roots(turns: np.ndarray, n: int, sign: int, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cosines and sines of parts of a circle, rounded once."""
+    """Returns cosines and sines of fractions of a circle, rounded once."""
     angle = 2 * np.pi * (turns % n) / n
     return np.cos(angle).astype(dtype), (sign * np.sin(angle)).astype(dtype)

@@ -1,7 +1,7 @@
 """Eigenvalues of Hermitian matrices and singular values, by Jacobi's rotations in a fixed order.
 
-All pairs of columns are turned against each other in rounds of disjoint pairs (a tournament); a sweep holds every pair
-once, and the number of sweeps follows the length and the dtype alone.
+All pairs of columns are rotated against each other in rounds of disjoint pairs (a tournament); a sweep contains every
+pair once, and the number of sweeps depends only on the length and the dtype.
 
 Source: R. P. Brent and F. T. Luk, The solution of singular-value and symmetric eigenvalue problems on multiprocessor
 arrays, SIAM Journal on Scientific and Statistical Computing 6 (1985).
@@ -23,7 +23,7 @@ Arrays = tuple[jax.Array, ...]
 def eigh(
     a: jax.Array, *, lower: bool, sort_eigenvalues: bool, subset_by_index: tuple[int, int] | None = None, **_: Any
 ) -> Arrays:
-    """Returns eigenvectors and eigenvalues of Hermitian matrices, of which one triangle is read."""
+    """Returns eigenvectors and eigenvalues of Hermitian matrices, reading one triangle."""
 
     def decompose(a: jax.Array) -> Arrays:
         vectors, values = _eigh(a, lower)
@@ -118,7 +118,7 @@ def _svd(a: jax.Array, full_matrices: bool) -> Arrays:
     s = lax.sqrt(_squares(b).sum(0))
     order = jnp.argsort(s, descending=True)
     b, v, s = b[:, order], v[:, order], s[order]
-    # The reflections that take the orthogonal columns to a diagonal make orthonormal ones, of those that are zero too.
+    # The reflections that diagonalise the orthogonal columns give orthonormal ones, also for zero columns.
     inner, inner_taus, _ = reflect(b)
     d = jnp.diagonal(inner)
     d = lax.real(d) if _is_complex(b) else d
@@ -137,7 +137,7 @@ def _squares(a: jax.Array) -> jax.Array:
 
 
 def _scaled(a: jax.Array) -> Arrays:
-    """Returns a matrix divided by its largest element, and that."""
+    """Returns a matrix divided by its largest element, and that element."""
     largest = jnp.abs(a).max()
     scale = jnp.where(largest == 0, jnp.ones_like(largest), largest)
     return a / scale.astype(a.dtype), scale
@@ -163,7 +163,7 @@ def _rotation(p: jax.Array, q: jax.Array, pq: jax.Array) -> tuple[Arrays, jax.Ar
 
 
 def _turned(a: jax.Array, rotation: Arrays) -> jax.Array:
-    """Turns the columns of the first half against those of the second."""
+    """Rotates the columns of the first half against the second half."""
     cosine, sine, phase = rotation
     half = a.shape[1] // 2
     left, right = a[:, :half], a[:, half:] * phase
@@ -171,7 +171,7 @@ def _turned(a: jax.Array, rotation: Arrays) -> jax.Array:
 
 
 def _moved(a: jax.Array, axis: int) -> jax.Array:
-    """Moves all players of the tournament but the first by one place around the table."""
+    """Moves all columns except the first to the next position of the tournament."""
     half = a.shape[axis] // 2
     if half == 1:
         return a

@@ -1,4 +1,4 @@
-"""Factorisations of small matrices on a CPU: JAX's own, which are LAPACK's, of one matrix at a time."""
+"""Factorisations of small matrices on a CPU: JAX's calls of LAPACK, one matrix at a time."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ def contract_of(name: str, operands: Sequence[Any], parameters: Mapping[str, Any
     if name not in _NAMES or str(operands[0].dtype) not in _DTYPES:
         return None
     rows, columns = operands[0].shape[-2:]
-    # JAX has neither parts of a decomposition nor other algorithms for a CPU.
+    # JAX supports neither partial decompositions nor other algorithms on a CPU.
     if parameters.get("subset_by_index") not in (None, (0, min(rows, columns))):
         return None
     if getattr(parameters.get("algorithm"), "name", "DEFAULT") != "DEFAULT" or math.prod(operands[0].shape) == 0:
@@ -37,9 +37,9 @@ def contract_of(name: str, operands: Sequence[Any], parameters: Mapping[str, Any
 
 
 def of_each_matrix(primitive: Primitive) -> Callable[..., Any]:
-    """Returns a function that applies a primitive to every matrix of a stack, one after the other.
+    """Returns a function that applies a primitive to every matrix of a stack, one after another.
 
-    It is to be lowered by JAX's own rules.
+    It must be lowered by JAX's own rules.
     """
 
     def run(*operands: jax.Array, **parameters: Any) -> Any:
@@ -48,7 +48,7 @@ def of_each_matrix(primitive: Primitive) -> Callable[..., Any]:
             return results[:2] if primitive is lax.linalg.lu_p else results
 
         results = over_stack(one, *operands, over=one_by_one)
-        if primitive is lax.linalg.lu_p:  # integers, which JAX would compute in a loop inside the loop
+        if primitive is lax.linalg.lu_p:  # integers, which JAX would compute in a nested loop
             factors, pivots = results
             return factors, pivots, lax.linalg.lu_pivots_to_permutation(pivots, operands[0].shape[-2])
         return results

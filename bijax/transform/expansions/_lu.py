@@ -37,7 +37,7 @@ def _lu(a: jax.Array) -> Factors:
         def step(j: jax.Array, state: Factors) -> Factors:
             panel, order, pivots = state
             here = start + j
-            # Rows that only fill the blocks are no pivots, whatever has become of them.
+            # Padding rows are never pivots, whatever they hold.
             size = jnp.where((rows >= here) & (rows < m), _size(panel[:, j]), -1)
             pivot = jnp.argmax(size).astype(jnp.int32)
             panel, order = _swapped(panel, here, pivot), _swapped(order, here, pivot)

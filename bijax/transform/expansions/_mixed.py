@@ -1,4 +1,4 @@
-"""Products of integers, or of floats of 8 bits, with a floating-point result."""
+"""Products of integers, or of 8-bit floats, with a floating-point result."""
 
 from typing import Any, Final
 
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
-"""Dtypes that products take."""
+"""Dtypes that products support."""
 
 
 def dot_general(lhs: jax.Array, rhs: jax.Array, *, preferred_element_type: Any = None, **parameters: Any) -> jax.Array:
-    """Multiplies as `jax.lax.dot_general`, the operands converted to float32 before, or float64 where one is."""
+    """Multiplies as `jax.lax.dot_general`, with operands converted to float32, or float64 if one is."""
     result = jnp.result_type(lhs, rhs) if preferred_element_type is None else jnp.dtype(preferred_element_type)
     wide = any(d == jnp.float64 for d in (lhs.dtype, rhs.dtype, result))
     dtype = jnp.dtype(jnp.float64 if wide else jnp.float32)

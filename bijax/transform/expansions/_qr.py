@@ -12,7 +12,7 @@ Arrays = tuple[jax.Array, ...]
 
 
 def geqrf(a: jax.Array, **_: Any) -> Arrays:
-    """Factorises matrices into packed reflections and their factors, as LAPACK's geqrf.
+    """Factorises matrices into packed reflections and their scales, like LAPACK's geqrf.
 
     Source: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, section 5.2.
     """
@@ -20,7 +20,7 @@ def geqrf(a: jax.Array, **_: Any) -> Arrays:
 
 
 def householder_product(a: jax.Array, taus: jax.Array, **_: Any) -> jax.Array:
-    """The first columns of the product of reflections, as LAPACK's orgqr."""
+    """Returns the first columns of the product of reflections, like LAPACK's orgqr."""
 
     def columns(a: jax.Array, taus: jax.Array) -> jax.Array:
         return apply(a, taus, jnp.eye(a.shape[0], a.shape[1], dtype=a.dtype))
@@ -43,7 +43,7 @@ def qr(a: jax.Array, *, pivoting: bool, full_matrices: bool, **_: Any) -> Arrays
 
 
 def reflect(a: jax.Array, pivoting: bool = False) -> Arrays:
-    """Returns the packed reflections and upper triangle of a matrix, their factors, and the order of the columns."""
+    """Returns the packed reflections and upper triangle of a matrix, their scales, and the order of the columns."""
     m, n = a.shape
     k = min(m, n)
     order = jnp.arange(n, dtype=jnp.int32)
@@ -82,7 +82,7 @@ def apply(packed: jax.Array, taus: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _reflection(column: jax.Array, j: jax.Array) -> Arrays:
-    """Returns v (1 at j, 0 above), tau and beta such that I - conj(tau) v v* takes a column to beta at j, 0 below."""
+    """Returns v (1 at j, 0 above), tau and beta such that I - conj(tau) v v* maps a column to beta at j, 0 below."""
     rows = jnp.arange(column.shape[0])
     alpha = column[j]
     tail = jnp.where(rows > j, column, jnp.zeros_like(column))
@@ -100,7 +100,7 @@ def _reflection(column: jax.Array, j: jax.Array) -> Arrays:
 
 
 def _norms(a: jax.Array) -> jax.Array:
-    """The lengths of the columns of a matrix, scaled so that no square overflows."""
+    """Returns the norms of the columns of a matrix, scaled so that no square overflows."""
     size = jnp.abs(a)
     largest = size.max(0)
     scale = jnp.where(largest == 0, jnp.ones_like(largest), largest)
@@ -109,6 +109,6 @@ def _norms(a: jax.Array) -> jax.Array:
 
 
 def _swapped(x: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Returns an array with two entries of its last axis in each other's place."""
+    """Returns an array with two entries of its last axis swapped."""
     index = jnp.arange(x.shape[-1])
     return jnp.where(index == i, x[..., j, None], jnp.where(index == j, x[..., i, None], x))

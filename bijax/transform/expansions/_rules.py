@@ -1,4 +1,4 @@
-"""The rules for operations that are written out, or left to LAPACK."""
+"""The rules for operations that are expanded, or left to LAPACK."""
 
 import functools
 import importlib
@@ -46,26 +46,26 @@ EXPANDED: Final = {
     "triangular_solve": ("_triangular", _SUBSTITUTED),
     "tridiagonal_solve": ("_tridiagonal", _ROWS),
 }
-"""The module that holds the expansion of an operation, under its name, and the evidence. It is imported when needed."""
+"""By operation, the module of its expansion, which is imported when needed, and the evidence."""
 
 OF_MATRICES: Final = frozenset(EXPANDED) - {"fft"}
-"""Operations on stacks of matrices. A CPU takes one matrix after the other: it stays in the cache."""
+"""Operations on stacks of matrices. A CPU computes one matrix at a time, which stays in its cache."""
 
 COMPLEX: Final = (
     "abs conv_general_dilated cos cosh cumprod cumsum div dot_general eq exp exp2 expm1 integer_pow log log1p log2"
     " logistic mul ne one_minus_square pow reduce_prod reduce_sum reduce_window_sum rsqrt scatter-add scatter-mul"
     " scatter-sub sign sin sinh square tan tanh"
 )
-"""Operations on complex numbers that are written out."""
+"""Operations on complex numbers that are expanded."""
 
 COMPLEX_ON_GPU: Final = "add add_any convert_element_type sqrt sub"
-"""Those that a CPU computes exactly."""
+"""The ones that a CPU computes exactly."""
 
 
 def written_out(
     name: str, operands: Sequence[Any], parameters: Mapping[str, Any], dtypes: Dtypes, platform: str
 ) -> LapackContract | Expansion:
-    """Returns the contract under which LAPACK computes an operation, or else the function that it is written out as.
+    """Returns the contract under which LAPACK computes an operation, or else its expansion.
 
     Args:
         name: Name of its primitive, one with a rule here.
@@ -109,7 +109,7 @@ def _lower(call: Call) -> Sequence[Any]:
 
 
 def _uses(equation: Equation, platform: str) -> Iterator[Use]:
-    """Yields the contracts of the operations as which an operation is written out."""
+    """Yields the contracts of the operations in an expansion."""
     dtypes = dtypes_of(equation)
     expansion = written_out(equation.name, equation.operands, equation.parameters, dtypes, platform)
     if isinstance(expansion, LapackContract):

@@ -19,12 +19,12 @@ def one_by_one(function: Callable[..., Any], *arrays: jax.Array) -> Any:
 
 
 def over_stack(function: Callable[..., Any], *arrays: jax.Array, over: Callable[..., Any] = _at_once) -> Any:
-    """Applies a function of one matrix, and of what belongs to it, to every matrix of a stack.
+    """Applies a function of one matrix, and of its associated arrays, to every matrix of a stack.
 
     Args:
         function: Maps arrays to arrays.
-        *arrays: Arrays with the axes of the stack in front. The first has two axes behind them.
-        over: Applies a function along the first axis of arrays; by default to all matrices at once.
+        *arrays: Arrays with the axes of the stack in front. The first has two more axes.
+        over: Applies a function along the first axis of arrays; by default, to all matrices at once.
     """
     stack = arrays[0].shape[:-2]
     if not stack:
@@ -48,11 +48,11 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def adjoint(a: jax.Array) -> jax.Array:
-    """The conjugate transpose of a matrix."""
+    """Returns the conjugate transpose of a matrix."""
     return a.conj().T if jnp.iscomplexobj(a) else a.T
 
 
 def blocks(n: int) -> tuple[int, int]:
-    """Returns into how many blocks of how many columns a factorisation is cut; up to 64 columns are one block."""
+    """Returns the number of blocks of a factorisation and their columns; up to 64 columns are one block."""
     width = n if n <= 64 else 32
     return -(-n // width), width

@@ -22,8 +22,8 @@ def triangular_solve(
 ) -> jax.Array:
     """Solves triangular systems, as `jax.lax.linalg.triangular_solve` does.
 
-    Unknown j is what is left of its right-hand side, divided by the diagonal; its column times it is subtracted from
-    the others; behind each block of unknowns, as one product.
+    Unknown j is its remaining right-hand side divided by the diagonal; column j times it is subtracted from the other
+    rows; for rows outside the block, as one product per block of unknowns.
 
     Source: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, section 3.1.
     """
@@ -39,13 +39,13 @@ def triangular_solve(
 
 
 def _solve(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool) -> jax.Array:
-    """Solves a x = b for a triangle a (n, n), of which nothing else is read, and b (n, k).
+    """Solves a x = b for b (n, k) and a triangle a (n, n); the rest of a is not read.
 
     Args:
         a: The matrix.
         b: The right-hand sides.
-        unit_diagonal: Whether the diagonal is taken to be ones.
-        down: Whether the lower triangle is meant, and the first unknown is found first.
+        unit_diagonal: Whether the diagonal is assumed to be ones.
+        down: Whether to use the lower triangle, and solve for the first unknown first.
     """
     n = a.shape[0]
     if b.size == 0:
@@ -63,7 +63,7 @@ def _solve(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool) -> jax.A
         columns = lax.dynamic_slice_in_dim(a, start, width, axis=1)
         triangle = lax.dynamic_slice_in_dim(columns, start, width)
         x = substitute(triangle, lax.dynamic_slice_in_dim(b, start, width), unit_diagonal)
-        # What is chosen, not what is multiplied by zero: the rows above may hold anything.
+        # A select, not a product by zero: the rows above may hold anything.
         b = jnp.where(rows[:, None] >= start + width, b - matmul(columns, x), b)
         return lax.dynamic_update_slice_in_dim(b, x, start, axis=0)
 
@@ -72,7 +72,7 @@ def _solve(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool) -> jax.A
 
 
 def padded(a: jax.Array, n: int) -> jax.Array:
-    """Returns a square matrix with rows and columns of the unit matrix behind its own."""
+    """Returns a square matrix padded with rows and columns of the identity."""
     size = a.shape[0]
     a = jnp.pad(a, (0, n - size))
     index = jnp.arange(n)
@@ -96,10 +96,10 @@ def substitute(a: jax.Array, b: jax.Array, unit_diagonal: bool, down: bool = Tru
 
 
 def cholesky(a: jax.Array, **_: Any) -> jax.Array:
-    """Factorises Hermitian matrices, of which the lower triangles are read; all nan where one is not positive.
+    """Factorises Hermitian matrices, reading their lower triangles; all nan where one is not positive.
 
-    Column j of what is left is divided by the root of its diagonal, and the outer product of what is below it is
-    subtracted from the rest; behind each block of columns, as one product.
+    Column j of the remainder is divided by the root of its diagonal, and the outer product of the entries below it is
+    subtracted from the rest; after each block of columns, as one product.
 
     Source: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, section 4.2.
     """

@@ -15,8 +15,8 @@ def tridiagonal_solve(
 ) -> jax.Array:
     """Solves tridiagonal systems, as `jax.lax.linalg.tridiagonal_solve` does; all nan where one is singular.
 
-    Of a row and the next, the one with the larger entry in the column is the pivot; with `perturb_singular` pivots
-    that are tiny beside the largest entry of the triangle are enlarged.
+    Of a row and the next, the row with the larger entry in the column is the pivot; with `perturb_singular`, pivots
+    that are tiny relative to the largest entry of the triangle are enlarged.
 
     Source: LAPACK, xGTSV.
     """
@@ -24,7 +24,7 @@ def tridiagonal_solve(
     def solve(b: jax.Array, dl: jax.Array, d: jax.Array, du: jax.Array) -> jax.Array:
         if b.size == 0:
             return b
-        # A row of the triangle (three entries and its right-hand side), for each column; the last row stays.
+        # A row of the triangle (three entries and its right-hand side), for each column; the last row remains.
         zero = jnp.zeros((), d.dtype)
 
         def eliminate(row: Any, following: Any) -> Any:
@@ -33,7 +33,7 @@ def tridiagonal_solve(
             top = [lax.select(exchange, y, x) for x, y in ((pivot, below), (right, diagonal), (zero, after))]
             rest = [lax.select(exchange, x, y) for x, y in ((pivot, below), (right, diagonal), (zero, after))]
             top_rhs, rest_rhs = jnp.where(exchange, next_rhs, rhs), jnp.where(exchange, rhs, next_rhs)
-            # Both are zeros where the column has nothing.
+            # Both are zero if the column is zero.
             factor = jnp.where(top[0] == 0, zero, rest[0] / jnp.where(top[0] == 0, jnp.ones_like(zero), top[0]))
             left = rest[1] - factor * top[1], rest[2] - factor * top[2], rest_rhs - factor * top_rhs
             return left, (*top, top_rhs)

@@ -1,12 +1,12 @@
-"""Row programs: operations on rows that one kernel computes on a Hopper GPU, with the bits that they have one by one.
+"""Row programs: operations on rows that one kernel computes on a Hopper GPU, with the bits of the separate operations.
 
-A softmax or its gradient that is written piece by piece costs a pass over the rows for each reduction and one after it.
-Here the equations of a program are searched for such pieces (`_regions`), which become one equation (`_programs`), a
-kernel's call (`_layout`, `pallas_kernels.row_program`). It is a schedule: no bit depends on it, so contracts and
-fingerprints do not tell programs with it from programs without. `fuse_rows=False` of `bijax.invariant` and of the mode
-turns it off.
+A softmax or its gradient written as separate operations costs a pass over the rows per reduction and one after it.
+Here the equations of a program are searched for such regions (`_regions`), which become one equation (`_programs`), a
+kernel call (`_layout`, `pallas_kernels.row_program`). It is a schedule: no bit depends on it, so contracts and
+fingerprints do not distinguish programs with it from programs without. `fuse_rows=False` of `bijax.invariant` and of
+the mode disables it.
 
-The kernel copies the instructions that XLA:GPU makes of `exp`, `/` and `rsqrt`. `_probe` compares the two once in a
+The kernel copies the instructions that XLA:GPU emits for `exp`, `/` and `rsqrt`. `_probe` compares the two once in a
 process that has the GPU, before the first such kernel is used.
 """
 

@@ -1,4 +1,4 @@
-"""Rearranging the equations of a program: bodies of jitted functions in their places, what is unused, an order."""
+"""Rearranges the equations of a program: inlining jitted functions, dead code elimination, ordering."""
 
 import heapq
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from bijax.transform.fusion._regions import MASKING, NAMES
 Equation = Any
 
 INLINED: Final = MASKING | NAMES | {"log", "gather", "scatter-add"}
-"""What jitted functions may hold that are written out: `jnp.where`, `jax.nn.log_softmax`, `jnp.take_along_axis`."""
+"""Operations of jitted functions that are inlined: `jnp.where`, `jax.nn.log_softmax`, `jnp.take_along_axis`."""
 
 _MOST_INLINED: Final = 16
 
 
 def inlined(equations: Sequence[Equation]) -> list[Equation]:
-    """Returns equations with the bodies of short jitted functions in their places."""
+    """Returns equations with short jitted functions inlined."""
     found: list[Equation] = []
     for eqn in equations:
         body = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
@@ -36,7 +36,7 @@ def inlined(equations: Sequence[Equation]) -> list[Equation]:
         for step in steps:
             outvars = [outer.get(v) or Var(v.aval) for v in step.outvars]
             invars = [v if not is_variable(v) else names[v] for v in step.invars]
-            # What was traced elsewhere carries no tag, and goes by that of the call.
+            # Equations traced elsewhere carry no tag, and take that of the call.
             ctx = step.ctx if step.ctx.xla_metadata else eqn.ctx
             found.append(step.replace(invars=invars, outvars=outvars, ctx=ctx))
             names |= dict(zip(step.outvars, outvars, strict=True))
@@ -44,14 +44,14 @@ def inlined(equations: Sequence[Equation]) -> list[Equation]:
 
 
 def _may_stand_out(body: Any, steps: Sequence[Equation]) -> bool:
-    """Returns whether a body may be written out, of which the equations are `steps`."""
+    """Returns whether a body with the equations `steps` may be inlined."""
     made = {v for e in steps for v in e.outvars}
     results = body.jaxpr.outvars
     return (
         not body.consts
         and len(steps) <= _MOST_INLINED
         and all(e.primitive.name in INLINED for e in steps)
-        # What carries other metadata alone goes by the request of the call, which metadata of its own would hide.
+        # An equation with only other metadata takes the request of the call, which its metadata would hide.
         and all(not e.ctx.xla_metadata or TAG in e.ctx.xla_metadata for e in steps)
         and all(is_variable(v) and v in made for v in results)
         and len({*results}) == len(results)
@@ -59,7 +59,7 @@ def _may_stand_out(body: Any, steps: Sequence[Equation]) -> bool:
 
 
 def needed(equations: Sequence[Equation], outvars: Sequence[Any]) -> list[Equation]:
-    """Returns the equations without those whose results nothing uses, which would count as uses of others."""
+    """Returns the equations without those whose results nothing uses, which would count as uses of other results."""
     used, found = {v for v in outvars if is_variable(v)}, []
     for eqn in reversed(equations):
         if eqn.effects or any(v in used for v in eqn.outvars):
@@ -69,7 +69,7 @@ def needed(equations: Sequence[Equation], outvars: Sequence[Any]) -> list[Equati
 
 
 def in_order(equations: Sequence[tuple[int, Equation]]) -> list[Equation]:
-    """Returns equations, each behind those whose results it takes, else in the order of their numbers."""
+    """Returns equations, each after those whose results it takes, otherwise in the order of their numbers."""
     ordered = sorted(equations, key=lambda pair: pair[0])
     maker = {v: i for i, (_, e) in enumerate(ordered) for v in e.outvars}
     behind: list[set[int]] = [set() for _ in ordered]

@@ -1,4 +1,4 @@
-"""What values are to a row program's region: rows of columns, or a number for each row, and along which dimensions."""
+"""The kinds of values in a row program's region: rows of columns, or a number per row, and their dimensions."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -10,10 +10,10 @@ Equation = Any
 Labels = tuple[int, ...]
 
 FLOATS: Final = ("float32", "bfloat16")
-"""Dtypes of what a region computes."""
+"""Dtypes that a region computes."""
 
 TESTS: Final = frozenset({"is_finite", "ge"})
-"""Operations that make a truth value of numbers."""
+"""Operations that map numbers to truth values."""
 
 
 def is_variable(atom: Any) -> bool:
@@ -22,10 +22,10 @@ def is_variable(atom: Any) -> bool:
 
 
 class Kind(NamedTuple):
-    """What a value is to a region.
+    """The kind of a value in a region.
 
     Attributes:
-        wide: Whether it has columns; otherwise it is a number for each row, with or without a last dimension of 1.
+        wide: Whether it has columns; otherwise it is one number per row, with or without a last dimension of 1.
         labels: The dimensions of the rows in the value's own order.
         shared: Whether all rows have the same columns; it has no labels then.
     """
@@ -43,10 +43,10 @@ class Region:
     """Equations that one kernel computes.
 
     Attributes:
-        sizes: Lengths of the rows' dimensions, by label.
+        sizes: Lengths of the row dimensions, by label.
         columns: Length of a row.
-        kinds: What the values are, those that come from outside included.
-        equations: Their places in the program.
+        kinds: The kinds of the values, including those from outside.
+        equations: Their indices in the program.
     """
 
     sizes: tuple[int, ...]
@@ -56,7 +56,7 @@ class Region:
 
 
 def types_fit(name: str, eqn: Equation) -> bool:
-    """Returns whether a region may compute an element-wise equation, by its dtypes."""
+    """Returns whether a region may compute an element-wise equation with these dtypes."""
     out, dtypes = eqn.outvars[0].aval.dtype, [v.aval.dtype for v in eqn.invars]
     if name == "convert_element_type":
         return dtypes[0].name in FLOATS and {dtypes[0].name, out.name} == {*FLOATS}
@@ -68,7 +68,7 @@ def types_fit(name: str, eqn: Equation) -> bool:
 
 
 def transposed(region: Region, eqn: Equation) -> dict[Any, Kind] | None:
-    """Returns the kinds of the values of a transposition of rows; None if columns are moved."""
+    """Returns the kinds of the values of a transposition of rows; None if columns move."""
     (operand,), (out,), order = eqn.invars, eqn.outvars, tuple(eqn.params["permutation"])
     if not is_variable(operand) or order[-1] != len(order) - 1 or len(order) != len(region.sizes) + 1:
         return None
@@ -84,7 +84,7 @@ def transposed(region: Region, eqn: Equation) -> dict[Any, Kind] | None:
 
 
 def arranged(region: Region, eqn: Equation, known: Kind) -> dict[Any, Kind] | None:
-    """Returns the kinds of numbers that get or lose dimensions of 1, or are repeated as columns; None of others."""
+    """Returns the kinds of numbers that gain or lose dimensions of 1, or are repeated as columns; None for others."""
     (operand, *others), (out,) = eqn.invars, eqn.outvars
     if others or not is_variable(operand) or operand.aval.dtype.name not in FLOATS:
         return None

@@ -1,4 +1,4 @@
-"""How the arrays of a row program lie, and the kernel's call on them."""
+"""The memory layout of a row program's arrays, and the kernel call."""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from pallas_kernels.row_program.program import Order, RowProgram
 
 @dataclass(frozen=True)
 class Layout:
-    """How the arrays of a region lie.
+    """The memory layout of a region's arrays.
 
     Attributes:
-        sizes: Lengths of the rows' dimensions, by label.
+        sizes: Lengths of the row dimensions, by label.
         rows: Labels in the order in which the kernel takes the rows.
-        columns: For each array of columns its own labels, and the labels in the order in which it lies in memory.
-        masks: For each mask its labels, and those along which it differs.
-        numbers: For each array of numbers its labels.
-        results: For each result (the row program's results, then its totals) its labels, its shape and its dtype.
+        columns: For each array of columns, its labels, and its labels in memory order.
+        masks: For each mask, its labels, and those along which it varies.
+        numbers: For each array of numbers, its labels.
+        results: For each result (the row program's results, then its totals), its labels, its shape and its dtype.
     """
 
     sizes: tuple[int, ...]
@@ -59,7 +59,7 @@ def run_row_program(*given_arrays: jax.Array, program: RowProgram, layout: Layou
         .reshape([layout.sizes[i] for i in labels])
         .transpose([labels.index(i) for i in layout.rows])
         .reshape(rows, 1)
-        .astype(jnp.float32)  # what is an index of a column is exact
+        .astype(jnp.float32)  # column indices are exact
         for labels in layout.numbers
     ]
     arrays = columns, masks, vectors, numbers
@@ -79,7 +79,7 @@ def run_row_program(*given_arrays: jax.Array, program: RowProgram, layout: Layou
 
 
 def _order(sizes: Sequence[int], rows: Labels, lies: Labels) -> Order | None:
-    """Returns which row of an array, whose dimensions are some of the rows', belongs to a row."""
+    """Returns which row of an array with some of the row dimensions belongs to each row."""
     if rows == lies:
         return None
     terms = []

@@ -1,4 +1,4 @@
-"""Scatters that add one number to each row of zeros, as the gradient of `jnp.take_along_axis` may do."""
+"""Scatters that add one number to each row of zeros, as in the gradient of `jnp.take_along_axis`."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ Equation = Any
 
 
 def writes_one(eqn: Equation, start: float | None) -> bool:
-    """Returns whether an equation adds one number to each row of zeros, at an index of the row's own.
+    """Returns whether an equation adds one number to each row of zeros, at an index per row.
 
     Args:
         eqn: The equation.
@@ -20,7 +20,7 @@ def writes_one(eqn: Equation, start: float | None) -> bool:
     (out,), (_, indices, updates) = eqn.outvars, eqn.invars
     rank = len(out.aval.shape) - 1
     rows, numbers = out.aval.shape[:rank], eqn.params["dimension_numbers"]
-    # `jnp.take_along_axis` gives the indices no dimension for one of 1, as that of a batch of one sequence.
+    # `jnp.take_along_axis` drops dimensions of 1 from the indices, such as a batch of one sequence.
     batch = tuple(map(int, numbers.operand_batching_dims))
     rest = tuple(d for d in range(rank) if d not in batch)
     return bool(

@@ -1,4 +1,4 @@
-"""Whether the functions that row programs copy have the bits that this jaxlib gives them: one comparison a process."""
+"""Checks once per process that the functions of row programs have the same bits as in this jaxlib."""
 
 import functools
 from typing import Final
@@ -19,7 +19,7 @@ from pallas_kernels.runtime.own_settings import own_settings
 ROWS: Final = 128
 COLUMNS: Final = 1024
 FUNCTIONS: Final = ("exp", "div", "rsqrt")
-"""Those of a row program's operations that IEEE 754 does not fix."""
+"""Operations of row programs that IEEE 754 does not fix."""
 
 _PIECES: Final = Request(True, fuse_rows=False)
 _PROGRAM: Final = RowProgram(
@@ -38,13 +38,13 @@ Arrays = tuple[np.ndarray, ...]
 
 
 def check_functions(device: jax.Device) -> None:
-    """Makes sure that row programs have the bits of the operations that they stand for; cheap but for the first time.
+    """Checks that row programs have the bits of the operations that they replace; cheap after the first time.
 
     Args:
         device: A GPU of this process that programs are lowered for.
 
     Raises:
-        UnsupportedError: If a function has other bits.
+        UnsupportedError: If a function's bits differ.
     """
     differ = _differ(device.device_kind, device)
     if any(differ.values()):
@@ -67,7 +67,7 @@ _known: dict[str, dict[str, int]] = {}
 
 
 def _differ(kind: str, device: jax.Device) -> dict[str, int]:
-    """Returns for each function how many values differ on a kind of GPU."""
+    """Returns the number of differing values of each function on a kind of GPU."""
     if kind not in _known:
         pieces, program = both(device)
         _known[kind] = {
@@ -78,10 +78,10 @@ def _differ(kind: str, device: jax.Device) -> dict[str, int]:
 
 
 def both(device: jax.Device) -> tuple[Arrays, Arrays]:
-    """Returns what the operations and the row program give for the same numbers, whatever the caller's settings."""
+    """Returns the results of the operations and of the row program for equal inputs, whatever the caller's settings."""
     arrays = numbers()
     with requested(OFF), own_settings(arrays), jax.default_device(device):
-        # A jitted call in here would become a part of the program that is being traced.
+        # A jitted call here would become part of the program being traced.
         found = jax.jit(_compute).lower(*arrays).compile()(*arrays)
     pieces, program = (tuple(map(np.asarray, half)) for half in found)
     return pieces, program

@@ -1,7 +1,7 @@
-"""Products of what a row program computes, which is then written in the parts that they multiply.
+"""Products of a row program's results, which are then written as bfloat16 limbs.
 
-A float32 result that nothing but products by bfloat16 takes, as the gradient of logits, need not be written, read
-again and cut into bfloat16 parts: the row program writes the parts, and the products take them.
+A float32 result that only products with bfloat16 take, such as the gradient of logits, need not be written, read again
+and split into bfloat16 limbs: the row program writes the limbs, and the products take them.
 """
 
 import math
@@ -20,16 +20,16 @@ from pallas_kernels.contract import PartsChunkContract, ProductSpec
 Equation = Any
 
 PRODUCT: Final = Primitive("bijax_product_of_parts")
-"""Stands in a program that is lowered for a product of a row program's result."""
+"""Replaces a product of a row program's result in a program being lowered."""
 
 
 def products_of(v: Any, program: Program, wanted: Callable[[int], bool]) -> dict[int, ProductOfParts]:
-    """Returns the products that take a float32 value, by their places; none if something else takes it too.
+    """Returns the products that take a float32 value, by index; none if it has other uses.
 
     Args:
         v: The value.
         program: The program.
-        wanted: Whether the equation at a place is to be made invariant.
+        wanted: Whether the equation at an index should be made invariant.
     """
     places = program.users.get(v, [])
     if v in program.outvars or v.aval.dtype.name != "float32":
@@ -54,7 +54,7 @@ def _product(v: Any, eqn: Equation) -> ProductOfParts | None:
             return None
     elif not (precision is None or isinstance(precision, tuple)):
         return None
-    # In the order of the left operand's dimensions, as sums go.
+    # In the order of the left operand's dimensions, which is that of the sums.
     pairs = sorted(zip(*contracting, strict=True))
     own, others = (tuple(int(pair[i]) for pair in pairs) for i in (side, 1 - side))
     entries, rank = len(batch[side]), len(v.aval.shape)
@@ -67,6 +67,6 @@ def _product(v: Any, eqn: Equation) -> ProductOfParts | None:
         return None
     free = [d for d in range(len(other.shape)) if d not in others and d not in batch[1 - side]]
     if over_rows and (not free or max(free) < max(others)):
-        return None  # where the other operand is stored by rows, the order is that of a product by weights
+        return None  # if the other operand is stored by rows, the order is that of a product by weights
     together = tuple(map(int, batch[1 - side]))
     return ProductOfParts(count, tuple(rows), together, others, over_rows, side == 0, out.aval.dtype.name)

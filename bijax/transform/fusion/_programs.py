@@ -1,4 +1,4 @@
-"""Row programs instead of the equations that they stand for, where there is a kernel; see `_regions`."""
+"""Replaces equations by row programs where a kernel exists; see `_regions`."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ from pallas_kernels.row_program.program import COLUMN, REDUCTIONS, Operation, Ro
 Equation = Any
 
 ROW_PROGRAM: Final = Primitive("bijax_row_program")
-"""Stands in a program that is lowered for the equations of a region."""
+"""Replaces the equations of a region in a program being lowered."""
 ROW_PROGRAM.multiple_results = True
 
 _OPERATIONS: Final[dict[str, Operation]] = {
@@ -47,16 +47,16 @@ _SAME: Final = frozenset({"transpose", "broadcast_in_dim", "reshape", "stop_grad
 
 
 def has_row_programs() -> bool:
-    """Returns whether there are kernels for row programs on the GPU that is lowered for."""
+    """Returns whether the target GPU has kernels for row programs."""
     return runs_on("row_program", target_for("cuda"))
 
 
 def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
-    """Returns a program in which row programs stand for the equations of regions; the same one if there are none.
+    """Returns a program with its regions replaced by row programs; the same program if it has no regions.
 
     Args:
         jaxpr: The program.
-        wanted: Whether an equation is to be made invariant and may be part of a region.
+        wanted: Whether an equation should be made invariant and may be part of a region.
     """
     if not any(wanted(e) for e in jaxpr.eqns):
         return jaxpr
@@ -80,14 +80,14 @@ def with_row_programs(jaxpr: Any, wanted: Callable[[Equation], bool]) -> Any:
         gone |= region.equations - kept | {*new}
     if not replaced:
         return jaxpr
-    if (device := cuda_device()) is not None:  # a program that is only lowered runs elsewhere
+    if (device := cuda_device()) is not None:  # a program that is only lowered here runs elsewhere
         check_functions(device)
     left = [(i, e) for i, e in enumerate(equations) if i not in gone]
     return jaxpr.replace(eqns=in_order([*left, *replaced.items()]))
 
 
 class _Builder:
-    """Makes a region one equation."""
+    """Builds one equation from a region."""
 
     def __init__(self, program: Program, region: Region, lies: dict[Any, Labels]) -> None:
         self._program = program
@@ -103,9 +103,9 @@ class _Builder:
         self._numbers: list[Any] = []
 
     def equation(self) -> tuple[dict[int, Equation], set[int]] | None:
-        """Returns what is new by its place, and places of the region that are needed besides; None if it cannot be.
+        """Returns new equations by index, and indices of equations that are still needed; None if it is not possible.
 
-        What is new is the equation in the first place of the region, and products of its results in other places.
+        The new ones are the region's equation at its first index, and products of its results at others.
         """
         region, equations = self._region, self._program.equations
         places = sorted(region.equations)
@@ -146,7 +146,7 @@ class _Builder:
         if not results or not wide.issuperset((*program.results, *reduced)) or wide & {*program.totals}:
             return None
         if any(s.operation == "rsqrt" for s in self._steps) and any(v.aval.dtype == np.float32 for v in results):
-            return None  # a gradient wants what XLA computes anew from 16 bits
+            return None  # a gradient needs a value that XLA recomputes from 16 bits
         new, outvars = dict[int, Equation](), []
         for v, found in zip(results, products, strict=True):
             outvars.append(self._in_parts(v, found, new) if found else v)
@@ -160,13 +160,13 @@ class _Builder:
         return new, kept
 
     def _products(self, v: Any, layout: Layout) -> dict[int, ProductOfParts]:
-        """Returns the products that take a result in parts; none if it is wanted as it is."""
+        """Returns the products that take a result as limbs; none if it is also needed whole."""
         if layout.rows != self._region.kinds[v].labels:
             return {}
         return products_of(v, self._program, self._program.fits.__getitem__)
 
     def _in_parts(self, v: Any, products: dict[int, ProductOfParts], new: dict[int, Equation]) -> Any:
-        """Returns the variable of a result's parts; adds the products of it to what is new."""
+        """Returns the variable of a result's limbs; adds its products to `new`."""
         count = next(iter(products.values())).count
         shape = count * math.prod(v.aval.shape[:-1]), v.aval.shape[-1]
         apart = Var(v.aval.update(shape=shape, dtype=np.dtype(jnp.bfloat16), weak_type=False))
@@ -177,7 +177,7 @@ class _Builder:
         return apart
 
     def _give(self, places: Sequence[int]) -> None:
-        """Numbers the values that come from outside."""
+        """Numbers the values from outside."""
         made = {v for at in places for v in self._program.equations[at].outvars}
         for at in places:
             for v in self._program.equations[at].invars:
@@ -187,7 +187,7 @@ class _Builder:
                 self._given(v).append(v)
 
     def _given(self, v: Any) -> list[Any]:
-        """Returns where a value that comes from outside belongs."""
+        """Returns the list that a value from outside belongs to."""
         kind = self._region.kinds[v]
         if kind.shared:
             return self._vectors
@@ -218,34 +218,34 @@ class _Builder:
         elif name in ("square", "integer_pow"):
             operation, operands = "mul", operands * 2
         elif name == "div" and isinstance(operands[1], float) and math.frexp(operands[1])[0] == 0.5:
-            operation, operands = "mul", [operands[0], 1 / operands[1]]  # as XLA's compiler makes of a power of two
+            operation, operands = "mul", [operands[0], 1 / operands[1]]  # as XLA's compiler does for a power of two
         elif name == "select_n":
             operation, operands = "select", [operands[0], operands[2], operands[1]]
         elif name == "reduce_sum" and not self._region.kinds[eqn.invars[0]].wide:
             operation = "clear"
         elif name == "reduce_sum" and (one := self._one_of(operands[0])) is not None:
-            operation, operands = "clear", [one]  # all others are zeros
+            operation, operands = "clear", [one]  # all other columns are zero
         else:
             operation = _OPERATIONS[name]
         self._ids[out] = self._add(operation, *operands)
         if operation in _ROUNDED and out.aval.dtype != np.float32:
-            # 16 bits hold less than half of the digits: rounded twice is rounded once.
+            # 16 bits hold less than half of the digits: double rounding is exact.
             self._ids[out] = self._add("round", self._ids[out])
         if name == "neg" and (one := self._one_of(operands[0])) is not None:
             self._sparse[self._ids[out]] = self._add("neg", one)
 
     def _one_of(self, operand: float) -> int | None:
-        """Returns the one number of columns that are zeros but for it, or will be a zero too."""
+        """Returns the only nonzero number of columns that are otherwise zero, or become zero."""
         return self._sparse.get(operand) if isinstance(operand, int) else None
 
     def _add(self, operation: Operation, *operands: int | float) -> int:
-        """Adds a step and returns the number of the value that it makes."""
+        """Adds a step and returns the number of its value."""
         result = next(self._fresh)
         self._steps.append(Step(operation, result, operands))
         return result
 
     def _keep(self, v: Any, kept: set[int], made: list[Any]) -> None:
-        """Keeps the equations that make a value of what comes from outside and of what is reduced, which is made."""
+        """Keeps the equations that compute a value from outside values and from the reductions in `made`."""
         at = self._program.maker.get(v)
         if at is None or at not in self._region.equations or at in kept:
             return
@@ -277,12 +277,12 @@ class _Builder:
         )
 
     def _complete(self, v: Any) -> Labels:
-        """Returns the labels of a value with those of the dimensions of 1 that it lacks."""
+        """Returns the labels of a value with those of its missing dimensions of 1."""
         labels = self._region.kinds[v].labels
         return (*labels, *(i for i in range(len(self._region.sizes)) if i not in labels))
 
     def _order_in_product(self, v: Any, labels: Labels) -> Labels | None:
-        """Returns the order in which a product takes the rows of a value, or of one that is its transpose."""
+        """Returns the order in which a product takes the rows of a value, or of its transpose."""
         for at in self._program.users.get(v, ()):
             eqn = self._program.equations[at]
             if eqn.primitive.name == "transpose" and eqn.params["permutation"][-1] == len(labels):
@@ -302,7 +302,7 @@ class _Builder:
 
 
 def _varying(v: Any, program: Program, known: dict[Any, frozenset[int]]) -> frozenset[int]:
-    """Returns the dimensions along which a value may differ; `known` remembers those of others."""
+    """Returns the dimensions along which a value may differ; `known` caches those of others."""
     if not is_variable(v):
         return frozenset()
     if v not in known:

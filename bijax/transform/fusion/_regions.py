@@ -1,12 +1,12 @@
-"""Where a program computes rows: element-wise operations and reductions of the last dimension, to be one kernel.
+"""Finds row regions: element-wise operations and reductions of the last dimension that can be one kernel.
 
-XLA:GPU cuts a softmax or its gradient that are written piece by piece into a pass for each reduction and one behind
-it, and reads a matrix of scores in each. On a Hopper GPU one kernel takes the pieces together, with their bits: it is
-a schedule, so it may be found in a forward pass and not in the gradient, or for one length of rows and not for another
-(but whatever the number of rows: a version of XLA with another exponential would not let the batch decide on bits).
+XLA:GPU splits a softmax or its gradient, written as separate operations, into a pass per reduction and one after it,
+each of which reads a matrix of scores. On a Hopper GPU one kernel computes all of it, with the same bits: it is a
+schedule, so it may apply to a forward pass and not to the gradient, or to one row length and not to another (but for
+any number of rows: a version of XLA with another exponential must not make bits depend on the batch).
 
-A region grows from a reduction along the operations before and behind it, up to what is no such operation. It is left
-alone if something between two of its operations stands outside, since one kernel cannot run before and behind it.
+A region grows from a reduction along the operations before and after it, up to other kinds of operations. It is
+dropped if something between two of its operations is outside, since one kernel cannot run both before and after it.
 """
 
 import math
@@ -31,29 +31,29 @@ from bijax.transform.fusion._ones import reads_one, writes_one
 Equation = Any
 
 MOST_COLUMNS: Final = 1 << 18
-"""Columns of a row, at most: blocks of a cluster share the longest rows. Their numbers are exact in float32."""
+"""Columns of a row, at most: blocks of a cluster share the longest rows. Column indices are exact in float32."""
 
 _LEAST_COLUMNS: Final = 128
-_WHOLE: Final = 8  # columns, so that rows of 16 bits are whole 16 bytes
+_WHOLE: Final = 8  # columns, so that 16-bit rows are multiples of 16 bytes
 
 _ON_BOTH: Final = frozenset(("add", "sub", "mul", "div", "neg", "square", "integer_pow", "convert_element_type"))
 _ON_VECTORS: Final = _ON_BOTH - {"div"} | {"broadcast_in_dim", "reshape"}
 _ON_NUMBERS: Final = _ON_BOTH | TESTS | {"abs", "add_any", "max", "rsqrt", "select_n", "stop_gradient"}
 _ON_COLUMNS: Final = _ON_BOTH | {"add_any", "exp", "select_n"}
 NAMES: Final = _ON_NUMBERS | _ON_COLUMNS | {"broadcast_in_dim", "reshape", "transpose", "reduce_max", "reduce_sum"}
-"""Operations of which regions are made, besides scatters that write one number into each row."""
+"""Operations of regions, apart from scatters that write one number into each row."""
 
 MASKING: Final = frozenset({"iota", "and", "or", "not", "ge", "gt", "le", "lt", "eq", "ne"})
-"""Operations of which masks are made: they stay outside, and stand before everything else."""
+"""Operations of masks: they stay outside, before everything else."""
 
 
 class Program:
-    """A program in which regions are looked for.
+    """A program that is searched for regions.
 
     Attributes:
         equations: Its equations.
         outvars: Its results.
-        fits: Whether an equation is to be made invariant, and may be part of a region.
+        fits: Whether an equation should be made invariant, and may be part of a region.
     """
 
     def __init__(self, equations: Sequence[Equation], outvars: Sequence[Any], fits: Sequence[bool]) -> None:
@@ -91,7 +91,7 @@ class Program:
                 self._constants[eqn.outvars[0]] = value
 
     def constant(self, atom: Any) -> float | None:
-        """Returns the number that a value repeats, None if it is none."""
+        """Returns the number that a value repeats, None for other values."""
         if not is_variable(atom):
             value = np.asarray(atom.val)
             return float(value) if value.ndim == 0 and atom.aval.dtype.name in FLOATS else None
@@ -102,9 +102,9 @@ class Program:
         return writes_one(eqn, self.constant(eqn.invars[0]) if eqn.invars else None)
 
     def is_picked(self, v: Any, region: Region) -> bool:
-        """Returns whether what is outside takes single elements of a value alone, or of what it computes of each.
+        """Returns whether the outside takes only single elements of a value, or of element-wise results of it.
 
-        Then it is computed where they are taken, which is less than to write it.
+        Then it is computed where they are taken, which is cheaper than writing it.
         """
         outside = (self.equations[at] for at in self.users.get(v, ()) if at not in region.equations)
         return v not in self.outvars and all(
@@ -118,13 +118,13 @@ class Program:
         )
 
     def _is_free(self, eqn: Equation) -> bool:
-        """Returns whether an equation computes with rows of one number alone, and so waits for nothing else."""
+        """Returns whether an equation uses only rows of one number, and so waits for nothing else."""
         values = self._values(eqn)
         free = bool(values) and _may_join(eqn) and self._waiting_for_none.issuperset(values)
         return free or self.is_one(eqn)
 
     def _makes_vector(self, eqn: Equation) -> bool:
-        """Returns whether an equation computes columns that all rows share, of such columns alone, as a weight."""
+        """Returns whether an equation computes shared columns, such as a weight, from shared columns only."""
         values = self._values(eqn)
         if not values or eqn.primitive.name not in _ON_VECTORS or not all(map(self._is_vector, values)):
             return False
@@ -142,7 +142,7 @@ class Program:
         return [v for v in eqn.invars if is_variable(v) and v not in self._constants]
 
     def regions(self) -> Iterator[Region]:
-        """Yields the regions of the program; no equation is in two."""
+        """Yields the regions of the program; they are disjoint."""
         taken: set[int] = set()
         for at, eqn in enumerate(self.equations):
             if at in taken or not self.fits[at] or eqn.primitive.name not in ("reduce_max", "reduce_sum"):
@@ -173,7 +173,7 @@ class Program:
             at = waiting.pop()
             found = self._kinds(region, at)
             if found is None or any(region.kinds.get(v, kind) != kind for v, kind in found.items()):
-                seen.discard(at)  # what is not known yet may be later
+                seen.discard(at)  # what is unknown now may be known later
                 continue
             region.kinds |= found
             region.equations.add(at)
@@ -188,7 +188,7 @@ class Program:
         return self.fits[at] and (self._levels[at] == self._levels[start] or at in self._free)
 
     def _kinds(self, region: Region, at: int) -> dict[Any, Kind] | None:
-        """Returns what the values of an equation are if it belongs to a region, of which it has some value already."""
+        """Returns the kinds of an equation's values if it belongs to a region that it shares a value with."""
         eqn = self.equations[at]
         name, out = eqn.primitive.name, eqn.outvars[0]
         if self.is_one(eqn):
@@ -270,7 +270,7 @@ class Program:
         return {operand: Kind(True, known.labels), out: Kind(False, known.labels)}
 
     def _is_apart(self, region: Region) -> bool:
-        """Returns whether nothing outside needs a value of the region and makes another one that it needs."""
+        """Returns whether nothing outside is computed from the region and used in it."""
         behind: set[Any] = set()
         for at, eqn in enumerate(self.equations):
             if at in region.equations:
@@ -284,7 +284,7 @@ class Program:
         return self.maker.get(v, -1) in region.equations
 
     def _pays(self, region: Region) -> bool:
-        """Returns whether a region writes columns that it computes with what it reduces."""
+        """Returns whether a region writes columns computed from its reductions."""
         results = [v for v in self.results(region) if region.kinds[v].wide and not region.kinds[v].shared]
         names = {self.equations[at].primitive.name for at in region.equations}
         divided = any(

@@ -1,4 +1,4 @@
-"""The steps of a row program: which are needed, and in which order they hold the least."""
+"""The steps of a row program: which are needed, and an order that holds few values."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from pallas_kernels.row_program.program import REDUCTIONS, Step
 
 
 def used(steps: Sequence[Step], wanted: Iterable[int]) -> list[Step]:
-    """Returns the steps that make wanted values, and what those are made of."""
+    """Returns the steps that compute the wanted values, and their inputs."""
     needed, found = {*wanted}, []
     for step in reversed(steps):
         if step.result in needed:
@@ -16,9 +16,9 @@ def used(steps: Sequence[Step], wanted: Iterable[int]) -> list[Step]:
 
 
 def late(steps: Sequence[Step]) -> list[Step]:
-    """Returns steps in an order in which nothing stands before a reduction but what the reduction waits for.
+    """Orders steps so that only the inputs of a reduction come before it.
 
-    What is computed before a reduction and wanted behind it is held.
+    A value computed before a reduction and used after it must be held.
     """
     makers = {step.result: step for step in steps}
     found: dict[int, Step] = {}

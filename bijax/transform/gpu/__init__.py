@@ -1,1 +1,1 @@
-"""What stops XLA:GPU's rewrites: fences."""
+"""Prevents XLA:GPU's rewrites: fences."""

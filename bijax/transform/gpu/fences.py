@@ -1,26 +1,26 @@
 """Stopping XLA:GPU's rewrites of element-wise code, in the lowered program.
 
-What would let an element's bits depend on the shape of the program, and what stands against it:
+How an element's bits could depend on the shape of the program, and how that is prevented:
 
-- *Two code generators.* A fusion is compiled by XLA's loop emitter or by Triton, as a cost model of the shapes decides;
-  `exp`, `tanh`, a division and most other functions have other bits in the one than in the other. Before and behind
-  each stands a shift, which Triton does not take, so functions stay with the loop emitter. (One alone may come to
-  stand in the next fusion: where a function is transposed and read by several, XLA repeats what is behind it.)
-- *Dropped roundings.* XLA removes a conversion to 16 bits and back where the two meet, and not where something stands
-  between them. The same shift stands behind everything that rounds to 16 bits.
+- *Two code generators.* A fusion is compiled by XLA's loop emitter or by Triton, depending on a cost model of the
+  shapes; `exp`, `tanh`, division and most other functions have different bits in the two. A shift before and after each
+  function, which Triton does not support, keeps it in the loop emitter. (A single one could end up in the next fusion:
+  where a function is transposed and has several users, XLA duplicates the code after it.)
+- *Dropped roundings.* XLA removes a conversion to 16 bits and back where the two are adjacent, and not where something
+  is between them. The same shift follows everything that rounds to 16 bits.
 - *Rewrites.* `(x + 1) + 2` becomes `x + 3`, `exp(x) * exp(y)` becomes `exp(x + y)`, and `x / b` a product with `1 / b`
-  where `b` is broadcast, all only where XLA sees it. The shift stands behind sums and functions too, and a denominator
-  is made to look computed.
-- *Contraction.* A compiler may make a fused multiply-add of a product and a sum in one fusion; in two it cannot. The
-  bits of each product of 32 bits or more pass through an exclusive or with a zero that no compiler knows. (Between a
-  product of 16 bits and a sum stands its rounding.)
+  where `b` is broadcast, all only where XLA sees it. The shift also follows sums and functions, and a denominator is
+  made to look computed.
+- *Contraction.* A compiler may fuse a product and a sum of one fusion into a multiply-add, but not across fusions. The
+  bits of each product of 32 bits or more are xored with a zero that no compiler knows. (A product of 16 bits is
+  separated from a sum by its rounding.)
 
-The shift is written so that it changes nothing, `b | b & b >> 1`: XLA's rewrites do not look through it, the compiler
-of its kernels does, and no instruction is left of it. In float64 the shift only decides a choice that always falls on
-the value: XLA leaves a bitcast behind it out of the fusion, and a transposition would then store the bits of a double
-as an integer, which ptxas 13.0 does by converting its lower half to one (`F2I.U32.F64`; 13.5 does not). The zero is a
-constant behind a barrier: XLA removes the barrier when no rewrite is left to come, and hands the kernel the constant in
-memory. It costs an instruction for each product. Neither costs a pass over memory or a kernel.
+The shift `b | b & b >> 1` changes nothing: XLA's rewrites do not look through it, but the compiler of its kernels does
+and removes it. In float64 the shift only decides a select that always takes the value: XLA leaves a bitcast after it
+out of the fusion, and a transpose would then store the bits of a double as an integer, which ptxas 13.0 does by
+converting its lower half (`F2I.U32.F64`; 13.5 does not). The zero is a constant behind a barrier: XLA removes the
+barrier after its last rewrites, and passes the constant to the kernel in memory. It costs an instruction per product.
+Neither costs a pass over memory or a kernel.
 """
 
 import functools
@@ -51,13 +51,13 @@ _EXPANDED: Final = frozenset(f"chlo.{name}" for name in (
     "acos", "acosh", "asin", "asinh", "atanh", "bessel_i1e", "cosh", "digamma", "erf_inv", "erfc", "lgamma",
     "polygamma", "sinh", "zeta",
 ))
-"""Functions that XLA's front end makes of products, sums and other functions, in one version or another."""
+"""Functions that XLA's front end expands into products, sums and other functions, in some versions."""
 
 _FUNCTIONS: Final = frozenset((
     "atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log", "log_plus_one", "logistic",
     "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh",
 ))
-"""What such expansions hold that the two code generators compute differently."""
+"""Operations of such expansions that the two code generators compute differently."""
 # fmt: on
 
 _REGIONS: Final = frozenset(
@@ -67,7 +67,7 @@ _REGIONS: Final = frozenset(
 
 
 def fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], parameters: dict[str, Any]) -> list[Value]:
-    """Lowers an element-wise primitive so that its bits do not depend on what XLA:GPU makes of its surroundings.
+    """Lowers an element-wise primitive so that its bits do not depend on how XLA:GPU compiles its surroundings.
 
     Args:
         name: Name of the primitive.
@@ -92,14 +92,14 @@ def fenced(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], para
 
 def _converted(source: Any, target: Any, value: Value) -> Value:
     floating = jnp.issubdtype(source, jnp.floating), jnp.issubdtype(target, jnp.floating)
-    # Between integers nothing is rounded; a float is exact in a wider one, and any integer is held to one generator.
+    # Integer conversions do not round; widening a float is exact, and any integer is pinned to one generator.
     exact = not any(floating) or (all(floating) and target.itemsize > source.itemsize)
     return value if exact or jnp.issubdtype(target, np.bool_) else _through_shift(value)
 
 
 def _function(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], parameters: dict[str, Any]) -> Value:
     (out,) = ctx.avals_out
-    # In 16 bits the two code generators round in different places.
+    # In 16 bits the two code generators round at different points.
     wide = ctx.replace(avals_in=[_widened(a) for a in ctx.avals_in], avals_out=[_widened(out)])
     operands = [_as(x, w) for x, w in zip(operands, wide.avals_in, strict=True)]
     if name == "div":
@@ -109,15 +109,15 @@ def _function(name: str, stock: Rule, ctx: Context, operands: Sequence[Value], p
     else:
         operands = [_through_shift(operands[0], _own_shift(name)), *operands[1:]]
     (value,) = [_logistic(*operands)] if name == "logistic" else stock(wide, *operands, **parameters)
-    # A rule that traces a program of its own has fenced it inside.
+    # A rule that traces a program has fenced it inside.
     value = value if _is_fenced(value) else _through_shift(_expanded(value))
     return value if wide.avals_out[0].dtype == out.dtype else _through_shift(_as(value, out))
 
 
 def _logistic(x: Value) -> Value:
-    """Returns 1 / (1 + exp(-x)), as JAX's rule does.
+    """Returns 1 / (1 + exp(-x)), like JAX's rule.
 
-    The denominator may be seen to be broadcast, since a product with 1 is exact, but not to be constant.
+    XLA may see that the denominator is broadcast, since a product with 1 is exact, but not that it is constant.
     """
     element: Any = ir.RankedTensorType(x.type).element_type
     one = spread(mlir.ir_constant(np.ones((), f"float{element.width}")), x.type)
@@ -139,7 +139,7 @@ def _as(value: Value, aval: Any) -> Value:
 
 
 def _through_shift(value: Value, places: int = 1) -> Value:
-    """Returns the value by way of a shift that changes nothing, of which only XLA's last compiler can tell."""
+    """Passes the value through a shift that changes nothing, which only XLA's last compiler can see."""
     shaped = ir.RankedTensorType(value.type)
     if not isinstance(shaped.element_type, ir.F64Type):
         return _through(lambda bits: _absorbed(bits, places), value)
@@ -153,20 +153,20 @@ def _absorbed(bits: Value, places: int = 1) -> Value:
 
 
 def _is_absorbed(bits: Value, places: int = 1) -> Value:
-    """Returns whether the shift changes nothing, which is always so."""
+    """Returns whether the shift changes nothing, which is always true."""
     return hlo.compare(bits, _absorbed(bits, places), hlo.ComparisonDirectionAttr.get("EQ"))
 
 
 def _own_shift(name: str) -> int:
-    """Returns the places by which the operand of a function is shifted.
+    """Returns the shift distance for the operand of a function.
 
-    XLA makes one of equal shifts; one that several functions share might stand in a fusion of its own.
+    XLA merges equal shifts; one that several functions share might get a separate fusion.
     """
     return 2 + zlib.crc32(name.encode()) % 29
 
 
 def _through_zero(value: Value) -> Value:
-    """Returns the value by way of an exclusive or with a zero of which no compiler can tell."""
+    """Passes the value through an xor with a zero that no compiler can see."""
 
     def mask(bits: Value) -> Value:
         return hlo.xor(bits, spread(_hidden(np.zeros((), _unsigned(bits))), bits.type))
@@ -211,11 +211,11 @@ def _hidden(constant: np.ndarray) -> Value:
 
 
 def _computed(denominator: Value) -> Value:
-    """Returns the denominator as a value of which XLA cannot tell that it is broadcast or constant."""
+    """Returns the denominator as a value that XLA cannot identify as broadcast or constant."""
     shaped = ir.RankedTensorType(denominator.type)
     if all(n == 1 for n in shaped.shape):
-        return _through_zero(denominator)  # nothing counts here, and a constant would be seen
-    # What is chosen is no broadcast where the alternative is none: the choice between two would be made once.
+        return _through_zero(denominator)  # there are no positions here, and a constant would be visible
+    # A select is not a broadcast if the alternative is not: a select between two would be computed once.
     numbers = positions(shaped)
     return hlo.select(_is_absorbed(numbers), denominator, hlo.bitcast_convert(shaped, numbers))
 

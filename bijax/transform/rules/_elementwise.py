@@ -1,4 +1,4 @@
-"""Rules for element-wise primitives, whose code XLA writes otherwise with other shapes and other neighbours."""
+"""Rules for element-wise primitives, whose code in XLA depends on shapes and neighbours."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ VECTORS: Final = frozenset(_VECTORS.split())
 ON_VECTORS: Final = "computed on whole vectors: XLA:CPU compiles the vector loop and its remainder differently"
 
 ROUNDED: Final = frozenset(["add", "add_any", "convert_element_type", "rem", "sqrt", "sub"])
-"""Primitives that XLA:CPU computes exactly wherever they stand, and XLA:GPU does not."""
+"""Primitives that XLA:CPU computes exactly in any context, and XLA:GPU does not."""
 
 ELEMENTWISE: Final = frozenset({*FENCED, *VECTORS, *ROUNDED})
 """Primitives that get fences in a program for a GPU, in the code of kernels too."""
@@ -66,7 +66,7 @@ CHOOSING: Final[dict[str, Callable[..., jax.Array]]] = {
     "max": maximum,
     "min": minimum,
 }
-"""Primitives that choose the larger or smaller of two floating numbers, with what replaces them on the CPU."""
+"""Primitives that choose the larger or smaller of two floating numbers, with their replacements on the CPU."""
 
 CHOSEN: Final = (
     "compared as integers of a total order: XLA:CPU keeps subnormal numbers in some forms of a loop and not in others"
@@ -85,13 +85,13 @@ def hold(name: str, stock: Stock, ctx: Context, *operands: Any, **parameters: An
     """
     if name in _SPELT_OUT:
         return traced(_SPELT_OUT[name], ctx, operands, parameters)
-    # A rule that traces a program of its own is fenced inside too, as the code of a kernel.
+    # A rule that traces a program is fenced inside too, as kernel code.
     with kernel_code():
         return gpu_fences.fenced(name, stock, ctx, operands, parameters)
 
 
 def has_an_order(dtypes: Dtypes) -> bool:
-    """Returns whether the values are floating numbers for which there is an order of integers."""
+    """Returns whether the values are floating numbers with an order as integers."""
     return any(jnp.issubdtype(d, jnp.floating) and jnp.dtype(d).name in FLOATS for d in dtypes)
 
 
@@ -136,18 +136,18 @@ def _log2(x: jax.Array, **_: Any) -> jax.Array:
 
 
 _SPELT_OUT: Final[dict[str, Callable[..., jax.Array]]] = {"log2": _log2, "one_minus_square": lambda x, **_: 1 - x * x}
-"""What the rules of these emit at once, as operations that get fences of their own."""
+"""Operations that these rules emit at once, each of which is fenced separately."""
 
 
 def _widens_to_float64(dtypes: Dtypes) -> bool:
-    """Returns whether a conversion makes float64 of shorter floating numbers."""
-    # The others lose no bit that an instruction would make zero, or cannot be taken back.
+    """Returns whether a conversion widens shorter floating numbers to float64."""
+    # The others lose no bit that an instruction would flush to zero, or are irreversible.
     operand, result = dtypes[0], dtypes[-1]
     return bool(result == jnp.float64 and jnp.issubdtype(operand, jnp.floating) and operand != jnp.float64)
 
 
 def _narrows_to_bfloat16(dtypes: Dtypes) -> bool:
-    """Returns whether a conversion makes bfloat16 of numbers that may be subnormal."""
+    """Returns whether a conversion narrows numbers that may be subnormal to bfloat16."""
     return str(dtypes[-1]) == "bfloat16" and str(dtypes[0]) in ("float32", "float64")
 
 

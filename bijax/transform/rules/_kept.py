@@ -1,4 +1,4 @@
-"""Rules for primitives that are kept as they are, with the evidence."""
+"""Rules for primitives that are left unchanged, with the evidence."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -53,11 +53,11 @@ COUNTERS: Final = (
 """Primitives of random numbers and keys."""
 
 COMPARISONS: Final = "eq ge gt le lt ne"
-"""Comparisons, which on the CPU see what arithmetic would make of floating numbers."""
+"""Comparisons, which on the CPU compare floating numbers as arithmetic sees them."""
 
 
 def _has_subnormal_zeros(dtypes: Dtypes) -> bool:
-    """Returns whether the values are floating numbers whose subnormal ones XLA:CPU computes as zeros."""
+    """Returns whether the values are floating numbers whose subnormal values XLA:CPU treats as zeros."""
     return not is_complex(dtypes) and any(str(d) in ("bfloat16", "float32", "float64") for d in dtypes)
 
 
@@ -72,16 +72,16 @@ def _apart(call: Call) -> Sequence[Any]:
 
 
 def _as_matrices(call: Call) -> Sequence[Any]:
-    """Lowers a concatenation of arrays as one of matrices, whose rows are what stands before the axis.
+    """Lowers a concatenation of arrays as one of matrices, with the dimensions before the axis as rows.
 
-    XLA:CPU writes a nest of loops otherwise, which compiles for long.
+    XLA:CPU would emit a loop nest, which is slow to compile.
     """
     is_nested = would_be_nested(call.ctx, call.parameters["dimension"])
     return call.traced(of_matrices) if is_nested else call.as_it_is()
 
 
 def _follows_the_key_alone(dtypes: Dtypes) -> str:
-    """Returns why a generator's numbers depend on more than key and position; nothing if they do not."""
+    """Returns why a generator's numbers depend on more than key and position; empty if they do not."""
     kinds = {str(d) for d in dtypes if jnp.issubdtype(d, jax.dtypes.prng_key)}
     if kinds - {"key<fry>"}:
         return f"only keys of threefry2x32 give numbers that do not depend on the batch, got {', '.join(sorted(kinds))}"
@@ -89,7 +89,7 @@ def _follows_the_key_alone(dtypes: Dtypes) -> str:
 
 
 def _follows_no_shape(dtypes: Dtypes) -> str:
-    """Returns why a generator's numbers depend on more than key and position, the shape of the array among it."""
+    """Returns why a generator's numbers depend on more than key and position, counting the array's shape."""
     if (why := _follows_the_key_alone(dtypes)) or jax.config.jax_threefry_partitionable:
         return why
     return (

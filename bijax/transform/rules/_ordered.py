@@ -1,4 +1,4 @@
-"""Rules for primitives that combine elements: a function of the library replaces them, which fixes the order."""
+"""Rules for primitives that combine elements: they are replaced by library functions with a fixed order."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ ORDERED: Final[dict[str, tuple[Replacement, str]]] = {
     "dot_product_attention_bwd": (cudnn_attention_gradients, _CUDNN),
     "dot_product_attention_bwd_wrapper": (cudnn_attention_gradients, _CUDNN),
 }
-"""Primitives that combine elements, with what replaces each and the evidence. It takes operands and parameters."""
+"""Primitives that combine elements, with the replacement, which takes operands and parameters, and the evidence."""
 
 COLLECTIVES: Final[dict[str, Replacement]] = {"psum": psum, "psum_invariant": psum, "reduce_scatter": reduce_scatter}
 """Sums over devices."""
@@ -87,7 +87,7 @@ RACING: Final[dict[str, tuple[Replacement, str]]] = {
     "scatter-max": (scatter_max, _EXTREME),
     "scatter-min": (scatter_min, _EXTREME),
 }
-"""Primitives whose updates XLA:CPU carries out one after the other, and XLA:GPU all at once, or by the shape."""
+"""Primitives whose updates XLA:CPU applies one after another, and XLA:GPU all at once, or depending on the shape."""
 
 PRODUCTS: Final = "dot_general"
 
@@ -95,34 +95,34 @@ _ON_GPU: Final = {
     name: functools.partial(ORDERED[name][0], on_gpu=True)
     for name in ("reduce_max", "reduce_min", "reduce_prod", "reduce_sum")
 }
-"""Those that are written otherwise for a GPU, with the same bits."""
+"""Those with another implementation for GPUs, with the same bits."""
 
 _ANY_FLOATS: Final = frozenset({"reduce_max", "reduce_min"})
-"""Those that take every floating dtype."""
+"""Those that support every floating dtype."""
 
 _WITH_PROGRAMS: Final[dict[str, Replacement]] = {
     "scatter_apply": scatter_apply,
     "reduce": reduce,
     "reduce_window": reduce_window,
 }
-"""What replaces operations of `TAKEN_OUT`; it takes the function as the argument `program`."""
+"""Replacements for the operations of `TAKEN_OUT`; each takes the function as the argument `program`."""
 
 
 def replacement(name: str, platform: str) -> Replacement:
-    """Returns the function that stands for a primitive of `ORDERED` or `RACING` on a platform."""
+    """Returns the function that replaces a primitive of `ORDERED` or `RACING` on a platform."""
     function = {**ORDERED, **RACING}[name][0]
     return function if platform == "cpu" else _ON_GPU.get(name, function)
 
 
 def _replaced(call: Call) -> Sequence[Any]:
-    # The name of a scatter says what its program does; its form would be kept for this one program.
+    # The name of a scatter defines its program; otherwise the lowered module would be cached for this one program.
     parameters = without_programs(call.name, call.parameters)
     several = call.primitive.multiple_results
     return traced(replacement(call.name, call.platform), call.ctx, call.operands, parameters, several)
 
 
 def _over_devices(call: Call) -> Sequence[Any]:
-    # It speaks to other devices, and so must see the axes.
+    # It communicates with other devices, and so must see the axes.
     with kernel_code():
         rule = mlir.lower_fun(COLLECTIVES[call.name], multiple_results=False)
         lowered: Sequence[Any] = rule(call.ctx, *call.operands, **call.parameters)

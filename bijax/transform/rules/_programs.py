@@ -1,4 +1,4 @@
-"""Rules for primitives that hold programs, and which of them lower a program into a region of one instruction."""
+"""Rules for primitives with programs, and those that lower a program into a region of one instruction."""
 
 from typing import Final
 
@@ -13,5 +13,5 @@ register(
     " custom_vmap_call eval_jaxpr jit linear_call remat2 remat_opt run_state scan shard_map while xla_metadata_call",
     Rule(Kind.RECURSE, HOLDS),
 )
-# JAX's rules for these make up a program when they are lowered.
+# JAX's rules for these create a program when they are lowered.
 register("random_gamma regularized_incomplete_beta", Rule(Kind.RECURSE, HOLDS, uses=fixed(XLA_FUNCTIONS)))

@@ -34,7 +34,7 @@ _CUDNN_VARIANTS: Final = {
 
 
 HOLDING: Final = frozenset({"call_exported", "custom_partitioning", "select_and_scatter"})
-"""Those that hold programs, which would be plain JAX if they were let pass."""
+"""Those with programs, which would be plain JAX if allowed."""
 
 REFUSED: Final = {
     "call_exported": "it was lowered when it was exported, and nothing shows if it was made invariant then; call the"
@@ -61,15 +61,15 @@ REFUSED: Final = {
     ),
     **_each(_KERNEL, "mosaic_gpu_p tpu_custom_call triton_kernel_call"),
 }
-"""Reasons by the name of the primitive. Of any other that is in no table, nothing is known."""
+"""Reasons by the name of the primitive. Nothing is known about primitives without a rule."""
 
 for _name, _reason in REFUSED.items():
     register([_name], Rule(Kind.REFUSE, _reason, permitted=Kind.ENTER))
 
 
 def may_be_allowed(name: str) -> bool:
-    """Returns whether it can be right to let a primitive pass that was refused.
+    """Returns whether allowing a refused primitive can be right.
 
-    What is made invariant for other operands would then follow the batch, and so would all of a program that is held.
+    A primitive made invariant for other operands would then depend on the batch, and so would a program inside one.
     """
     return name not in HOLDING and (name in REFUSED or not is_known(name))

@@ -1,4 +1,4 @@
-"""A call of a primitive that is being lowered, and what rules lower it to."""
+"""A call of a primitive that is being lowered, and functions that lower it."""
 
 import dataclasses
 import functools
@@ -28,10 +28,10 @@ class Call:
         operands: The operands, values of the program that is being lowered.
         parameters: Parameters of the primitive.
         platform: The platform.
-        request: What was requested.
-        stock: The rule that JAX has for the platform.
-        general: The rule that JAX has for all platforms, or else `stock`.
-        arrangement: How the factors of a product are stored.
+        request: The request.
+        stock: JAX's rule for the platform.
+        general: JAX's rule for all platforms, or else `stock`.
+        arrangement: The memory layout of a product's operands.
     """
 
     primitive: Primitive
@@ -47,14 +47,14 @@ class Call:
 
     @functools.cached_property
     def dtypes(self) -> tuple[Any, ...]:
-        """Dtypes of the operands and results that have one."""
+        """Dtypes of the operands and results that have a dtype."""
         return tuple(a.dtype for a in (*self.ctx.avals_in, *self.ctx.avals_out) if hasattr(a, "dtype"))
 
     def as_it_is(self, **parameters: Any) -> Sequence[Any]:
-        """Lowers the call by JAX's own rule; programs of its own that the rule traces are left to XLA.
+        """Lowers the call by JAX's own rule; programs that the rule traces are left to XLA.
 
         Args:
-            **parameters: Parameters with other values than those of the call.
+            **parameters: Parameters that override those of the call.
         """
         with kernel_code():
             return self.stock(self.ctx, *self.operands, **{**self.parameters, **parameters})
@@ -64,7 +64,7 @@ class Call:
 
         Args:
             function: Takes the operands, and the parameters as keyword arguments.
-            **parameters: Parameters besides those of the call.
+            **parameters: Parameters in addition to those of the call.
         """
         several = self.primitive.multiple_results
         return traced(function, self.ctx, self.operands, {**self.parameters, **parameters}, several)
@@ -78,7 +78,7 @@ def traced(
     multiple_results: bool = False,
 ) -> Sequence[Any]:
     """Lowers a function of arrays instead of a primitive."""
-    # Shardings and the axes of manual meshes are properties of the primitive's values, not of the tiles inside.
+    # Shardings and the axes of manual meshes belong to the primitive's values, not to the tiles inside.
     plain = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
     explicit = any(is_explicit(a) for a in (*ctx.avals_in, *ctx.avals_out))
     parameters = {name: value for name, value in parameters.items() if name != "out_sharding"}
@@ -93,6 +93,6 @@ def traced(
 
 
 def is_explicit(aval: Any) -> bool:
-    """Returns whether the type of a value says how it is cut among devices (explicit meshes)."""
+    """Returns whether the type of a value says how it is sharded (explicit meshes)."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
     return mesh is not None and not mesh.empty and not mesh.are_all_axes_auto and not mesh._any_axis_manual

@@ -1,4 +1,4 @@
-"""Every operation of a traced program, with those inside loops, branches and called functions."""
+"""Every operation of a traced program, including those inside loops, branches and called functions."""
 
 import dataclasses
 import math
@@ -26,14 +26,14 @@ class Equation:
         name: Name of the primitive.
         operands: Abstract values of the operands.
         results: Abstract values of the results.
-        parameters: Those of the primitive.
-        metadata: Its tags, or those of the operation that holds it if it has none.
-        line: "FILE:LINE" of the user's program; empty if it is not known.
-        runs: How often it runs in one run of the program. The body of a `while` counts once, and each branch of a
-            `cond` as if it were taken, except those of other platforms. The function of a scatter or a reduction runs
+        parameters: Parameters of the primitive.
+        metadata: Its tags, or those of the enclosing operation if it has none.
+        line: "FILE:LINE" of the user's program; empty if unknown.
+        runs: Number of its runs in one run of the program. The body of a `while` counts once, and each branch of a
+            `cond` as taken, except those of other platforms. The function of a scatter or a reduction runs
             once for each element.
-        conditional: Whether it runs under a condition that is computed.
-        by_itself: Of a primitive that no table has, names of the instructions that its lowering emits beside JAX code.
+        conditional: Whether it runs under a computed condition.
+        by_itself: For a primitive without a rule, names of the instructions that its lowering emits outside JAX code.
     """
 
     name: str
@@ -55,15 +55,15 @@ def equations(
     outer_tags: Mapping[str, str] = MappingProxyType({}),
     conditional: bool = False,
 ) -> Iterator[Equation]:
-    """Yields the operations that compute, in the order of the program, without those whose results nothing uses.
+    """Yields the operations that compute, in the order of the program, without those whose results are unused.
 
     Args:
         jaxpr: A jaxpr, closed or open.
-        platform: Platform that is lowered for: of branches for several platforms, its own is taken.
-        runs: How often it runs.
-        outer_line: Line of the operation that holds it, for operations without a line of their own.
-        outer_tags: Its tags, for operations that were traced without one.
-        conditional: Whether it runs under a condition that is computed.
+        platform: The target platform, which selects among branches for several platforms.
+        runs: Number of its runs.
+        outer_line: Line of the enclosing operation, for operations without a line.
+        outer_tags: Its tags, for operations traced without one.
+        conditional: Whether it runs under a computed condition.
     """
     for eqn in _live(jaxpr):
         name = eqn.primitive.name
@@ -97,7 +97,7 @@ def equations(
 
 
 def _live(jaxpr: Any) -> list[Any]:
-    """Returns the equations that something uses; JAX lowers no others."""
+    """Returns the equations whose results are used; JAX lowers no others."""
     used = set(map(id, jaxpr.jaxpr.outvars if hasattr(jaxpr, "jaxpr") else jaxpr.outvars))
     live = []
     for eqn in reversed(jaxpr.eqns):
@@ -108,7 +108,7 @@ def _live(jaxpr: Any) -> list[Any]:
 
 
 def _programs(eqn: Any, platform: str) -> Iterator[Any]:
-    """Yields the programs that run; those that a derivative alone would run are no part of the program."""
+    """Yields the programs that run; those that only a derivative would run are excluded."""
     parameters = eqn.params
     match eqn.primitive.name:
         case "custom_linear_solve":
@@ -124,14 +124,14 @@ def _programs(eqn: Any, platform: str) -> Iterator[Any]:
 
 
 def _elements(eqn: Any, name: str) -> int:
-    """Returns to how many elements an operation applies the function that it carries."""
+    """Returns the number of elements that an operation applies its function to."""
     array = {"scatter_apply": eqn.invars[-1], "reduce_window": eqn.outvars[0]}.get(name, eqn.invars[0])
     numbers = (*array.aval.shape, *eqn.params.get("window_dimensions", ()))
     return math.prod(numbers) if all(isinstance(n, int) for n in numbers) else 1
 
 
 def _of_platform(branches: tuple[Any, ...], platforms: tuple[tuple[str, ...] | None, ...], platform: str) -> Any:
-    """Returns the branch of a platform, or else the default; all if there is neither, which JAX will not lower."""
+    """Returns the branch of a platform, or else the default; all if neither exists, which JAX will not lower."""
     for own in (True, False):
         for branch, names in zip(branches, platforms, strict=True):
             if (names is not None and platform in names) if own else names is None:
@@ -140,11 +140,11 @@ def _of_platform(branches: tuple[Any, ...], platforms: tuple[tuple[str, ...] | N
 
 
 def _stack(eqn: Any) -> list[tuple[str, int]]:
-    """Returns the files and lines that an equation comes from, the innermost first."""
+    """Returns the files and lines of an equation, innermost first."""
     traceback = eqn.source_info.traceback
     return [(f.file_name, f.line_num) for f in traceback.frames] if traceback else []
 
 
 def _library_line(stack: list[tuple[str, int]]) -> str:
-    """Returns the line of a library that is audited by itself."""
+    """Returns the line of a library that is audited on its own."""
     return next((f"{file}:{line}" for file, line in stack if not _MACHINERY.search(file)), "")

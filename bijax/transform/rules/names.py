@@ -1,4 +1,4 @@
-"""Under which name the registry has an operation."""
+"""The names of operations in the registry."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,10 +13,10 @@ _OFFSETS: Final = 6
 
 
 def rule_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] = ()) -> str:
-    """Returns under which name the registry has an operation.
+    """Returns the name of an operation in the registry.
 
-    It is that of its primitive, but for `scatter_apply`, for callbacks without results, for numbers and keys whose
-    count no batch changes, and for calls of cuDNN's attention that are not replaced.
+    It is the name of its primitive, except for `scatter_apply`, callbacks without results, random numbers and keys
+    whose count no batch changes, and calls of cuDNN's attention that are not replaced.
 
     Args:
         name: Name of the primitive.
@@ -36,7 +36,7 @@ def rule_name(name: str, parameters: Mapping[str, Any], operands: Sequence[Any] 
 
 
 def _cudnn_variant(parameters: Mapping[str, Any], operands: Sequence[Any]) -> str:
-    """Returns in which way a call of cuDNN's attention is one that is not replaced; nothing if it is replaced."""
+    """Returns why a call of cuDNN's attention is not replaced; empty if it is replaced."""
     if parameters.get("dropout_rate"):
         return "with dropout"
     if any(parameters.get(name) is not None for name in ("score_mod", "score_mod_jaxpr")):

@@ -1,7 +1,7 @@
 """Products of transposed matrices, without the transposed copy.
 
-A model that multiplies by `w.T` asks for a transpose and a product. XLA folds the two, but a kernel's tiles stand
-behind barriers, and the copy of a large matrix would cost more than the product.
+A model that multiplies by `w.T` requests a transpose and a product. XLA folds the two, but not through the barriers
+around a kernel's tiles, and copying a large matrix would cost more than the product.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Dot = tuple[Context, list[Any], dict[str, Any]]
 
 
 def look_through_transposes(ctx: Context, operands: Sequence[Any], parameters: dict[str, Any]) -> Dot:
-    """Replaces operands that are transposed matrices by the matrices, where that does not change a bit.
+    """Replaces operands that are transposed matrices by the matrices, where that does not change bits.
 
     Args:
         ctx: Context of the lowering rule of `dot_general`.
@@ -25,7 +25,7 @@ def look_through_transposes(ctx: Context, operands: Sequence[Any], parameters: d
         parameters: Its parameters.
 
     Returns:
-        The same three for the product of the matrices as they are stored.
+        The same three for the product of the stored matrices.
     """
     contracting, batch = parameters["dimension_numbers"]
     avals, values, dims = list(ctx.avals_in), list(operands), [tuple(d) for d in contracting]
@@ -33,7 +33,7 @@ def look_through_transposes(ctx: Context, operands: Sequence[Any], parameters: d
         return ctx, values, parameters
     for i, other in ((1, 0), (0, 1)):
         stored = _transposed(values[i])
-        # Beside an operand stored by columns the order is another one, that of weight gradients.
+        # If the other operand is stored by columns, the order differs: it is that of weight gradients.
         if stored is None or len(dims[i]) != 1 or dims[other] != (avals[other].ndim - 1,):
             continue
         columns = dims[i] == (0,)
@@ -46,7 +46,7 @@ def look_through_transposes(ctx: Context, operands: Sequence[Any], parameters: d
 
 
 def _transposed(value: Any) -> Any:
-    """Returns the matrix of which a value is the transpose, None if it is none."""
+    """Returns the matrix of which a value is the transpose, None if it is not a transpose."""
     owner = value.owner
     if not isinstance(owner, (ir.Operation, ir.OpView)) or owner.operation.name != "stablehlo.transpose":
         return None

@@ -1,8 +1,8 @@
 """Programs that primitives carry into a region of one instruction: the update of a scatter, the body of a reduction.
 
-XLA compiles such a region by an emitter of its own, scalar by scalar, and not all of them take what stands in a fence.
-So a program is either taken out of the region and becomes a part of the program around, where every rule holds, or the
-primitive is kept as a whole, and its region is left as it was written.
+XLA compiles such a region scalar by scalar with separate emitters, not all of which support the operations of fences.
+So a program is either taken out of the region and becomes part of the surrounding program, where every rule applies,
+or the primitive is left to XLA, and its region is not changed.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ IN_REGIONS: Final = {
     **dict.fromkeys(("reduce", "reduce_window"), ("jaxpr",)),
     "select_and_scatter": ("select_jaxpr", "scatter_jaxpr"),
 }
-"""Parameters that hold programs which are lowered into a region of one instruction."""
+"""Parameters with programs that are lowered into a region of one instruction."""
 
 TAKEN_OUT: Final = {
     "scatter_apply": "its function is taken out of XLA's scatter: gathered, applied as often as indices meet, written",
     "reduce": "its function is taken out of XLA's reduction, and applied by a fixed tree of neighbours",
     "reduce_window": "its function is taken out of XLA's reduction, and applied upwards in each window",
 }
-"""Operations that carry a program of the user's, which becomes a part of the program around, and the evidence."""
+"""Operations that carry a user's program, which becomes part of the surrounding program, and the evidence."""
 
 _CONSTANTS: Final = {"scatter_apply": "update_consts", "reduce_window": "consts"}
 _UNUSED: Final = frozenset({"computation", "update_consts", "consts"})
@@ -36,13 +36,13 @@ _UNUSED: Final = frozenset({"computation", "update_consts", "consts"})
 def without_region(
     name: str, function: Callable[..., Any], parameters: dict[str, Any], request: Request
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns a replacement that is given the program of a primitive as a function, and its other parameters.
+    """Returns a replacement that takes the program of a primitive as a function, and its other parameters.
 
     Args:
         name: Name of the operation, one of `TAKEN_OUT`.
         function: The replacement; it takes the keyword argument `program`, a function of scalars.
         parameters: Parameters of the primitive.
-        request: Under which the program's operations are lowered, unless they carry tags of their own.
+        request: The request for the program's operations, unless they carry tags.
     """
     (key,) = IN_REGIONS[name]
     jaxpr = parameters[key]
@@ -59,17 +59,17 @@ def without_region(
 
 
 def without_programs(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a primitive whose name says what its program does, without the program."""
+    """Returns the parameters of a primitive whose name defines its program, without the program."""
     return {k: v for k, v in parameters.items() if k not in IN_REGIONS.get(name, ())}
 
 
 def with_plain_region(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a primitive that is kept, so that nothing in its region is fenced or replaced."""
+    """Returns the parameters of a primitive left to XLA, so that nothing in its region is fenced or replaced."""
     return {k: _as_kernel_code(v) if k in IN_REGIONS.get(name, ()) else v for k, v in parameters.items()}
 
 
 def _as_kernel_code(value: Any) -> Any:
-    """Returns a program with all its equations tagged as those of kernels; anything else as it is."""
+    """Returns a program with all its equations tagged as kernel code; anything else unchanged."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(_as_kernel_code, value))
     if not hasattr(value, "eqns"):

@@ -1,4 +1,4 @@
-"""The registry of rules: by primitive and platform, what is done with an operation, why, and how it is lowered."""
+"""The registry of rules: by primitive and platform, the treatment of an operation, the reason, and its lowering."""
 
 import dataclasses
 import enum
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 Dtypes = tuple[Any, ...]
 
 PLATFORMS: Final = ("cpu", "cuda")
-"""Platforms for which there are replacements."""
+"""Platforms with replacements."""
 
 FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
-"""Floating dtypes that the library's operations take."""
+"""Floating dtypes that the library's operations support."""
 
 KERNELS_OF_BIJAX: Final = "bijax_"
-"""How the names of the library's own primitives begin."""
+"""Prefix of the names of the library's primitives."""
 
 
 class Kind(enum.Enum):
-    """What is done with a primitive."""
+    """The treatment of a primitive."""
 
     KEEP = "keep"
     REPLACE = "replace"
@@ -37,22 +37,22 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is done with an operation.
+    """The treatment of an operation.
 
-    Of the rules that match an operation the most specific one holds: first those with a condition on the dtypes, among
-    them, and among the others, those for one platform. Two rules that are equally specific must not match together.
+    The most specific matching rule applies: first rules with a condition on the dtypes, then, within both groups, rules
+    for one platform. Two equally specific rules must not match together.
 
     Attributes:
-        kind: What is done.
+        kind: The treatment.
         evidence: Why the result does not depend on the batch, or why it would.
         lower: Lowers a call of the primitive; None for JAX's own rule.
-        uses: Yields the contracts under which an operation is computed on a platform; None if nothing needs one.
-        platform: The platform that it is for, one of `PLATFORMS`; None for all.
-        dtypes: Whether it is for operands and results of these dtypes; None for all.
-        unless: Why the rule does not hold although it matches, "" where it holds; None if it always does.
-        symbolic: Whether it takes shapes that are not known.
-        permitted: What is done instead of a refusal if the caller allows the primitive.
-        looks_back: Whether it looks at what its operands are made of, so that equal calls are not lowered alike.
+        uses: Yields the contracts of an operation on a platform; None if it needs none.
+        platform: Its platform, one of `PLATFORMS`; None for all.
+        dtypes: Whether it applies to operands and results of these dtypes; None for all.
+        unless: Why the rule does not apply although it matches, "" where it applies; None if it always does.
+        symbolic: Whether it supports unknown shapes.
+        permitted: The treatment instead of a refusal if the caller allows the primitive.
+        looks_back: Whether it inspects the producers of its operands, so that equal calls may be lowered differently.
     """
 
     kind: Kind
@@ -68,20 +68,20 @@ class Rule:
 
     @property
     def specificity(self) -> tuple[bool, bool]:
-        """How it ranks among the rules of its primitive."""
+        """Its rank among the rules of its primitive."""
         return self.dtypes is not None, self.platform is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What is done with an operation, and why that is right.
+    """The treatment of an operation, and why that is right.
 
     Attributes:
-        kind: What is done.
+        kind: The treatment.
         evidence: Why the result does not depend on the batch, or why it would.
-        allowed: Whether it would be refused, for what its lowering holds beside JAX code, had the caller not let it
-            pass.
-        rule: The rule; None for a primitive that no rule names, or for which none holds.
+        allowed: Whether it would be refused, for the part of its lowering that is not JAX code, without the caller's
+            `allow`.
+        rule: The rule; None for a primitive without a rule that applies.
     """
 
     kind: Kind
@@ -103,11 +103,11 @@ def register(names: str | Iterable[str], rule: Rule) -> None:
     """Adds a rule.
 
     Args:
-        names: Names of the operations (`rules.names.rule_name`), separated by spaces if it is one string.
+        names: Names of the operations (`rules.names.rule_name`), separated by spaces if one string.
         rule: The rule.
 
     Raises:
-        ValueError: If the platform is not one of `PLATFORMS`, or an operation has an equal rule for the same case.
+        ValueError: If the platform is not one of `PLATFORMS`, or an operation already has a rule for the same case.
     """
     if rule.platform not in (None, *PLATFORMS):
         raise ValueError(f"expected a platform of {', '.join(PLATFORMS)} or None, got {rule.platform!r}.")
@@ -134,7 +134,7 @@ def refused() -> dict[str, str]:
 
 
 def names_of(evidence: str) -> frozenset[str]:
-    """Returns the names of operations of which a rule has this evidence."""
+    """Returns the names of operations with a rule that has this evidence."""
     return frozenset(name for name, rules in _RULES.items() for rule in rules if rule.evidence == evidence)
 
 
@@ -144,20 +144,20 @@ def is_known(name: str) -> bool:
 
 
 def is_program(name: str) -> bool:
-    """Returns whether a primitive only holds programs, which are made invariant."""
+    """Returns whether a primitive only contains programs, which are made invariant."""
     return any(rule.kind is Kind.RECURSE for rule in _RULES.get(name, ()))
 
 
 def find(name: str, dtypes: Dtypes, platform: str) -> Rule | None:
-    """Returns the rule that holds for an operation; None if there is none.
+    """Returns the rule that applies to an operation, or None.
 
     Args:
         name: Name of the operation (`rules.names.rule_name`).
-        dtypes: Dtypes of its operands and results that have one.
-        platform: Platform that is lowered for; one that is not in `PLATFORMS` counts as a GPU.
+        dtypes: Dtypes of its operands and results that have a dtype.
+        platform: The target platform; one that is not in `PLATFORMS` counts as a GPU.
 
     Raises:
-        RuntimeError: If two rules that are equally specific match: a mistake in the rules.
+        RuntimeError: If two equally specific rules match: a bug in the rules.
     """
     if name.startswith(KERNELS_OF_BIJAX):
         return _KERNEL
@@ -176,12 +176,12 @@ def find(name: str, dtypes: Dtypes, platform: str) -> Rule | None:
 
 
 def verdict(name: str, dtypes: Dtypes, platform: str, allowed: tuple[str, ...] = ()) -> Verdict:
-    """Returns what is done with an operation, whatever its parameters.
+    """Returns the treatment of an operation, whatever its parameters.
 
     Args:
         name: Name of the operation (`rules.names.rule_name`).
-        dtypes: Dtypes of its operands and results that have one.
-        platform: Platform that is lowered for, one of `PLATFORMS`.
+        dtypes: Dtypes of its operands and results that have a dtype.
+        platform: The target platform, one of `PLATFORMS`.
         allowed: Names of primitives that the caller lets pass.
     """
     may_pass = name.partition(" ")[0] in allowed
@@ -203,7 +203,7 @@ def verdict(name: str, dtypes: Dtypes, platform: str, allowed: tuple[str, ...] =
 
 
 def _without_rule(dtypes: Dtypes) -> str:
-    """Returns why an operation that has rules has none for these dtypes."""
+    """Returns why an operation with rules has none for these dtypes."""
     if is_complex(dtypes):
         return _NO_COMPLEX
     others = sorted({str(d) for d in dtypes if jnp.issubdtype(d, jnp.floating) and str(d) not in FLOATS})
@@ -211,20 +211,20 @@ def _without_rule(dtypes: Dtypes) -> str:
 
 
 def is_complex(dtypes: Dtypes) -> bool:
-    """Returns whether there are complex numbers among the dtypes."""
+    """Returns whether any of the dtypes is complex."""
     return any(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
 
 
 def is_exact(dtypes: Dtypes) -> bool:
-    """Returns whether there are neither floating nor complex numbers among the dtypes."""
+    """Returns whether none of the dtypes is floating or complex."""
     return not any(jnp.issubdtype(d, jnp.inexact) for d in dtypes)
 
 
 def is_real(dtypes: Dtypes) -> bool:
-    """Returns whether there are floating numbers among the dtypes, and no complex ones."""
+    """Returns whether any of the dtypes is floating, and none complex."""
     return not is_exact(dtypes) and not is_complex(dtypes)
 
 
 def is_in_floats(dtypes: Dtypes) -> bool:
-    """Returns whether there are floating numbers among the dtypes, all of them of `FLOATS`, and no complex ones."""
+    """Returns whether any of the dtypes is floating, all such are in `FLOATS`, and none is complex."""
     return is_real(dtypes) and all(str(d) in FLOATS for d in dtypes if jnp.issubdtype(d, jnp.floating))

@@ -1,7 +1,7 @@
-"""How the results of products are used, so that they can be computed in the order in which they are wanted.
+"""How the results of products are used, so that they can be computed in the wanted memory layout.
 
-A kernel's result has one layout in memory. JAX writes many products, the gradients of others above all, as a product
-and a transposition of its result; without this, XLA would copy the result, or whatever is computed of it.
+A kernel's result has one layout in memory. JAX writes many products, especially gradients of others, as a product and
+a transpose of its result; without this, XLA would copy the result, or a value computed from it.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from jax.extend.core import Literal
 from bijax.lax.dot_general import Arrangement
 
 ARRANGEMENT: Final = "arrangement"
-"""The parameter that a product under a request gets."""
+"""The parameter that is added to a product under a request."""
 
 
 def with_arrangements(jaxpr: Any, equations: Sequence[Any]) -> list[Any]:
-    """Returns the equations of a program as they are to be lowered, with what products among them are told.
+    """Returns the equations of a program for lowering, with an output-layout hint added to each product.
 
     Args:
         jaxpr: The program.
-        equations: Its equations, of which those under a request are replaced already.
+        equations: Its equations, with those under a request already replaced.
     """
     found = arrangements(jaxpr)
     return [
@@ -32,8 +32,8 @@ def with_arrangements(jaxpr: Any, equations: Sequence[Any]) -> list[Any]:
 
 
 def arrangements(jaxpr: Any) -> dict[Any, Arrangement]:
-    """Returns for the result of each product of a program which of its dimensions are to be the last in memory."""
-    # The products of which values are transposes, and the dimensions of the results that theirs are.
+    """Returns, for each product of a program, the dimensions of its result that should be innermost in memory."""
+    # By value, the product that it is a transpose of, and the permutation of that product's dimensions.
     turned: dict[Any, tuple[Any, tuple[int, ...]]] = {}
     found = {}
     for eqn in jaxpr.eqns:

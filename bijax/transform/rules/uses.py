@@ -1,4 +1,4 @@
-"""Under which contracts an operation is computed, found by tracing what it will be lowered to."""
+"""Finds the contracts of an operation by tracing its lowering."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ Uses = Callable[[Equation, str], Iterator[Use]]
 
 
 def uses(equation: Equation, platform: str) -> tuple[str, ...]:
-    """Returns the contracts under which an operation is computed, with the dtypes of its operands and results.
+    """Returns the contracts of an operation, with the dtypes of its operands and results.
 
     Args:
         equation: The operation.
@@ -29,7 +29,7 @@ def uses(equation: Equation, platform: str) -> tuple[str, ...]:
         Texts "ID DTYPES -> DTYPES", sorted; none for operations that are exact in any order.
 
     Raises:
-        UnsupportedError: If the architecture is not known, there is no kernel for the operands, or a shape is not.
+        UnsupportedError: If the architecture is unknown, the operands have no kernel, or a shape is unknown.
     """
     groups = equation.operands, equation.results
     operands, results = (",".join(str(getattr(a, "dtype", a)) for a in group) for group in groups)
@@ -37,7 +37,7 @@ def uses(equation: Equation, platform: str) -> tuple[str, ...]:
 
 
 def kernels_of(equation: Equation, platform: str) -> Iterator[Use]:
-    """Yields the contracts with the kernels that are given them; some more than once. Arguments as for `uses`."""
+    """Yields the contracts with the kernels that receive them, possibly repeated. Arguments as for `uses`."""
     name = rule_name(equation.name, equation.parameters, equation.operands)
     if name in KERNELS:
         if platform in KERNELS[name]:
@@ -52,17 +52,17 @@ def kernels_of(equation: Equation, platform: str) -> Iterator[Use]:
 
 
 def dtypes_of(equation: Equation) -> tuple[Any, ...]:
-    """Returns the dtypes of the operands and results that have one."""
+    """Returns the dtypes of the operands and results that have a dtype."""
     return tuple(a.dtype for a in (*equation.operands, *equation.results) if hasattr(a, "dtype"))
 
 
 def fixed(contract: Any) -> Uses:
-    """Returns what `Rule.uses` is for operations that need no tracing, or cannot be traced alone."""
+    """Returns `Rule.uses` for operations that need no tracing, or cannot be traced alone."""
     return lambda equation, _: iter([Use(contract.id, tuple(map(str, dtypes_of(equation))), "")])
 
 
 def by_tracing(function: Callable[[str], Callable[..., Any]]) -> Uses:
-    """Returns what `Rule.uses` is for operations that a function replaces, whose kernels say their contracts.
+    """Returns `Rule.uses` for operations replaced by a function whose kernels record their contracts.
 
     Args:
         function: Returns the function for a platform.
@@ -78,12 +78,12 @@ def by_tracing(function: Callable[[str], Callable[..., Any]]) -> Uses:
 def _in_function(
     function: Callable[..., Any], equation: Equation, parameters: dict[str, Any], platform: str
 ) -> Iterator[Use]:
-    """Yields the contracts in a function, and those of the kernels that it calls."""
+    """Yields the contracts in a function, and in the kernels that it calls."""
     operands = [jax.core.ShapedArray(a.shape, a.dtype) for a in equation.operands]
     if not all(isinstance(n, int) for a in operands for n in a.shape):
         raise UnsupportedError(f"{equation.name}: expected concrete shapes, got {', '.join(map(str, operands))}.")
 
-    def run(*arrays: jax.Array) -> Any:  # a new function, which JAX has not traced yet
+    def run(*arrays: jax.Array) -> Any:  # a new function, that JAX has not traced yet
         return function(*arrays, **parameters)
 
     with of_width((*operands, *equation.results)), kernel_code(), without_mesh(), recording() as found:

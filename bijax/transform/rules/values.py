@@ -1,4 +1,4 @@
-"""Instructions that the fences of every platform are made of."""
+"""Instructions used by the fences of every platform."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def positions(shaped: Any) -> Value:
     """Returns the position of each element in an array, counted over all dimensions, as unsigned integers.
 
     Args:
-        shaped: Type of an array of floating-point numbers; the integers are as wide as these.
+        shaped: Type of an array of floating-point numbers; the integers have the same width.
     """
     element = shaped.element_type
     integers = ir.IntegerType.get_unsigned(element.width)
@@ -24,7 +24,7 @@ def positions(shaped: Any) -> Value:
 
 
 def repeated(value: Value, shape: Sequence[int]) -> Value:
-    """Returns the value with the last dimensions of a shape, in which it may have the length 1, or none at all."""
+    """Returns the value with the last dimensions of a shape, in which it may have length 1 or which it may lack."""
     held = ir.RankedTensorType(value.type)
     if tuple(held.shape) == tuple(shape):
         return value
@@ -32,6 +32,6 @@ def repeated(value: Value, shape: Sequence[int]) -> Value:
 
 
 def spread(value: Value, shaped: Any) -> Value:
-    """Returns the value with the last dimensions of an array's type, as `repeated` does; a number in all places."""
+    """Returns the value with the last dimensions of an array's type, as `repeated` does; a scalar is broadcast."""
     last = range(shaped.rank - ir.RankedTensorType(value.type).rank, shaped.rank)
     return hlo.broadcast_in_dim(shaped, value, ir.DenseI64ArrayAttr.get(list(last)))
