@@ -40,7 +40,7 @@ def invariant_function[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_method(cls: type, name: str) -> None:
-    """Checks that a method of a class computes while it is called, and so inside of the mode.
+    """Checks that a method of a class computes while it is called, and so inside the mode.
 
     Raises:
         TypeError: If its body runs later.

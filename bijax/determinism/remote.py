@@ -1,4 +1,4 @@
-"""Servers that answer in place of an engine of this process."""
+"""Servers that answer instead of an engine of this process."""
 
 import json
 import urllib.error

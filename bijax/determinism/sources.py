@@ -74,7 +74,7 @@ class LocalSource:
 
 
 class RemoteSource:
-    """A server in place of engines.
+    """A server instead of engines.
 
     Args:
         server: The server.

@@ -78,7 +78,7 @@ class EngineRollout(BaseRollout):  # type: ignore[misc]  # tunix has no annotati
         TypeError: If the model is not a `TunixLlama`.
 
     Guarantee: `RolloutOutput.logprobs` has the bits that the trainer computes for the same tokens with the same
-    weights, inside of `shared_logprobs` and at temperature 1 in the trainer. They are those of the model's own logits,
+    weights, inside `shared_logprobs` and at temperature 1 in the trainer. They are those of the model's own logits,
     before temperature and filters.
 
     Source: the rollouts of tunix (https://github.com/google/tunix).

@@ -68,8 +68,8 @@ def sample(
     counter: the position and the column), so that it can be computed again at any time.
 
     Everything may be traced, and numbers may be given for all rows or as (R,), one for each. What no row of a batch
-    uses is skipped while the program runs: noise, filters and log-probabilities. With values outside of their ranges
-    that are known only inside of `jax.jit`, results are not meaningful.
+    uses is skipped while the program runs: noise, filters and log-probabilities. With values outside their ranges
+    that are known only inside `jax.jit`, results are not meaningful.
 
     Args:
         logits: (R, V) float32, bfloat16 or float16; computed with as float32.

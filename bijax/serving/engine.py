@@ -131,7 +131,7 @@ class Engine:
 
         Raises:
             TypeError: If an argument has the wrong type.
-            ValueError: If a token is outside of the vocabulary, the prompt is too long, or the name is taken.
+            ValueError: If a token is outside the vocabulary, the prompt is too long, or the name is taken.
             QueueFullError: If too many sequences wait.
         """
         params = SamplingParams() if params is None else params

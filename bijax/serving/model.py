@@ -8,7 +8,7 @@ import jax
 class Model(Protocol):
     """A language model with a paged cache of keys and values, or of whatever it keeps of each token.
 
-    The engine calls the methods with arrays of a few fixed shapes. With `one_program` it does so inside of `jax.jit`,
+    The engine calls the methods with arrays of a few fixed shapes. With `one_program` it does so inside `jax.jit`,
     model and sampling together, since a GPU is faster than a host that calls many programs; the model must then be a
     pytree of its weights. Without, it calls them outside, and the model compiles what it likes, once for each shape. It
     must not wait for the device: tokens may be on their way through it. `flax_layers.models.ServedLlama` is one such

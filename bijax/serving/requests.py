@@ -59,7 +59,7 @@ def make_request(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a token is outside of the vocabulary, or the prompt is empty or too long.
+        ValueError: If a token is outside the vocabulary, or the prompt is empty or too long.
     """
     if not isinstance(name, str):
         raise TypeError(f"Engine: request_id must be a string, got {name!r}.")

@@ -27,7 +27,7 @@ def read_prompt(prompt: Any, vocab_size: int) -> tuple[tuple[int, ...], Tokens]:
 
     Raises:
         TypeError: If it is not a sequence of integers.
-        ValueError: If it is empty, or a token is outside of the vocabulary.
+        ValueError: If it is empty, or a token is outside the vocabulary.
     """
     if isinstance(prompt, (str, bytes)):
         raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}; encode it first.")

@@ -76,7 +76,7 @@ class BatchedCall:
 
         Args:
             row_ids: which row stands at each position.
-            hostile: bool per position; there, floating leaves hold hostile values in place of the row's.
+            hostile: bool per position; there, floating leaves hold hostile values instead of the row's.
             kind: which hostile values, see `neighbour_rows`.
             rng: where they come from.
         """

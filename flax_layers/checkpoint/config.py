@@ -46,7 +46,7 @@ class LlamaConfig:
         bos_token_id: Token that starts a sequence, or None.
         eos_token_ids: Tokens that end generation.
         qk_norm: Whether each head of queries and keys is normalised before it is turned.
-        experts: The experts that stand in place of each MLP, or None.
+        experts: The experts that stand instead of each MLP, or None.
         rope_scaling: How the rotary frequencies differ from those of `rope_theta`, or None.
         windows: For each layer the tokens that a token sees at most, itself and those before it, or None for all; over
             again from the first where there are more layers.

@@ -27,7 +27,7 @@ def whole_number(fields: dict[str, Any], name: str, path: Path, default: int | N
     """Returns an integer of the file.
 
     Raises:
-        CheckpointError: If it is missing, and there is no default, or is no integer.
+        CheckpointError: If it is missing, and there is no default, or is not an integer.
     """
     value = fields.get(name)
     if value is None:

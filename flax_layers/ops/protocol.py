@@ -104,7 +104,7 @@ class Ops(Protocol):
         """Turns the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
 
         Those of each token go to its row, of rows (B * T,), in keys and values (X, Y, K, H), whose rows are X * Y; what
-        has a row outside of them goes nowhere. With `turned` (B, T, N + K, H) this is turned in place of what is in
+        has a row outside them goes nowhere. With `turned` (B, T, N + K, H) this is turned instead of what is in
         `heads`. Returns the turned queries (B, T, N, H), keys and values.
         """
 
