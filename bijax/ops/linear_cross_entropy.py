@@ -39,10 +39,10 @@ def linear_cross_entropy(
 ) -> jax.Array:
     """Returns `softmax_cross_entropy(matmul(x, w), labels)` with float32 logits, computed a few rows at a time.
 
-    Rows are taken in chunks of at most 1024, one after the other, and the backward pass computes the logits of a chunk
-    anew. With V columns the two passes need memory for 1024 × V logits and their gradients instead of M × V, and take
-    a third more operations in the products. Loss and gradients have the bits of the pair of functions: the sum of the
-    weights' gradient goes on from chunk to chunk.
+    Rows are processed in sequential chunks of at most 1024, and the backward pass recomputes the logits of a chunk.
+    With V columns the two passes need memory for 1024 × V logits and their gradients instead of M × V, and a third more
+    operations in the products. Loss and gradients have the bits of the two separate functions: the weight gradient is
+    accumulated from chunk to chunk.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.

@@ -64,8 +64,7 @@ def rotate_and_store(
         heads: (B, T, N + 2 * K, H), the heads of queries, keys and values of each token.
         cos: (B, T, H / 2) float32.
         sin: (B, T, H / 2) float32.
-        rows: (B * T,) integers, the row of the X * Y of the caches for each token; outside them for none. No two
-            tokens have one row.
+        rows: (B * T,) integers, the cache row (of X * Y) of each token; out of range for none. Rows are unique.
         keys: (X, Y, K, H): written in place where it is not used again.
         values: The same.
         turned: (B, T, N + K, H): rotated instead of the queries and keys in `heads`, such as their norms.

@@ -1,7 +1,7 @@
 """Sums over devices, in the order of the devices.
 
-A library adds the shards of an all-reduce in an order that depends on the size of the message and the topology. Here
-the shards are moved, which computes nothing, and every element is summed over the devices in ascending order.
+Libraries add the shards of an all-reduce in an order that depends on the message size and the topology. Here the shards
+are gathered, which computes nothing, and each element is summed over the devices in ascending order.
 """
 
 import functools

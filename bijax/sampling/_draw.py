@@ -27,7 +27,7 @@ def draw(
 
 
 def scores_of(logits: jax.Array, temperature: jax.Array, arithmetic: Arithmetic) -> jax.Array:
-    """Returns logits (R, V) divided by temperatures (R,), of which the largest of each row is 0."""
+    """Returns logits (R, V) divided by temperatures (R,), shifted so that each row's largest is 0."""
     scores: jax.Array = arithmetic.each(_scale, logits, jnp.max(logits, axis=-1, keepdims=True), temperature[:, None])
     return scores
 
@@ -79,7 +79,7 @@ _kernel = define_kernel("draw", _draw, _fold, _shapes)
 
 @element
 def _scale(x: jax.Array, largest: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Scores of which the largest is 0; nan where the largest is one. Rows at temperature 0 are not looked at."""
+    """Scores whose largest is 0; nan where the largest is nan. Rows at temperature 0 are ignored."""
     scaled = (x - largest) / jnp.where(temperature > 0, temperature, np.float32(1))
     nothing = np.float32(-np.inf)
     return jnp.where(x == nothing, nothing, jnp.where(x == largest, np.float32(0), scaled))

@@ -49,13 +49,13 @@ def make_request(
     Args:
         name: Its name.
         prompt: Tokens.
-        params: What it asks for.
+        params: Its sampling parameters.
         key: Its place in the order of all requests.
-        vocab_size: Of the model.
+        vocab_size: The model's.
         longest: Tokens that there is room for.
         tokenizer: For its texts, or None.
         eos_token_ids: End-of-text tokens of the model.
-        default_seed: If it names none; None for a hash of the prompt.
+        default_seed: Used if it has no seed; None for a hash of the prompt.
 
     Raises:
         TypeError: If an argument has the wrong type.

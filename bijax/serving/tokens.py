@@ -23,7 +23,7 @@ def as_tokens(tokens: Sequence[int]) -> Tokens:
 
 
 def read_prompt(prompt: Any, vocab_size: int) -> tuple[tuple[int, ...], Tokens]:
-    """Returns the tokens of a prompt, in both forms.
+    """Returns the tokens of a prompt, as a tuple and packed.
 
     Raises:
         TypeError: If it is not a sequence of integers.
