@@ -74,7 +74,7 @@ class LocalSource:
 
 
 class RemoteSource:
-    """A server instead of engines.
+    """A server instead of an engine.
 
     Args:
         server: The server.
