@@ -10,7 +10,7 @@ import bijax
 
 @contextlib.contextmanager
 def invariant_mode() -> Iterator[None]:
-    """Makes what is traced inside batch-invariant.
+    """Makes code traced inside batch-invariant.
 
     Example:
         >>> with invariant_mode():
@@ -39,7 +39,7 @@ def invariant_function[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_method(cls: type, name: str) -> None:
-    """Checks that a method of a class computes while it is called, and so inside of the mode.
+    """Checks that a class's method computes during its call, and so inside the mode.
 
     Raises:
         TypeError: If its body runs later.

@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Which experts a token goes to, and with which weights.
+    """Selects the experts of a token and their weights.
 
     The scores of the experts are the softmax or the sigmoids of the router's products, in float32. The experts with the
     largest scores are selected, of equal ones the lower expert; with groups, only experts of the best groups. Weights
@@ -18,10 +18,10 @@ class Routing:
         topk: Experts of a token.
         scoring: What makes scores of products.
         normalise: Whether the weights of a token are divided by their sum.
-        scale: Factor of the weights.
-        num_groups: Groups of experts, equally large, one behind the other.
+        scale: Scale of the weights.
+        num_groups: Consecutive groups of experts, of equal size.
         topk_groups: Groups whose experts may be selected.
-        group_score: What a group is worth: its largest score, or the sum of its two largest ones.
+        group_score: The score of a group: its largest score, or the sum of its two largest ones.
         use_bias: Whether a vector is added to the scores before experts are selected; the weights are without it.
 
     Raises:

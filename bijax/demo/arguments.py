@@ -27,8 +27,8 @@ class Arguments:
     Attributes:
         model: Checkpoint; None for the model that the extra installs.
         prompts: At least one prompt.
-        text: Whether the prompts are continued as they stand, and not answered.
-        tokens: Longest text, in tokens; at least 1.
+        text: Whether the prompts are continued as raw text, not answered.
+        tokens: Maximum length of a text, in tokens; at least 1.
         seed: Who meets whom in the batches; at least 0.
         quick: Whether to take fewer batch sizes and chunks.
         quantize: "int8" for int8 linear layers, or None.
@@ -48,7 +48,7 @@ class Arguments:
 
     @classmethod
     def from_namespace(cls, parsed: argparse.Namespace) -> "Arguments":
-        """Reads parsed arguments; `--quick` gives way to numbers that were given.
+        """Reads parsed arguments; explicit numbers override `--quick`.
 
         Raises:
             DemoError: If the prompts cannot be read.

@@ -23,9 +23,9 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A text beside the one that the same prompt got alone.
+    """A text compared with the one generated alone from the same prompt.
 
-    Where the texts part, what follows has another past and is not comparable token by token: the common beginning is
+    After the texts diverge, tokens have different contexts and cannot be compared one by one: the common prefix is
     compared, and the rest is counted as `parted`.
 
     Attributes:
@@ -66,9 +66,9 @@ class Figures:
 
     Attributes:
         texts: Texts compared with the ones generated alone.
-        texts_differing: Those that hold other tokens.
-        unique_texts: Different texts, those alone included, counted for each prompt and added up: as many as there
-            are prompts if nothing differs.
+        texts_differing: Texts with different tokens.
+        unique_texts: Distinct texts per prompt, including the one generated alone, summed over prompts: equals the
+            number of prompts if nothing differs.
         tokens: Tokens in the common beginnings, whose log-probabilities were compared.
         tokens_differing: Those whose log-probabilities differ in any bit.
         tokens_parted: Tokens that could not be compared, since the texts had parted before.
@@ -94,7 +94,7 @@ def figures(alone: Sequence[Text], comparisons: Sequence[Comparison]) -> Figures
 
     Args:
         alone: The texts generated alone, by prompt.
-        comparisons: Those of one way of computing, or of several.
+        comparisons: The comparisons of one or several ways of computing.
     """
     unique = {(prompt, *text.tokens.tolist()) for prompt, text in enumerate(alone)}
     unique |= {(found.prompt, *found.other.tokens.tolist()) for found in comparisons}

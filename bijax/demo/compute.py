@@ -13,7 +13,7 @@ from bijax.demo.ways import Way
 
 
 class Generate(Protocol):
-    """A model that generates greedily for one batch of prompts, in the given way.
+    """A model that generates greedily for one batch of prompts, in a given way.
 
     It calls `on_tokens(count)` as tokens come.
     """
@@ -29,7 +29,7 @@ class Watcher(Protocol):
         """A way of computing begins."""
 
     def advance(self, tokens: int) -> None:
-        """So many tokens more are there, or will not come."""
+        """This many more tokens are done, or will not be generated."""
 
     def end(self, side: str, way: str, found: Figures | None, seconds: float) -> None:
         """A way of computing has ended; it found nothing if it is the reference."""
@@ -40,9 +40,9 @@ class WayResult:
     """One way of computing.
 
     Attributes:
-        way: Which.
-        comparisons: Every text that it generated, beside the one generated alone.
-        figures: What they came to.
+        way: The way of computing.
+        comparisons: Every generated text, compared with the one generated alone.
+        figures: Their summary.
         seconds: How long it took, compilation included.
     """
 
@@ -70,7 +70,7 @@ class SideResult:
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Those of all ways."""
+        """The comparisons of all ways."""
         return tuple(found for result in self.ways for found in result.comparisons)
 
     @property

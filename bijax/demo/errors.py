@@ -4,7 +4,7 @@
 class DemoError(Exception):
     """The demo cannot run as it was asked to, or its measurement would prove nothing.
 
-    The message says what was expected, what came and what to do; the command line shows it without a traceback.
+    The message says what was expected, what was found and what to do; the command line shows it without a traceback.
 
     Example:
         >>> raise DemoError("--tokens must be at least 1, got 0")

@@ -33,15 +33,15 @@ def as_json(
     Args:
         sides: The results.
         model: Name of the checkpoint.
-        arguments: The arguments that made the run what it was.
-        prompts: The prompts as the user knows them.
+        arguments: The arguments of the run.
+        prompts: The prompts as the user wrote them.
         prompt_tokens: Their lengths with the chat template around them.
         quality: Of a quantised model, before and after; None for one that is not.
         decode: Turns token ids into text.
 
     Returns:
         An object of plain numbers, strings, lists and dictionaries. `seconds` includes compilation; the other figures
-        are those of `bijax.demo.compare.Figures`.
+        come from `bijax.demo.compare.Figures`.
     """
     return {
         "demo": "bijax demo",

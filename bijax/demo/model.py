@@ -41,8 +41,7 @@ def open_quantized_models(
         max_new_tokens: Longest text, in tokens.
 
     Returns:
-        The models, and what the model with bijax makes of the prompt and of a passage, before it was quantised and
-        after.
+        The models, and the bijax model's results for the prompt and for a passage, before and after quantisation.
 
     Raises:
         CheckpointError: If a weight cannot be read.

@@ -1,4 +1,4 @@
-"""The picture: every token in every way of computing, plain JAX beside bijax."""
+"""The picture: every token in every way of computing, plain JAX next to bijax."""
 
 from collections.abc import Sequence
 from pathlib import Path

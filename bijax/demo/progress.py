@@ -43,7 +43,7 @@ class ProgressDisplay:
         self._progress.stop()
 
     def begin(self, side: str, way: str) -> None:
-        """Names what is being computed."""
+        """Names the current computation."""
         self._progress.update(self._task, description=f"{side}: {way}")
 
     def advance(self, tokens: int) -> None:
@@ -51,7 +51,7 @@ class ProgressDisplay:
         self._progress.advance(self._task, tokens)
 
     def end(self, side: str, way: str, found: Figures | None, seconds: float) -> None:
-        """Prints what a way of computing came to; None for the reference."""
+        """Prints the results of a way of computing; None for the reference."""
         outcome = "the reference" if found is None else f"{found.tokens_differing} of {found.tokens} tokens differ"
         if found is not None and found.texts_differing:
             outcome += f", {found.texts_differing} of {found.texts} texts differ"

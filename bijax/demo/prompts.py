@@ -23,11 +23,11 @@ BUILT_IN = (
 
 
 def choose_prompts(choice: str) -> tuple[str, ...]:
-    """Reads what the user gave for `--prompts`.
+    """Reads the value of `--prompts`.
 
     Args:
         choice: A whole number N, for the first N of the built-in prompts, or the path of a UTF-8 text file with one
-            prompt in each line. Blank lines are left out.
+            prompt in each line. Blank lines are skipped.
 
     Returns:
         At least one prompt.

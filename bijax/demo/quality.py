@@ -35,7 +35,7 @@ def assess(model: Llama, tokenizer: Tokenizer, prompt: Sequence[int], *, max_new
 
 
 def quality_lines(quality: tuple[Quality, Quality], decode: Callable[[np.ndarray], str]) -> Iterator[str]:
-    """Yields lines on the perplexity and the text of a quantised model beside those of the model in float32."""
+    """Yields lines on the perplexity and the text of a quantised model and of the float32 model."""
     before, after = quality
     yield (
         f"perplexity of a passage of {before.tokens} tokens: float32 {before.perplexity:.3f}, int8"

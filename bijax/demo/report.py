@@ -80,7 +80,7 @@ def example(side: SideResult) -> tuple[str, Comparison]:
 
 
 def closing_line(sides: Sequence[SideResult]) -> str:
-    """Says in one line what came out of each side, in the order given."""
+    """Summarises each side in one line, in the order passed."""
     counts = [f"{side.side}: {side.total.tokens_differing} of {side.total.tokens}" for side in sides]
     counts[0] += " log-probabilities differ in any bit"
     return " ".join(count + _parted(side.total) + "." for count, side in zip(counts, sides, strict=True))

@@ -23,8 +23,8 @@ class Way:
     Attributes:
         name: What the table calls it.
         batches: Batches, one after the other; each holds the indices of its prompts in their order.
-        prefill_chunk: Tokens of a prompt that go through the model at once; None for the whole prompt.
-        cache: Where keys and values are kept.
+        prefill_chunk: Prompt tokens per prefill call; None for the whole prompt.
+        cache: Where keys and values are stored.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Way:
 
 
 def alone(num_prompts: int) -> Way:
-    """The reference: each prompt by itself, prefilled whole, from a contiguous cache."""
+    """The reference: each prompt alone, prefilled whole, with a contiguous cache."""
     return Way("alone", _one_by_one(num_prompts))
 
 
@@ -82,9 +82,9 @@ def other_ways(num_prompts: int, *, seed: int, quick: bool = False) -> tuple[Way
 def mixed_batches(order: Sequence[int], size: int, rounds: int = ROUNDS) -> tuple[tuple[int, ...], ...]:
     """Puts every prompt into one batch of `size` a round, at another place and among other neighbours each time.
 
-    The first round cuts `order` into batches and fills the last one up with prompts from the front, so that every
-    batch has exactly `size` places. Each further round shifts every prompt by one place and, place by place, by a
-    different number of batches. With few prompts a neighbour may return, or a prompt may meet itself.
+    The first round cuts `order` into batches and fills up the last one with prompts from the start, so that every batch
+    has exactly `size` places. Each later round shifts every prompt by one place and, depending on the place, by a
+    different number of batches. With few prompts, neighbours may repeat, or a prompt may be batched with itself.
 
     Example:
         >>> mixed_batches([0, 1, 2, 3], 2)

@@ -1,1 +1,1 @@
-"""The command `bijax test-deterministic`: the same request many times, beside other requests that change."""
+"""The command `bijax test-deterministic`: the same request many times, among other requests that vary."""

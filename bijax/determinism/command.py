@@ -15,7 +15,7 @@ class DeterminismError(Exception):
 
 
 def add_determinism_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command `test-deterministic` to those of `bijax`."""
+    """Adds the command `test-deterministic` to `bijax`."""
     parser = commands.add_parser(
         "test-deterministic",
         help="serve one request many times beside others and count the different answers",

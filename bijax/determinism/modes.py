@@ -41,7 +41,7 @@ class OpenEngine(Protocol):
         prefix_cache: bool | None = None,
         reload: bool = False,
     ) -> Served:
-        """Returns a new engine, with the options given; with `reload` the model is read again."""
+        """Returns a new engine, with the given options; with `reload` the model is read again."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Run:
 
     Attributes:
         open_engine: Makes engines.
-        prompt: Makes a prompt of so many tokens; longer ones start with the shorter ones.
+        prompt: Makes a prompt of a given number of tokens; longer ones start with the shorter ones.
         params: Of every request.
         trials: Number of rounds.
         on_progress: Called with the number of rounds that are done.
@@ -110,7 +110,7 @@ def mixed(run: Run) -> list[Samples]:
 
 
 def prefix(run: Run) -> list[Samples]:
-    """Prompts that start alike, in batches of all kinds."""
+    """Prompts with a common prefix, in batches of all kinds."""
     engine = run.open_engine()
     most = _room(engine, run.params) - 8
     lengths = sorted({min(n, most * (i + 1) // len(_PREFIXES)) for i, n in enumerate(_PREFIXES)})
@@ -206,7 +206,7 @@ def _keep(outputs: Sequence[RequestOutput], samples: Sequence[Samples]) -> None:
 
 
 def _room(engine: Served, params: SamplingParams) -> int:
-    """Returns the length of the longest prompt that every token asked for fits behind."""
+    """Returns the length of the longest prompt that leaves room for every requested token."""
     return engine.max_request_tokens - params.max_new_tokens
 
 

@@ -1,4 +1,4 @@
-"""Servers that answer in place of an engine of this process."""
+"""Servers that answer instead of an engine of this process."""
 
 import json
 import urllib.error
@@ -81,7 +81,7 @@ class RemoteEngine:
         except urllib.error.HTTPError as error:
             reason = error.read().decode(errors="replace")
             raise DeterminismError(f"{self._url}{path} answers with status {error.code}: {reason}") from error
-        except (OSError, ValueError) as error:  # no such server, or none that speaks HTTP and JSON
+        except (OSError, ValueError) as error:  # no such server, or it does not speak HTTP and JSON
             raise DeterminismError(f"{self._url}{path} cannot be asked: {error}") from error
 
 

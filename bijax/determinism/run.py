@@ -1,4 +1,4 @@
-"""Runs the modes and prints what they found."""
+"""Runs the modes and prints their findings."""
 
 import argparse
 import dataclasses

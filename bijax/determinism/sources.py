@@ -56,7 +56,7 @@ class LocalSource:
         return Engine(self._read() if reload else self._model, tokenizer=self._tokenizer, options=changed)
 
     def prompt(self, length: int) -> list[int]:
-        """Returns a prompt of so many tokens; each is the start of the longer ones."""
+        """Returns a prompt of this many tokens; each is a prefix of the longer ones."""
         return _repeat(self._tokens, length)
 
     def _read(self) -> Model:
@@ -74,7 +74,7 @@ class LocalSource:
 
 
 class RemoteSource:
-    """A server in place of engines.
+    """A server instead of an engine.
 
     Args:
         server: The server.
@@ -102,7 +102,7 @@ class RemoteSource:
         return self._server
 
     def prompt(self, length: int) -> list[int]:
-        """Returns a prompt of so many tokens; each is the start of the longer ones."""
+        """Returns a prompt of this many tokens; each is a prefix of the longer ones."""
         return _repeat(self._tokens, length)
 
 

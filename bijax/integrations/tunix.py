@@ -40,7 +40,7 @@ class TunixLlama(nnx.Module):
         """Computes whole sequences.
 
         Args:
-            input_tokens: (B, T) integers; each sequence is padded in front and behind.
+            input_tokens: (B, T) integers; each sequence is padded at both ends.
             positions: Not used: the first token of a sequence has position 0.
             cache: None.
             attention_mask: (B, T, T) bool, whose diagonal tells tokens from padding.
@@ -65,21 +65,21 @@ class EngineRollout(BaseRollout):  # type: ignore[misc]  # tunix has no annotati
     """Samples with `bijax.serving.Engine`; the rollout engine of a `tunix.rl.rl_cluster.ClusterConfig`.
 
     tunix makes it: give `rollout_engine=EngineRollout`, or `functools.partial(EngineRollout, options=...)`. Every
-    sample has a seed of its own, made of `RolloutConfig.seed`, the number of the call and its place in it.
+    sample has its own seed, derived from `RolloutConfig.seed`, the number of the call and its place in it.
 
     Args:
         rollout_actor: The trained model, a `TunixLlama`. Its weights are copied.
         tokenizer: tunix's `TokenizerAdapter`.
         rollout_config: Tells the longest sequence.
         mesh: Not used: the engine runs where the weights are.
-        options: Of the engine; `max_length` is taken from `rollout_config` by default.
+        options: The engine's; `max_length` is taken from `rollout_config` by default.
 
     Raises:
         TypeError: If the model is not a `TunixLlama`.
 
     Guarantee: `RolloutOutput.logprobs` has the bits that the trainer computes for the same tokens with the same
-    weights, inside of `shared_logprobs` and at temperature 1 in the trainer. They are those of the model's own logits,
-    before temperature and filters.
+    weights, inside `shared_logprobs` and at temperature 1 in the trainer. They are computed from the model's own
+    logits, before temperature and filters.
 
     Source: the rollouts of tunix (https://github.com/google/tunix).
     """
@@ -106,7 +106,7 @@ class EngineRollout(BaseRollout):  # type: ignore[misc]  # tunix has no annotati
         self._engine = Engine(ServedLlama(self._model.llama), options=options)
 
     def generate(self, prompts: Sequence[str], rollout_config: RolloutConfig, **_: Any) -> RolloutOutput:
-        """Samples an output for each prompt. It ends in front of an end-of-text token, as those of tunix do."""
+        """Samples an output for each prompt. It ends before an end-of-text token, as in tunix."""
         encoded = [self._encode(prompt, rollout_config.max_prompt_length) for prompt in prompts]
         ends = tuple(rollout_config.eos_tokens or [self.eos_id()])
         seeds = self._seeds(rollout_config.seed, len(prompts))
@@ -140,7 +140,7 @@ class EngineRollout(BaseRollout):  # type: ignore[misc]  # tunix has no annotati
         )
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
-        """Returns the log-probabilities (B, N) of given tokens, as tunix's trainer computes them."""
+        """Returns the log-probabilities (B, N) of the given tokens, as tunix's trainer computes them."""
         graph, state = nnx.split(self._model)
         return common.compute_per_token_logps(
             graph, state, prompt_tokens, completion_tokens, pad_id=self.pad_id(), eos_id=self.eos_id()

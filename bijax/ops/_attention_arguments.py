@@ -1,7 +1,7 @@
-"""Checks of what attention is given: heads, lengths, positions, windows and page tables.
+"""Checks of attention's arguments: heads, lengths, positions, windows and page tables.
 
-What is known is checked and refused. What is traced cannot raise: a mask of the valid sequences is returned instead,
-and the results of the others become nan.
+Invalid known values raise. Traced values cannot: a mask of the valid sequences is returned instead, and the results of
+the others become nan.
 """
 
 import math
@@ -32,7 +32,7 @@ def score_array(op: str, name: str, given: Any, sizes: tuple[int, int, int, int]
         (B or 1, N or 1, T or 1, S or 1), or None.
 
     Raises:
-        TypeError: If a bias is no float array, or a mask no bool one.
+        TypeError: If a bias is not a float array, or a mask not a bool array.
         ValueError: If it cannot be broadcast to `sizes`.
     """
     if given is None:
@@ -81,7 +81,7 @@ def check_heads(op: str, query: jax.Array, key: jax.Array, value: jax.Array, key
 
 
 def scale_factor(op: str, scale: Any, size: int) -> float:
-    """Returns the factor of the scores, 1/sqrt(H) by default.
+    """Returns the scale of the scores, 1/sqrt(H) by default.
 
     Raises:
         TypeError: If `scale` is not a known number.
@@ -128,7 +128,7 @@ def per_sequence(
     Args:
         op: Name of the operation.
         name: Name of the argument.
-        given: An int or (B,) ints; None stands for `highest`.
+        given: An int or (B,) ints; None means `highest`.
         batch: Number B of sequences.
         highest: The largest number allowed; the smallest is 0.
         meaning: What the largest number is, for the message.
@@ -138,7 +138,7 @@ def per_sequence(
         Numbers out of range are returned as 0.
 
     Raises:
-        TypeError: If the numbers are no integers.
+        TypeError: If the numbers are not integers.
         ValueError: If the shape is wrong, or a known number is out of range.
     """
     if given is None:
@@ -193,7 +193,7 @@ def check_pages(
         pages: Pages of the cache.
 
     Raises:
-        ValueError: If a known entry points outside of the cache.
+        ValueError: If a known entry points outside the cache.
     """
     if any(isinstance(x, jax.core.Tracer) for x in (page_table, lengths)):
         return
@@ -210,7 +210,7 @@ def check_pages(
 
 
 def narrowed_table(page_table: jax.Array | np.ndarray) -> jax.Array:
-    """Returns a page table as int32; what does not fit stays outside of any cache."""
+    """Returns a page table as int32; what does not fit stays outside any cache."""
     limits, given = (np.iinfo(x) for x in (np.int32, page_table.dtype))
     if given.min < limits.min or given.max > limits.max:
         xp = np if isinstance(page_table, np.ndarray) else jnp
@@ -219,7 +219,7 @@ def narrowed_table(page_table: jax.Array | np.ndarray) -> jax.Array:
 
 
 def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
-    """Returns the mask of what is valid in both; None stands for everything."""
+    """Returns the conjunction of two masks; None means all valid."""
     if a is None or b is None:
         return b if a is None else a
     return a & b

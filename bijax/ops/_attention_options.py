@@ -1,4 +1,4 @@
-"""Checks of what attention takes besides its arrays: soft cap, sinks, slopes, and the factors of quantised caches."""
+"""Checks of attention's options: soft cap, sinks, slopes, and the scales of quantised caches."""
 
 import math
 from typing import Any, Final
@@ -10,7 +10,7 @@ from bijax.core.checks import describe, float_array
 from bijax.core.explicit_axes import gathered
 
 QUANTISED: Final = ("int8", "float8_e4m3fn")
-"""Dtypes of caches that need factors."""
+"""Dtypes of caches that need scales."""
 
 
 def soft_cap(op: str, given: Any) -> float | None:
@@ -37,8 +37,8 @@ def of_heads(op: str, name: str, given: Any, heads: int) -> jax.Array | None:
     """Returns numbers of the query heads as (1, N), or None.
 
     Raises:
-        TypeError: If they are no array of a supported floating type.
-        ValueError: If they have another shape than (N,).
+        TypeError: If they are not an array of a supported floating type.
+        ValueError: If their shape is not (N,).
     """
     if given is None:
         return None
@@ -51,18 +51,18 @@ def of_heads(op: str, name: str, given: Any, heads: int) -> jax.Array | None:
 def keys_and_values(
     op: str, query: jax.Array, names: tuple[str, str], given: tuple[Any, Any], scales: tuple[Any, Any]
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array | None, jax.Array | None]]:
-    """Returns keys and values, and their factors (1, K, width of a head or 1) if they are quantised.
+    """Returns keys and values, and their scales (1, K, width of a head or 1) if they are quantised.
 
     Args:
         op: Name of the operation.
         query: The queries.
         names: Names of keys and values.
-        given: What came.
-        scales: Factors, (K,) or (K, width of a head); their names are "key_scale" and "value_scale".
+        given: The keys and values passed.
+        scales: Scales, (K,) or (K, width of a head); their names are "key_scale" and "value_scale".
 
     Raises:
         TypeError: If dtypes are unsupported or differ.
-        ValueError: If factors are missing, not needed, or have another shape.
+        ValueError: If scales are missing, not needed, or have another shape.
     """
     arrays, factors = [], []
     for name, array, scale, scale_name in zip(names, given, scales, ("key_scale", "value_scale"), strict=True):

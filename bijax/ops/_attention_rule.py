@@ -54,8 +54,8 @@ def bias_gradient(call: AttentionCall, results: AttentionResults) -> jax.Array:
     """Returns the gradient of the bias of a call without pages.
 
     What it was broadcast over is added up in each sequence first, in row-major order of heads, queries and keys
-    (`bijax.sum`), and then over the sequences, upwards, in float32. Where anything is added up, the gradients of the
-    scores of one sequence (N, T, S) exist at a time.
+    (`bijax.sum`), and then over the sequences, in ascending order, in float32. Where a sum is needed, the score
+    gradients of one sequence (N, T, S) exist at a time.
     """
     bias = call.bias
     if bias is None:
@@ -77,7 +77,7 @@ def bias_gradient(call: AttentionCall, results: AttentionResults) -> jax.Array:
 
     index = jnp.arange(sizes[0], dtype=jnp.int32)
     if bias.shape[0] == 1:
-        # The first sequence starts the sum, so that it varies over the axes of a mesh as what is added.
+        # The first sequence starts the sum, so that it varies over the same mesh axes as the terms.
         total, _ = lax.scan(lambda total, s: (total + one(s), None), one(index[0]), index[1:])
         return total.astype(bias.dtype)
     of_sequences: jax.Array = lax.map(one, index)
@@ -110,7 +110,7 @@ def _forward(call: AttentionCall, valid: Any, op: str) -> tuple[Arrays, Any]:
         _check_differentiable(op, call)
     given: tuple[AttentionCall, Any] = jax.tree.map(lambda x: x.value, (call, valid), is_leaf=_is_primal)
     out, lse = attend(*given, op)
-    # An empty entry for each further gradient: what is wanted must be known when the backward pass is traced.
+    # An empty entry for each optional gradient: which are wanted must be known when the backward pass is traced.
     wanted = {n: () for n in _DIFFERENTIABLE if (x := getattr(call, n)) is not None and x.perturbed}
     return (out, lse), (*given, out, lse, wanted)
 

@@ -46,7 +46,7 @@ class Targets:
     """Where the tokens go.
 
     Attributes:
-        block: (T,) int32; outside of the cache for tokens that are not written, each in a place of its own.
+        block: (T,) int32; outside the cache for tokens that are not written, each at a distinct index.
         offset: (T,) int32, the place in the block.
         stored: (B,) bool, whether the tokens of a sequence are written.
     """
@@ -59,7 +59,7 @@ class Targets:
 def find_targets(
     op: str, tokens: Tokens, blocks: Blocks, kv_ids: Any, kv_lens: Any, allowed: jax.Array | None
 ) -> Targets:
-    """Finds the place of each token, behind the tokens that its slot has.
+    """Finds the place of each token, after the tokens already in its slot.
 
     Args:
         op: Name of the operation.
@@ -70,8 +70,8 @@ def find_targets(
         allowed: Bool of the tokens' dimensions, False for one that cannot be stored; None if all can.
 
     Raises:
-        TypeError: If ids or lengths are no integers.
-        ValueError: If shapes do not fit, or known numbers lead outside of the cache or to one place twice.
+        TypeError: If ids or lengths are not integers.
+        ValueError: If shapes do not fit, or known numbers lead outside the cache or to one place twice.
     """
     batch, slots = len(tokens.lengths), blocks.table.shape[0]
     ids = integer_array(op, "kv_ids", np.arange(batch, dtype=np.int32) if kv_ids is None else kv_ids)
@@ -120,7 +120,7 @@ def _targets(tokens: Tokens, blocks: Blocks, ids: jax.Array, past: jax.Array, al
         block = narrowed(table[at], 0, blocks.number - 1)
     offset = (place % max(blocks.size, 1)).reshape(-1)
     flat, sequence = tokens.inside.reshape(-1), tokens.sequence.reshape(-1)
-    # Tokens that are not written get places of their own, outside of the cache.
+    # Tokens that are not written get distinct places outside the cache.
     outside = blocks.number + jnp.arange(flat.size, dtype=jnp.int32)
 
     def drop(stored: jax.Array, of: jax.Array, wrong: jax.Array) -> jax.Array:
@@ -132,7 +132,7 @@ def _targets(tokens: Tokens, blocks: Blocks, ids: jax.Array, past: jax.Array, al
 
     stored = tokens.valid & (ids >= 0) & (past >= 0)
     if blocks.apart:
-        # Tokens of a sequence have places of their own then, and what is wrong with one is seen by the lengths.
+        # Tokens of a sequence then have distinct places, and errors show in the lengths.
         lengths = jnp.asarray(tokens.lengths)
         stored &= lengths <= blocks.capacity - past
         if allowed is not None:
@@ -142,7 +142,7 @@ def _targets(tokens: Tokens, blocks: Blocks, ids: jax.Array, past: jax.Array, al
     right = inside & (block >= 0)
     right = right if allowed is None else right & allowed
     stored = drop(stored, sequence, flat & ~right.reshape(-1))
-    # Tokens of one place stand side by side then; none of their sequences is stored.
+    # Tokens with the same place are then adjacent; none of their sequences is stored.
     first, second, of = sort_tuples(written(stored), offset, sequence)
     twin = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
     no = jnp.zeros((min(1, flat.size),), bool)

@@ -21,18 +21,18 @@ def check_common_prefix(
 
     Args:
         op: Name of the operation.
-        given: What came as common_prefix_length.
+        given: The argument common_prefix_length.
         page_table: (B, n) integers.
         lengths: (B,) int32 numbers of keys.
         page: Keys of a page.
 
     Returns:
-        (1,) int32, None if nothing came; and None or, where something is traced, a mask, (B,) or of all, of the
-        sequences whose pages of the prefix are those of the first sequence.
+        (1,) int32, or None if not passed; and None or, for traced values, a mask, (B,) or scalar, of the sequences
+        whose prefix pages equal the first sequence's.
 
     Raises:
-        TypeError: If it is no integer.
-        ValueError: If it has dimensions or is out of range, or a sequence has a page of its own in the prefix.
+        TypeError: If it is not an integer.
+        ValueError: If it has dimensions or is out of range, or a sequence's prefix pages differ.
     """
     if given is None:
         return None, None

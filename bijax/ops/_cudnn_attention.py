@@ -11,23 +11,23 @@ from bijax.ops._attention_rule import attend, bias_gradient, gradients
 from pallas_kernels.attention.call import AttentionCall, AttentionOptions, AttentionResults
 
 _HEADS_FIRST = 1
-"""Value of the parameter `layout` for (B, N, T, H), in place of (B, T, N, H)."""
+"""Value of the parameter `layout` for (B, N, T, H), instead of (B, T, N, H)."""
 
 
 def cudnn_attention(*operands: jax.Array, is_training: bool, **parameters: Any) -> tuple[jax.Array, ...]:
     """Attends as `dot_product_attention_fwd` of JAX.
 
     Args:
-        *operands: Queries, keys, values, bias, lengths of queries and of keys, offsets of packed sequences (of which
-            there are none), page tables of keys and of values. What is not given has no elements.
+        *operands: Queries, keys, values, bias, lengths of queries and of keys, offsets of packed sequences (unused),
+            page tables of keys and of values. Absent operands have no elements.
         is_training: Whether to return the log-sum-exp too.
-        **parameters: The others of the primitive.
+        **parameters: The primitive's other parameters.
 
     Returns:
         The outputs, and (B, N, T) float32.
 
-    Guarantee: row-invariant: the bits are those of `bijax.dot_product_attention`. The pages of each sequence are
-    gathered first, since keys and values have tables of their own.
+    Guarantee: row-invariant: the bits equal those of `bijax.dot_product_attention`. The pages of each sequence are
+    gathered first, since keys and values have separate tables.
     """
     out, lse = attend(_call(operands[:10], parameters), None, "dot_product_attention_fwd")
     out = _arranged(out, parameters)
@@ -38,8 +38,8 @@ def cudnn_attention_gradients(*operands: jax.Array, **parameters: Any) -> tuple[
     """Differentiates as `dot_product_attention_bwd` of JAX.
 
     Args:
-        *operands: Those of `cudnn_attention`, then the log-sum-exp, the outputs and their cotangents.
-        **parameters: Those of the primitive.
+        *operands: The operands of `cudnn_attention`, then the log-sum-exp, the outputs and their cotangents.
+        **parameters: The primitive's parameters.
 
     Returns:
         The gradients of queries, keys and values and, where the second of `variadic_args` asks for it, of the bias.
@@ -74,7 +74,7 @@ def _call(operands: tuple[jax.Array, ...], parameters: dict[str, Any]) -> Attent
         return jnp.clip(lengths, 0, most).astype(jnp.int32) if has_lengths else np.full(batch, most, np.int32)
 
     limits = limits_of(np.zeros(batch, np.int32), up_to(query_lengths, queries), up_to(key_lengths, keys))
-    # A query at p sees keys behind p - length, and none behind itself.
+    # A query at p sees keys after p - length, and none after itself.
     length = parameters["sliding_window_length"]
     window = (length - 1, 0) if length else None
     options = AttentionOptions(float(parameters["scale"]), mask.endswith("CAUSAL"), window)

@@ -1,4 +1,4 @@
-"""Checks of what the operations of inference engines take: integers, vectors of scales, shapes with names."""
+"""Argument checks for inference-engine operations: integers, vectors of scales, named shapes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from bijax.core.explicit_axes import gathered
 
 
 def is_known(*arrays: Any) -> bool:
-    """Returns whether the values of all arrays are known while the program is traced; None is known."""
+    """Returns whether the values of all arrays are known while the program is traced; None counts as known."""
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 
@@ -20,7 +20,7 @@ def array_of_8_bits(op: str, name: str, x: Any) -> jax.Array:
     """Returns `x` as an array of int8 or float8_e4m3fn.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If it is not an integer array.
     """
     array = _array(op, name, x, "int8 or float8_e4m3fn")
     if array.dtype not in (jnp.int8, jnp.float8_e4m3fn):
@@ -32,7 +32,7 @@ def array_of_8_bits(op: str, name: str, x: Any) -> jax.Array:
 
 
 def narrowed(numbers: Any, low: int, high: int) -> jax.Array:
-    """Returns integers as int32; what lies outside of [low, high] becomes `low - 1` before it is narrowed."""
+    """Returns integers as int32; values outside [low, high] become `low - 1` before the conversion."""
     numbers = jnp.asarray(numbers)
     if numbers.dtype.itemsize < 4:
         numbers = numbers.astype(jnp.int32)
@@ -40,7 +40,7 @@ def narrowed(numbers: Any, low: int, high: int) -> jax.Array:
 
 
 def capped_sums(numbers: jax.Array, cap: int) -> jax.Array:
-    """Returns running sums of int32 numbers in [0, cap], cut to `cap`, so that none wraps round."""
+    """Returns cumulative sums of int32 numbers in [0, cap], clamped to `cap`, so that none overflows."""
 
     def add(total: jax.Array, number: jax.Array) -> jax.Array:
         return jnp.minimum(total, cap - number) + number
@@ -52,7 +52,7 @@ def scale_vector(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: 
     """Returns `x` as a floating array of a shape whose lengths have names; see `check_shape`.
 
     Raises:
-        TypeError: If it is no floating array.
+        TypeError: If it is not a floating array.
         ValueError: If it has another shape.
     """
     array = float_array(op, name, x)
@@ -61,10 +61,10 @@ def scale_vector(op: str, name: str, x: Any, shape: Sequence[int | str], sizes: 
 
 
 def cache_scale(op: str, name: str, x: Any, sizes: dict[str, int]) -> jax.Array:
-    """Returns the factors of a cache of 8 bits, (K, D) for each channel or (K,) for each head.
+    """Returns the scales of an 8-bit cache, (K, D) per channel or (K,) per head.
 
     Raises:
-        TypeError: If they are no floating array.
+        TypeError: If they are not a floating array.
         ValueError: If they have another shape.
     """
     array = float_array(op, name, x)
@@ -104,7 +104,7 @@ def check_known(op: str, name: str, numbers: Any, low: int, high: int, meaning: 
     """Checks integers that are known while the program is traced.
 
     Raises:
-        ValueError: If one lies outside of [low, high].
+        ValueError: If one lies outside [low, high].
     """
     if not is_known(numbers):
         return

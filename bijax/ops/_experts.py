@@ -1,4 +1,4 @@
-"""Rows sorted by expert: where the tokens of a mixture of experts stand on one rank, and the way back."""
+"""Rows sorted by expert: scatters the tokens of a mixture of experts to the rows of one rank, and gathers them back."""
 
 import functools
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from pallas_kernels.parts.no_row import NO_ROW, WRONG
 
 @dataclass(frozen=True)
 class Shared:
-    """The rows of shared experts, which stand in front: for each of them the same tokens.
+    """The rows of shared experts, which come first: the same tokens for each of them.
 
     Attributes:
         experts: Shared experts of the rank.
         first: First of the tokens that they compute here.
-        tokens: How many tokens that is.
+        tokens: Number of these tokens.
     """
 
     experts: int
@@ -46,8 +46,8 @@ def shared_experts(op: str, tokens: int, experts: Any, first: Any, per_rank: Any
     """Checks which tokens the shared experts compute; by default all from `num_tokens_offset` on.
 
     Raises:
-        TypeError: If a number is no integer.
-        ValueError: If there are no such tokens.
+        TypeError: If a number is not an integer.
+        ValueError: If the tokens are out of range.
     """
     number = integer(op, "num_shared_experts_per_rank", experts)
     start = integer(op, "num_tokens_offset", first)
@@ -61,20 +61,20 @@ def shared_experts(op: str, tokens: int, experts: Any, first: Any, per_rank: Any
     return Shared(number, start, length)
 
 
-_CACHED_BYTES: Final = 1 << 24  # that stay in a GPU's cache while rows are written past them
+_CACHED_BYTES: Final = 1 << 24  # that stay in a GPU's cache while rows are written
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
-    """Which token and expert each of the rows of a rank has, those of shared experts not counted.
+    """The token and expert of each row of a rank, excluding the rows of shared experts.
 
     Attributes:
         offset: (A,) int32, token * topk + rank of the expert in the token's top k; -1 for rows that are not used.
         expert: (A,) int32, counted from the first expert of the rank; the number of experts for rows not used.
         count: (experts,) int32, the rows of each expert.
-        fit: Bool, whether there are rows enough for the tokens.
-        place: (tokens * topk,) int32, the places of all tokens' experts in the order of rows, those without one last;
+        fit: Bool, whether there are enough rows for the tokens.
+        place: (tokens * topk,) int32, the row index of each token's expert, experts without a row last;
             None if the tokens are not known.
     """
 
@@ -86,7 +86,7 @@ class Rows:
 
 
 def sort_by_expert(op: str, selected: Any, first: int, end: int, allocated: int) -> Rows:
-    """Gives rows to the tokens of the experts in [first, end): experts upwards, tokens of an expert upwards.
+    """Assigns rows to the tokens of the experts in [first, end), ordered by expert, then by token.
 
     Raises:
         ValueError: If known experts need more rows than there are.
@@ -107,8 +107,8 @@ def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:
     """Returns the experts of a rank, [first, end).
 
     Raises:
-        TypeError: If one is no integer.
-        ValueError: If there are no such experts.
+        TypeError: If one is not an integer.
+        ValueError: If the range is invalid.
     """
     start, stop = integer(op, "expert_start_idx", first), integer(op, "expert_end_idx", end)
     if not 0 <= start <= stop:
@@ -120,18 +120,18 @@ def expert_range(op: str, first: Any, end: Any) -> tuple[int, int]:
 
 
 def checked_counts(op: str, name: str, count: Any, experts: int | None, rows: int) -> jax.Array:
-    """Returns the rows of each expert as int32, in which a traced number may be negative or more than all rows.
+    """Returns the row count of each expert as int32; a traced count may be negative or exceed all rows.
 
     Args:
         op: Name of the operation.
         name: Name of the argument with the counts.
         count: (experts,) integers.
-        experts: How many experts there are; None for as many as counts.
-        rows: Rows that there are.
+        experts: Number of experts; None for the number of counts.
+        rows: Number of rows.
 
     Raises:
-        TypeError: If the counts are no integers.
-        ValueError: If there are not as many, or known ones are negative or add up to more rows than there are.
+        TypeError: If the counts are not integers.
+        ValueError: If their number is wrong, or known ones are negative or add up to more than `rows`.
     """
     counts = integer_array(op, name, count)
     check_shape(op, name, counts, ("E",), {} if experts is None else {"E": experts})
@@ -143,9 +143,9 @@ def checked_counts(op: str, name: str, count: Any, experts: int | None, rows: in
 
 
 def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int) -> Rows:
-    """Returns which expert each row has, given the rows of each; the rows' tokens are not known.
+    """Returns the expert of each row from the row counts; the rows' tokens are not known.
 
-    The arguments and the errors are those of `checked_counts`.
+    Arguments and errors are the same as for `checked_counts`.
     """
     counts = checked_counts(op, name, count, experts, rows)
     expert, fit = rows_by_count_kernel(counts, rows=rows)
@@ -154,7 +154,7 @@ def rows_by_count(op: str, name: str, count: Any, experts: int | None, rows: int
 
 
 def places(offset: jax.Array, topk: int, shared: Shared) -> jax.Array:
-    """Returns the token of each of all rows (R,); for rows that are not used, any."""
+    """Returns the token of each row (R,), including shared rows; unused rows have any token."""
     mine = shared.first + jnp.arange(shared.tokens, dtype=jnp.int32)
     in_front = jnp.broadcast_to(mine[None], (shared.experts, shared.tokens)).reshape(shared.rows)
     return jnp.concatenate([in_front, jnp.maximum(offset, 0) // max(topk, 1)])
@@ -166,10 +166,10 @@ def spread(tokens: jax.Array, rows: Rows, topk: int, shared: Shared) -> jax.Arra
 
 
 def copied(x: jax.Array, at: jax.Array, rows: Rows) -> jax.Array:
-    """Returns the rows of tokens x (T, C) at `at` (R,), as `pick_rows` does, the rows of one token together.
+    """Returns the rows of tokens x (T, C) at `at` (R,), as `pick_rows` does, copying the rows of one token together.
 
-    Rows that stand together are of one expert, and of tokens far apart: a token that has left a GPU's cache meanwhile
-    would be read from memory for each of its experts.
+    Adjacent rows belong to one expert and to tokens far apart: a token evicted from a GPU's cache in between would be
+    read from memory for each of its experts.
     """
     place = rows.place
     if place is None or place.size != at.size or x.size * x.dtype.itemsize <= _CACHED_BYTES:
@@ -180,13 +180,13 @@ def copied(x: jax.Array, at: jax.Array, rows: Rows) -> jax.Array:
 
 
 def numbers_of_experts(rows: Rows, shared: Shared) -> jax.Array:
-    """Returns the expert of each of all rows (R,), shared ones first; -1 if it is not used, -2 if they are too few."""
+    """Returns the expert of each row (R,), shared rows first; -1 for unused rows, -2 if there are too few rows."""
     in_front = jax.lax.broadcasted_iota(jnp.int32, (shared.experts, shared.tokens), 0).reshape(shared.rows)
     return _only_used(jnp.concatenate([in_front, rows.expert + shared.experts]), rows, shared)
 
 
 def _only_used(numbers: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
-    """Returns a number of each of all rows (R,); -1 for rows that are not used, -2 for all if there are too few."""
+    """Returns `numbers` (R,), with -1 for unused rows, or -2 for all rows if there are too few."""
     instead = jnp.where(rows.fit, jnp.where(rows.offset >= 0, 0, NO_ROW), WRONG)
     instead = jnp.concatenate([jnp.zeros((shared.rows,), jnp.int32), instead])
     return jnp.where(instead < 0, instead, numbers)
@@ -195,7 +195,7 @@ def _only_used(numbers: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
 def rows_of_tokens(offset: jax.Array, tokens: int, topk: int) -> jax.Array:
     """Returns the row (T, topk) of each token and rank.
 
-    It is -1 where there is none, -2 where there are several, and -2 everywhere if a row has a place behind the last.
+    It is -1 where there is no row, -2 where there are several, and -2 everywhere if an offset is past the end.
     """
     return rows_of_tokens_kernel(offset, places=tokens * topk)[0].reshape(tokens, topk)
 
@@ -217,7 +217,7 @@ def _total(dtype: Any) -> Any:
 
 
 def rows_or_any(rows: jax.Array, row: jax.Array) -> jax.Array:
-    """Returns the rows (T, topk, C) of the tokens; where there is none, any."""
+    """Returns the rows (T, topk, C) of the tokens; an arbitrary row where a token has none."""
     if rows.shape[0] == 0:
         return jnp.zeros((*row.shape, rows.shape[1]), rows.dtype)
     with kernel_code():  # whole rows, copied
@@ -225,17 +225,17 @@ def rows_or_any(rows: jax.Array, row: jax.Array) -> jax.Array:
 
 
 def combine(rows: jax.Array, row: jax.Array, weights: jax.Array, shared: Shared, dtype: Any) -> jax.Array:
-    """Adds the rows of each token in float32: by rank in its top k, each times its weight, then shared experts upwards.
+    """Adds each token's rows in float32: by rank in its top k, each times its weight, then shared experts in order.
 
     Args:
-        rows: (R, C), those of shared experts in front.
+        rows: (R, C), the rows of shared experts first.
         row: (T, topk) int32, from `rows_of_tokens`.
         weights: (T, topk).
         shared: The rows of shared experts.
         dtype: Dtype of the result.
 
     Returns:
-        (T, C), rounded once; +0 rather than -0. A row that is missing counts as a zero.
+        (T, C), rounded once; +0 rather than -0. A missing row counts as zero.
     """
     tokens, topk = row.shape
     parts = _weighted(rows_or_any(rows[shared.rows :], row), weights[..., None], (row >= 0)[..., None])

@@ -1,4 +1,4 @@
-"""Products of float8_e4m3fn matrices in float32, by the kernels of those of bfloat16."""
+"""Products of float8_e4m3fn matrices in float32, by the bfloat16 kernels."""
 
 from typing import Final
 
@@ -16,8 +16,8 @@ CONTRACT: Final = Float8Contract()
 def float8_product(x: jax.Array, w: jax.Array, transpose_x: bool = False, transpose_w: bool = False) -> jax.Array:
     """Multiplies (M, K) by (K, N), each possibly stored the other way round, to sums in float32.
 
-    Blocks of `CONTRACT.block` elements of K are summed by `bijax.matmul` of bfloat16, which holds every float8 number;
-    their sums are added upwards.
+    Blocks of `CONTRACT.block` elements of K are summed by `bijax.matmul` of bfloat16, which represents every float8
+    number; the block sums are added in ascending order.
     """
     block = CONTRACT.block
     x, w = x.T if transpose_x else x, w.T if transpose_w else w

@@ -1,8 +1,8 @@
-"""Matmul with an activation, a residual or a second product behind it: one primitive, differentiable, without checks.
+"""Matmul fused with an activation, a residual or a second product: one differentiable primitive, without checks.
 
-A platform with a kernel for it runs that kernel, every other one the product in float32 and the rest as an element-wise
-program. The derivative is made of the same invariant pieces as that of a plain matmul. It keeps the operands alone and
-computes the products again, so that no float32 activation waits in memory for the backward pass.
+A platform with a kernel for it runs that kernel; every other one computes the product in float32 and the rest as an
+element-wise program. The derivative uses the same invariant pieces as a plain matmul's. It saves only the operands and
+recomputes the products, so that no float32 activation is held for the backward pass.
 """
 
 import functools
@@ -34,9 +34,9 @@ class Fusion:
     """What is computed: activation(x @ w + bias) + residual, or activation(x @ w) * (x @ up).
 
     Attributes:
-        product: The product or both products; `out_dtype` is that of the result.
+        product: The product or both products; `out_dtype` is the result's dtype.
         activation: A name that `pallas_kernels.matmul.activations.activate` takes, or None.
-        given: Which of `up`, `bias` and `residual` there are.
+        given: Which of `up`, `bias` and `residual` are present.
     """
 
     product: Product
@@ -53,7 +53,7 @@ class Fusion:
 def fused_matmul(
     x: jax.Array, w: jax.Array, up: Optional, bias: Optional, residual: Optional, fusion: Fusion
 ) -> jax.Array:
-    """(M, K) x (K, N) and what comes behind it, rounded once."""
+    """(M, K) x (K, N) and its epilogue, rounded once."""
     return fused_matmul_kernel(x, w, *(a for a in (up, bias, residual) if a is not None), fusion=fusion)[0]
 
 
@@ -72,7 +72,7 @@ def _backward(
         dx, dw, db = matmul_gradients(fusion.product, (x, w, bias), g)
         return dx, dw, None, db, to_residual
     first = differentiable_matmul(x, w, bias, fusion.wide)
-    # The cotangents of the products have the dtype of the result, as those of a plain matmul have.
+    # The cotangents of the products have the dtype of the result, as in a plain matmul.
     if up is None:
         d_first = _pull_back(fusion.activation)(first, g).astype(g.dtype)
         dx, dw, db = matmul_gradients(fusion.product, (x, w, bias), d_first)
@@ -173,4 +173,4 @@ def _shape(x: jax.Array, w: jax.Array, *_: jax.Array, fusion: Fusion) -> Arrays:
 
 
 fused_matmul_kernel = define_kernel("fused_matmul", _fused, _fold, _shape)
-"""(M, K) x (K, N), or (N, K) with `transpose_w`, then `up`, `bias`, `residual` as far as given; parameter `fusion`."""
+"""(M, K) x (K, N), or (N, K) with `transpose_w`, then `up`, `bias`, `residual` if present; parameter `fusion`."""

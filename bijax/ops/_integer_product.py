@@ -1,4 +1,4 @@
-"""Products of int8 matrices in int32, and what follows them."""
+"""Products of int8 matrices in int32, and their epilogue."""
 
 import functools
 from typing import Any, Final
@@ -23,7 +23,7 @@ def _rescale(dtype: Any) -> Any:
 
 @functools.cache
 def _add_bias(dtype: Any) -> Any:
-    # A step of its own, or a compiler could contract the sum with a product.
+    # A separate step, or a compiler could contract the sum with a product.
     return elementwise(lambda y, bias: (y + bias.astype(jnp.float32)).astype(dtype))
 
 
@@ -53,7 +53,7 @@ def dequantize(
 
 
 def check_terms(op: str, name: str, x: jax.Array, terms: int) -> None:
-    """Checks that sums of so many products of int8 fit in int32.
+    """Checks that sums of this many int8 products fit in int32.
 
     Raises:
         ValueError: If they do not.

@@ -12,7 +12,7 @@ from pallas_kernels.matmul.activations import ACTIVATIONS
 
 
 def result_dtype(op: str, x: jax.Array, preferred: Any) -> np.dtype[Any]:
-    """Returns the dtype of the result: that of `x` unless another is preferred.
+    """Returns the dtype of the result: `x.dtype` unless another is preferred.
 
     Raises:
         TypeError: If the preferred one is unsupported.
@@ -24,7 +24,7 @@ def precision_of(op: str, precision: Any) -> str:
     """Returns the name of a precision.
 
     Raises:
-        ValueError: If JAX knows none like it.
+        ValueError: If JAX has no such precision.
     """
     try:
         return precision_name(precision)
@@ -33,10 +33,10 @@ def precision_of(op: str, precision: Any) -> str:
 
 
 def shards_of(op: str, split_k: Any, k: int, n: int) -> int:
-    """Returns into how many shards K is cut; 1 for none. It does not see the rows.
+    """Returns the number of K splits, 1 for none. It does not depend on the rows.
 
     Raises:
-        ValueError: If `split_k` is no such number.
+        ValueError: If `split_k` is invalid.
     """
     if split_k is None:
         return 1
@@ -55,7 +55,7 @@ def check_activation(op: str, activation: Any) -> None:
     """Checks the name of an activation.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If there is no activation of that name.
     """
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         raise ValueError(

@@ -34,7 +34,7 @@ def _matmul_forward(
 def matmul_gradients(
     product: Product, saved: tuple[jax.Array, jax.Array, jax.Array | None], g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns the gradients of x, w and bias for the cotangent `g`; their sums are not cut into shards."""
+    """Returns the gradients of x, w and bias for the cotangent `g`, without K splits."""
     x, w, bias = saved
     product = replace(product, shards=1)
     dx = differentiable_matmul(

@@ -21,7 +21,7 @@ def add_offset(op: str, weight: jax.Array | None, weight_offset: float) -> jax.A
     """Returns `weight` plus `weight_offset` in float32, or `weight` as it is if the offset is 0.
 
     Raises:
-        TypeError: If the offset is not a number, or a traced one.
+        TypeError: If the offset is not a number, or is traced.
         ValueError: If it is not finite, or there is no weight to add it to.
     """
     weight_offset = real(op, "weight_offset", weight_offset)

@@ -1,4 +1,4 @@
-"""Sequences that lie packed, one behind the other: to the padded form, and back."""
+"""Packed (concatenated) sequences: conversion to the padded layout and back."""
 
 from typing import Any, NamedTuple
 
@@ -13,12 +13,12 @@ from bijax.ops._sequences import Names, locate_tokens
 
 
 class Packed(NamedTuple):
-    """Where packed tokens lie in the padded form.
+    """The places of packed tokens in the padded layout.
 
     Attributes:
         lengths: (B,) int32, the tokens of each sequence, -1 if traced lengths are not valid; NumPy if they are known.
-        rows: (B, L) int32, the token at each place of the padded form; T where there is none.
-        places: (T,) int32, the place of each token in the padded form laid out flat; B * L where it has none.
+        rows: (B, L) int32, the token at each place of the padded layout; T for padding.
+        places: (T,) int32, the place of each token in the flattened padded layout; B * L if it has none.
         valid: bool, whether the lengths are valid.
     """
 
@@ -28,7 +28,7 @@ class Packed(NamedTuple):
     valid: jax.Array
 
     def pad(self, x: jax.Array) -> jax.Array:
-        """Returns (T, ...) as (B, L, ...), with zeros behind each sequence."""
+        """Returns (T, ...) as (B, L, ...), with zeros after each sequence."""
         return _gather(x, self.rows, self.places)
 
     def unpad(self, x: jax.Array, fill: float = 0.0) -> jax.Array:
@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 
 def check_packed(op: str, query: jax.Array, unfit: dict[str, Any]) -> None:
-    """Checks what stands beside packed queries.
+    """Checks the arguments that accompany packed queries.
 
     Args:
         op: Name of the operation.
@@ -48,7 +48,7 @@ def check_packed(op: str, query: jax.Array, unfit: dict[str, Any]) -> None:
         unfit: Arguments that go with padded sequences alone, by name.
 
     Raises:
-        ValueError: If the queries have other dimensions than (T, N, H), or one of those is given.
+        ValueError: If the queries are not (T, N, H), or an unsupported argument is passed.
     """
     if query.ndim != 3:
         raise ValueError(
@@ -64,18 +64,18 @@ def check_packed(op: str, query: jax.Array, unfit: dict[str, Any]) -> None:
 
 
 def find_packed(op: str, name: str, tokens: int, sums: Any, longest: int | None, names: Names) -> Packed:
-    """Returns where packed tokens lie.
+    """Returns the places of packed tokens.
 
     Args:
         op: Name of the operation.
         name: Name of the argument with the tokens.
         tokens: Number T of tokens.
-        sums: (B + 1,) ints: the tokens before each sequence and, last, of all.
+        sums: (B + 1,) ints: cumulative token counts, from 0.
         longest: The largest length L allowed; the longest sequence by default, or T if the lengths are traced.
         names: Names of `sums` and `longest`.
 
     Raises:
-        TypeError: If lengths are no integers.
+        TypeError: If lengths are not integers.
         ValueError: If shapes do not fit, or known lengths do not add up.
     """
     found = locate_tokens(op, (tokens,), None, sums, longest, name=name, names=names)
@@ -95,7 +95,7 @@ def find_packed(op: str, name: str, tokens: int, sums: Any, longest: int | None,
 
 @custom_vjp()
 def _gather(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
-    """Returns x[take], zeros where it leads outside; `back` undoes it. Each element goes to one place at most."""
+    """Returns x[take], zeros where out of range; `back` is its inverse. Each element goes to at most one place."""
     if not x.shape[0]:
         return jnp.zeros((*take.shape, *x.shape[1:]), x.dtype)
     return whole_array(x).at[take].get(mode="fill", fill_value=0)

@@ -29,7 +29,7 @@ def format_of(op: str, dtype: Any) -> QuantizeContract:
 
 
 _kernel = define_row_kernel("quantize")
-# Rows that are picked by number stand where they stand: a mapped axis cannot be merged into them.
+# Rows picked by index keep their place: a mapped axis cannot be merged into them.
 _picked_kernel = define_row_kernel("quantize_picked", "quantize", folds=False)
 _swiglu_kernel = define_row_kernel("quantize_swiglu", folds=False)
 _norm_kernel = define_row_kernel("quantize_norm")
@@ -65,7 +65,7 @@ def quantize_picked(
 ) -> tuple[jax.Array, jax.Array]:
     """Quantises the rows of x (S, C) at `place` (R,), times their experts' smooth scales (E, C).
 
-    Where `expert` (R,) is negative there is no row: zeros, and a scale of 0, or of nan if it is less than -1.
+    Where `expert` (R,) is negative there is no row: zeros, with scale 0, or nan if it is less than -1.
     """
     arrays = {"x": x, "smooth": _of_some(smooth), "place": place[:, None], "expert": expert[:, None]}
     y, scale = _picked_kernel(arrays, contract=contract)
@@ -81,7 +81,7 @@ def quantize_swiglu(
 
 
 def _of_some(smooth: jax.Array | None) -> jax.Array | None:
-    """Returns the vectors of experts; None if there is no expert, and so no row that one is picked for."""
+    """Returns the vectors of experts; None if there are no experts, and so no rows to pick for."""
     return None if smooth is None or smooth.shape[0] == 0 else smooth
 
 

@@ -1,7 +1,7 @@
 """Products of matrices of 8 bits with their scales as primitives, which choose their kernel for the platform.
 
-Sums of integers are the same in every order, and the steps behind them are fixed, so all kernels of int8 have the same
-bits. Those of float8 follow `Float8Contract`.
+Sums of integers are the same in every order, and the steps after them are fixed, so all int8 kernels have the same
+bits. The float8 kernels follow `Float8Contract`.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Where the tokens of sequences lie: padded to one length, or packed one sequence after the other."""
+"""The layout of the tokens of sequences: padded to one length, or packed one sequence after another."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -37,13 +37,13 @@ class Tokens:
 
     @property
     def padding(self) -> jax.Array:
-        """The tokens that belong to no sequence; where the lengths are not valid, none of which that can be said."""
+        """The tokens that belong to no sequence (all False if the lengths are invalid)."""
         return ~self.inside & self.of_tokens(self.valid, True)
 
     def of_tokens(self, numbers: Any, otherwise: int) -> jax.Array:
         """Returns numbers (B,) of the sequences as numbers of their tokens.
 
-        Padding has the number of any sequence, and `otherwise` if there is no sequence.
+        Padding gets an arbitrary sequence's number, or `otherwise` if there is no sequence.
         """
         numbers = jnp.asarray(numbers)
         if numbers.shape[0] == 0:
@@ -57,7 +57,7 @@ class Names:
 
     Attributes:
         lengths: The lengths.
-        sums: The tokens before each sequence and, last, of all.
+        sums: Cumulative token counts, from 0.
         longest: The largest length allowed.
     """
 
@@ -85,14 +85,14 @@ def locate_tokens(
         op: Name of the operation.
         lead: The tokens' dimensions: (B, L) if they are padded, (T,) if they are packed.
         q_lens: (B,) ints, the tokens of each sequence; all L by default, or the differences of `accum_q_len`.
-        accum_q_len: (B + 1,) ints, for packed tokens: the tokens before each sequence and, last, of all; the sums of
-            `q_lens` by default.
+        accum_q_len: (B + 1,) ints, for packed tokens: cumulative token counts, from 0; the running sums of `q_lens` by
+            default.
         max_q_len: The largest length allowed, or None.
         name: Name of the argument with the tokens, for messages.
         names: Names of the others.
 
     Raises:
-        TypeError: If lengths are no integers.
+        TypeError: If lengths are not integers.
         ValueError: If shapes do not fit, or known lengths are out of range or contradict each other.
     """
     limit = lead[-1]
@@ -136,7 +136,7 @@ def _packed(op: str, tokens: int, lengths: Any, accumulated: Any, limit: int, na
     ends = None if accumulated is None else narrowed(accumulated, 0, tokens)
     rows = ends[1:] - ends[:-1] if lengths is None and ends is not None else narrowed(lengths, 0, limit)
     in_range = (rows >= 0) & (rows <= limit)
-    # At most so many tokens that the sum does not wrap round before it is seen to be too large.
+    # Clamped so that the sum cannot overflow before it is seen to be too large.
     summed = jnp.concatenate([jnp.zeros(1, jnp.int32), capped_sums(jnp.where(in_range, rows, 0), tokens + 1)])
     starts = summed if ends is None else ends
     right = jnp.all(in_range) & (summed[-1] <= tokens) & jnp.all(starts == summed)

@@ -29,7 +29,7 @@ _FILL: Final = "broadcast_in_dim"
 
 @dataclass(frozen=True)
 class Constant:
-    """A number in a program, kept by its bits so that 0.0 and -0.0 are two programs."""
+    """A number in a program, compared by its bits so that 0.0 and -0.0 give different programs."""
 
     dtype: str
     data: bytes
@@ -86,7 +86,7 @@ class StraightLine:
 
 
 def straight_line(op: str, traced: Any, shape: tuple[int, ...]) -> StraightLine:
-    """Returns what a function does as a straight-line program.
+    """Returns a function as a straight-line program.
 
     Args:
         op: Name of the operation, for messages.

@@ -93,18 +93,18 @@ def dot_product_attention(
     """Computes softmax(scale * query @ key^T) @ value for each head, as `jax.nn.dot_product_attention` does.
 
     With B sequences, T queries, S keys, N query heads, K key heads, heads of width H, and of width V for the values.
-    Keys are walked in blocks of 128 at absolute positions. What the arrays hold beyond a length, or where a query does
-    not look, leaves no trace, nan and infinities included; so a cache may be longer than its sequences.
+    Keys are processed in blocks of 128 at absolute positions. Values beyond a length or masked from a query have no
+    effect, nan and infinities included; so a cache may be longer than its sequences.
 
-    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 (V = H, or 128 with 192) have
-    kernels of their own, which also sum splits of 1024 keys apart (`pallas_kernels.contract.SplitAttentionContract`),
-    and so have gradients without a bias or a mask (`AttentionGradientContract`); a soft cap may be at most 1024 there.
+    On a Hopper GPU bfloat16 and float16 with heads of 64, 96, 128, 192 or 256 (V = H, or 128 with 192) have dedicated
+    kernels, which also sum splits of 1024 keys separately (`pallas_kernels.contract.SplitAttentionContract`),
+    as do gradients without a bias or a mask (`AttentionGradientContract`); a soft cap may be at most 1024 there.
     Everything else on any GPU is a Triton kernel (`pallas_kernels.contract.MmaAttentionContract`). On a GPU a
     query that sees a value that is not finite has nan in all of its results.
 
-    Packed sequences lie one behind the other: queries (T, N, H), keys (S, K, H) and values (S, K, V) of all sequences,
-    and `cu_query_seq_lengths` says where each one starts. They are laid out in the padded form (B, longest sequence,
-    ...), which takes its memory, and the results are packed again.
+    Packed sequences are concatenated: queries (T, N, H), keys (S, K, H) and values (S, K, V) of all sequences, and
+    `cu_query_seq_lengths` says where each one starts. They are copied to the padded layout (B, longest sequence, ...),
+    which takes that much memory, and the results are packed again.
 
     Args:
         query: (B, T, N, H) or (T, N, H) float32, bfloat16 or float16.
@@ -126,13 +126,13 @@ def dot_product_attention(
             or -inf.
         alibi_slopes: (N,) floats: slope * (position of the key - position of the query) is added to the scores. It has
             no gradient.
-        key_scale: The factors of keys of int8 or float8_e4m3fn, and only for these: (K,), or (K, H) for a factor for
-            each channel. They are multiplied into the queries, and the stored numbers into the products as they are;
+        key_scale: The scales of int8 or float8_e4m3fn keys, and only for these: (K,), or (K, H) per channel. They are
+            multiplied into the queries, and the stored numbers enter the products as they are;
             `pallas_kernels.contract.EightBitContract` has the formulas.
         value_scale: The same for the values, (K,) or (K, V): multiplied into the results, which are rounded before.
-        cu_query_seq_lengths: (B + 1,) ints, for packed sequences and only for them: the queries before each sequence
-            and, last, of all. Queries behind the last sequence are padding. No bias, mask or further lengths beside it.
-        cu_key_value_seq_lengths: (B + 1,) ints, the same for keys and values; by default those of the queries.
+        cu_query_seq_lengths: (B + 1,) ints, for packed sequences and only for them: cumulative query counts, from 0.
+            Queries after the last sequence are padding. Excludes a bias, a mask and other lengths.
+        cu_key_value_seq_lengths: (B + 1,) ints, the same for keys and values; the queries' by default.
         max_query_seq_length: The largest length of a packed sequence's queries, a Python int. Packed sequences whose
             lengths are traced are laid out in this length, T by default.
         max_key_value_seq_length: The same for the keys, S by default.
@@ -144,21 +144,21 @@ def dot_product_attention(
         (B, T, N) or (T, N), in float32 (`jax.nn` rounds it to the dtype of the keys). A query that sees no key, also
         one beyond its `query_seq_lengths` or of no packed sequence, has zeros and -inf (`jax.nn` gives the mean of all
         values where only the keys are missing); so has one whose scores are all -inf by a bias. Where lengths or
-        offsets are traced and out of range, the sequence's results are nan; those of all if packed lengths do not add
-        up.
+        offsets are traced and out of range, the sequence's results are nan; all results are if packed lengths do not
+        add up.
 
     Raises:
         TypeError: If dtypes are unsupported or differ, or `scale` or `logits_soft_cap` is traced.
-        ValueError: If shapes do not fit, lengths or offsets are out of range or do not add up, or factors are missing
-            or not used.
-        UnsupportedError: If slopes are differentiated, or anything beside quantised keys; in forward-mode
+        ValueError: If shapes do not fit, lengths or offsets are out of range or do not add up, or scales are missing or
+            not used.
+        UnsupportedError: If slopes are differentiated, or anything with quantised keys; in forward-mode
             differentiation.
 
     Guarantee: row-invariant; a row is a query with the keys that it sees. Its bits do not depend on the other
     sequences, the number of queries in the call, S, or whether the keys lie in one piece or in pages
     (`bijax.paged_attention`). So is the gradient of the queries; the gradients of keys and values depend on their own
     sequence alone. The gradient of a bias adds up what it was broadcast over: in each sequence as `bijax.sum` does, in
-    the order of heads, queries and keys, then the sequences upwards; that of the sinks the queries of each sequence,
+    the order of heads, queries and keys, then the sequences in order; that of the sinks the queries of each sequence,
     then the sequences, both as `bijax.sum`.
 
     Source: online softmax over fixed blocks of keys, arXiv:2205.14135; its backward pass, arXiv:2307.08691; sinks,
@@ -247,7 +247,7 @@ def dot_product_attention(
 def _packed(
     arrays: tuple[jax.Array, jax.Array], sums: tuple[Any, Any], longest: tuple[int | None, int | None]
 ) -> tuple[Packed, Packed]:
-    """Returns where packed queries and keys lie."""
+    """Returns the places of packed queries and keys."""
     tokens = [x.shape[0] for x in arrays]
     if sums[1] is None and tokens[0] != tokens[1]:
         raise ValueError(

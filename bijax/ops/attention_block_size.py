@@ -20,9 +20,9 @@ class AttentionBlockSize(NamedTuple):
 def get_batch_invariant_attention_block_size() -> AttentionBlockSize:
     """Returns the blocks that attention's contract fixes, which do not depend on the batch.
 
-    They lie at the absolute positions 0, `block_n`, 2 * `block_n`, ... of the keys, and those of queries likewise. They
-    are those of `pallas_kernels.contract.attention_contract()`, the contract of the CPU. Kernels for GPUs state theirs
-    in contracts of their own (`SplitAttentionContract`, `MmaAttentionContract`).
+    Key blocks start at the absolute positions 0, `block_n`, 2 * `block_n`, ..., and query blocks likewise. The sizes
+    are taken from `pallas_kernels.contract.attention_contract()`, the CPU contract. GPU kernels state theirs in their
+    own contracts (`SplitAttentionContract`, `MmaAttentionContract`).
 
     Source: SGLang's function of that name (https://github.com/sgl-project/sglang), which has (16, 16).
 

@@ -25,7 +25,7 @@ def softmax_cross_entropy(
     Args:
         logits: (..., V) float32, bfloat16 or float16.
         labels: (...,) of any integer dtype, in [0, V).
-        ignore_index: Label of the rows to be left out; it need not lie in [0, V).
+        ignore_index: Label of the rows to ignore; it need not be in [0, V).
         z_loss: Weight of the squared logsumexp; at least 0.
 
     Returns:

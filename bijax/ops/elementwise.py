@@ -21,7 +21,7 @@ _OP = "bijax.elementwise"
 
 
 def elementwise(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes an element-wise function compute the same bits for an element wherever it stands and whatever is beside it.
+    """Makes an element-wise function compute the same bits for an element wherever it is and whatever is next to it.
 
     XLA compiles element-wise code differently for different shapes. The function returned computes `fn` on whole
     vectors alone: its arguments are broadcast against each other, laid out flat, and padded to rows of 128 elements.
@@ -41,7 +41,7 @@ def elementwise(fn: Callable[..., Any]) -> Callable[..., Any]:
         ValueError: When it is called, if the shapes do not broadcast, or `fn` does something that is not element-wise
             (the message names the primitive), changes the shape, or closes over an array.
 
-    Guarantee: row-invariant, each element being a row of its own; the gradients too. The gradient of an argument that
+    Guarantee: row-invariant, each element being a row; the gradients too. The gradient of an argument that
     was broadcast is a sum: over leading axes it is split-invariant for cuts at multiples of 128 rows, over others and
     for arguments of one element it is `bijax.sum`, with a fixed order for its length.
 
@@ -169,5 +169,5 @@ def _shapes(*arrays: jax.Array, program: StraightLine) -> Arrays:
     return program(*arrays)
 
 
-# A user's programs may be many and are short: their forms are not kept.
+# There can be many user programs, and they are short: their lowered modules are not cached.
 _kernel = define_kernel("elementwise", backend_of("elementwise", _shapes), _fold, _shapes, lowered_once=False)

@@ -23,8 +23,8 @@ def embed(table: Any, tokens: Any) -> jax.Array:
 
     Args:
         table: (V, D) float32, bfloat16 or float16.
-        tokens: (...) integers. A token outside the table gets nan and has no gradient; it is never taken for another.
-            Of an empty table all are outside.
+        tokens: (...) integers. A token outside the table gets nan and has no gradient; it is never clamped or wrapped.
+            With an empty table all are outside.
 
     Returns:
         (..., D) of the dtype of `table`.

@@ -20,23 +20,23 @@ def flash_attention(
     kv_head_num: int | None = None,
     is_causal: bool = True,
 ) -> jax.Array:
-    """Attends within sequences: `bijax.dot_product_attention` of queries, keys and values, or of all in one array.
+    """Attends within sequences: `bijax.dot_product_attention` of queries, keys and values, separate or in one array.
 
     Args:
-        q: (B, L, q_head_num, D) float32, bfloat16 or float16; with `k` and `v`, or `qkv` in place of all three.
+        q: (B, L, q_head_num, D) float32, bfloat16 or float16; with `k` and `v`, or `qkv` instead of all three.
         k: (B, L, kv_head_num, D); kv_head_num divides q_head_num.
         v: Of the shape and dtype of `k`.
         qkv: (B, L, q_head_num + 2 * kv_head_num, D): the heads of queries, keys and values.
         q_head_num: Heads of queries in `qkv`.
         kv_head_num: Heads of keys, and of values, in `qkv`.
-        is_causal: Whether a query sees no key behind it.
+        is_causal: Whether a query is masked from later keys.
 
     Returns:
         (B, L, q_head_num, D) of the dtype of the queries.
 
     Raises:
         TypeError: If dtypes are unsupported or differ.
-        ValueError: If the shapes do not fit, or not exactly one of `qkv` and `q`, `k`, `v` is given.
+        ValueError: If the shapes do not fit, or not exactly one of `qkv` and `q`, `k`, `v` is passed.
 
     Guarantee: row-invariant, and the gradients too, as `bijax.dot_product_attention`.
 
@@ -71,7 +71,7 @@ def flash_decoding(
     Args:
         k_cache: (slots, kv_head_num, S, D) of the dtype of the queries, as many slots as sequences or more.
         v_cache: Of the shape and dtype of `k_cache`.
-        q: (B, 1, q_head_num, D) float32, bfloat16 or float16; with `k` and `v`, or `qkv` in place of all three.
+        q: (B, 1, q_head_num, D) float32, bfloat16 or float16; with `k` and `v`, or `qkv` instead of all three.
         k: (B, 1, kv_head_num, D), the keys of the new tokens.
         v: Of the shape and dtype of `k`.
         qkv: (B, 1, q_head_num + 2 * kv_head_num, D): the heads of queries, keys and values.
@@ -83,7 +83,7 @@ def flash_decoding(
         (B, 1, q_head_num, D) of the dtype of the queries. If `kv_lens` is traced and out of range, nan.
 
     Raises:
-        TypeError: If dtypes are unsupported or differ, or `kv_lens` is no integer.
+        TypeError: If dtypes are unsupported or differ, or `kv_lens` is not an integer.
         ValueError: If the shapes do not fit, `kv_lens` is out of range, or not exactly one of `qkv` and `q`, `k`, `v`
             is given.
 
@@ -123,7 +123,7 @@ def flash_decoding(
 
 
 def _appended(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    """Returns the cache (B, S + 1, K, D) with a token behind the first `start` ones."""
+    """Returns the cache (B, S + 1, K, D) with a token after the first `start`."""
     longer = jnp.pad(cache, ((0, 0), (0, 1), (0, 0), (0, 0)))
     return longer.at[:, start].set(new[:, 0])
 

@@ -32,8 +32,8 @@ def flash_attention_prefill(
 
     Token i of sequence b is token kv_lens[b] + i of its slot, and sees the tokens up to itself. Keys and values of the
     new tokens have been written by `bijax.store_paged_kv_cache`. A cache of int8 or float8_e4m3fn holds
-    round(key / k_scale); what is attended to is its product with k_scale, computed in float32 and rounded to the dtype
-    of `q`, block by block.
+    round(key / k_scale); attention uses its product with k_scale, computed in float32 and rounded to the dtype of `q`,
+    block by block.
 
     Args:
         q: (T, N, D), packed, sequence after sequence, or (B, L, N, D), padded; float32, bfloat16 or float16.
@@ -43,10 +43,9 @@ def flash_attention_prefill(
         q_lens: (B,) ints, the new tokens of each sequence; by default L, or the differences of `accum_q_len`.
         kv_lens: (B,) ints, the tokens that each slot had before; 0 by default.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
-        accum_q_len: (B + 1,) ints, for packed tokens: the tokens before each sequence and, last, of all; the running
-            sums of `q_lens` by default.
-        k_scale: (K, D), or (K,) for a factor for each head, of a floating dtype, for a cache of 8 bits, and only for
-            one.
+        accum_q_len: (B + 1,) ints, for packed tokens: cumulative token counts, from 0; the running sums of `q_lens` by
+            default.
+        k_scale: (K, D), or (K,) for one scale per head, of a floating dtype; for 8-bit caches only.
         v_scale: As `k_scale`, for the values.
         max_q_len: The largest length allowed in `q_lens`. Packed tokens whose lengths are traced are padded to it.
 
@@ -55,7 +54,7 @@ def flash_attention_prefill(
         range, the sequence's results are nan.
 
     Raises:
-        TypeError: If a dtype is unsupported, or those of `q` and caches differ.
+        TypeError: If a dtype is unsupported, or the dtypes of `q` and caches differ.
         ValueError: If the shapes do not fit, scales are missing or not used, or known numbers are out of range.
         UnsupportedError: In differentiation.
 
@@ -105,8 +104,7 @@ def flash_attention_decode(
         q_lens: (B,) ints, the tokens of each sequence; q_seq_len by default, or the differences of `accum_q_len`.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
         accum_q_len: (B + 1,) ints, for packed tokens; the running sums of `q_lens` by default.
-        k_scale: (K, D), or (K,) for a factor for each head, of a floating dtype, for a cache of 8 bits, and only for
-            one.
+        k_scale: (K, D), or (K,) for one scale per head, of a floating dtype; for 8-bit caches only.
         v_scale: As `k_scale`, for the values.
         q_seq_len: The largest number of tokens of a sequence.
 
@@ -115,7 +113,7 @@ def flash_attention_decode(
         range, the sequence's results are nan.
 
     Raises:
-        TypeError: If a dtype is unsupported, or those of `q` and caches differ.
+        TypeError: If a dtype is unsupported, or the dtypes of `q` and caches differ.
         ValueError: If the shapes do not fit, scales are missing or not used, or known numbers are out of range.
         UnsupportedError: In differentiation.
 
@@ -176,7 +174,7 @@ def _attend(
 
 
 def _pages(op: str, tokens: Tokens, table: Any, size: int, kv_ids: Any, kv_lens: Any) -> tuple[Any, Any, Any]:
-    """Returns the blocks (B, n), the tokens before and all tokens (B,) of each sequence; -1 for what is invalid."""
+    """Returns the blocks (B, n), the past and total tokens (B,) of each sequence; -1 where invalid."""
     batch, (slots, number) = len(tokens.lengths), table.shape
     ids = integer_array(op, "kv_ids", np.arange(batch, dtype=np.int32) if kv_ids is None else kv_ids)
     past = integer_array(op, "kv_lens", np.zeros(batch, np.int32) if kv_lens is None else kv_lens)
@@ -193,10 +191,10 @@ def _pages(op: str, tokens: Tokens, table: Any, size: int, kv_ids: Any, kv_lens:
 
 
 def _pad(q: jax.Array, tokens: Tokens, longest: int | None) -> jax.Array:
-    """Returns packed tokens (T, N, D) as (B, L, N, D), with zeros behind each sequence."""
+    """Returns packed tokens (T, N, D) as (B, L, N, D), with zeros after each sequence."""
     length = int(tokens.lengths.max(initial=0)) if tokens.known else min(q.shape[0], longest or q.shape[0])
     padded = jnp.zeros((len(tokens.lengths), length, *q.shape[1:]), q.dtype)
-    # Tokens of no sequence have an index behind the last one.
+    # Tokens of no sequence have an index past the end.
     index = jnp.where(tokens.inside, tokens.index, length)
     return padded.at[tokens.sequence, index].set(q, mode="drop")
 

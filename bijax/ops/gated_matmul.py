@@ -26,16 +26,16 @@ def gated_matmul(
 ) -> jax.Array:
     """Returns activation(x @ w_gate) * (x @ w_up), as in SwiGLU and GeGLU.
 
-    Both products are those of `bijax.matmul` in float32; what becomes of them is rounded once.
+    Both products are computed as by `bijax.matmul` in float32; the result is rounded once.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included.
         w_gate: (K, N) of the same dtype, or (N, K) with `transpose_w`.
         w_up: The same.
-        activation: "silu", "gelu" (its tanh form), "relu" or None, as for `bijax.matmul`.
+        activation: "silu", "gelu" (its tanh approximation), "relu" or None, as for `bijax.matmul`.
         transpose_w: Whether the weights are stored as (N, K).
         precision: As for `bijax.matmul`.
-        preferred_element_type: Dtype of the result; that of `x` by default.
+        preferred_element_type: Dtype of the result; `x.dtype` by default.
 
     Returns:
         (..., N).

@@ -95,8 +95,8 @@ def _forward(x: jax.Array, weight: jax.Array | None, start: int, heads: int, eps
     if weight is None or weight.ndim == 1:
         y, factor = rms_norm_kernel({"x": rows, "weight": weight}, eps=eps)
     else:
-        # Weights that differ from head to head stand outside: a kernel's vector is shared by all of its rows. Rows in
-        # float32 come back unrounded, so the steps and their roundings are the same.
+        # Weights that differ by head are applied outside: a kernel's vector is shared by all of its rows. Rows in
+        # float32 are returned unrounded, so the steps and their roundings are the same.
         y, factor = rms_norm_kernel({"x": rows.astype(jnp.float32)}, eps=eps)
         y = _times_weight(y, weight).astype(x.dtype)
     y = lax.dynamic_update_slice_in_dim(x, y.reshape(chosen.shape), start, axis=x.ndim - 2)
@@ -126,7 +126,7 @@ _head_rms_norm.defvjp(_forward, _backward)
 
 
 def _times_weight(rows: jax.Array, weight: jax.Array) -> jax.Array:
-    """Multiplies (M * heads, D) float32 rows by a weight (heads, D), heads in turn."""
+    """Multiplies (M * heads, D) float32 rows by a weight (heads, D), cycling through the heads."""
     heads, columns = weight.shape
     by_head = rows.reshape(rows.shape[0] // max(heads, 1), heads, columns)
     return isolate((by_head * weight.astype(jnp.float32)).reshape(rows.shape))[0]

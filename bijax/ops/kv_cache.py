@@ -31,7 +31,7 @@ def store_kv_cache(
     value_scale: Any = None,
     max_q_len: int | None = None,
 ) -> Stored:
-    """Writes keys and values behind those that their slots of a cache have.
+    """Appends keys and values to their slots of a cache.
 
     Token i of sequence b goes to `cache[kv_ids[b], :, kv_lens[b] + i]`. Where the caches are donated
     (`jax.jit(..., donate_argnames=("k_cache", "v_cache"))`), they are written in place.
@@ -44,22 +44,22 @@ def store_kv_cache(
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
         q_lens: (B,) ints, the tokens of each sequence; by default L, or the differences of `accum_q_len`.
         kv_lens: (B,) ints, the tokens that each slot has already; 0 by default.
-        accum_q_len: (B + 1,) ints, for packed tokens: the tokens before each sequence and, last, of all; the running
-            sums of `q_lens` by default.
-        key_scale: (K, D), or (K,) for a factor for each head, of a floating dtype, for a cache of 8 bits, and only for
-            one: what is stored is key / key_scale in float32, rounded to nearest even, larger magnitudes than the
-            largest of the dtype (127 of int8, 448 of float8_e4m3fn) as the largest.
+        accum_q_len: (B + 1,) ints, for packed tokens: cumulative token counts, from 0; the running sums of `q_lens` by
+            default.
+        key_scale: (K, D), or (K,) for one scale per head, of a floating dtype; for 8-bit caches only. The cache stores
+            key / key_scale, computed in float32, rounded to nearest even and clamped to the largest magnitude of the
+            dtype (127 for int8, 448 for float8_e4m3fn).
         value_scale: As `key_scale`, for the values.
         max_q_len: The largest length allowed in `q_lens`.
 
     Returns:
-        k_cache, v_cache, and stored, (B,) bool: False for a sequence of which nothing was written. That is one with a
-        traced length, slot or past length that leads outside of the cache, or to the place of another token, or, in
+        k_cache, v_cache, and stored, (B,) bool: False for a sequence that was not written. That is one with a traced
+        length, slot or past length that points outside the cache, or to the place of another token, or, in
         a cache of 8 bits, with a quotient that is inf or nan.
 
     Raises:
-        TypeError: If a dtype is unsupported, or those of keys, values and caches differ.
-        ValueError: If the shapes do not fit, scales are missing or not used, or known numbers lead outside of the cache
+        TypeError: If a dtype is unsupported, or the dtypes of keys, values and caches differ.
+        ValueError: If the shapes do not fit, scales are missing or not used, or known numbers point outside the cache
             or to one place twice.
         UnsupportedError: In differentiation.
 
@@ -97,7 +97,7 @@ def store_paged_kv_cache(
     value_scale: Any = None,
     max_q_len: int | None = None,
 ) -> Stored:
-    """Writes keys and values behind those that their slots of a cache in blocks have.
+    """Appends keys and values to their slots of a paged cache.
 
     Token i of sequence b is token j = kv_lens[b] + i of its slot, and goes to
     `cache[block_table[kv_ids[b], j // size], :, j % size]`. Everything else is as in `store_kv_cache`.
@@ -105,7 +105,7 @@ def store_paged_kv_cache(
     Args:
         key: (B, L, K, D), padded, or (T, K, D), packed, float32, bfloat16 or float16.
         value: Of the shape and dtype of `key`.
-        block_table: (slots, blocks of a slot) ints in [0, blocks). Entries to which no token goes are not looked at.
+        block_table: (slots, blocks of a slot) ints in [0, blocks). Unused entries are ignored.
         k_cache: (blocks, K, size, D) of the dtype of `key`, or int8 or float8_e4m3fn.
         v_cache: Of the shape and dtype of `k_cache`.
         kv_ids: (B,) ints, the slot of each sequence; 0, 1, 2, ... by default.
@@ -117,11 +117,11 @@ def store_paged_kv_cache(
         max_q_len: The largest length allowed in `q_lens`.
 
     Returns:
-        k_cache, v_cache, and stored, (B,) bool: False for a sequence of which nothing was written.
+        k_cache, v_cache, and stored, (B,) bool: False for a sequence that was not written.
 
     Raises:
-        TypeError: If a dtype is unsupported, or those of keys, values and caches differ.
-        ValueError: If the shapes do not fit, scales are missing or not used, or known numbers lead outside of the cache
+        TypeError: If a dtype is unsupported, or the dtypes of keys, values and caches differ.
+        ValueError: If the shapes do not fit, scales are missing or not used, or known numbers point outside the cache
             or to one place twice.
         UnsupportedError: In differentiation.
 

@@ -19,7 +19,7 @@ from bijax.ops.cross_entropy import integer_labels, label_codes, row_losses
 
 _OP: Final = "bijax.linear_cross_entropy"
 _UNIT: Final = 128
-"""Sums of weight gradients may be cut at multiples of so many rows."""
+"""Sums of weight gradients may be cut at multiples of this many rows."""
 
 _CHUNK: Final = 1024
 """Most rows whose logits exist at a time."""
@@ -37,12 +37,12 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     z_loss: float = 0.0,
 ) -> jax.Array:
-    """Returns `softmax_cross_entropy(matmul(x, w), labels)` with float32 logits, of which few exist at a time.
+    """Returns `softmax_cross_entropy(matmul(x, w), labels)` with float32 logits, computed a few rows at a time.
 
-    Rows are taken in chunks of at most 1024, one after the other, and the backward pass computes the logits of a chunk
-    anew. With V columns the two passes need memory for 1024 × V logits and their gradients in place of M × V, and take
-    a third more operations in the products. Loss and gradients have the bits of the pair of functions: the sum of the
-    weights' gradient goes on from chunk to chunk.
+    Rows are processed in sequential chunks of at most 1024, and the backward pass recomputes the logits of a chunk.
+    With V columns the two passes need memory for 1024 × V logits and their gradients instead of M × V, and a third more
+    operations in the products. Loss and gradients have the bits of the two separate functions: the weight gradient is
+    accumulated from chunk to chunk.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.
@@ -50,7 +50,7 @@ def linear_cross_entropy(
         labels: (...,) of any integer dtype, in [0, V).
         transpose_w: Whether `w` is stored as (V, K).
         precision: As for `matmul`.
-        ignore_index: Label of the rows to be left out; it need not lie in [0, V).
+        ignore_index: Label of the rows to ignore; it need not be in [0, V).
         z_loss: Weight of the squared logsumexp; at least 0.
 
     Returns:

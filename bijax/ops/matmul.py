@@ -31,46 +31,46 @@ def matmul(
     """Multiplies the rows of `x` by the weights `w`: activation(x @ w + bias) + residual.
 
     Products are summed in float32, in an order that depends on K, the storage of `w` and the device's architecture
-    alone. What follows is computed in float32 too, and rounded once, at the end. On a Hopper GPU every dtype runs on
-    the tensor cores, in one launch for any number of leading dimensions (with an activation, a residual or shards of K,
-    one for each entry); gradients of float32 weights, or of weights beside a float32 result, run there as a portable
-    program, and the gradient of `x` beside a float32 result is a float32 product.
+    alone. The epilogue is computed in float32 too, with one rounding at the end. On a Hopper GPU every dtype runs on
+    the tensor cores, in one launch for any number of leading dimensions (with an activation, a residual or split K, one
+    per entry); gradients of float32 weights, or of weights with a float32 result, run there as a portable program, and
+    the gradient of `x` with a float32 result is a float32 product.
 
     Args:
         x: (..., K) float32, bfloat16 or float16. Any number of rows, 0 included; K may be 0.
-        w: (K, N) of the same dtype, or (N, K) with `transpose_w`; or (B..., K, N) with leading dimensions equal to
-            those of `x` (B..., M, K), for a batch of products.
+        w: (K, N) of the same dtype, or (N, K) with `transpose_w`; or (B..., K, N) with the leading dimensions of `x`
+            (B..., M, K), for a batch of products.
         bias: (N,) of the same dtype, added in float32 before the result is rounded.
-        activation: "gelu" (its tanh form), "silu", "relu" or None.
-        residual: (..., N) of the result's dtype, added behind the activation.
+        activation: "gelu" (its tanh approximation), "silu", "relu" or None.
+        residual: (..., N) of the result's dtype, added after the activation.
         transpose_w: Whether `w` is stored as (N, K).
         precision: As in `jax.lax.dot_general`. On a Hopper GPU float32 operands are multiplied in TF32 by default, with
-            float32 accuracy at HIGHEST; elsewhere always in full float32. TF32 operands are cut to 10 bits of fraction
-            where XLA rounds them: errors are 2.1 to 2.7 times XLA's, and a sum of products of one sign comes out 0.0007
+            float32 accuracy at HIGHEST; elsewhere always in full float32. TF32 operands are truncated to 10 fraction
+            bits where XLA rounds them: errors are 2.1 to 2.7 times XLA's, and a sum of products of one sign is 0.0007
             too small.
-        preferred_element_type: Dtype of the result; that of `x` by default.
+        preferred_element_type: Dtype of the result; `x.dtype` by default.
         split_k: Another contract, for long K and few columns, where one chain over K leaves most of a GPU idle: K is
-            cut into this many shards (a power of two), each is summed for itself, and the sums are added as a fixed
-            binary tree. "auto" takes as many as K and N ask for (`pallas_kernels.contract.split_shards`). Its bits
-            are not those of the default, so a layer must use one of the two at every batch size. The sums of the
-            gradients are not cut.
+            split into this many ranges (a power of two), each summed separately, and the sums are added as a fixed
+            binary tree. "auto" derives the number from K and N (`pallas_kernels.contract.split_shards`). The bits
+            differ from the default's, so a layer must use the same setting at every batch size. The sums of the
+            gradients are not split.
 
     Returns:
         (..., N).
 
     Raises:
         TypeError: If dtypes are unsupported or differ.
-        ValueError: If ranks or the contracted lengths do not fit, or there is no such activation or split.
+        ValueError: If ranks or the contracted lengths do not fit, or the activation or split is invalid.
 
-    With an activation the backward pass computes the product again, in place of keeping it in float32, and the
-    gradient of the product is rounded to the dtype of the result, as it is without one. On a GPU the kernel
-    computes activations in its own way: `matmul(x, w, activation="silu")` need not have the bits of
-    `bijax.elementwise(jax.nn.silu)` behind a float32 product.
+    With an activation the backward pass recomputes the product instead of saving it in float32, and the gradient of the
+    product is rounded to the dtype of the result, as it is without one. On a GPU the kernel has its own implementation
+    of activations: `matmul(x, w, activation="silu")` need not have the bits of
+    `bijax.elementwise(jax.nn.silu)` after a float32 product.
 
     Guarantee: row-invariant, with every option; the gradient of `x` too. The gradients of `w` and `bias` are
     split-invariant for cuts of the rows at multiples of 128 (`pallas_kernels.contract.ROW_CHUNK`): that of `bias`, and
-    that of `w` in a portable program or on the CPU, where the gradients of 128 rows each are added upwards; that of `w`
-    everywhere, where `weight_gradient` continues the sum.
+    that of `w` in a portable program or on the CPU, where the gradients of 128 rows each are added in order; that of
+    `w` everywhere, where `weight_gradient` continues the sum.
 
     Source: fixed tiles without split-K, as in "Defeating Nondeterminism in LLM Inference"
     (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/).
@@ -120,15 +120,15 @@ def matmul(
 def weight_gradient(x: Any, g: Any, *, transpose_w: bool = False, accumulate: Any = None) -> jax.Array:
     """Returns the gradient of the weights of `matmul(x, w)` for the cotangent `g`, in float32.
 
-    The rows are summed in ascending order: in chunks of 128, or on a Hopper GPU, for two operands of bfloat16 or of
-    float16 and for one of bfloat16 beside one of float32, in one chain with 16 rows a step. With `accumulate` the sum
-    of a previous call goes on, so that micro-batches cut at multiples of 128 rows give the bits of the whole batch.
+    The rows are summed in ascending order: in chunks of 128, or on a Hopper GPU, for two bfloat16 or float16 operands
+    or one bfloat16 and one float32 operand, in one chain with 16 rows per step. `accumulate` continues the sum of a
+    previous call, so that micro-batches cut at multiples of 128 rows give the bits of the whole batch.
 
     Args:
         x: (..., K) float32, bfloat16 or float16.
-        g: (..., N) of any of these dtypes, with as many rows as `x`.
+        g: (..., N) of any of these dtypes, with the same rows as `x`.
         transpose_w: Whether the weights are stored as (N, K).
-        accumulate: The result of a previous call, float32 of the result's shape, to be continued.
+        accumulate: The result of a previous call, float32 of the result's shape, to continue.
 
     Returns:
         (K, N) float32, or (N, K) with `transpose_w`.

@@ -30,31 +30,31 @@ def moe_gather(
 ) -> jax.Array:
     """Adds the rows of each token: each of its experts times its weight, by rank in its top k, then shared experts.
 
-    Products and sums are taken in float32, each rounded, in that order; the result is rounded once more, and is +0
-    rather than -0. An expert whose row is not among `scatter_tokens` counts as a zero.
+    Products and sums are computed in float32, each rounded, in that order; the result is rounded once more, and is +0
+    rather than -0. An expert whose row is not in `scatter_tokens` counts as zero.
 
-    The order does not depend on where the rows stand. So a token's bits do not depend on the number of ranks that the
-    experts are on, if the rows of all ranks are gathered and then added: shared rows of all ranks in front (experts
-    upwards, tokens upwards), then the other rows, with their `token_offset` in the same order. Results of several
-    ranks that are added afterwards are another sum.
+    The order does not depend on the positions of the rows. So a token's bits do not depend on the number of ranks that
+    hold the experts, if the rows of all ranks are gathered and then added: shared rows of all ranks first (by expert,
+    then by token), then the other rows, with their `token_offset` in the same order. Adding the results of several
+    ranks afterwards gives a different sum.
 
     Args:
         scatter_tokens: (shared rows + A, C) float32, bfloat16 or float16, rows in the order of `bijax.moe_scatter`.
         token_offset: (A,) integers, token * topk + rank of the expert for each row that is not shared; negative for
             rows that are not used.
         expert_weights: (T, topk) of any of these dtypes.
-        num_shared_experts_per_rank: Shared experts, whose rows stand in front and have the weight 1.
+        num_shared_experts_per_rank: Shared experts, whose rows come first and have weight 1.
         num_tokens_offset: First token of the shared experts.
         num_tokens_per_rank: Tokens of the shared experts; all from `num_tokens_offset` on by default.
-        preferred_element_type: Dtype of the result; that of `scatter_tokens` by default.
+        preferred_element_type: Dtype of the result; `scatter_tokens.dtype` by default.
 
     Returns:
-        hidden_states (T, C). Where traced offsets give one place to several rows, the token is nan; where one lies
-        behind the last token, everything is nan.
+        hidden_states (T, C). Where traced offsets give one place to several rows, the token is nan; if one is past the
+        last token, everything is nan.
 
     Raises:
-        TypeError: If a dtype is unsupported or a number is no integer.
-        ValueError: If the shapes do not fit, or known offsets lie behind the last token or are not unique.
+        TypeError: If a dtype is unsupported or a number is not an integer.
+        ValueError: If the shapes do not fit, or known offsets are past the last token or not unique.
 
     Guarantee: row-invariant; the gradients of `scatter_tokens` and `expert_weights` too.
 
@@ -90,7 +90,7 @@ def moe_gather(
 
 
 def _as_int32(offset: Any, places: int) -> jax.Array:
-    """Returns offsets as int32, in which those behind the last place are `places`."""
+    """Returns offsets as int32, clamped to `places`."""
     given: jax.Array = jnp.asarray(offset)
     if given.dtype.itemsize <= 4 and jnp.issubdtype(given.dtype, jnp.signedinteger):
         return given.astype(jnp.int32)

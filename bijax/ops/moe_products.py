@@ -1,4 +1,4 @@
-"""Products of experts: rows sorted by expert, each multiplied by the weights of its own."""
+"""Products of experts: rows sorted by expert, each multiplied by its expert's weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -74,7 +74,7 @@ def moe_quant_group_gemm(
 ) -> jax.Array:
     """Multiplies rows of 8 bits by the weights of their experts: (x @ w) * per_token_scale * experts_scale.
 
-    The products are summed as by `bijax.quant_matmul`, those of integers exactly; both scales are multiplied in
+    The products are summed as by `bijax.quant_matmul`, integers exactly; both scales are multiplied in
     float32, from left to right, each step rounded to nearest even, and the result is rounded once more.
 
     Args:
@@ -86,7 +86,7 @@ def moe_quant_group_gemm(
         preferred_element_type: Dtype of the result, float32, bfloat16 or float16.
 
     Returns:
-        (A, N). Rows behind those of the last expert are zeros. If traced counts are negative or add up to more than A,
+        (A, N). Rows after the last expert's are zeros. If traced counts are negative or add up to more than A,
         everything is nan.
 
     Raises:
@@ -95,8 +95,8 @@ def moe_quant_group_gemm(
             or add up to more than A.
         UnsupportedError: In differentiation.
 
-    Guarantee: row-invariant: a row depends on itself and on the weights and scales of its expert alone, not on how many
-    rows its expert has. Sums of integers are exact in every order.
+    Guarantee: row-invariant: a row depends on itself and on the weights and scales of its expert alone, not on the
+    number of its expert's rows. Sums of integers are exact in every order.
 
     Source: "moe_quant_group_gemm" of xpu-perf (https://github.com/bytedance/xpu-perf).
 
@@ -137,10 +137,10 @@ def group_matmul(
         w: (G, K, N) of the same dtype.
         group_sizes: (G,) integers, the rows of each group; they add up to at most M.
         precision: As in `bijax.matmul`.
-        preferred_element_type: Dtype of the result; that of `x` by default.
+        preferred_element_type: Dtype of the result; `x.dtype` by default.
 
     Returns:
-        (M, N). Rows behind those of the last group are zeros. If traced sizes are negative or add up to more than M,
+        (M, N). Rows after the last group's are zeros. If traced sizes are negative or add up to more than M,
         everything is nan.
 
     Raises:

@@ -24,7 +24,7 @@ def moe_gating_gemm(hidden_states: Any, weight: Any, *, preferred_element_type: 
     Args:
         hidden_states: (..., C) float32, bfloat16 or float16.
         weight: (C, E) of the same dtype.
-        preferred_element_type: Dtype of the result; that of `hidden_states` by default.
+        preferred_element_type: Dtype of the result; `hidden_states.dtype` by default.
 
     Returns:
         (..., E).
@@ -59,21 +59,21 @@ def moe_softmax_topk(
     """Selects the experts with the largest scores; their weights are the softmax of the selected scores.
 
     That is the softmax over all experts, divided by the sum of the selected ones. It is computed in float32 and rounded
-    once. Scores are compared exactly. Of equal ones (+0 and -0 are equal) the lower expert comes first, and a nan comes
+    once. Scores are compared exactly. Among equal ones (+0 equals -0) the lower expert comes first, and nan comes
     before every number.
 
     Args:
         hidden_states: (..., E) float32, bfloat16 or float16, the scores of the experts.
         topk: Experts to select, in [0, E].
-        preferred_element_type: Dtype of the weights; that of `hidden_states` by default.
+        preferred_element_type: Dtype of the weights; `hidden_states.dtype` by default.
 
     Returns:
         selected_experts (..., topk) int32, largest score first, and expert_weights (..., topk), which add up to 1. With
         a nan or +inf among the scores, the weights are nan.
 
     Raises:
-        TypeError: If a dtype is unsupported or `topk` is no integer.
-        ValueError: If there are not as many experts.
+        TypeError: If a dtype is unsupported or `topk` is not an integer.
+        ValueError: If there are fewer experts.
 
     Guarantee: row-invariant; the gradient too.
 

@@ -45,13 +45,13 @@ def moe_scatter(
 
     First come the rows of shared experts, one expert after the other, each with the tokens [num_tokens_offset,
     num_tokens_offset + num_tokens_per_rank). Then come `allocated_tokens` rows for the experts [expert_start_idx,
-    expert_end_idx): experts upwards, and the tokens of an expert upwards. Rows behind them are zeros.
+    expert_end_idx), ordered by expert, then by token. Unused rows are zeros.
 
     Args:
         hidden_states: (T, C) float32, bfloat16 or float16.
-        selected_experts: (T, topk) integers. Experts that are not on this rank are left out, and so are negative ones.
+        selected_experts: (T, topk) integers. Experts that are not on this rank, and negative ones, are skipped.
         expert_start_idx: First expert of the rank.
-        expert_end_idx: The expert behind the last one of the rank.
+        expert_end_idx: End of the rank's experts (exclusive).
         allocated_tokens: Rows for experts that are not shared; T * topk by default.
         num_shared_experts_per_rank: Shared experts of the rank.
         num_tokens_offset: First token for the shared experts.
@@ -60,12 +60,12 @@ def moe_scatter(
     Returns:
         scatter_tokens (shared rows + allocated_tokens, C); experts_token_count (experts of the rank,) int32, shared
         ones not counted; and token_offset (allocated_tokens,) int32: token * topk + place in `selected_experts` of each
-        row that is not shared, -1 for rows not used. If traced experts need more rows than there are, all rows but
+        row that is not shared, -1 for unused rows. If traced experts need more rows than there are, all rows but
         the shared ones are nan, and experts_token_count adds up to more than `allocated_tokens`.
 
     Raises:
-        TypeError: If a dtype is unsupported or a number is no integer.
-        ValueError: If the shapes do not fit, a range is empty of sense, or known experts need more rows.
+        TypeError: If a dtype is unsupported or a number is not an integer.
+        ValueError: If the shapes do not fit, a range is invalid, or known experts need more rows.
 
     Guarantee: row-invariant: a copy is exact. The gradient of `hidden_states` is row-invariant too: a token's rows are
     added in the order of `bijax.moe_gather`.
@@ -102,16 +102,16 @@ def moe_scatter_dynamic_quant(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Copies each token to a row for each of its experts on this rank, and quantises the rows.
 
-    The rows are those of `bijax.moe_scatter`, and they are quantised as by `bijax.scale_dynamic_quant`, each with the
+    The rows are laid out as by `bijax.moe_scatter` and quantised as by `bijax.scale_dynamic_quant`, each with the
     smooth scale of its expert.
 
     Args:
         hidden_states: (T, C) float32, bfloat16 or float16.
-        selected_experts: (T, topk) integers. Experts that are not on this rank are left out, and so are negative ones.
+        selected_experts: (T, topk) integers. Experts that are not on this rank, and negative ones, are skipped.
         smooth_scale: (num_shared_experts_per_rank + experts of the rank, C) of a floating dtype, shared experts first;
             ones by default.
         expert_start_idx: First expert of the rank.
-        expert_end_idx: The expert behind the last one of the rank.
+        expert_end_idx: End of the rank's experts (exclusive).
         allocated_tokens: Rows for experts that are not shared; T * topk by default.
         num_shared_experts_per_rank: Shared experts of the rank.
         num_tokens_offset: First token for the shared experts.
@@ -121,13 +121,13 @@ def moe_scatter_dynamic_quant(
     Returns:
         scatter_tokens (shared rows + allocated_tokens, C) of `dtype`; scatter_per_token_scale, a float32 for each row;
         experts_token_count (experts of the rank,) int32, shared ones not counted; and token_offset (allocated_tokens,)
-        int32, as from `bijax.moe_scatter`. Rows not used have zeros and a scale of 0. If traced experts need more rows
+        int32, as from `bijax.moe_scatter`. Unused rows have zeros and scale 0. If traced experts need more rows
         than there are, the scales of all rows but the shared ones are nan, and experts_token_count adds up to more
         than `allocated_tokens`.
 
     Raises:
-        TypeError: If a dtype is unsupported or a number is no integer.
-        ValueError: If the shapes do not fit, a range is empty of sense, or known experts need more rows.
+        TypeError: If a dtype is unsupported or a number is not an integer.
+        ValueError: If the shapes do not fit, a range is invalid, or known experts need more rows.
         UnsupportedError: In differentiation.
 
     Guarantee: row-invariant: a row depends on its token and on the smooth scale of its expert alone, not on the

@@ -16,7 +16,7 @@ from bijax.ops.sum_rows import sum_rows
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = None, weight_offset: float = 0.0) -> Any:
     """Divides rows by their root mean square: h / sqrt(mean(h * h) + eps) * weight, with h = x + residual.
 
-    Computed in float32 and rounded once; only h is rounded to the dtype of `x` before its norm is taken.
+    Computed in float32 and rounded once; only h is rounded to the dtype of `x` before it is normalized.
 
     Args:
         x: (..., C) float32, bfloat16 or float16.
@@ -29,8 +29,8 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, residual: Any = N
         An array of the shape and dtype of `x`, or, with a residual, the pair of it and h.
 
     Raises:
-        TypeError: If a dtype is unsupported, those of `x` and `residual` differ, or `eps` or `weight_offset` is not a
-            number that is known when the program is traced.
+        TypeError: If a dtype is unsupported or differs between `x` and `residual`, or `eps` or `weight_offset` is
+            not a number known at tracing time.
         ValueError: If the shapes do not fit, `eps` is negative or not finite, or `weight_offset` is not finite or
             comes without a weight.
 
@@ -61,8 +61,8 @@ def add_rms_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns h = x + residual and `rms_norm` of it, in one pass, with the bits and the gradients of the two apart.
 
-    Unlike in the gradient of `rms_norm` with a residual, what comes from the norm is rounded to the dtype of `x` before
-    what comes from h is added to it.
+    Unlike in the gradient of `rms_norm` with a residual, the norm's contribution is rounded to the dtype of `x` before
+    h's is added to it.
 
     Args:
         x: (..., C) float32, bfloat16 or float16.
@@ -108,8 +108,8 @@ def _checked(
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> jax.Array:
     """Normalises rows: d / sqrt(mean(d * d) + eps) * weight + bias, with d = x - mean(x).
 
-    Computed in float32 and rounded once. The variance is taken in a second pass over the row, so that it keeps its
-    digits when the mean is large.
+    Computed in float32 and rounded once. The variance is computed in a second pass over the row, so that it stays
+    accurate when the mean is large.
 
     Args:
         x: (..., C) float32, bfloat16 or float16.
@@ -205,7 +205,7 @@ _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def norm_weight_gradient(weight: jax.Array | None, *arrays: jax.Array) -> jax.Array | None:
-    """Returns the gradient of a norm's weight from its rows, their factors, the cotangent, and their means if any."""
+    """Returns the gradient of a norm's weight from its rows, their scales, the cotangent, and their means if any."""
     if weight is None:
         return None
     return _weight_gradient_kernel(*arrays)[0].astype(weight.dtype)

@@ -1,4 +1,4 @@
-"""Attention to keys that lie in pages, with the bits of contiguous ones."""
+"""Attention to paged keys, with the bits of contiguous ones."""
 
 from typing import Any, Final, Literal, Unpack, overload
 
@@ -111,11 +111,11 @@ def paged_attention(
             (T, N, H), with `cu_query_seq_lengths`.
         key_pages: (P, page, K, H) of the same dtype, or int8 or float8_e4m3fn; K divides N.
         value_pages: (P, page, K, V) of the dtype of `key_pages`.
-        page_table: (B, n) ints in [0, P). Entries that hold no key of the sequence are not looked at.
-        lengths: int or (B,) ints in [0, n * page], number of keys of each sequence, those of the queries included.
+        page_table: (B, n) ints in [0, P). Entries that hold no key of the sequence are ignored.
+        lengths: int or (B,) ints in [0, n * page], number of keys of each sequence, including the queries' own.
         bias: Floats that are added to the scaled scores, (B or 1, N or 1, T or 1, n * page or 1), the keys in the order
             of their positions; leading dimensions may be missing.
-        mask: bool of such a shape; a query does not see the keys where it is false.
+        mask: bool of such a shape; False masks a key.
         scale: Factor of the scores, a Python number; 1 / sqrt(H) by default.
         is_causal: Whether a query sees no key after its own position.
         query_seq_lengths: (B,) ints in [0, T]; later queries see nothing. T by default.
@@ -128,16 +128,16 @@ def paged_attention(
             or -inf.
         alibi_slopes: (N,) floats: slope * (position of the key - position of the query) is added to the scores. It has
             no gradient.
-        key_scale: The factors of keys of int8 or float8_e4m3fn, and only for these: (K,), or (K, H) for a factor for
-            each channel. They are multiplied into the queries, and the stored numbers into the products as they are;
+        key_scale: The scales of int8 or float8_e4m3fn keys, and only for these: (K,), or (K, H) per channel. They are
+            multiplied into the queries, and the stored numbers enter the products as they are;
             `pallas_kernels.contract.EightBitContract` has the formulas.
         value_scale: The same for the values, (K,) or (K, V): multiplied into the results, which are rounded before.
-        cu_query_seq_lengths: (B + 1,) ints, for packed queries and only for them: the queries before each sequence
-            and, last, of all. Queries behind the last sequence are padding. They are laid out in the padded form. No
-            bias, mask or `query_seq_lengths` beside it.
+        cu_query_seq_lengths: (B + 1,) ints, for packed queries and only for them: cumulative query counts, from 0.
+            Queries after the last sequence are padding. They are copied to the padded layout. Excludes a bias, a mask
+            and `query_seq_lengths`.
         max_query_seq_length: The largest length of a packed sequence's queries, a Python int. Packed queries whose
             lengths are traced are laid out in this length, T by default.
-        common_prefix_length: int or () int in [0, n * page], known or traced: so many keys at the start of every
+        common_prefix_length: int or () int in [0, n * page], known or traced: this many keys at the start of every
             sequence, or all keys of a shorter one, are in the pages that the first row of `page_table` lists, as those
             of a prompt that all begin with. It changes no bit. A Hopper GPU reads them once where many sequences decode
             a few queries each ("cascade attention"): the whole splits of 1024 keys among them that every sequence sees,
@@ -147,13 +147,13 @@ def paged_attention(
     Returns:
         The outputs, of the shape of `query` but for V, and its dtype; with `return_residual` also the log-sum-exp
         (B, T, N) or (T, N) in float32. A query that sees no key has zeros and -inf. Where lengths, offsets or pages are
-        traced and out of range, or not those of the common prefix, the sequence's results are nan; those of all if
+        traced and out of range, or differ from the common prefix, the sequence's results are nan; all results are if
         packed lengths do not add up.
 
     Raises:
         TypeError: If dtypes are unsupported or differ, or `scale` or `logits_soft_cap` is traced.
         ValueError: If shapes do not fit, if lengths or offsets are out of range (`lengths` below the number of
-            queries included) or do not add up, factors are missing or not used, the page table points outside of
+            queries included) or do not add up, scales are missing or not used, the page table points outside
             the cache, or its rows differ in the common prefix.
         UnsupportedError: In differentiation.
 

@@ -27,9 +27,9 @@ def quant_matmul(
 ) -> jax.Array:
     """Multiplies matrices of 8 bits: (hidden_states @ weight) * per_token_scale * weight_scale + bias.
 
-    The products of integers are summed exactly, in int32. Those of float8_e4m3fn are summed over blocks of 128 of K,
-    whose sums are added upwards in float32 (`pallas_kernels.contract.Float8Contract`): on a Hopper GPU its tensor core
-    sums a block, keeping about 14 bits, elsewhere float32 does. What follows is computed in float32, from left to
+    Integer products are summed exactly, in int32. float8_e4m3fn products are summed over blocks of 128 of K, whose sums
+    are added in order in float32 (`pallas_kernels.contract.Float8Contract`): on a Hopper GPU its tensor core
+    sums a block, keeping about 14 bits, elsewhere float32 does. The epilogue is computed in float32, from left to
     right, each step rounded to nearest even, and rounded once more to the dtype of the result.
 
     Args:
@@ -46,12 +46,12 @@ def quant_matmul(
         (M, N). A row whose scale is nan is nan.
 
     Raises:
-        TypeError: If a dtype is unsupported, or those of `hidden_states` and `weight` differ.
+        TypeError: If a dtype is unsupported, or the dtypes of `hidden_states` and `weight` differ.
         ValueError: If the shapes do not fit, or K is so large that a sum could leave int32.
         UnsupportedError: In differentiation.
 
     Guarantee: row-invariant, and with int8 the bits are the same on every platform: sums of integers are exact in every
-    order. On a Hopper GPU weights stored along K are multiplied where they lie, and int8 weights stored as (K, N) too,
+    order. On a Hopper GPU weights stored along K are multiplied in place, and int8 weights stored as (K, N) too,
     up to 4096 rows; other operands are copied first.
 
     Source: "quant_matmul" of xpu-perf (https://github.com/bytedance/xpu-perf).
@@ -73,7 +73,7 @@ def quant_matmul(
 def quantized_product(
     op: str, rows: dict[str, Any], weights: dict[str, Any], transposed: tuple[bool, bool], dtype: Any
 ) -> jax.Array:
-    """Checks the operands of a quantised product, given by their names in messages, and multiplies them."""
+    """Checks the operands of a quantised product, passed by their names in messages, and multiplies them."""
     (x_name, x), (row_name, row) = rows.items()
     (w_name, w), (column_name, column), *rest = weights.items()
     x, w = array_of_8_bits(op, x_name, x), array_of_8_bits(op, w_name, w)

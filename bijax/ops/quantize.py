@@ -17,8 +17,8 @@ def scale_dynamic_quant(
     """Quantises rows: with h = hidden_states * smooth_scale, y = round(h / scale), scale = max(abs(h)) / largest.
 
     The largest number is 127 for int8, 448 for float8_e4m3fn. Everything is computed in float32, each step rounded to
-    nearest even; y is between the largest number and its negative. A scale is 2 ** -126 at least, which is what a row
-    of zeros has. A row with an inf or a nan in h has a scale of nan and zeros in y, so that whatever is computed from
+    nearest even; y is between the largest number and its negative. A scale is at least 2 ** -126, the scale of a row of
+    zeros. A row with an inf or nan in h has scale nan and zeros in y, so that anything computed from
     it is nan. On a CPU XLA takes subnormal numbers for zeros.
 
     Args:
@@ -62,8 +62,8 @@ def add_rms_norm_dynamic_quant(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Adds a residual, takes the RMS norm and quantises: `bijax.rms_norm` and `bijax.scale_dynamic_quant` in one.
 
-    The sum is rounded to the dtype of `hidden_states` before its norm is taken; the norm is quantised in float32, and
-    not rounded in between.
+    The sum is rounded to the dtype of `hidden_states` before it is normalized; the norm is quantised in float32,
+    without a rounding in between.
 
     Args:
         hidden_states: (..., C) float32, bfloat16 or float16.
@@ -78,8 +78,8 @@ def add_rms_norm_dynamic_quant(
         (..., C) of `dtype`; and per_token_scale (...) float32. Of rows of zeros, inf or nan see `scale_dynamic_quant`.
 
     Raises:
-        TypeError: If a dtype is unsupported, those of `hidden_states` and `residual` differ, or `eps` is not a number
-            that is known when the program is traced.
+        TypeError: If a dtype is unsupported or differs between `hidden_states` and `residual`, or `eps` is not a number
+            known at tracing time.
         ValueError: If the shapes do not fit, or `eps` is negative or not finite.
         UnsupportedError: In differentiation.
 

@@ -48,10 +48,10 @@ def rotary_embedding(
         q_head_num: Heads of queries.
         kv_head_num: Heads of keys, and of values.
         position_ids: (B,) ints, the position of the first token of each sequence; 0 by default.
-        q_lens: (B,) ints, the tokens of each sequence; by default L, or the differences of `accum_q_len`. Packed
-            tokens behind the last sequence are padding.
-        accum_q_len: (B + 1,) ints, for packed tokens: the tokens before each sequence and, last, of all; the running
-            sums of `q_lens` by default.
+        q_lens: (B,) ints, the tokens of each sequence; by default L, or the differences of `accum_q_len`. Packed tokens
+            after the last sequence are padding.
+        accum_q_len: (B + 1,) ints, for packed tokens: cumulative token counts, from 0; the running sums of `q_lens` by
+            default.
         max_q_len: The largest length allowed in `q_lens`.
         rope_offset: First column that is rotated.
         interleaved: Whether pairs are neighbours, columns 2i and 2i + 1, rather than halves, i and i + rope_dim / 2.
@@ -104,7 +104,7 @@ def rotary_embedding(
 def _rotated(
     qkv: jax.Array, sin: jax.Array, cos: jax.Array, q_head_num: int, kv_head_num: int, rope_offset: int
 ) -> tuple[int, int]:
-    """Checks the shapes; returns how many heads are rotated, and from which column on."""
+    """Checks the shapes; returns the number of rotated heads and the first rotated column."""
     queries, keys = (integer(_OP, n, x) for n, x in (("q_head_num", q_head_num), ("kv_head_num", kv_head_num)))
     offset = integer(_OP, "rope_offset", rope_offset)
     if qkv.ndim not in (3, 4):
@@ -127,7 +127,7 @@ def _rotated(
 
 
 def _rows_of(table: jax.Array, position: jax.Array, right: jax.Array) -> jax.Array:
-    """Returns the rows of a table by position, nan where there is none, with one dimension for the heads."""
+    """Returns the rows of a table by position, nan where missing, with one dimension for the heads."""
     if table.shape[0] == 0:
         return jnp.full((*position.shape, 1, table.shape[1]), jnp.nan, table.dtype)
     rows = jnp.take(whole_array(table), jnp.where(right, position, 0), axis=0, mode="clip")
@@ -147,7 +147,7 @@ _kernel = define_kernel("rotate", backend_of("rotate", _shapes), _fold, _shapes)
 
 @custom_vjp(nondiff_argnums=(4,))
 def _rotate(x: jax.Array, sin: jax.Array, cos: jax.Array, kept: jax.Array, interleaved: bool) -> jax.Array:
-    """Rotates what is not kept as it is."""
+    """Rotates the columns that are not passed through."""
     return jnp.where(kept, x, _kernel(x, sin, cos, interleaved=interleaved, inverse=False)[0])
 
 

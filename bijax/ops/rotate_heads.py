@@ -17,7 +17,7 @@ from pallas_kernels.rotary import portable
 
 
 def rotate_heads(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turns the pairs (x[i], x[i + H/2]) of x (..., N, H) by angles with cos and sin (..., H/2), float32.
+    """Rotates the pairs (x[i], x[i + H/2]) of x (..., N, H) by angles with cos and sin (..., H/2), float32.
 
     Guarantee: row-invariant; the gradient of x too.
 
@@ -58,20 +58,19 @@ def rotate_and_store(
     *,
     turned: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Turns queries and keys, and stores keys and values: on a GPU in one kernel behind the product that makes them.
+    """Rotates queries and keys and stores keys and values, on a GPU in one kernel after the product that makes them.
 
     Args:
         heads: (B, T, N + 2 * K, H), the heads of queries, keys and values of each token.
         cos: (B, T, H / 2) float32.
         sin: (B, T, H / 2) float32.
-        rows: (B * T,) integers, the row of the X * Y of the caches for each token; outside of them for none. No two
-            tokens have one row.
+        rows: (B * T,) integers, the cache row (of X * Y) of each token; out of range for none. Rows are unique.
         keys: (X, Y, K, H): written in place where it is not used again.
         values: The same.
-        turned: (B, T, N + K, H): what is turned in place of the queries and keys in `heads`, such as their norms.
+        turned: (B, T, N + K, H): rotated instead of the queries and keys in `heads`, such as their norms.
 
     Returns:
-        The turned queries (B, T, N, H), `keys` and `values`.
+        The rotated queries (B, T, N, H), `keys` and `values`.
 
     Guarantee: row-invariant, with the bits of `rotate_heads` and `store_rows`; the gradients are theirs too.
 

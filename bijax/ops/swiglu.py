@@ -34,7 +34,7 @@ def swiglu(x: Any) -> jax.Array:
         TypeError: If the dtype is unsupported.
         ValueError: If rows have an odd length.
 
-    Guarantee: row-invariant, each element being a row of its own; the gradient too.
+    Guarantee: row-invariant, each element being a row; the gradient too.
 
     Example:
         >>> swiglu(jnp.array([0.0, 100.0, 5.0, 2.0])).tolist()
@@ -71,12 +71,11 @@ def moe_swiglu_dynamic_quant(
         dtype: int8 or float8_e4m3fn.
 
     Returns:
-        y (rows, C) of `dtype` and per_token_scale (rows,) float32. Rows behind those of the last expert have zeros and
-        a scale of 0. If traced counts are negative or add up to more than A, the scales of all rows but the shared ones
-        are nan.
+        y (rows, C) of `dtype` and per_token_scale (rows,) float32. Rows after the last expert's have zeros and scale 0.
+        If traced counts are negative or add up to more than A, the scales of all rows but the shared ones are nan.
 
     Raises:
-        TypeError: If a dtype is unsupported or a number is no integer.
+        TypeError: If a dtype is unsupported or a number is not an integer.
         ValueError: If the shapes do not fit, or known counts are negative or add up to more than A.
         UnsupportedError: In differentiation.
 

@@ -17,14 +17,14 @@ from pallas_kernels.parts.xla.tiles import isolate
 def var(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """Averages the squared distances from the mean along the given axes.
 
-    Both sums, of the elements and of the squares, are taken in float32 in the order of
+    Both sums, of the elements and of the squares, are computed in float32 in the order of
     `pallas_kernels.contract.RowContract`, the second one in a second pass, so that the variance keeps its digits when
     the mean is large. The result is rounded once.
 
     Args:
         x: Array of any shape, float32, bfloat16 or float16.
-        axis: Axis or axes along which to take the variance; all by default.
-        ddof: What is taken off the number of elements, by which the sum of the squares is divided; at least 0.
+        axis: Axis or axes along which to compute the variance; all by default.
+        ddof: Subtracted from the number of elements in the divisor; at least 0.
         keepdims: Whether the axes stay, with length 1.
 
     Returns:
@@ -48,13 +48,13 @@ def std(x: Any, axis: int | Sequence[int] | None = None, *, ddof: int = 0, keepd
 
     Args:
         x: Array of any shape, float32, bfloat16 or float16.
-        axis: Axis or axes along which to take the standard deviation; all by default.
+        axis: Axis or axes along which to compute the standard deviation; all by default.
         ddof: As in `var`.
         keepdims: Whether the axes stay, with length 1.
 
     Returns:
-        An array of the dtype of `x`; nan where `ddof` leaves nothing to divide by, as with `jnp.std`. Its gradient is
-        nan where all elements are equal, as that of `jnp.std` is.
+        An array of the dtype of `x`; nan where the divisor is not positive, as with `jnp.std`. Its gradient is nan
+        where all elements are equal, as with `jnp.std`.
 
     Raises:
         TypeError: If the dtype is unsupported or `ddof` is not an integer.

@@ -1,7 +1,7 @@
 """Sums over devices, in the order of the devices.
 
-A library adds the shards of an all-reduce in an order that depends on the size of the message and the topology. Here
-the shards are moved, which computes nothing, and every element is summed over the devices in ascending order.
+Libraries add the shards of an all-reduce in an order that depends on the message size and the topology. Here the shards
+are gathered, which computes nothing, and each element is summed over the devices in ascending order.
 """
 
 import functools
@@ -31,7 +31,7 @@ def psum(x: jax.Array, *, axes: tuple[Any, ...], axis_index_groups: Groups = Non
     Returns:
         Array of the shape and dtype of `x`, without the dimensions among the axes.
 
-    Guarantee: each element is the sum over the devices, upwards, whatever the shape.
+    Guarantee: each element is the sum over the devices, in ascending order, whatever the shape.
     """
     dimensions = tuple(a for a in axes if isinstance(a, int))
     if dimensions:
@@ -62,7 +62,7 @@ def reduce_scatter(
 ) -> jax.Array:
     """Adds `x` over a named axis and keeps this device's part, with the parameters of the primitive `reduce_scatter`.
 
-    Guarantee: each element is the sum over the devices, upwards, whatever the shape.
+    Guarantee: each element is the sum over the devices, in ascending order, whatever the shape.
     """
     parts = jnp.moveaxis(x, scatter_dimension, 0)
     parts = parts.reshape(axis_size, parts.shape[0] // axis_size, *parts.shape[1:])

@@ -39,6 +39,6 @@ _ELEMENTWISE: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def element[F: Callable[..., Any]](fn: F) -> F:
-    """Marks a function that `Arithmetic.each` is called with, so that its program is kept."""
+    """Marks a function passed to `Arithmetic.each`, so that its program is cached."""
     _ELEMENTWISE[fn] = elementwise(fn)
     return fn

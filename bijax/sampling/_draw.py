@@ -78,7 +78,7 @@ _kernel = define_kernel("draw", _draw, _fold, _shapes)
 
 @element
 def _scale(x: jax.Array, largest: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Scores of which the largest is 0; nan where the largest is one. Rows at temperature 0 are not looked at."""
+    """Scores whose largest is 0; nan where the largest is nan. Rows at temperature 0 are ignored."""
     scaled = (x - largest) / jnp.where(temperature > 0, temperature, np.float32(1))
     nothing = np.float32(-np.inf)
     return jnp.where(x == nothing, nothing, jnp.where(x == largest, np.float32(0), scaled))

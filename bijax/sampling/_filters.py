@@ -1,7 +1,7 @@
 """Which tokens may be sampled: top-k, top-p and min-p, without sorting.
 
 A threshold is found by halving the range of scores, one pass over the row for each bit. The sums of a pass add
-non-negative numbers in a fixed order, so they never grow when terms are taken away, and the threshold is exact.
+non-negative numbers in a fixed order, so removing terms never increases them, and the threshold is exact.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Filters(NamedTuple):
 
 
 def keep(scores: jax.Array, filters: Filters, arithmetic: Arithmetic) -> jax.Array:
-    """Returns which tokens are kept, (R, V) bool, of scores (R, V) of which the largest of each row is 0.
+    """Returns which tokens are kept, (R, V) bool, from scores (R, V) whose largest in each row is 0.
 
     A filter that no row of the batch has on is skipped; for a row that has it off it does nothing.
     """
@@ -91,7 +91,7 @@ def _top(
 
         found: jax.Array = lax.cond(on.any(), search, skip, numbers, summed, wanted, on)
         below = jnp.where(which == _TIES, (keys < threshold) | (ties & (index <= found)), keys <= found)
-        # Ties are known behind the first phase alone.
+        # Ties are only known after the first phase.
         return jnp.where(which == _TOP_K, kept, kept & below), found
 
     start = tuple(vary_alike((kept, jnp.full((keys.shape[0], 1), _LARGEST))))

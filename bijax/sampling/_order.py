@@ -1,4 +1,4 @@
-"""Comparisons of floats by integers, which no compiler rounds or flushes, and the first of the largest."""
+"""Comparisons of floats as integers, which no compiler rounds or flushes, and argmax with the first of ties."""
 
 from collections.abc import Callable
 
@@ -34,11 +34,11 @@ def first_largest(x: jax.Array) -> jax.Array:
 
 
 def smallest(holds: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
-    """Returns the smallest t (R, 1) int32 that is not negative and for which `holds`, each row for itself.
+    """Returns the smallest t (R, 1) int32 that is not negative and for which `holds`, row by row.
 
     Args:
         holds: Monotone function of t (R, 1) int32 to (R, 1) bool that holds for 2**31 - 1.
-        rows: (R, 1), of which only the type is read.
+        rows: (R, 1), only its type is used.
     """
 
     def halve(step: jax.Array, low: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The logits that are drawn from: behind penalties, biases, bans and filters."""
+"""The logits to sample from: after penalties, biases, bans and filters."""
 
 import jax
 import jax.numpy as jnp

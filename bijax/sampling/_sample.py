@@ -1,4 +1,4 @@
-"""Sampling tokens, each row of logits with parameters of its own."""
+"""Sampling tokens, each row of logits with its own parameters."""
 
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ class Sampled(NamedTuple):
 
     Attributes:
         tokens: (R,) int32; -1 for a row that holds a nan or in which no token is left.
-        logprobs: (R,) float32, log-probability of the token among the logits as they were given; nan for -1, and where
-            it was not asked for.
-        sampled_logprobs: (R,) float32, the same in the distribution that was sampled from: behind penalties,
-            temperature and filters; 0 at temperature 0.
-        top_logprobs: (R, num_top) float32, the largest log-probabilities among the logits as they were given, the
-            lower token first among equals.
+        logprobs: (R,) float32, log-probability of the token in the original logits; nan for -1, and where not
+            requested.
+        sampled_logprobs: (R,) float32, the same in the sampled distribution, after penalties, temperature and filters;
+            0 at temperature 0.
+        top_logprobs: (R, num_top) float32, the largest log-probabilities in the original logits, the lower token first
+            among equals.
         top_tokens: (R, num_top) int32.
     """
 
@@ -61,24 +61,23 @@ def sample(
     """Samples one token from each row of logits.
 
     A row's logits are changed by repetition, frequency and presence penalties, `logit_bias` and `allowed`, in this
-    order, divided by the temperature, and cut by top-k, top-p and min-p, in this order. Then the token is the first
-    of the largest among what is left plus Gumbel noise, which makes it a sample of the softmax.
+    order, divided by the temperature, and cut by top-k, top-p and min-p, in this order. The token is then the first
+    argmax of the remaining logits plus Gumbel noise, which makes it a sample of the softmax.
 
     The noise of a row is computed from its seed and position and the column alone (Philox-4x32, key: the seed,
     counter: the position and the column), so that it can be computed again at any time.
 
-    Everything may be traced, and numbers may be given for all rows or as (R,), one for each. What no row of a batch
-    uses is skipped while the program runs: noise, filters and log-probabilities. With values outside of their ranges
-    that are known only inside of `jax.jit`, results are not meaningful.
+    All arguments may be traced, and numbers may be scalars or (R,), one per row. Noise, filters and log-probabilities
+    that no row of a batch uses are skipped at run time. Traced values outside their ranges give meaningless results.
 
     Args:
         logits: (R, V) float32, bfloat16 or float16; computed with as float32.
         seeds: (R,) integers of 32 bits, or (R, 2) uint32, the words of larger ones: see `seed_words`.
         positions: (R,) integers, position of the token in its sequence; at least 0.
-        temperature: At least 0. At 0 the first of the largest logits behind the penalties is taken.
+        temperature: At least 0. At 0 the first of the largest logits after the penalties is taken.
         top_k: Number of most probable tokens to keep, the lower token first among equals; 0 keeps all.
-        top_p: Keeps each token of which the more probable ones have together a probability below this; equals stay
-            or go together. In (0, 1]; 1 keeps all.
+        top_p: Keeps each token if the more probable ones have a total probability below this; equals stay or go
+            together. In (0, 1]; 1 keeps all.
         min_p: Keeps tokens with at least this fraction of the largest probability, in [0, 1].
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output; above 0.
         frequency_penalty: Subtracted from a token's logit for each time that it is in the output.
@@ -96,7 +95,7 @@ def sample(
 
     Raises:
         TypeError: If a dtype is unsupported.
-        ValueError: If a shape does not fit, a known value is out of range, or a penalty comes without what it needs.
+        ValueError: If a shape does not fit, a known value is out of range, or a penalty lacks a required argument.
 
     Guarantee: row-invariant: everything in a row of the result depends on that row of the arguments alone.
     `logprobs` has the bits of `bijax.log_softmax(logits)`.

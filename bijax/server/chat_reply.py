@@ -32,7 +32,7 @@ class ChatStream:
         self._sent: dict[int, Completion] = {}
 
     def events(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The events for what is new in an output. A choice begins with its role and ends with its finish reason."""
+        """The events for the new part of an output. A choice begins with its role and ends with its finish reason."""
         for completion in output.completions:
             index, sent = completion.index, self._sent.get(completion.index)
             if sent is None:

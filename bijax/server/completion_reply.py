@@ -18,7 +18,7 @@ class CompletionReply:
     Choices are numbered through: sample i of prompt p has the index `p * n + i`.
 
     Args:
-        head: What stands in every reply.
+        head: The fields of every reply.
         prompts: The prompts.
         echo: Whether a text begins with its prompt.
     """
@@ -35,7 +35,7 @@ class CompletionReply:
         return self._head.reply(KIND, choices, usage=self._head.usage(outputs))
 
     def events(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The events for what is new in an output."""
+        """The events for the new part of an output."""
         for choice in self._new(prompt_index, output):
             yield self._head.reply(KIND, [choice])
 
@@ -97,7 +97,7 @@ class _Choice:
         }
 
     def _entries(self, completion: Completion) -> list[tuple[int, TokenLogprob | None, int]]:
-        """The entries whose text is there. What a stop string has cut off is placed at the end."""
+        """The entries whose text is available. Tokens cut off by a stop string are placed at the end."""
         self._places += [self._offsets.add(entry.token) for entry in completion.logprobs[len(self._places) :]]
         begin, end, length = self._num_sent, len(self._places), len(completion.text or "")
         if completion.finish_reason is None and completion.text is not None:

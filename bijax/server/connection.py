@@ -1,4 +1,4 @@
-"""Reading bodies and writing replies, with a client that may be slow or go away."""
+"""Reading bodies and writing replies, with clients that may be slow or disconnect."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
     """Reads the whole body.
 
     Raises:
-        ApiError: With status 413 if it is too long, 408 if it does not come in time.
-        ClientDisconnect: If the client goes away.
+        ApiError: With status 413 if it is too long, 408 if it does not arrive in time.
+        ClientDisconnect: If the client disconnects.
     """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
@@ -40,14 +40,14 @@ def _too_long(max_bytes: int) -> ApiError:
 
 
 async def while_connected[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Waits for work, and cancels it when the client goes away.
+    """Waits for work, and cancels it when the client disconnects.
 
     Args:
         receive: Of the request, whose body was read.
         work: What to wait for.
 
     Raises:
-        ClientDisconnect: If the client goes away first.
+        ClientDisconnect: If the client disconnects first.
     """
     task, gone = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:
@@ -79,7 +79,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 class EventStream(Response):
     """Server-sent events, each with JSON for data, and `[DONE]` at the end.
 
-    An error becomes an event too, since the status is sent already. The events are closed when the client goes away.
+    An error becomes an event too, since the status is already sent. The events are closed when the client disconnects.
 
     Args:
         first: The first event.

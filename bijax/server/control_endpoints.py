@@ -43,7 +43,7 @@ class Update(RequestBody):
 
 
 async def abort_request(request: Request) -> Response:
-    """Ends the requests with a `rid`, or all; their replies hold what they have got."""
+    """Ends the requests with a `rid`, or all; their replies hold the output so far."""
     asked = await body(request, Abort)
     if (asked.rid is None) == (not asked.abort_all):
         raise ApiError(400, "give either a rid or abort_all=true", field="rid")

@@ -33,7 +33,7 @@ async def admitted(request: Request, prompts: Sequence[Prompt]) -> tuple[Generat
     """Checks prompts against the limits.
 
     Returns:
-        What runs them, and their tokens.
+        The engine that runs them, and their tokens.
 
     Raises:
         ApiError: If the server is not ready, or a limit is passed.
@@ -60,7 +60,7 @@ async def admitted(request: Request, prompts: Sequence[Prompt]) -> tuple[Generat
 
 
 async def event_stream(request: Request, events: AsyncGenerator[dict[str, Any]]) -> Response:
-    """A stream of events. What fails before the first of them is answered with a status.
+    """A stream of events. An error before the first event is answered with a status.
 
     Raises:
         ApiError: If there is an error before the first event.

@@ -7,7 +7,7 @@ from bijax.serving import EngineStats, RequestOutput, SamplingParams
 
 
 class Engine(Protocol):
-    """An engine that steps by itself, seen from an event loop."""
+    """An engine that steps on its own, seen from an event loop."""
 
     @property
     def error(self) -> BaseException | None:
@@ -30,11 +30,11 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_id: str) -> bool:
-        """Ends a request; its stream gets what it has, with the reason "abort". Returns whether there was one."""
+        """Ends a request; its stream gets the output so far, with the reason "abort". Returns whether it existed."""
         ...
 
     async def pause(self) -> None:
-        """Stops between two steps; requests keep what they have."""
+        """Stops between two steps; requests keep their state."""
         ...
 
     async def resume(self) -> None:
@@ -49,8 +49,8 @@ class Engine(Protocol):
         """Goes on with other weights; cached prefixes are forgotten.
 
         Raises:
-            TypeError: If they come in a form that the model does not take.
-            ValueError: If they are of another model. The old weights stay.
+            TypeError: If the model does not accept them in this format.
+            ValueError: If they belong to another model. The old weights stay.
         """
         ...
 

@@ -30,7 +30,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """The JSON answer, in the form of OpenAI's errors; clients of SGLang read `error.message` from it too."""
+        """The JSON answer, in OpenAI's error format; clients of SGLang read `error.message` from it too."""
         return {
             "error": {
                 "message": str(self),

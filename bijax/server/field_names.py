@@ -14,7 +14,7 @@ class FieldNames:
     """Names for errors.
 
     Attributes:
-        inside: Where in the request the parameters stand: "sampling_params.", or nothing.
+        inside: Prefix of the parameters in the request: "sampling_params.", or nothing.
         renamed: The engine's name -> the name in the request, where they differ.
 
     Example:
@@ -37,7 +37,7 @@ class FieldNames:
 
         Args:
             error: What `SamplingParams` or the engine raised.
-            otherwise: The field that is wrong if it is no sampling parameter.
+            otherwise: The field to blame if it is not a sampling parameter.
         """
         message = str(error)
         match = _FIELD.match(message)

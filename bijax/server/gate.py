@@ -1,4 +1,4 @@
-"""What every request passes: a name, the key, a place, and a line in the log."""
+"""Middleware of every request: request id, API key, admission, access log."""
 
 import hmac
 import logging
@@ -22,7 +22,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class Gate:
     """Middleware around the application.
 
-    Each reply carries `X-Request-Id`: what the client sent, if it is at most 128 printable characters, or a new one.
+    Each reply carries `X-Request-Id`: the client's, if it is at most 128 printable characters, or a new one.
 
     Args:
         app: The application.
@@ -64,7 +64,7 @@ class Gate:
         except Exception as error:
             log.exception("%s %s failed", scope["method"], scope["path"], extra={"request_id": request_id})
             if status:
-                raise  # what was begun cannot be ended in order: the connection is closed
+                raise  # a started reply cannot be ended cleanly: the connection is closed
             reply = json_response(ApiError(500, f"an error of the server: {type(error).__name__}").body(), 500)
             await reply(scope, receive, named_send)
         finally:

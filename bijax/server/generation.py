@@ -54,8 +54,8 @@ class Generation:
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yields the index of a prompt and all that it has got so far, whenever there is more.
 
-        A reader that is slower than the engine misses some; the last output of each prompt comes always. Closing the
-        generator aborts what is not finished.
+        A reader that is slower than the engine misses some; the last output of each prompt is always yielded. Closing
+        the generator aborts unfinished requests.
 
         Raises:
             ApiError: As for `finish`.
@@ -81,7 +81,7 @@ class Generation:
                     yield latest.popitem()
                 for task in tasks:
                     if task.done():
-                        task.result()  # raises what it raised
+                        task.result()  # re-raises its exception
                 if done and not latest:
                     return
         finally:
@@ -90,7 +90,7 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def abort(self, rid: str | None) -> int:
-        """Aborts the requests that a client named so, or all; returns how many prompts that were."""
+        """Aborts the requests with this client-side id, or all; returns the number of prompts."""
         names = [name for key, names in self._running.items() if rid in (None, key) for name in names]
         return sum([await self.engine.abort(name) for name in names])
 
@@ -112,7 +112,7 @@ class Generation:
             raise ApiError(429, str(error), retry_after_s=RETRY_AFTER_S) from error
         except (TypeError, ValueError) as error:
             if started:
-                raise  # not what the client sent
+                raise  # not the client's fault
             raise prompt.names.explained(error, prompt.field) from error
         except EngineError as error:
             raise ApiError(503, str(error)) from error

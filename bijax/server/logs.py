@@ -9,7 +9,7 @@ _KNOWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in each line: time, level, logger, message, and what the record carries besides.
+    """One JSON object in each line: time, level, logger, message, and the record's extra fields.
 
     Example:
         >>> record = logging.LogRecord("bijax", logging.INFO, "", 0, "GET %s", ("/",), None)
@@ -45,7 +45,7 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up_logs(log_format: str) -> None:
-    """Lets the server's loggers write to stderr. Only the command does so: an application has logs of its own.
+    """Lets the server's loggers write to stderr. Only the command does so: an application has its own logs.
 
     Args:
         log_format: "text" or "json".

@@ -54,7 +54,7 @@ class Latency:
         self._tokens = 0
 
     def saw(self, output: RequestOutput) -> None:
-        """Takes note of what the request has got by now."""
+        """Records the request's output so far."""
         now = time.monotonic()
         tokens = sum(len(completion.tokens) for completion in output.completions)
         new = tokens - self._tokens

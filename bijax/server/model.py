@@ -11,11 +11,11 @@ class Tokenizer(Protocol):
     """Text to tokens and back; `flax_layers.checkpoint.Tokenizer` is one."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text; ValueError if it has none for a character."""
+        """The tokens of a text; ValueError if a character has none."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens, U+FFFD for what is not whole UTF-8."""
+        """The text of tokens, U+FFFD for invalid UTF-8."""
         ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> list[int]:
@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for."""
+        """The bytes of a token."""
         ...
 
 
@@ -52,7 +52,7 @@ class ServedModel:
         """The tokenizer.
 
         Raises:
-            ApiError: With status 400, if there is none.
+            ApiError: With status 400, if it is missing.
         """
         if self.tokenizer is None:
             raise ApiError(400, "this model has no tokenizer; send input_ids to /generate", field=field)

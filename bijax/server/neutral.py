@@ -1,14 +1,14 @@
 """Fields of SGLang's, OpenAI's and vLLM's requests that are not served, and the values of them that ask for nothing.
 
-Clients send all fields of their API, most of them with the default. Such a value is taken and dropped, since a server
-that has the field would answer the same. Any other value would change the answer, and is refused. Null, `{}`, and a
-list of neutral values, the empty one included, are neutral in each of these fields and stand in no table.
+Clients send all fields of their API, most with the default. Such a value is accepted and ignored, since a server with
+the field would answer the same. Any other value would change the answer, and is refused. Null, `{}`, and a list of
+neutral values, including the empty list, are neutral in each of these fields and not listed.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-# The field -> its neutral values. A type stands for all of its values: nothing that is served depends on them.
+# The field -> its neutral values. A type means all of its values: no reply depends on them.
 type Neutral = dict[str, tuple[Any, ...]]
 
 _CONSTRAINED: Neutral = {
@@ -62,7 +62,7 @@ CHAT: Neutral = _OPENAI | {
 
 STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
-# An answer of the server may be sent back as a message, as it is.
+# A server's answer can be sent back unchanged as a message.
 MESSAGE: Neutral = {
     "refusal": (), "tool_calls": (), "function_call": (), "audio": (), "annotations": (), "reasoning_content": ("",),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from .token_text import TokenText, json_logprob
 
 @dataclasses.dataclass(frozen=True)
 class ReplyHead:
-    """What stands in every reply and event of a request.
+    """The fields of every reply and event of a request.
 
     Attributes:
         id: Of the request.
@@ -89,8 +89,8 @@ class ReplyHead:
     def _best(self, entry: TokenLogprob) -> dict[str, float | None]:
         """The most probable tokens and the one at hand, by their texts.
 
-        Different tokens may have one text. It is that of the token at hand, or else of the most probable one; the
-        others get the name that vLLM has for tokens without a text of their own.
+        Different tokens may share a text. It goes to the current token, or else to the most probable one; the others
+        get vLLM's name for tokens without a distinct text.
         """
         own = self.tokens.name(entry.token)
         best: dict[str, float | None] = {}

@@ -9,7 +9,7 @@ _DAY_S = 86400.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions(Options):
-    """How the server listens, and what it takes. It checks itself.
+    """How the server listens, and what it accepts. Validates itself.
 
     Example:
         >>> ServerOptions(port=8000).host

@@ -20,7 +20,7 @@ class Prompt:
     Attributes:
         source: A text, token ids, or messages for the chat template.
         params: How to sample.
-        field: The field of the request that the source stands in, for errors.
+        field: The request field that holds the source, for errors.
         names: The names of the parameters in the request, for errors.
         rid: The name that the client gave it, to abort it.
         priority: Smaller ones come first.
@@ -37,16 +37,16 @@ class Prompt:
 async def tokenize(
     prompts: Sequence[Prompt], model: ServedModel, *, max_prompt_tokens: int | None, unknown_token_id: int | None = None
 ) -> list[list[int]]:
-    """The tokens of each prompt, from a thread of their own, since long texts take long.
+    """The tokens of each prompt, computed in a separate thread, since long texts take long.
 
     Args:
         prompts: The prompts.
         model: Knows the tokens.
-        max_prompt_tokens: Tokens of a prompt at most; None for what the model can.
-        unknown_token_id: Stands for token ids above the vocabulary; with None they are refused.
+        max_prompt_tokens: Maximum number of prompt tokens; None for the model's limit.
+        unknown_token_id: Replaces token ids outside the vocabulary; with None they are refused.
 
     Raises:
-        ApiError: With status 400, if a prompt has no tokens or too many, or holds what the model does not know.
+        ApiError: With status 400, if a prompt has no tokens or too many, or contains something unknown to the model.
     """
     longest = model.max_model_len if max_prompt_tokens is None else min(max_prompt_tokens, model.max_model_len)
     return await asyncio.to_thread(lambda: [_tokens(prompt, model, longest, unknown_token_id) for prompt in prompts])

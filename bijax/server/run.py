@@ -1,4 +1,4 @@
-"""Serves until a signal comes."""
+"""Serves until a signal arrives."""
 
 import asyncio
 import socket
@@ -74,7 +74,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Opens the socket, before the model is loaded. Clients that connect early wait.
 
     Raises:
-        OSError: If the address is taken or not ours.
+        OSError: If the address is in use or not ours.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)

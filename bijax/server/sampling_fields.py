@@ -36,7 +36,7 @@ class SamplingFields(RequestBody):
         """The names of the engine's parameters here.
 
         Args:
-            inside: Where in the request these fields stand: "sampling_params.", or nothing.
+            inside: Prefix of these fields in the request: "sampling_params.", or nothing.
         """
         return FieldNames(inside, self.renamed())
 

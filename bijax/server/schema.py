@@ -13,19 +13,19 @@ from .errors import ApiError
 from .neutral import Neutral, is_neutral, wanted
 
 LONGEST_VALUE = 80  # characters of a wrong value in an error
-NEAREST = 0.45  # least likeness of a name that an error proposes: that of "seed" and "sampling_seed"
+NEAREST = 0.45  # least similarity of a suggested name: that of "seed" and "sampling_seed"
 _REFUSED = "refused_field"
 _ONE, _MANY = "<one>", "<many>"  # tags, which pydantic puts among the names of fields
 
 
 class RequestBody(pydantic.BaseModel):
-    """A JSON object of a request. Types are not converted (`"1"` is no number), and numbers are finite.
+    """A JSON object of a request. Types are not converted (`"1"` is not accepted as a number), and numbers are finite.
 
-    Null stands for a field that is absent, whatever its name. So do neutral values of fields that are not served.
+    Null means an absent field, whatever its name. So do neutral values of unsupported fields.
 
     Attributes:
-        neutral: Fields that are not served, with their neutral values.
-        nested: Objects inside, whose fields an error names where one stands in the wrong place.
+        neutral: Unsupported fields, with their neutral values.
+        nested: Nested objects, whose fields an error names if one is in the wrong place.
     """
 
     neutral: ClassVar[Neutral] = {}
@@ -71,7 +71,7 @@ def parse[Body: RequestBody](kind: type[Body], body: bytes) -> Body:
         body: JSON in UTF-8. An empty body counts as `{}`.
 
     Raises:
-        ApiError: With status 400, if it is no JSON or not of this kind. The message names the field.
+        ApiError: With status 400, if it is not JSON or not of this kind. The message names the field.
 
     Example:
         >>> class Flush(RequestBody):

@@ -26,7 +26,7 @@ PROGRESS_S = 5.0  # between two lines about the warm-up
 
 
 def start(path: Path | None, options: ServerOptions, engine_options: EngineOptions) -> int:
-    """Serves a checkpoint until a signal comes.
+    """Serves a checkpoint until a signal arrives.
 
     Args:
         path: A GGUF file, or a Hugging Face folder; None for SmolLM2.
@@ -37,7 +37,7 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
         The exit code.
 
     Raises:
-        ServeError: If there is no such checkpoint, or the address cannot be had.
+        ServeError: If there is no such checkpoint, or the address cannot be bound.
     """
     try:
         path = smollm2_path() if path is None else path
@@ -63,7 +63,7 @@ def start(path: Path | None, options: ServerOptions, engine_options: EngineOptio
         raise ServeError(str(error)) from error
     code = serve(service, listener)
     if any(thread.name == _THREAD for thread in threading.enumerate()):
-        # Stopped while it starts: XLA still compiles, and would crash as the interpreter is taken down around it.
+        # Stopped during startup: XLA is still compiling, and would crash while the interpreter shuts down.
         logging.shutdown()
         os._exit(code)
     return code
@@ -103,7 +103,7 @@ def _warm_engine(checkpoint: Checkpoint, options: EngineOptions) -> Engine:
 
 
 async def _in_thread[T](function: Callable[[], T]) -> T:
-    """Runs a function in a thread that does not keep the process from ending, as those of asyncio do."""
+    """Runs a function in a thread that does not keep the process from exiting, unlike asyncio's threads."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

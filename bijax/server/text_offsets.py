@@ -12,8 +12,8 @@ class TextOffsets:
     """Finds the place of each token in the text, as the tokens come one after another.
 
     The place of a token is the index of the character that holds its first byte, so that the tokens of one character
-    share a place. Nothing that comes later moves it. It is found in the text that all tokens have together, which is
-    not made of the texts that they have alone: bytes of a character are U+FFFD alone, and some tokenizers drop the
+    share a place. Later tokens do not move it. It is found in the text of all tokens together, which is not the
+    concatenation of their separate texts: bytes of a character are U+FFFD alone, and some tokenizers drop the
     space at the beginning.
 
     Args:

@@ -9,11 +9,11 @@ from bijax.serving.requests import special_token_ids
 
 from .model import Tokenizer
 
-LOWEST = -9999.0  # stands for -inf, which JSON has not; vLLM writes the same
+LOWEST = -9999.0  # for -inf, which JSON lacks; vLLM writes the same
 
 
 class _Token(NamedTuple):
-    """A token: its text as `decode` has it, its bytes, its text as OpenAI writes it, and whether it stands for any."""
+    """A token: its text as `decode` has it, its bytes, its text as OpenAI writes it, and whether it has any."""
 
     text: str
     data: bytes
@@ -22,7 +22,7 @@ class _Token(NamedTuple):
 
 
 class TokenText:
-    """What tokens stand for, remembered.
+    """The texts and bytes of tokens, cached.
 
     Args:
         tokenizer: None knows no texts.
@@ -36,13 +36,13 @@ class TokenText:
         self._remembered = functools.lru_cache(maxsize=2**16)(self._read)
 
     def text(self, token: int) -> str:
-        """The text of a token, U+FFFD for bytes that are no whole character; the id as digits without a tokenizer."""
+        """The text of a token, U+FFFD for incomplete characters; the id as digits without a tokenizer."""
         return self._remembered(token).text
 
     def name(self, token: int) -> str:
         r"""The text of a token as OpenAI writes it: "bytes:" and the bytes where they are not whole UTF-8.
 
-        Of these bytes, printable ASCII stands for itself, all others and the backslash as `\xf0`.
+        Printable ASCII is kept as is; all other bytes and the backslash are written as `\xf0`.
         """
         return self._remembered(token).name
 
@@ -73,7 +73,7 @@ class TokenText:
             return _Token(str(token), b"", str(token))
         try:
             text, data = self.tokenizer.decode([token]), self.tokenizer.token_bytes(token)
-        except ValueError:  # vocabularies are padded with tokens that stand for nothing
+        except ValueError:  # vocabularies are padded with unused tokens
             return _Token("", b"", "", exists=False)
         return _Token(text, data, _name(data))
 

@@ -17,7 +17,7 @@ from bijax.serving.params import SamplingParams
 
 
 class AsyncEngine:
-    """Runs an `Engine` in a thread of its own, and hands its outputs to coroutines.
+    """Runs an `Engine` in its own thread, and hands its outputs to coroutines.
 
     The methods may be called from any event loop. Nothing else may use the engine meanwhile.
 
@@ -81,7 +81,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
-        """Serves a request; yields what it has got, cumulatively, as it comes; a slow reader misses those between.
+        """Serves a request; yields cumulative outputs as they arrive; a slow reader misses intermediate ones.
 
         Leaving the loop before the end aborts the request and frees its pages.
 
@@ -162,7 +162,7 @@ class AsyncEngine:
         await asyncio.wrap_future(self._submit(self.engine.flush_cache))
 
     async def pause(self) -> None:
-        """Stops computing after the step that runs. Requests are taken and wait."""
+        """Stops computing after the current step. Requests are accepted and wait."""
         await asyncio.wrap_future(self._submit(self.engine.pause))
 
     async def resume(self) -> None:
@@ -174,7 +174,7 @@ class AsyncEngine:
         await asyncio.wrap_future(self._submit(lambda: self.engine.update_weights(weights, version)))
 
     async def drain(self) -> None:
-        """Refuses requests from now on, and waits for those that are there; in a pause, for its end."""
+        """Refuses new requests, and waits for the existing ones; during a pause, for its end."""
         self._draining = True
         while self._error is None and not self._closed:
             if await asyncio.wrap_future(self._submit(lambda: not self._streams)):
@@ -239,7 +239,7 @@ class AsyncEngine:
             mailbox.put(error)
         left_alone = list(self._streams)
         self._streams.clear()
-        for name in left_alone:  # nobody will ask for them, and the engine can be used further
+        for name in left_alone:  # nobody will ask for them, and the engine remains usable
             self.engine.abort(name)
 
     def _deliver(self, output: RequestOutput) -> None:
@@ -296,7 +296,7 @@ class _Mailbox:
             return
 
     async def take(self) -> RequestOutput:
-        """Waits for an output that was not taken yet."""
+        """Waits for an output that was not consumed yet."""
         await self._there.wait()
         self._there.clear()
         item, self._newest = self._newest, None

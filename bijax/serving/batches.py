@@ -17,7 +17,7 @@ class Batch:
     """Work that one call of the model does.
 
     Attributes:
-        works: One for each row; the rows behind them are padding.
+        works: One for each row; the rows after them are padding.
         shape: Rows and tokens.
     """
 
@@ -26,11 +26,11 @@ class Batch:
 
     @property
     def drafts(self) -> bool:
-        """Whether the works have drafts: all have, or none has."""
+        """Whether the works have drafts: either all or none."""
         return self.works[0].drafts > 0
 
     def packed(self, slots: Slots) -> np.ndarray:
-        """Returns what the model is given; see `bijax.serving.packed`."""
+        """Returns the model's inputs; see `bijax.serving.packed`."""
         works = self.works
         for work in works:
             if work.sequence.written != len(work.sequence.pages):
@@ -45,7 +45,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Place:
-    """A token behind which something is wanted.
+    """A token position whose logits are needed.
 
     Attributes:
         work: Whose.
@@ -59,7 +59,7 @@ class Place:
 
 
 def cut(works: Sequence[Work], sizes: Sizes) -> Iterator[Batch]:
-    """Yields batches of one token or drafts, and of parts of prompts of similar lengths."""
+    """Yields batches of single tokens or drafts, and batches of prompt chunks of similar lengths."""
     single: list[Work] = []
     drafted: list[Work] = []
     prefill: list[Work] = []
@@ -77,7 +77,7 @@ def cut(works: Sequence[Work], sizes: Sizes) -> Iterator[Batch]:
 
 
 def sampled_places(batch: Batch) -> list[Place]:
-    """Returns the tokens behind which the next one is sampled: the last of a sequence and the drafts after it."""
+    """Returns the positions after which a token is sampled: the last of a sequence and the drafts after it."""
     places = []
     for row, work in enumerate(batch.works):
         if work.samples:
@@ -100,7 +100,7 @@ def scored_places(batch: Batch) -> list[Place]:
 
 
 def rows_of(batch: Batch, vocab_size: int, slots: Slots) -> Rows | None:
-    """Returns what a batch without drafts is sampled with; None where seeds and temperatures are enough."""
+    """Returns the sampling parameters of a batch without drafts; None where seeds and temperatures suffice."""
     if all(work.sequence.request.params.is_plain for work in batch.works):
         return None
     places = [Place(work, row, len(work.tokens) - 1) for row, work in enumerate(batch.works) if work.samples]
@@ -108,7 +108,7 @@ def rows_of(batch: Batch, vocab_size: int, slots: Slots) -> Rows | None:
 
 
 def sampling_rows(places: Sequence[Place], at: Sequence[int], rows: int, vocab_size: int, slots: Slots) -> Rows:
-    """Returns what `rows` rows of logits are sampled with, those of the places `at` their rows, the others padding."""
+    """Returns the sampling parameters of `rows` rows of logits, the first for the places `at`, the others padding."""
     given, where = empty_rows(rows), list(at)
     index = [place.work.sequence.slot for place in places]
     given.seeds[where], given.temperature[where] = slots.seeds[index], slots.temperature[index]

@@ -1,4 +1,4 @@
-"""The functions of a step that are compiled: around the model, and behind it."""
+"""The compiled functions of a step: around the model, and after it."""
 
 import functools
 from typing import Any, Final, NamedTuple
@@ -17,7 +17,7 @@ from bijax.serving.rows import Extras, Rows
 
 
 class Structure:
-    """What a model is beside its weights: hashed once, and compared in no time where it is the same object."""
+    """A model's structure without its weights: hashed once, and compared by identity first."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
@@ -31,7 +31,7 @@ class Structure:
 
 
 class Scored(NamedTuple):
-    """Log-probabilities of given tokens, (R,) float32, and the largest ones, (R, top)."""
+    """Log-probabilities of the given tokens, (R,) float32, and the largest ones, (R, top)."""
 
     logprobs: jax.Array
     top_logprobs: jax.Array
@@ -43,8 +43,8 @@ class Advanced(NamedTuple):
 
     Attributes:
         hidden: (B, T, ...).
-        logits: (B, V), behind the last new token of each sequence.
-        fed: (B,) int32, the first token that each sequence was given.
+        logits: (B, V), after the last new token of each sequence.
+        fed: (B,) int32, the first token passed for each sequence.
         pages: The cache.
     """
 
@@ -84,13 +84,13 @@ def memory_for(model: Model, pages: Any, last: jax.Array, packed: Any, *, table_
 
 
 def advance(model: Model, pages: Any, given: Given, *, common_page_size: int | None = None) -> Advanced:
-    """Appends tokens to sequences and returns the logits behind them.
+    """Appends tokens to sequences and returns the logits after them.
 
     Args:
         model: The model.
-        pages: The cache, which is used up.
-        given: What the model is given.
-        common_page_size: Tokens of a page, if the model is to be told what all sequences begin with.
+        pages: The cache, donated.
+        given: The model's inputs.
+        common_page_size: Tokens of a page, if the model is to be told the sequences' common prefix.
     """
     further = {} if common_page_size is None else {"common_prefix": _common_tokens(given, common_page_size)}
     hidden, pages = model.extend(pages, given.tokens, given.page_table, given.start, given.lengths, **further)
@@ -134,8 +134,8 @@ def advance_and_draw(
         to_host: As for `for_host`.
 
     Returns:
-        The last token of each slot, `packed` one step on, which has no meaning behind more than one token, what the
-        call of the model brings, a token for each of its rows, and these tokens for the host.
+        The last token of each slot, `packed` one step on, which has no meaning after more than one token, the results
+        of the model's call, a token for each of its rows, and these tokens for the host.
     """
     given = unpack(packed, last, table_width=table_width)
     model = jax.tree.unflatten(structure.tree, weights)
@@ -147,14 +147,14 @@ def advance_and_draw(
 
 @functools.partial(jax.jit, static_argnames="table_width")
 def begin(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
-    """Returns what the model is given."""
+    """Returns the model's inputs."""
     return unpack(packed, last, table_width=table_width)
 
 
 def _common_tokens(given: Given, page_size: int) -> jax.Array:
-    """Returns how many tokens lie in pages that all sequences begin with, () int32; padding is left out.
+    """Returns the number of tokens in the pages that all sequences begin with, () int32; padding is ignored.
 
-    Entries behind a sequence may agree by chance. That says nothing of a token that there is.
+    Entries after a sequence's end may agree by chance; they affect no valid token.
     """
     differs = jnp.any((given.page_table != given.page_table[:1]) & (given.lengths > 0)[:, None], axis=0)
     return page_size * jnp.argmax(jnp.append(differs, True)).astype(jnp.int32)
@@ -177,7 +177,7 @@ def take(hidden: jax.Array, index: jax.Array) -> jax.Array:
 def draw_tokens(
     left: jax.Array, given: Given, last: jax.Array, *, batch_invariant: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws a token (B,) from each row of logits (B, V), the one behind the last new token of the sequence.
+    """Draws a token (B,) from each row of logits (B, V), the one after the last new token of the sequence.
 
     Returns:
         The tokens, and the last token of each slot.
@@ -242,7 +242,7 @@ def measure_tokens(
 
 @functools.partial(jax.jit, static_argnames=("top", "batch_invariant", "to_host"))
 def score(logits: jax.Array, tokens: jax.Array, *, top: int, batch_invariant: bool, to_host: bool) -> Scored:
-    """Returns the log-probabilities of given tokens (R,), and the `top` largest, for the host."""
+    """Returns the log-probabilities of the given tokens (R,), and the `top` largest, for the host."""
     logprobs = Arithmetic(batch_invariant).log_softmax(logits)
     found = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
     top_logprobs, top_tokens = jax.lax.top_k(logprobs, top)

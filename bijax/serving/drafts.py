@@ -8,7 +8,7 @@ _LONGEST = 4
 def look_up(tokens: Sequence[int], number: int) -> list[int]:
     """Returns up to `number` tokens that may come next, by prompt lookup.
 
-    The longest of the last 4, 3 and 2 tokens that stands earlier in the sequence counts, at its last place.
+    The longest of the last 4, 3 and 2 tokens that occurs earlier in the sequence counts, at its last occurrence.
 
     Source: A. Saxena, "Prompt lookup decoding" (https://github.com/apoorvumang/prompt-lookup-decoding).
 

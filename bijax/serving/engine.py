@@ -22,8 +22,8 @@ from bijax.serving.step import Results, Step
 class Engine:
     """Serves requests together, each with the bits that it would get alone.
 
-    It runs in the thread that calls it and starts none; see `AsyncEngine` for servers. Its methods must not be called
-    by two threads at once.
+    It runs in the calling thread and starts no thread; see `AsyncEngine` for servers. Its methods must not be called by
+    two threads at once.
 
     Args:
         model: The model.
@@ -101,7 +101,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute something, or return what the last one has computed."""
+        """Whether a step would compute something, or return the results of the last one."""
         return self._in_flight is not None or (bool(self._requests) and not self._paused)
 
     @property
@@ -123,15 +123,15 @@ class Engine:
             prompt_tokens: At least one token.
             params: What it asks for.
             request_id: Its name, which no unfinished request has; one is made up by default.
-            priority: Smaller ones come first. A request that has waited `aging_steps` steps counts as one a priority
-                above, so that each comes first some day.
+            priority: Lower values run first. A request moves up one priority for every `aging_steps` steps that it
+                waits, so that none starves.
 
         Returns:
             The name.
 
         Raises:
             TypeError: If an argument has the wrong type.
-            ValueError: If a token is outside of the vocabulary, the prompt is too long, or the name is taken.
+            ValueError: If a token is outside the vocabulary, the prompt is too long, or the name is taken.
             QueueFullError: If too many sequences wait.
         """
         params = SamplingParams() if params is None else params
@@ -166,21 +166,21 @@ class Engine:
         return name
 
     def step(self, watched: Container[str] | None = None) -> list[RequestOutput]:
-        """Gives the device one step; returns what the requests that got something have now, cumulatively.
+        """Dispatches one step; returns the cumulative outputs of the requests that received something.
 
         Args:
             watched: Requests whose outputs are returned before they are finished; all by default. What nobody looks at
                 costs time.
 
-        With `dispatch_ahead` that is what the step before has brought, so that the device has work while the host reads
-        and plans. Where a request turns out to have ended by then, at a stop string for one, the token that the new
+        With `dispatch_ahead` these are the previous step's results, so that the device has work while the host reads
+        and plans. If a request turns out to have ended by then, for example at a stop string, the token that the new
         step samples for it is dropped.
 
-        A step that is broken off, by an error or by Ctrl-C, may have used up the cache and lost what was sampled.
+        A step that is interrupted, by an error or by Ctrl-C, may have donated the cache and lost sampled tokens.
         Requests stay, and the next step begins by computing them again.
 
         Raises:
-            EngineError: If requests wait and none can be given work, which is a fault of the engine.
+            EngineError: If requests wait and none can be scheduled, which is a bug in the engine.
         """
         with self._in_one_piece():
             return self._step(watched)
@@ -202,7 +202,7 @@ class Engine:
         return [] if ready is None else self._take(ready, watched)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Ends a request and frees its pages; returns what it had got, or None if there is no such request."""
+        """Ends a request and frees its pages; returns its output so far, or None if there is no such request."""
         with self._in_one_piece():
             request = self._requests.get(request_id)
             if request is None:
@@ -236,8 +236,8 @@ class Engine:
             version: Their name in outputs; "1", "2", ... by default.
 
         Raises:
-            TypeError: If the model does not take weights in that form.
-            ValueError: If they are of another model. The old weights stay.
+            TypeError: If the model does not accept weights in that format.
+            ValueError: If they belong to another model. The old weights stay.
         """
         model = self._model.with_weights(weights)
         with self._in_one_piece():
@@ -253,7 +253,7 @@ class Engine:
         """Compiles all programs, so that none is compiled while requests run.
 
         Args:
-            on_progress: Called with the number of shapes that are done, and of all.
+            on_progress: Called with the number of finished shapes and their total.
         """
         with self._in_one_piece():
             self._programs.warm_up(on_progress)
@@ -284,7 +284,7 @@ class Engine:
     ) -> list[RequestOutput]:
         """Serves prompts and returns their outputs, in their order.
 
-        Requests that were added before are served beside them, and what they get is not returned.
+        Requests added before are served too, and their outputs are not returned.
 
         Args:
             prompts: Tokens of each prompt.
@@ -292,7 +292,7 @@ class Engine:
 
         Raises:
             TypeError: As `add`.
-            ValueError: As `add`, or if there are not as many params as prompts, or the engine is paused.
+            ValueError: As `add`, or if the numbers of params and prompts differ, or the engine is paused.
         """
         if not isinstance(prompts, Collection):
             raise TypeError(f"Engine: prompts must be a sequence of prompts, got {type(prompts).__name__}.")
@@ -328,7 +328,7 @@ class Engine:
 
     @contextmanager
     def _in_one_piece(self) -> Iterator[None]:
-        """Around what leaves the engine in pieces if it does not come to its end."""
+        """Marks a critical section: if it raises, the next call recovers."""
         self._mend()
         self._broken_off = True
         yield
@@ -350,7 +350,7 @@ class Engine:
         self._broken_off = False
 
     def _take(self, step: Step, watched: Container[str] | None) -> list[RequestOutput]:
-        """Reads a step, and gives sequences what it has brought."""
+        """Reads a step, and passes its results to the sequences."""
         changed: dict[str, Request] = {}
         generated = 0
         results = step.read()
@@ -362,7 +362,7 @@ class Engine:
                 request.prompt_logprobs += results.scored[work]
             taken = self._append(work, results)
             generated += taken
-            # Behind drafts that were not what the model samples, nothing counts.
+            # Everything after a rejected draft is discarded.
             self._scheduler.read(work, accepted=taken - 1 if taken else 0)
             if sequence.finish_reason is not None:
                 self._scheduler.remove(sequence)
@@ -380,7 +380,7 @@ class Engine:
         return outputs
 
     def _append(self, work: Work, results: Results) -> int:
-        """Gives a sequence what was sampled for it; returns how many tokens it took."""
+        """Passes a sequence its sampled tokens; returns the number accepted."""
         sequence = work.sequence
         if not work.samples:
             if work.reaches_end:

@@ -2,7 +2,7 @@
 
 
 class QueueFullError(RuntimeError):
-    """The waiting queue is full: the request was not taken. Try again later."""
+    """The waiting queue is full: the request was not accepted. Try again later."""
 
 
 class EngineError(RuntimeError):

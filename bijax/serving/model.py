@@ -8,14 +8,14 @@ import jax
 class Model(Protocol):
     """A language model with a paged cache of keys and values, or of whatever it keeps of each token.
 
-    The engine calls the methods with arrays of a few fixed shapes. With `one_program` it does so inside of `jax.jit`,
+    The engine calls the methods with arrays of a few fixed shapes. With `one_program` it does so inside `jax.jit`,
     model and sampling together, since a GPU is faster than a host that calls many programs; the model must then be a
-    pytree of its weights. Without, it calls them outside, and the model compiles what it likes, once for each shape. It
-    must not wait for the device: tokens may be on their way through it. `flax_layers.models.ServedLlama` is one such
+    pytree of its weights. Otherwise it calls them outside, and the model compiles its own programs, once for each
+    shape. It must not wait for the device: tokens may still be in flight. `flax_layers.models.ServedLlama` is one such
     model.
 
-    For the engine's promise, `extend` and `logits` must be row-invariant: what they return for a token may depend on
-    the tokens up to it in its own sequence, and neither on the batch, nor on how the sequence was cut into calls, nor
+    For the engine's promise, `extend` and `logits` must be row-invariant: the result for a token may depend on the
+    tokens up to it in its own sequence, and neither on the batch, nor on how the sequence was cut into calls, nor
     on which pages hold it.
     """
 
@@ -29,7 +29,7 @@ class Model(Protocol):
 
     @property
     def least_common_prefix(self) -> int | None:
-        """With how many tokens all sequences of a batch must begin for `common_prefix` to be worth a program.
+        """The shortest common prefix, in tokens, for which `common_prefix` is worth a program.
 
         None if it never is. It has a meaning with `one_program` alone.
         """
@@ -55,16 +55,16 @@ class Model(Protocol):
         Args:
             pages: The cache. It is used up.
             tokens: (B, T) int32, each sequence padded at its end.
-            page_table: (B, n) int32: page i of a sequence holds its positions from i * page_size on. Entries behind
-                the last position of a sequence have no meaning.
-            start: (B,) int32, tokens that each sequence has in the cache already.
-            lengths: (B,) int32, new tokens of each sequence, from 0 to T. A row with 0 is padding: nothing of it may be
+            page_table: (B, n) int32: page i of a sequence holds its positions from i * page_size on. Entries after the
+                last position of a sequence have no meaning.
+            start: (B,) int32, tokens of each sequence already in the cache.
+            lengths: (B,) int32, new tokens of each sequence, from 0 to T. A row with 0 is padding and must not be
                 written.
             common_prefix: () int32, tokens that all sequences begin with, in the same pages, which may be read once; no
                 bit may depend on it. None where it is not known, as it always is unless `least_common_prefix` asks.
 
         Returns:
-            hidden (B, T, ...), of which the first lengths[b] of a sequence are meant, and the cache with the tokens.
+            hidden (B, T, ...), where the first lengths[b] of a sequence are valid, and the updated cache.
         """
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -74,11 +74,11 @@ class Model(Protocol):
         """Returns the model with the same weights and stock JAX operations, which promises nothing about bits."""
 
     def with_weights(self, weights: Any) -> Self:
-        """Returns the model with other weights, in whatever form it takes them, and the compiled programs of this one.
+        """Returns the model with new weights, in a format of its choice, and the compiled programs of this one.
 
         Raises:
-            TypeError: If it does not take weights in that form.
-            ValueError: If they are of another model.
+            TypeError: If it does not accept weights in that format.
+            ValueError: If they belong to another model.
         """
 
 

@@ -23,8 +23,8 @@ def option(
     """A field of a subclass of `Options`.
 
     Args:
-        default: Its default; with None, None is taken too.
-        text: What it is, for `--help`.
+        default: Its default; with None, None is accepted too.
+        text: Its description, for `--help`.
         kind: bool, int, float or str.
         least: Smallest number allowed.
         most: Largest number allowed.
@@ -67,8 +67,8 @@ class Options:
         """Returns options from arguments, and from the environment where there is no argument.
 
         Args:
-            environ: The environment; that of the process by default.
-            given: Options by name. None counts as not given.
+            environ: The environment; the process's by default.
+            given: Options by name. None counts as absent.
 
         Raises:
             TypeError: If there is no such option, or one has the wrong type.
@@ -84,7 +84,7 @@ class Options:
 
     @classmethod
     def add_flags(cls, parser: argparse._ActionsContainer) -> None:
-        """Adds a flag for each option: `--page-size`, `--no-prefix-cache`. One that is not given is None."""
+        """Adds a flag for each option: `--page-size`, `--no-prefix-cache`. An absent flag is None."""
         for field in _fields(cls):
             kind, choices = field.metadata["kind"], field.metadata["choices"]
             how: dict[str, Any] = {"type": kind, "metavar": "TEXT" if kind is str else "N"}

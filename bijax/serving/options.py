@@ -11,7 +11,7 @@ MAX_DRAFTS = 7
 class EngineOptions(Options):
     """How an engine works. It checks itself.
 
-    No option but `enable_deterministic_inference` and `default_seed` can change a bit of what a request gets.
+    No option but `enable_deterministic_inference` and `default_seed` can change a bit of a request's output.
 
     Raises:
         TypeError: If an option has the wrong type; the message names it.

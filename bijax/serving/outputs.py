@@ -16,8 +16,8 @@ class TokenLogprob:
         token: The token.
         top: The most probable tokens with their log-probabilities, the most probable first, the lower token first
             among equals.
-        sampled_logprob: Of the token in the distribution that it was sampled from, behind penalties, temperature and
-            filters; 0 at temperature 0. None for a token of the prompt.
+        sampled_logprob: Of the token in the sampled distribution, after penalties, temperature and filters; 0 at
+            temperature 0. None for a token of the prompt.
     """
 
     logprob: float
@@ -28,7 +28,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Completion:
-    """One output of a request, as far as it is there.
+    """One output of a request, possibly partial.
 
     Attributes:
         index: Which of the request's `n` outputs this is.
@@ -58,8 +58,8 @@ class RequestOutput:
         prompt_tokens: The prompt.
         completions: The `n` outputs, by index.
         finished: Whether all of them are finished.
-        prompt_logprobs: For the prompt's tokens from `logprob_start_len` on, None for the first token of the prompt,
-            which nothing comes before; None if the request did not ask for them or the prompt is not computed yet.
+        prompt_logprobs: For the prompt's tokens from `logprob_start_len` on, None for the first token of the prompt;
+            None if the request did not ask for them or the prompt is not computed yet.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
     """
@@ -88,7 +88,7 @@ class EngineStats:
         prompt_tokens: Tokens of prompts computed or found.
         generated_tokens: Tokens sampled.
         drafted_tokens: Tokens proposed by prompt lookup.
-        accepted_tokens: Those of them that were what the model sampled.
+        accepted_tokens: Proposed tokens that the model sampled too.
         finished: Requests finished, by reason.
         weight_version: Of the weights.
     """

@@ -1,6 +1,6 @@
 """All arguments of a call of the model in one array: a transfer costs the host the same, whatever its size.
 
-While nothing changes but that each sequence gets one token, the device makes the next array itself, and none is sent.
+As long as each sequence only gains one token, the device makes the next array itself, and none is sent.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# Columns of a row of the array, all int32. Behind them stand the row of `Slots` (the words of the seed, the bits of the
-# temperature, the pages), and the tokens.
+# Columns of a row of the array, all int32. They are followed by the row of `Slots` (the words of the seed, the bits of
+# the temperature, the pages), and the tokens.
 _CALL: Final = 4
 _PARAMETERS: Final = 3
 SLOT_COLUMNS: Final = _PARAMETERS
@@ -22,11 +22,11 @@ class Given(NamedTuple):
     """What is in the array.
 
     Attributes:
-        tokens: (B, T) int32, the last token of a sequence in the place of one that the host has not read.
+        tokens: (B, T) int32, with the last token of a sequence filled in for one that the host has not read.
         page_table: (B, n) int32.
         start: (B,) int32.
         lengths: (B,) int32.
-        kept: (B,) int32, the slots that sampled tokens are kept in; -1 for none.
+        kept: (B,) int32, the slots that store sampled tokens; -1 for none.
         seeds: (B, 2) uint32.
         temperature: (B,) float32.
     """
@@ -47,11 +47,11 @@ def pack(
     rows: int,
     width: int,
 ) -> np.ndarray:
-    """Returns the array for `rows` rows of `width` tokens, those behind the calls being padding.
+    """Returns the array for `rows` rows of `width` tokens; rows after the calls are padding.
 
     Args:
-        calls: For each sequence its tokens in the cache, the number of new ones, the slot whose last token stands for
-            the one that is given, and the slot that a sampled one is kept in; -1 for none.
+        calls: For each sequence its tokens in the cache, the number of new ones, the slot whose last token replaces the
+            passed one, and the slot that stores the sampled one; -1 for none.
         slots: Their rows of `Slots`.
         tokens: The new tokens of each.
         rows: B.
@@ -71,7 +71,7 @@ def pack(
 
 
 def unpack(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
-    """Returns what is in the array.
+    """Unpacks the array.
 
     Args:
         packed: The array.
@@ -83,14 +83,14 @@ def unpack(packed: jax.Array, last: jax.Array, *, table_width: int) -> Given:
     table = packed[:, _CALL + _PARAMETERS : _CALL + _PARAMETERS + table_width]
     tokens = packed[:, _CALL + _PARAMETERS + table_width :]
     if tokens.shape[1] == 1:
-        # -1 is sampled where the logits hold nan: the sequence ends there, and what it computes until then is dropped.
+        # -1 is sampled where the logits hold nan: the sequence ends there, and later results are dropped.
         tokens = jnp.where(unread[:, None] < 0, tokens, jnp.maximum(last[unread], 0)[:, None])
     temperature = lax.bitcast_convert_type(parameters[:, 2], jnp.float32)
     return Given(tokens, table, start, lengths, kept, parameters[:, :2], temperature)
 
 
 def one_step_on(packed: Any) -> Any:
-    """Returns the array of the next step, in which each sequence goes on with the one token that this one samples."""
+    """Returns the array of the next step, in which each sequence continues with the one token that this one samples."""
     start, lengths, _, kept = (packed[:, i : i + 1] for i in range(_CALL))
     xp = np if isinstance(packed, np.ndarray) else jnp
     return xp.concatenate([start + lengths, lengths, kept, kept, packed[:, _CALL:-1], 0 * start], axis=1)

@@ -35,7 +35,7 @@ class PagePool:
         """Returns a free page, held once.
 
         Raises:
-            IndexError: If there is none.
+            IndexError: If no page is free.
         """
         page = self._free.pop()
         self._holders[page] = 1

@@ -20,8 +20,8 @@ class SamplingParams:
 
     Args:
         temperature: Divides the logits; 0 takes the most probable token.
-        top_k: Keeps the most probable tokens, so many; None keeps all.
-        top_p: Keeps each token of which the more probable ones have together a probability below it; in (0, 1].
+        top_k: Keeps this many of the most probable tokens; None keeps all.
+        top_p: Keeps each token if the more probable ones have a total probability below it; in (0, 1].
         min_p: Keeps tokens with at least this fraction of the largest probability; in [0, 1].
         repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens of the prompt and the
             output; above 0.
@@ -29,13 +29,13 @@ class SamplingParams:
         presence_penalty: Subtracted from the logits of tokens that are in the output; in [-2, 2].
         logit_bias: Added to the logits of tokens; in [-100, 100].
         allowed_token_ids: The only tokens that may be sampled; None allows all.
-        max_new_tokens: Number of tokens at which the output ends at the latest; 0 computes the prompt alone.
+        max_new_tokens: Maximum number of output tokens; 0 computes the prompt alone.
         min_new_tokens: Number of tokens before which neither a stop token nor the end of the text is sampled and stop
             strings are not looked for.
         stop: Strings at which the output ends; its text does not hold them.
         stop_token_ids: Tokens at which the output ends. They are the last of its tokens and not in its text.
         ignore_eos: Whether the end-of-text tokens of the model do not end the output.
-        n: Number of outputs. Output i is that of a request for one output with the seed `seed + i`, modulo 2**64.
+        n: Number of outputs. Output i equals that of a single-output request with the seed `seed + i`, modulo 2**64.
         seed: Of the random numbers, -2**63 to 2**64 - 1, taken modulo 2**64; None leaves it to the engine.
         logprobs: Whether the log-probabilities of the sampled tokens are returned.
         top_logprobs: Number of most probable tokens to return with each log-probability; 0 to 20.
@@ -116,7 +116,7 @@ class SamplingParams:
 
     @functools.cached_property
     def has_extras(self) -> bool:
-        """Whether logits are changed by penalties, biases or bans, those of `min_new_tokens` apart."""
+        """Whether logits are changed by penalties, biases or bans, apart from `min_new_tokens`."""
         return (
             self.repetition_penalty != 1
             or self.frequency_penalty != 0

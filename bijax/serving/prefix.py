@@ -19,7 +19,7 @@ class _Node:
 
 
 class PrefixCache:
-    """Keeps full pages of what was computed, and finds them again by the tokens from the start of a sequence on.
+    """Caches full computed pages, and finds them by a sequence's tokens from its start.
 
     The cache is one of the holders of its pages. It gives up those that it alone holds, the least recently used first.
 
@@ -51,7 +51,7 @@ class PrefixCache:
 
         Args:
             tokens: The sequence.
-            limit: Number of tokens that may be matched at most.
+            limit: Maximum number of tokens to match.
         """
         path = self._path(tokens, limit)
         self._touch(path)
@@ -60,7 +60,7 @@ class PrefixCache:
         return [node.page for node in path]
 
     def insert(self, tokens: Tokens, pages: Sequence[int]) -> None:
-        """Adds the full pages of a sequence, of which those behind the tokens and those already known are left out.
+        """Adds the full pages of a sequence, except pages past the tokens and pages already known.
 
         Args:
             tokens: Tokens whose keys and values are computed.
@@ -77,9 +77,9 @@ class PrefixCache:
         self._touch(path)
 
     def evict(self, number: int) -> int:
-        """Gives up pages that nobody else holds; returns how many, at most `number`."""
+        """Evicts pages that nobody else holds; returns their number, at most `number`."""
         found: list[_Node] = []
-        given_up: Counter[_Node] = Counter()  # children of a node that are given up with it
+        given_up: Counter[_Node] = Counter()  # children of a node that are evicted with it
         for node in self._nodes:  # a node before its parent
             if len(found) == number:
                 break

@@ -23,7 +23,7 @@ _ROWS_IN_COMMON: Final = 8
 class Drawn(NamedTuple):
     """Tokens (R,) int32, and their log-probabilities, if any row's are wanted. Rows of padding have no meaning.
 
-    They are what the host reads, in its memory where it can be.
+    The host reads them, in its own memory if possible.
     """
 
     tokens: jax.Array
@@ -41,8 +41,8 @@ class Programs:
         num_pages: Pages of the cache.
         page_size: Tokens of a page.
         table_width: Entries of a page table.
-        num_slots: Sequences whose last tokens are kept.
-        batch_invariant: Whether bits are to be the same in any batch.
+        num_slots: Sequences whose last tokens are stored.
+        batch_invariant: Whether bits must be the same in any batch.
 
     Attributes:
         slots: What steps read of each running sequence.
@@ -95,8 +95,7 @@ class Programs:
     def _allocate(self) -> None:
         pages = self.model.init_pages(self._num_pages, self._page_size)
         last = jnp.zeros(len(self.slots.rows), jnp.int32)
-        # What a program that names a memory returns is bound to a device, and JAX would compile anew for it behind a
-        # first call with arrays that are not.
+        # Outputs with an explicit memory kind are committed; uncommitted first inputs would trigger a recompile.
         self._gpu = _one_gpu(pages)
         self._last: jax.Array
         self._pages, self._last = self._bound((pages, last))
@@ -171,7 +170,7 @@ class Programs:
         return asks and width == 1 and rows >= _ROWS_IN_COMMON
 
     def have_common_prefix(self, slots: Sequence[int], starts: Iterable[int]) -> bool:
-        """Whether sequences begin with so many tokens in the same pages as the model asks for.
+        """Whether the sequences share a prefix of pages as long as the model asks for.
 
         Args:
             slots: Of the sequences.
@@ -180,7 +179,7 @@ class Programs:
         least = self.model.least_common_prefix
         if least is None or min(starts) < least:
             return False
-        # Pages stand in a tree: where two sequences have the same one, they have the same ones before it.
+        # Pages form a tree: two sequences that share a page share all pages before it.
         pages = self.slots.table[slots, -(-least // self._page_size) - 1]
         return bool((pages == pages[0]).all())
 
@@ -190,7 +189,7 @@ class Programs:
         return self.model.logits(device.take(hidden, index))
 
     def sample(self, logits: jax.Array, rows: Rows) -> Drawn:
-        """Samples a token from each row of logits (R, V), of drafts and what they stand behind."""
+        """Samples a token from each row of logits (R, V), of drafts and of the tokens before them."""
         self._known.add(("draw drafted", logits.shape))
         left = self._left(logits, rows, np.full(len(logits), -1, np.int32))
         tokens = device.draw_drafted(
@@ -236,7 +235,7 @@ class Programs:
         """Runs each program once, on rows of padding.
 
         Args:
-            on_progress: Called with the number of shapes that are done, and of all.
+            on_progress: Called with the number of finished shapes and their total.
         """
         shapes = self.sizes.shapes
         advanced = [s for s in shapes if s[1] != self.sizes.drafted or s in self.sizes.prefill]
@@ -261,7 +260,7 @@ class Programs:
                 if tokens > 1:  # the log-probabilities of prompts are computed in batches of the largest size
                     self.score(self.logits(hidden, most), most)
             jax.block_until_ready(self._pages)
-        # Weights that are bound to a device bind what a first call gives back, and JAX compiles again for that.
+        # Committed weights commit the outputs of a first call, and JAX would compile again for these.
         for rows, tokens in advanced if self.model.one_program else advanced[:1]:
             self.advance(pack([], self.slots.rows[:0], [], rows, tokens), empty_rows(rows)._replace(restricted=True))
         jax.block_until_ready(self._pages)
@@ -269,6 +268,6 @@ class Programs:
 
 
 def _one_gpu(pages: Any) -> jax.Device | None:
-    """Returns the GPU that the cache lies on, if it is one."""
+    """Returns the GPU that holds the cache, if it is one."""
     devices = {device for array in jax.tree.leaves(pages) for device in array.devices()}
     return next((d for d in devices if d.platform == "gpu"), None) if len(devices) == 1 else None

@@ -49,17 +49,17 @@ def make_request(
     Args:
         name: Its name.
         prompt: Tokens.
-        params: What it asks for.
+        params: Its sampling parameters.
         key: Its place in the order of all requests.
-        vocab_size: Of the model.
+        vocab_size: The model's.
         longest: Tokens that there is room for.
         tokenizer: For its texts, or None.
         eos_token_ids: End-of-text tokens of the model.
-        default_seed: If it names none; None for a hash of the prompt.
+        default_seed: Used if it has no seed; None for a hash of the prompt.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a token is outside of the vocabulary, or the prompt is empty or too long.
+        ValueError: If a token is outside the vocabulary, or the prompt is empty or too long.
     """
     if not isinstance(name, str):
         raise TypeError(f"Engine: request_id must be a string, got {name!r}.")

@@ -1,4 +1,4 @@
-"""What rows of logits are sampled with, beside seeds and temperatures that the device has."""
+"""The sampling parameters of rows of logits, apart from seeds and temperatures, which the device has."""
 
 from typing import NamedTuple
 
@@ -46,8 +46,8 @@ class Extras(NamedTuple):
 
 
 def empty_rows(rows: int) -> Rows:
-    """Returns parameters of rows of padding."""
-    # Each array is one of its own: the caller writes into them.
+    """Returns parameters for padding rows."""
+    # Separate arrays: the caller writes into them.
     return Rows(
         seeds=np.zeros((rows, 2), np.uint32),
         positions=np.zeros(rows, np.int32),

@@ -23,8 +23,8 @@ class Work:
         tokens: The new ones, drafts included.
         reaches_end: Whether the next token can be sampled after this.
         drafts: Number of drafts among them.
-        unread: Whether the token, the only one, is one that the device has sampled and the host has not read; then 0
-            stands for it in `tokens`.
+        unread: Whether the only token was sampled by the device and not yet read by the host; `tokens` then holds 0 for
+            it.
         samples: Whether a token is sampled after this.
     """
 
@@ -43,19 +43,19 @@ _key = operator.attrgetter("key")
 
 
 class Scheduler:
-    """Gives sequences pages and turns.
+    """Allocates pages and schedules sequences.
 
-    All sequences stand in one order, their keys. The first ones get pages; where there are none, the prefix cache gives
-    up some, then the last running sequence loses its own and is computed again later. So the first of all always gets
-    on, and each becomes the first some day.
+    All sequences are ordered by their keys. The first ones get pages; when none are free, the prefix cache evicts some,
+    then the last running sequence loses its pages and is computed again later. So the first sequence always makes
+    progress, and every sequence becomes the first (no starvation).
 
     Args:
         num_pages: Pages of the cache.
         page_size: Tokens of a page.
         max_running: Sequences that hold pages at most.
-        max_prefill_tokens: Tokens of prompts that are computed in a step at most.
+        max_prefill_tokens: Maximum number of prompt tokens per step.
         prefix_cache: Whether pages are kept for later requests.
-        speculative_tokens: Drafts of a sequence in a step at most.
+        speculative_tokens: Maximum number of drafts per sequence and step.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Scheduler:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forgets all sequences and what is in the pages."""
+        """Drops all sequences and the contents of the pages."""
         self.pool = PagePool(self._num_pages)
         self.prefix = PrefixCache(self.pool, self._page_size) if self._prefix_cache else None
         self.running: list[Sequence] = []
@@ -94,12 +94,12 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """Returns the work of the next step, and gives it pages.
 
-        The step before may be unread: what it samples has a place, and the token itself is not needed here.
+        The previous step may be unread: its samples have their places, and the tokens are not needed here.
         """
         budget = self._max_prefill_tokens
         works: list[Work] = []
         self._grew = False
-        # More than so many of those that wait cannot be taken in one step.
+        # No more waiting sequences than this can be admitted in one step.
         candidates = [*self.running, *self.waiting[: self._max_running]]
         for sequence in sorted(candidates, key=_key):
             if sequence.slot < 0:  # it waits
@@ -107,7 +107,7 @@ class Scheduler:
                     continue
                 # One that was preempted with a step in flight must have read all its tokens to compute them again.
                 if sequence.in_flight or not self._admit(sequence):
-                    break  # no later one runs any more, and none must take the pages that it waits for
+                    break  # no later one runs any more, and none may take the pages that it waits for
             if sequence.unread:
                 if self._goes_on(sequence):
                     works.append(Work(sequence, sequence.computed, _UNREAD, True, unread=True))
@@ -125,7 +125,7 @@ class Scheduler:
         return works
 
     def dispatched(self, works: Iterable[Work]) -> None:
-        """Notes that the device was given this work. Whatever it is given later finds it done."""
+        """Records that this work was dispatched. Later work finds it done."""
         for work in works:
             sequence = work.sequence
             end = work.start + len(work.tokens) - work.drafts
@@ -139,7 +139,7 @@ class Scheduler:
                 self._offer(sequence)
 
     def read(self, work: Work, accepted: int) -> None:
-        """Notes that a sequence has got what a work has brought, `accepted` tokens of the drafts among it."""
+        """Records that a sequence has received a work's results, with `accepted` draft tokens."""
         sequence = work.sequence
         sequence.in_flight -= 1
         sequence.unread -= work.samples
@@ -237,13 +237,13 @@ class Scheduler:
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
         """Returns held pages with the start of a sequence."""
-        limit = len(sequence.tokens) - 1  # the last token must be computed, since the next one is sampled behind it
+        limit = len(sequence.tokens) - 1  # the last token must be computed, since the next one is sampled after it
         scored = sequence.request.next_prompt_logprob if sequence.index == 0 else None
         if scored is not None:
             limit = min(limit, scored - 1)
         if self.prefix is not None:
             return self.prefix.match(sequence.tokens, limit=limit)
-        # Outputs of one prompt share its pages all the same.
+        # Outputs of one prompt still share its pages.
         first = sequence.request.sequences[0]
         shared = min(limit, first.computed, len(sequence.request.prompt)) // self._page_size
         pages = first.pages[:shared] if first is not sequence else []
@@ -283,11 +283,11 @@ class Scheduler:
                 sequence.pages.append(self.pool.take())
 
     def _reclaim(self, needed: int) -> bool:
-        """Whether so many pages are free, after the prefix cache has given up what it must."""
+        """Whether this many pages are free, after evictions from the prefix cache if needed."""
         lacking = needed - self.pool.free
         if lacking <= 0:
             return True
-        # Some that it alone holds may have to stay, for pages behind them.
+        # Some that it alone holds may have to stay, for pages after them.
         if self.prefix is None or self.pool.kept_alone < lacking:
             return False
         return self.prefix.evict(lacking) == lacking

@@ -12,7 +12,7 @@ from bijax.serving.text import TextStream
 from bijax.serving.tokens import Tokens
 
 type Key = tuple[int, int, int]
-"""Whose turn it is: the smaller comes first."""
+"""The scheduling order: the smaller key comes first."""
 
 
 @dataclass(eq=False)
@@ -27,15 +27,15 @@ class Sequence:
         stop_tokens: Tokens that end it.
         text: Its text; None without a tokenizer.
         least: Number of tokens, prompt included, before which nothing stops it.
-        most: Number of tokens at which it ends at the latest.
-        computed: Number of tokens whose keys and values are in the pages, once the device has done what it was given.
-        in_flight: Steps that the device was given and that are not read.
-        unread: Tokens that those steps sample.
+        most: Maximum number of tokens.
+        computed: Number of tokens whose keys and values are in the pages, once the device has finished its work.
+        in_flight: Dispatched steps that are not read yet.
+        unread: Tokens that these steps sample.
         pages: The pages.
-        slot: Where the device keeps its last token; -1 while it has no pages.
-        written: Number of pages that stand in the page table of its slot.
-        inserted: Number of pages that the prefix cache was given.
-        preempted: Whether it has lost its pages once.
+        slot: Where the device stores its last token; -1 while it has no pages.
+        written: Number of pages in the page table of its slot.
+        inserted: Number of pages inserted in the prefix cache.
+        preempted: Whether it has ever lost its pages.
         logprobs: Of the output.
         finish_reason: See `Completion`.
         stop_reason: See `Completion`.
@@ -114,9 +114,9 @@ class Sequence:
         self.finish_reason, self.stop_reason = reason, stop_reason
 
     def start_over(self) -> None:
-        """Goes back to where nothing is computed, and to the token before the last one, which may be taken by half.
+        """Resets to where nothing is computed, and drops the last token, which may be half applied.
 
-        What is computed again has the same bits.
+        Recomputed values have the same bits.
         """
         self.computed = self.in_flight = self.unread = self.written = self.inserted = 0
         self.pages, self.slot, self.preempted = [], -1, True
@@ -128,7 +128,7 @@ class Sequence:
             self.text.start_over(self.output)
 
     def completion(self) -> Completion:
-        """Returns what it has got so far."""
+        """Returns its output so far."""
         text = None
         if self.text is not None:
             text = self.text.sure if self.finish_reason is None else self.text.whole
@@ -144,12 +144,12 @@ class Request:
     Attributes:
         id: Its name.
         prompt: Tokens.
-        params: What it asks for.
+        params: Its sampling parameters.
         key: Its place in the order of all requests.
-        vocab_size: Of the model.
+        vocab_size: The model's.
         sequences: Its outputs.
-        prompt_logprobs: Those that are there, from `logprob_start_len` on.
-        scored: Tokens of the prompt before this one have log-probabilities, or the device was told to compute them.
+        prompt_logprobs: The available ones, from `logprob_start_len` on.
+        scored: Tokens of the prompt before this one have log-probabilities, or were dispatched to be computed.
         cached_tokens: Tokens of the prompt that came from the prefix cache.
         weight_version: Of the weights with which the last token was computed.
     """
@@ -173,7 +173,7 @@ class Request:
 
     @property
     def next_prompt_logprob(self) -> int | None:
-        """The first token of the prompt whose log-probability is still to be computed; None if there is none."""
+        """The first token of the prompt whose log-probability is still to be computed, or None."""
         return self.scored if self.params.prompt_logprobs and self.scored < len(self.prompt) else None
 
     @property
@@ -182,7 +182,7 @@ class Request:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
 
     def start_over(self) -> None:
-        """Goes back to what the host has, where steps did not come to their end."""
+        """Resets to the host's state after steps that did not finish."""
         self.scored = self.params.logprob_start_len + len(self.prompt_logprobs)
         all_of_them = self.finished  # and nobody was told
         for sequence in self.sequences:
@@ -210,7 +210,7 @@ class Request:
         return allowed
 
     def output(self) -> RequestOutput:
-        """Returns what it has got so far."""
+        """Returns its output so far."""
         logprobs = None
         wanted = max(0, len(self.prompt) - self.params.logprob_start_len)
         if self.params.prompt_logprobs and len(self.prompt_logprobs) == wanted:
@@ -227,7 +227,7 @@ class Request:
 
 
 def seed_of(prompt: Tokens) -> int:
-    """Returns the seed of a request that names none: a hash of its prompt, so that the same request samples the same.
+    """Returns the seed of a request without one: a hash of its prompt, so that equal requests sample equal tokens.
 
     Example:
         >>> from bijax.serving.tokens import as_tokens

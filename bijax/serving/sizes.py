@@ -48,7 +48,7 @@ class Sizes:
         return sorted({*((rows, t) for rows in self.decode for t in tokens), *self.prefill})
 
     def decode_for(self, rows: int) -> int:
-        """Returns the rows of the batch for so many sequences."""
+        """Returns the rows of the batch for this many sequences."""
         return next(r for r in self.decode if r >= rows)
 
     def chunk_for(self, tokens: int) -> int:

@@ -20,8 +20,8 @@ class Results:
     """What a step has brought.
 
     Attributes:
-        works: The work that was done.
-        sampled: For each work at the end of its sequence the tokens sampled: the next one, and one behind each draft.
+        works: The works of the step.
+        sampled: The tokens sampled for each work at its sequence's end: the next one, and one after each draft.
         measured: Their log-probabilities, if the request asked for them.
         scored: For each work the log-probabilities of tokens of its prompt, in order.
     """
@@ -89,7 +89,7 @@ class Step:
         """Waits for the device and returns what it computed."""
         results = Results(self._works)
         for works, drawn in self._sampled:
-            tokens = np.asarray(drawn.tokens).tolist()  # rows of padding are behind the works
+            tokens = np.asarray(drawn.tokens).tolist()  # padding rows come after the works
             for work, token in zip(works, tokens, strict=False):
                 if work.drafts and work in results.sampled:
                     results.sampled[work].append(token)

@@ -10,8 +10,8 @@ _INCOMPLETE = "\ufffd"
 class TextStream:
     """Decodes tokens as they come.
 
-    A token may be part of a character, and a tokenizer may join a token to the one before, so that the text of a
-    window of tokens is compared with and without the new ones.
+    A token may be part of a character, and a tokenizer may join a token to the previous one, so the text of a window of
+    tokens is compared with and without the new ones.
 
     Args:
         tokenizer: Decodes tokens.
@@ -74,7 +74,7 @@ class TextStream:
             self._append_held()
 
     def tail(self, start: int) -> str:
-        """The text from a place on, stop strings or not, with what is held back as an incomplete character."""
+        """The text from a place on, including stop strings and any incomplete character held back."""
         return self._text[start:] + self._held
 
     def _append_held(self) -> None:

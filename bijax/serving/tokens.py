@@ -23,11 +23,11 @@ def as_tokens(tokens: Sequence[int]) -> Tokens:
 
 
 def read_prompt(prompt: Any, vocab_size: int) -> tuple[tuple[int, ...], Tokens]:
-    """Returns the tokens of a prompt, in both forms.
+    """Returns the tokens of a prompt, as a tuple and packed.
 
     Raises:
         TypeError: If it is not a sequence of integers.
-        ValueError: If it is empty, or a token is outside of the vocabulary.
+        ValueError: If it is empty, or a token is outside the vocabulary.
     """
     if isinstance(prompt, (str, bytes)):
         raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}; encode it first.")

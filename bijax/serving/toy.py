@@ -155,7 +155,7 @@ def _logits(weights: Weights, hidden: jax.Array, *, invariant: bool) -> jax.Arra
 
 
 def _places(cache: jax.Array, page_table: jax.Array, positions: jax.Array, there: jax.Array) -> jax.Array:
-    """Returns where tokens go in the cache, one behind another; outside of it for padding."""
+    """Returns the places of tokens in the flat cache; out of range for padding."""
     number, size = cache.shape[:2]
     page = jnp.take_along_axis(page_table, positions // size, axis=1)
     return jnp.where(there, page * size + positions % size, number * size).reshape(-1)

@@ -75,8 +75,8 @@ class BatchedCall:
         """Makes the batched leaves of one batch.
 
         Args:
-            row_ids: which row stands at each position.
-            hostile: bool per position; there, floating leaves hold hostile values in place of the row's.
+            row_ids: the row at each position.
+            hostile: bool per position: where True, floating leaves hold hostile values instead of the row's.
             kind: which hostile values, see `neighbour_rows`.
             rng: where they come from.
         """
@@ -93,9 +93,9 @@ class BatchedCall:
         """Puts the arguments of a call together.
 
         Args:
-            batch: what `batch` gave.
-            unbatched: what stands for the arrays of `unbatched_arrays`; None leaves arguments without rows as
-                the very objects that the caller passed.
+            batch: the result of `batch`.
+            unbatched: replacements for the arrays of `unbatched_arrays`; None leaves arguments without rows as the very
+                objects that the caller passed.
         """
         out = []
         for i, argument in enumerate(self._arguments):
@@ -115,7 +115,7 @@ class BatchedCall:
 
 
 def output_rows(out: Any, out_batch_axes: Any, batch_size: int) -> _Rows:
-    """Gives the rows of each output with a batch axis: its path and the array with the batch axis in front.
+    """Gives the rows of each output with a batch axis: its path and the array with the batch axis first.
 
     Raises:
         ValueError: `out_batch_axes` does not fit the output, or marks no part of it.

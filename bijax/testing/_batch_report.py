@@ -7,12 +7,12 @@ from bijax.testing._compare import ElementDifference, describe_largest
 
 @dataclasses.dataclass(frozen=True)
 class BatchDifference:
-    """A row whose bits in a batch are not those of the row alone.
+    """A row whose bits in a batch differ from those of the row alone.
 
     Attributes:
         batch_size: size of the batch.
-        row: which of the given rows it is.
-        position: where the row stood in the batch.
+        row: index of the row among the caller's.
+        position: the row's position in the batch.
         neighbours: the kind of neighbours, one of `NEIGHBOURS`; "alone" for a batch of 1.
         mode: how the function was called, "jit" or "eager".
         reference_mode: how it was called for the row alone.

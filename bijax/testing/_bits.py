@@ -45,7 +45,7 @@ def bits(x: ArrayLike) -> np.ndarray:
         An array of the same shape, uint8, uint16, uint32 or uint64. It shares memory with `x` where it can.
 
     Raises:
-        TypeError: the dtype is none of those (complex numbers, PRNG keys, strings, ...).
+        TypeError: the dtype is unsupported (complex numbers, PRNG keys, strings, ...).
 
     Example:
         >>> import jax.numpy as jnp
@@ -86,7 +86,7 @@ def ulp_distance(a: ArrayLike, b: ArrayLike) -> np.ndarray:
         uint64 array of that shape. (The range of float64 does not fit int64.)
 
     Raises:
-        TypeError: the dtypes differ, or are none of the four.
+        TypeError: the dtypes differ, or are not among the four.
         ValueError: the shapes differ.
 
     Example:
@@ -117,6 +117,6 @@ def ulp_distance(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     gap = np.maximum(magnitude_a, magnitude_b) - np.minimum(magnitude_a, magnitude_b)
     infinity = bits(np.asarray(jnp.inf, a.dtype)).astype(np.uint64)
     nan = (magnitude_a > infinity) | (magnitude_b > infinity)
-    # Where a nan takes part the sum may pass the range of the dtype, never that of uint64.
+    # With a nan the sum may exceed the range of the dtype, never that of uint64.
     distance = np.where(same_sign, gap, magnitude_a + magnitude_b)
     return np.asarray(np.where(nan, np.where(bits_a == bits_b, np.uint64(0), NAN_DISTANCE), distance))

@@ -1,4 +1,4 @@
-"""The cases of a sweep: which rows stand where, beside which neighbours."""
+"""The cases of a sweep: the position of each row, and its neighbours."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,7 +62,7 @@ def cases(batch_size: int, rows: int, neighbours: Sequence[str], rng: np.random.
 def check_choices(
     batch_sizes: Sequence[int], neighbours: Sequence[str], modes: Sequence[str], has_floats: bool
 ) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
-    """Checks a caller's choices; gives the batch sizes with 1 in front, the neighbours that can be made, and the modes.
+    """Checks a caller's choices; gives the batch sizes starting with 1, the neighbours that can be made, and the modes.
 
     Raises:
         TypeError: a batch size is not an int.

@@ -53,13 +53,13 @@ class ElementDifference:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDifference:
-    """What differs between two arrays of one shape and dtype.
+    """The differences between two arrays of one shape and dtype.
 
     Attributes:
         differing: number of elements that differ.
         first: the first of them, in row-major order.
-        max_ulp_distance: the largest ULP distance among those that have one; None if none has.
-        nan_mismatches: number of differing elements without a distance because a nan takes part.
+        max_ulp_distance: the largest ULP distance among elements with one; None if none has.
+        nan_mismatches: number of differing elements without a distance because of a nan.
     """
 
     differing: int
@@ -91,7 +91,7 @@ def compare_bits(actual: np.ndarray, expected: np.ndarray, nan_bits: bool) -> Ar
 
 
 def describe_largest(max_ulp_distance: int | None, nan_mismatches: int) -> str:
-    """Gives the largest ULP distance in words, with the elements that have none because of a nan."""
+    """Gives the largest ULP distance in words, and the elements without one because of a nan."""
     text = "none" if max_ulp_distance is None else str(max_ulp_distance)
     return f"{text}; {nan_mismatches} elements differ by a nan" if nan_mismatches else text
 
@@ -105,7 +105,7 @@ def assert_bits_equal(actual: Any, expected: Any, *, err_msg: str = "", nan_bits
     Args:
         actual: pytree of arrays; float16, bfloat16, float32, float64, bool or integers of 8 to 64 bits.
         expected: pytree to compare with.
-        err_msg: text put in front of the message of a failure.
+        err_msg: prefix of a failure's message.
         nan_bits: whether the signs and payloads of nans are compared too.
 
     Raises:

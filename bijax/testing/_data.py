@@ -36,7 +36,7 @@ def hostile_rows(seed: int, shape: tuple[int, ...], dtype: DTypeLike) -> dict[st
         A dict from name to NumPy array of that shape and dtype.
 
     Raises:
-        TypeError: `dtype` is none of the four.
+        TypeError: `dtype` is not among the four.
         ValueError: `shape` has no axis.
 
     Example:
@@ -58,7 +58,7 @@ def hostile_rows(seed: int, shape: tuple[int, ...], dtype: DTypeLike) -> dict[st
 
 
 def neighbour_rows(kind: str, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Makes rows that are hostile in every element, to stand beside the rows under test."""
+    """Makes rows that are hostile in every element, as neighbours of the rows under test."""
     return _NEIGHBOURS[kind](rng, shape, dtype)
 
 

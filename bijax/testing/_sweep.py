@@ -28,8 +28,8 @@ def assert_batch_invariant(
 ) -> None:
     """Asserts that each row's output bits depend on that row alone, not on its batch.
 
-    Rows are computed alone, in a batch of 1; then they stand in batches of other sizes, at every position, among
-    neighbours of many kinds, and their bits must stay. A pass is evidence from the cases tried, no proof: give at least
+    Rows are computed alone, in a batch of 1, and then in batches of other sizes, at every position, among neighbours of
+    many kinds; their bits must not change. A pass is evidence from the cases tried, not proof: give at least
     8 rows, of the shapes and dtypes that you use, and the batch sizes that you use if they are larger.
 
     Args:
@@ -135,7 +135,7 @@ def batch_variance_report(
 
 
 class _Runner:
-    """Runs one function on batches and compares its rows with those of the same rows alone."""
+    """Runs one function on batches and compares each row with its result alone."""
 
     def __init__(self, fn: Callable[..., Any], call: BatchedCall, out_batch_axes: Any, reference_mode: str):
         self._fn = fn
@@ -241,7 +241,7 @@ def _locate(
     first: ElementDifference,
     nan_bits: bool,
 ) -> BatchDifference:
-    # The batch axis stands in front, so the first element in row-major order lies in the first row that differs.
+    # The batch axis comes first, so the first element in row-major order is in the first row that differs.
     subject, *index = first.index
     position = int(np.flatnonzero(case.subject)[subject])
     return BatchDifference(

@@ -53,7 +53,7 @@ class ChatTemplate:
         """Renders messages to the text that the model was trained on.
 
         Args:
-            messages: At least one mapping with `role` and `content`, both strings. `content` may be None beside
+            messages: At least one mapping with `role` and `content`, both strings. `content` may be None with
                 `tool_calls`.
             add_generation_prompt: Whether to end with the opening of the assistant's answer.
 

@@ -28,8 +28,8 @@ class LlamaConfig:
     """Everything about a model of the Llama family but its weights.
 
     The defaults are the plain Llama block: RMSNorm before attention and before a SwiGLU MLP (`silu`), no biases, rotary
-    embedding over the whole head with unscaled frequencies. The fields that have a default say in what a relative
-    differs. Readers refuse checkpoints that need anything else.
+    embedding over the whole head with unscaled frequencies. The fields with defaults describe the variants. Readers
+    refuse checkpoints that need anything else.
 
     Attributes:
         vocab_size: Rows of the embedding.
@@ -42,20 +42,20 @@ class LlamaConfig:
         rope_theta: Base of the rotary frequencies.
         rms_norm_eps: Added to the mean square in every RMSNorm.
         tie_word_embeddings: Whether the embedding is also the output projection; then there is no `lm_head.weight`.
-        max_position_embeddings: Longest sequence, in tokens, that the model was made for.
+        max_position_embeddings: Longest sequence, in tokens, that the model supports.
         bos_token_id: Token that starts a sequence, or None.
         eos_token_ids: Tokens that end generation.
-        qk_norm: Whether each head of queries and keys is normalised before it is turned.
-        experts: The experts that stand in place of each MLP, or None.
-        rope_scaling: How the rotary frequencies differ from those of `rope_theta`, or None.
-        windows: For each layer the tokens that a token sees at most, itself and those before it, or None for all; over
+        qk_norm: Whether each head of queries and keys is normalised before it is rotated.
+        experts: The experts that replace each MLP, or None.
+        rope_scaling: Scaling of the rotary frequencies of `rope_theta`, or None.
+        windows: For each layer the maximum number of tokens that a token sees, including itself, or None for all; over
             again from the first where there are more layers.
         window_rope_theta: Base of the rotary frequencies of layers with a window, which are not scaled then; None if
             they are as in the other layers.
         qkv_bias: Whether queries, keys and values have a bias.
         output_bias: Whether the output of attention has a bias.
         mlp_bias: Whether the products of the MLP have a bias.
-        activation: Activation of the MLP's gate; "gelu_tanh" is the approximation of gelu by tanh.
+        activation: Activation of the MLP's gate; "gelu_tanh" is gelu's tanh approximation.
         norm_offset: Added to the weights of all norms; 1 for models that store weight - 1.
         output_norms: Whether the outputs of attention and MLP are normalised before they are added.
         embedding_scale: Factor of the embeddings, rounded to their dtype.

@@ -4,7 +4,7 @@
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read exactly as it is meant.
 
-    Raised for files that are damaged, foreign, incomplete, or that hold a model which this package does not compute:
+    Raised for damaged, foreign or incomplete files, and for models that this package does not support:
     nothing in a checkpoint is skipped or guessed. The message names the file, says what was expected, what was found
     and what to do. A file that does not exist is a `FileNotFoundError` instead.
 

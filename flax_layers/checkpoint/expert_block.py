@@ -1,4 +1,4 @@
-"""The experts of one layer of a Hugging Face folder, whatever the rest of the model is."""
+"""The experts of one layer of a Hugging Face folder, regardless of the rest of the model."""
 
 import dataclasses
 import os

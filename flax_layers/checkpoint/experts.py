@@ -16,12 +16,12 @@ class ExpertsConfig:
     """Everything about the experts of a model but their weights.
 
     Attributes:
-        intermediate_size: Width inside an expert.
-        shared_size: Width inside the shared experts together; 0 for none.
+        intermediate_size: Hidden width of an expert.
+        shared_size: Total hidden width of the shared experts; 0 for none.
         routing: How experts are selected.
 
     Raises:
-        CheckpointError: If a width is no positive integer.
+        CheckpointError: If a width is not a positive integer.
 
     Example:
         >>> ExpertsConfig(intermediate_size=768, routing=Routing(num_experts=128, topk=8)).shared_size
@@ -65,8 +65,7 @@ def hf_experts(fields: dict[str, Any], path: Path) -> ExpertsConfig:
     """Reads the numbers of experts from the fields of a `config.json`.
 
     Raises:
-        CheckpointError: If the model has no experts that are known, a field is missing or damaged, or one asks for
-            what is not computed here.
+        CheckpointError: If the model has no known experts, or a field is missing, damaged or unsupported.
     """
     readers = {"qwen3_moe": _qwen3, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3}
     kind = fields.get("model_type")
@@ -103,7 +102,7 @@ def _deepseek_v2(fields: dict[str, Any]) -> ExpertsConfig:
             f" {method!r} and {fields.get('scoring_func')!r}"
         )
     if _flag(fields, "norm_topk_prob"):
-        # Implementations differ: with or without the factor.
+        # Implementations differ: with or without the scale.
         raise ValueError("norm_topk_prob must be false for deepseek_v2, got true")
     grouped = method == "group_limited_greedy"
     routing = Routing(

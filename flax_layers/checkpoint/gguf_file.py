@@ -15,8 +15,8 @@ _MAGIC = b"GGUF"
 class _Reader(gguf.GGUFReader):
     """The package's reader, with every read checked against the end of the file.
 
-    The original returns what is left when a read runs over the end. A damaged count in the header then makes it loop
-    over billions of empty values.
+    The original returns the remaining bytes when a read passes the end. A damaged header count then makes it loop over
+    billions of empty values.
     """
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> np.ndarray:
@@ -31,7 +31,7 @@ class _Reader(gguf.GGUFReader):
 
 @dataclasses.dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor as it lies in the file.
+    """One tensor as stored in the file.
 
     Attributes:
         data: The stored elements or quantisation blocks, mapped from the file.
@@ -47,7 +47,7 @@ class GGUFTensor:
         """Returns the tensor dequantised, as a float32 array of `shape` that the caller owns."""
         values = gguf.dequantize(self.data, self.kind)
         if np.may_share_memory(values, self.data):
-            # A float32 tensor comes back as a view of the mapped file, which may change and cannot be written to.
+            # A float32 tensor is returned as a view of the mapped file, which may change and is read-only.
             values = values.copy()
         return values.reshape(self.shape)
 
@@ -57,7 +57,7 @@ class GGUFFile:
     """The contents of a GGUF file.
 
     Attributes:
-        path: Where it lies.
+        path: Its path.
         metadata: Keys and values: str, int, float, bool or lists of these.
         tensors: Tensors by name.
     """
@@ -67,7 +67,7 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
 
     def find[T](self, key: str, kind: type[T]) -> T | None:
-        """Returns the metadata under `key`, or None where there is none.
+        """Returns the metadata under `key`, or None if it is missing.
 
         Raises:
             CheckpointError: If the value is not a `kind`.
@@ -84,7 +84,7 @@ class GGUFFile:
         return value
 
     def get[T](self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Returns the metadata under `key`, or the default where there is none.
+        """Returns the metadata under `key`, or the default if it is missing.
 
         Raises:
             CheckpointError: If the value is not a `kind`, or if it is missing and there is no default.
@@ -119,7 +119,7 @@ def open_gguf(path: Path) -> GGUFFile:
         path: A GGUF file of version 2 or 3, little-endian, in one part.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
         CheckpointError: If it is not a GGUF file, is truncated or damaged, is big-endian, is one part of several, or
             holds a tensor type that cannot be dequantised.
 

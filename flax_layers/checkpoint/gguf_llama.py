@@ -14,7 +14,7 @@ from .weights import Shape, Weights, match_shapes
 
 _ROPE_DIVISORS = "rope_freqs.weight"
 
-# Metadata that is read, behind the name of the architecture.
+# Metadata keys that are read, after the architecture's prefix.
 _USED_KEYS = frozenset({
     "attention.head_count",
     "attention.head_count_kv",
@@ -88,10 +88,10 @@ _ARCHITECTURES: Final[dict[str, _Architecture]] = {
 def gguf_config(file: GGUFFile) -> LlamaConfig:
     """Reads the configuration of a Llama, Qwen2 or Qwen3 model from the metadata.
 
-    The format's own defaults fill what may be left out: as many key/value heads as query heads, heads of
-    hidden_size / num_heads, a rope base of 10000, a vocabulary as long as the token list. Every other key of the
-    architecture's family must be known here, because an unknown one may change the numbers. Scaled rotary frequencies
-    are those of linear scaling, or, as in Llama 3.1, one divisor for each frequency in the tensor `rope_freqs`.
+    The format's own defaults fill in optional keys: the number of query heads for key/value heads, heads of hidden_size
+    / num_heads, a rope base of 10000, a vocabulary of the length of the token list. Every other key of the
+    architecture's family must be known here, because an unknown one may change the numbers. Rotary frequencies may be
+    scaled linearly or, as in Llama 3.1, by one divisor per frequency in the tensor `rope_freqs`.
 
     Raises:
         CheckpointError: If the architecture is another one, or if a key is missing, unknown or asks for a feature that
@@ -191,7 +191,7 @@ def gguf_weights(file: GGUFFile, config: LlamaConfig) -> Weights:
 def halves_from_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """Reorders the rows of a query or key projection from GGUF's rotary layout to Hugging Face's.
 
-    Rotary embedding turns head_dim / 2 pairs of channels. GGUF files of the `llama` architecture keep the two channels
+    Rotary embedding rotates head_dim / 2 channel pairs. GGUF files of the `llama` architecture keep the two channels
     of a pair next to each other (0 with 1, 2 with 3, ...), Hugging Face keeps them half a head apart (0 with head_dim /
     2, ...). The two models are the same; only the rows of the projections differ.
 

@@ -21,7 +21,7 @@ _SPECIAL_TOKENS = {
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
 
-# How Llama 3 and Qwen 2 cut a text into words; they differ in the length of a run of digits. In order: English
+# How Llama 3 and Qwen 2 split a text into words; they differ in the length of a run of digits. In order: English
 # contractions; letters with one leading sign or space; digits; signs with a leading space and trailing newlines;
 # newlines with the space before them; spaces, less the one that leads the next word.
 _WORDS = (
@@ -32,13 +32,13 @@ _WORDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a value of `tokenizer.ggml.pre` stands for.
+    """The meaning of a value of `tokenizer.ggml.pre`.
 
     Attributes:
         pre_tokenizer: Makes the step that cuts text into words of byte symbols.
         normalizer: Makes the step before it, or None.
-        ignore_merges: Whether a word that is a token is taken whole, whatever the merges say.
-        add_bos: Whether a BOS token leads every text when the file does not say.
+        ignore_merges: Whether a word that is a token is kept whole, regardless of the merges.
+        add_bos: Whether every text starts with a BOS token if the file does not say.
     """
 
     pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]

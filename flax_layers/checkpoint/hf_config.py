@@ -11,15 +11,14 @@ from .rope import RopeScaling, rope_scaling
 
 
 def hf_config(folder: Path) -> LlamaConfig:
-    """Reads `config.json` and, for the tokens that end generation, `generation_config.json` if it is there.
+    """Reads `config.json` and, for the tokens that end generation, `generation_config.json` if present.
 
-    The defaults of the format fill what old files leave out: as many key/value heads as heads, an epsilon of 1e-6, 2048
-    positions, and those of the model type. Fields that do not touch the numbers (names, versions, dropout) are not
-    read.
+    The format's defaults fill in what old files omit: one key/value head per head, an epsilon of 1e-6, 2048 positions,
+    and the model type's defaults. Fields that do not affect the numbers (names, versions, dropout) are not read.
 
     Raises:
         FileNotFoundError: If there is no `config.json`.
-        CheckpointError: If the model is of no type in `hf_models.MODELS`, if a field is missing or damaged, or if one
+        CheckpointError: If the model's type is not in `hf_models.MODELS`, if a field is missing or damaged, or if one
             asks for a feature that the model does not have: another activation, partial rotation, quantised weights,
             own code.
     """

@@ -11,7 +11,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON file that holds an object.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
         CheckpointError: If it is not JSON or not an object.
     """
     try:
@@ -27,7 +27,7 @@ def whole_number(fields: dict[str, Any], name: str, path: Path, default: int | N
     """Returns an integer of the file.
 
     Raises:
-        CheckpointError: If it is missing, and there is no default, or is no integer.
+        CheckpointError: If it is missing without a default, or is not an integer.
     """
     value = fields.get(name)
     if value is None:
@@ -41,7 +41,7 @@ def number(value: object, name: str, path: Path) -> float:
     """Returns a number of the file as a float.
 
     Raises:
-        CheckpointError: If it is none.
+        CheckpointError: If it is not.
     """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise CheckpointError(f"{path}: {name} must be a number, got {value!r}; the file is damaged")

@@ -1,4 +1,4 @@
-"""The model types of Hugging Face folders: what each has beyond a plain Llama, and what it states without using it."""
+"""The model types of Hugging Face folders: their additions to a plain Llama, and their unused fields."""
 
 import dataclasses
 import math
@@ -12,8 +12,8 @@ from .hf_fields import flag, number, whole_number
 
 type Fields = dict[str, Any]
 
-# Fields under which a model would compute something else, and the values under which it does not. The first group is
-# what the models of `transformers` read; the second belongs to relatives that are saved under the same model type.
+# Fields that could change what a model computes, and the values with which they do not. The first group is read by the
+# models of `transformers`; the second belongs to variants that are saved under the same model type.
 _NEUTRAL_VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": (None,),

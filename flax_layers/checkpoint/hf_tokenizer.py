@@ -12,25 +12,25 @@ from .tokenizer import Tokenizer
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-# Files of tokenizers in forms that are not read.
+# Files of tokenizers in unsupported formats.
 _OTHER_FORMS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 def hf_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer | None:
-    """Reads `tokenizer.json`, and the chat template and special tokens beside it.
+    """Reads `tokenizer.json`, and the chat template and special tokens next to it.
 
-    The template comes from `chat_template.jinja`, else from `tokenizer_config.json`; where that holds several, the one
-    named `default` is taken, as in `transformers`.
+    The template comes from `chat_template.jinja`, else from `tokenizer_config.json`; among several, the one named
+    `default` is used, as in `transformers`.
 
     Args:
         folder: A Hugging Face folder.
         eos_token_ids: Tokens that end generation.
 
     Returns:
-        The tokenizer; None if the folder has none in any form.
+        The tokenizer; None if the folder has none in any format.
 
     Raises:
-        FileNotFoundError: If there is no `tokenizer.json`, but a tokenizer in another form.
+        FileNotFoundError: If there is no `tokenizer.json`, but a tokenizer in another format.
         CheckpointError: If a file is damaged or the tokenizer is not deterministic (BPE dropout).
     """
     path = folder / "tokenizer.json"

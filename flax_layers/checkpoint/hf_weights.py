@@ -24,11 +24,11 @@ _BUFFER = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 def hf_weights(folder: Path, config: LlamaConfig) -> Weights:
     """Maps the tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
 
-    A single file goes before an index, as in `transformers`. A stored output projection of a model with tied embeddings
-    must have the bits of the embedding and is left out.
+    A single file takes precedence over an index, as in `transformers`. The stored output projection of a model with
+    tied embeddings must have the bits of the embedding and is skipped.
 
     Raises:
-        FileNotFoundError: If there is neither file, or if a shard is not there.
+        FileNotFoundError: If neither file exists, or a shard is missing.
         CheckpointError: If a file is damaged, if index and shards contradict each other, if tensors are missing,
             surplus, of the wrong shape, or of a dtype other than F32, F16 and BF16.
     """
@@ -49,7 +49,7 @@ def open_tensors(folder: Path) -> tuple[dict[str, Shape], Callable[[str], np.nda
 
     Raises:
         FileNotFoundError: As `hf_weights`.
-        CheckpointError: If a file or a dtype is not as `hf_weights` wants it.
+        CheckpointError: If a file or a dtype is not as `hf_weights` requires.
     """
     files, found = _list_tensors(folder)
 
@@ -81,7 +81,7 @@ def _list_tensors(folder: Path) -> tuple[dict[str, Path], dict[str, Shape]]:
 
 
 def _listed_shards(folder: Path) -> dict[str, Path]:
-    """Returns the shard of each tensor from the index; nothing where a single file is there."""
+    """Returns the shard of each tensor from the index; nothing if there is a single file."""
     if (folder / _SINGLE).is_file():
         return {}
     path = folder / _INDEX

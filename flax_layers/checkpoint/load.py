@@ -39,14 +39,13 @@ def load_checkpoint(path: str | os.PathLike[str], *, tokenizer: bool = True) -> 
 
     A GGUF file may hold a Llama, Qwen2 or Qwen3, a folder a Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 or 3.
     Configuration, tokenizer, and the names, shapes and dtypes of all weights are read and checked now; the weights
-    themselves are read when they are asked for, one at a time. The same model gives the same configuration and weights
+    themselves are read on access, one at a time. The same model gives the same configuration and weights
     from either format, save for what quantisation has rounded.
 
     Args:
         path: A `.gguf` file, or a folder with `config.json`, `model.safetensors` (or its index and shards) and
             `tokenizer.json`.
-        tokenizer: Whether to read the tokenizer. Where a checkpoint has none at all, there is none in the result
-            either.
+        tokenizer: Whether to read the tokenizer. If a checkpoint has none, the result has none.
 
     Returns:
         The checkpoint. Nothing of it depends on JAX or Flax.

@@ -12,11 +12,11 @@ type Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How the rotary frequencies of a model differ from those of its base.
+    """How a model's rotary frequencies differ from its base frequencies.
 
     Attributes:
-        divisors: For each frequency, the fastest first, what it is divided by; half as many as a head is wide.
-        magnitude: Factor of all cosines and sines.
+        divisors: The divisor of each frequency, the fastest first; half the width of a head in number.
+        magnitude: Scale of all cosines and sines.
 
     Raises:
         CheckpointError: If a number is not positive and finite.
@@ -47,7 +47,7 @@ def rope_scaling(fields: Fields, *, theta: float, head_dim: int, max_positions: 
         fields: The object in the file, with its `rope_type` (or `type`).
         theta: Base of the frequencies.
         head_dim: Width of a head.
-        max_positions: Longest sequence that the model was made for, if the object does not state what it was before.
+        max_positions: Longest sequence that the model supports, if the object does not state the original length.
 
     Returns:
         The scaling, or None for "default".
@@ -85,7 +85,7 @@ def rope_number(fields: Fields, name: str, default: float | None = None) -> floa
     """Returns a positive number of the object.
 
     Raises:
-        CheckpointError: If it is missing, and there is no default, or is no such number.
+        CheckpointError: If it is missing without a default, or is not such a number.
     """
     value = fields.get(name)
     value = default if value is None else value
@@ -100,7 +100,7 @@ def _linear(fields: Fields, frequencies: list[float], theta: float, max_position
 
 
 def _llama3(fields: Fields, frequencies: list[float], theta: float, max_positions: int) -> RopeScaling:
-    """Slow frequencies are divided, fast ones kept, those between the two interpolated by turns in the old length."""
+    """Divides slow frequencies, keeps fast ones and interpolates between them by rotations in the old length."""
     factor, low, high, length = (
         rope_number(fields, name)
         for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -124,7 +124,7 @@ def _yarn(fields: Fields, frequencies: list[float], theta: float, max_positions:
     width = 2 * len(frequencies)
 
     def index(turns: float) -> float:
-        """Returns the index of the frequency that makes so many turns in the old length, as a real number."""
+        """Returns the real-valued index of the frequency with this many rotations in the old length."""
         return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = index(fast), index(slow)

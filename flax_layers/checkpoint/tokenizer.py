@@ -24,7 +24,7 @@ class Tokenizer:
 
     Attributes:
         eos_token_ids: Tokens that end generation.
-        special_token_ids: Tokens that `decode` leaves out with `skip_special_tokens`.
+        special_token_ids: Tokens that `decode` skips with `skip_special_tokens`.
         vocab_size: One more than the largest token id. The model's vocabulary may be larger (padded rows).
 
     Raises:
@@ -114,7 +114,7 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        r"""Returns the bytes that a token stands for inside a text. A token may begin or end inside a character.
+        r"""Returns the bytes of a token inside a text. A token may begin or end inside a character.
 
         Args:
             token_id: A token id.
@@ -130,12 +130,12 @@ class Tokenizer:
             [b'7', b' \xe2\x99', b'\x9e']
         """
         text = self.decode([token_id])
-        symbols = self._backend.id_to_token(token_id) or ""  # `decode` has seen that it is there
+        symbols = self._backend.id_to_token(token_id) or ""  # `decode` has checked that it exists
         if symbols in self._added:
             return text.encode()
         if isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
             return bytes(map(_BYTES.__getitem__, symbols))
-        # Other vocabularies spell bytes that are no character of theirs as <0x0A>.
+        # Other vocabularies spell bytes outside their characters as <0x0A>.
         if _SPELT_BYTE.fullmatch(symbols):
             return bytes([int(symbols[3:5], 16)])
         # Their decoders drop the space before the first word of a text, so the token is read as the second.
@@ -203,10 +203,9 @@ def _unknown_bytes(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def _byte_symbols() -> list[str]:
-    """Returns the character that stands for each byte in a byte-level vocabulary (from the GPT-2 release).
+    """Returns the character for each byte in a byte-level vocabulary (from the GPT-2 release).
 
-    A byte that is a printable, non-space Latin-1 character stands for itself; the others take the code points from 256
-    on.
+    Bytes that are printable, non-space Latin-1 characters map to themselves; the others to the code points from 256 on.
 
     Example:
         >>> symbols = _byte_symbols()

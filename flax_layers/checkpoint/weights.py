@@ -17,14 +17,14 @@ _MLP_NORMS = {
     False: ("post_attention_layernorm",),
     True: ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
 }
-"""Hugging Face's names of the norms around the MLP. The first is that of attention's output where there is one."""
+"""Hugging Face's names of the norms around the MLP. The first is the norm of attention's output if there is one."""
 
 
 class Weights(Mapping[str, np.ndarray]):
     """The weights of a model under their Hugging Face names, read from the file at each access.
 
     A weight is a float32 array of shape (out, in), or (size,) for a norm, newly made at each access and owned by the
-    caller. Nothing is kept: looping over the mapping holds one weight in memory at a time. f16 and bf16 are widened,
+    caller. Nothing is cached: looping over the mapping holds one weight in memory at a time. f16 and bf16 are widened,
     which is exact; quantised weights are dequantised. The file must stay in place while the mapping is in use.
 
     Attributes:
@@ -107,7 +107,7 @@ def _linear(name: str, shape: Shape, bias: bool) -> Iterator[tuple[str, Shape]]:
 
 
 def match_shapes(found: Mapping[str, Shape], config: LlamaConfig, source: Path) -> dict[str, Shape]:
-    """Compares the tensors of a file with what the configuration asks for; returns them in the model's order.
+    """Checks the tensors of a file against the configuration; returns them in the model's order.
 
     Raises:
         CheckpointError: If a tensor is missing, has another shape, or is one that the model would not use.

@@ -23,19 +23,19 @@ def convert[M: (nnx.Module, linen.Module)](
     """Makes the layers of a model batch-invariant.
 
     An nnx model is changed in place: its layers get the types of `flax_layers.nnx`, wherever they are shared, and keep
-    their state; convert it before functions that hold it are jitted. Of a linen model an equivalent is returned, with
-    the same fields, names, parameters and methods, in which the layers run as those of `flax_layers.linen` whenever
-    a method, `init` or `apply` of the model is called; the model that was given stays as it is. What calls a layer of
-    it past these, `converted.bind(variables).layer(x)` or `linen.apply(lambda m, x: m.layer(x), converted)`, runs the
+    their state; convert it before functions that hold it are jitted. For a linen model an equivalent is returned, with
+    the same fields, names, parameters and methods, in which the layers run as `flax_layers.linen` layers whenever a
+    method, `init` or `apply` of the model is called; the original model is unchanged. Code that bypasses these to call
+    a layer, `converted.bind(variables).layer(x)` or `linen.apply(lambda m, x: m.layer(x), converted)`, runs the
     layer as it was; say `converted.apply(variables, x, method=lambda m, x: m.layer(x))`.
 
-    What the model computes between its layers stays as it is, too. `bijax.invariant` covers a function as a whole.
+    Code between the layers is unchanged, too. `bijax.invariant` covers a function as a whole.
 
-    With `quantize="int8"` linear layers multiply in int8, and their weights take a quarter of float32's memory. Those
-    of an nnx model (`flax.nnx.Linear` and those of `flax_layers`) become `flax_layers.nnx.QuantLinear`, those of a
-    linen model (`flax.linen.Dense`) `flax_layers.linen.QuantDense`, for which `flax_layers.quantize_variables` makes
-    the variables. Their input is smoothed first if there is a calibration batch, as SmoothQuant does with a strength of
-    a half: the factor of a column is the root of the largest weight that it meets over the largest input. `MoE` becomes
+    With `quantize="int8"` linear layers multiply in int8, and their weights take a quarter of float32's memory. In an
+    nnx model they (`flax.nnx.Linear` and its `flax_layers` versions) become `flax_layers.nnx.QuantLinear`, in a linen
+    model (`flax.linen.Dense`) `flax_layers.linen.QuantDense`, for which `flax_layers.quantize_variables` makes the
+    variables. Their input is smoothed first if there is a calibration batch, as in SmoothQuant with a strength of 1/2:
+    the scale of a column is the square root of its largest weight over its largest input. `MoE` becomes
     `QuantMoE`, not smoothed.
 
     Args:
@@ -43,23 +43,23 @@ def convert[M: (nnx.Module, linen.Module)](
         rules: Ordered pairs, or a mapping, from a type (with its subclasses), a glob or a compiled regular expression
             over the whole path ("blocks/0/mlp", the path of the model is "") to True (convert), False (leave) or a
             subclass to convert to. The first rule that chooses a module decides; without one, every type is converted
-            that has a drop-in. A module that is shared goes by its first path. Modules inside `linen.jit` share one
+            that has a drop-in. A shared module is matched by its first path. Modules inside `linen.jit` share one
             program; choose among them by type.
         quantize: "int8" for linear layers in int8. Leave an output projection by a rule, {"lm_head": False}, to keep
             its accuracy.
-        calibration: Arguments of one call of an nnx model, which runs on them before it is quantised; without it,
-            smooth scales are ones.
+        calibration: Arguments of one call of an nnx model, made before it is quantised; without it, smooth scales are
+            ones.
 
     Returns:
-        The same nnx model; or a linen model, of a subclass of the given one's type.
+        The same nnx model; or a linen model whose type is a subclass of the original's.
 
     Raises:
-        TypeError: If the model is no model, a rule is no rule or converts to a class that does not fit, a linen model
-            comes with a calibration batch, or JAX traces the call with it.
-        ValueError: If a rule decides about no module, or is to convert but converts nothing (for a linen model, when
+        TypeError: If the model or a rule is invalid, a rule converts to a class that does not fit, a linen model
+            comes with a calibration batch, or JAX traces the calibration call.
+        ValueError: If a rule matches no module, or should convert but converts nothing (for a linen model, when
             `init` has shown its modules), or chooses a layer without a drop-in to be converted (for a linen model, when
-            the layer is called), or a linen model is bound. If `quantize` is another word, a layer that is quantised
-            has a product of its own, or the calibration batch does not reach it or is not finite there.
+            the layer is called), or a linen model is bound. If `quantize` is unknown, a quantised layer has a custom
+            product, or the calibration batch does not reach it or is not finite there.
 
     Guarantee: as the layers that are converted to.
 
@@ -106,10 +106,10 @@ def conversion_report(
         rngs: For a linen model: keys of that call, as for `init`; keys for "params" and "dropout" by default.
 
     Returns:
-        What is replaced, what is left, and what is not covered and why.
+        The replaced modules, the unchanged ones, and those not covered with the reason.
 
     Raises:
-        TypeError: As `convert`, or if a linen model comes without inputs, or an nnx model with some.
+        TypeError: As `convert`, or if a linen model has no inputs, or an nnx model has some.
         ValueError: As `convert`.
 
     Example:

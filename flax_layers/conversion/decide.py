@@ -57,7 +57,7 @@ class Decider:
         self._computes = computes
 
     def __call__(self, path: str, module_type: type, functions: str = "") -> Decision:
-        """Returns what is done with the module of a type at a path.
+        """Returns the decision for the module of a type at a path.
 
         Args:
             path: Where the module is.

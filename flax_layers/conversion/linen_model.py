@@ -24,7 +24,7 @@ _NEUTRAL: Final = frozenset((linen.Sequential, linen.BatchApply, MoE, *QUANTIZED
 _ORIGINAL: Final = "_converted_from"
 _ENTRIES: Final = ("apply", "lazy_init")
 
-# Part of the keys of JAX's caches, so that `linen.jit` does not take what it traced for the unconverted model.
+# Part of the keys of JAX's caches, so that `linen.jit` does not reuse the trace of the unconverted model.
 _active = jax.make_user_context(default_value=None)
 
 
@@ -47,7 +47,7 @@ def report_linen(
     options: Mapping[str, Any],
     rngs: Any,
 ) -> Conversion:
-    """Returns what a model converted by `convert_linen` does when it is initialized with some inputs."""
+    """Returns the decisions that a model converted by `convert_linen` makes when initialized with some inputs."""
     checked = parse(rules, linen.Module)
     model = _original(type(model))(parent=None, **_fields(model))
     decisions: list[Decision] = []
@@ -76,7 +76,7 @@ def _original(cls: type) -> Any:
 
 @functools.lru_cache(maxsize=256)  # equal models have equal types, and JAX's caches find them
 def _converted_class(original: Any, plan: Plan) -> Any:
-    """Returns a subclass whose methods intercept those of the modules inside."""
+    """Returns a subclass whose methods intercept the methods of inner modules."""
 
     def intercepted(method: Callable[..., Any]) -> Callable[..., Any]:
         @linen.nowrap
@@ -112,7 +112,7 @@ def _rebuild(original: Any, plan: Plan, fields: dict[str, Any]) -> linen.Module:
 
 
 def _methods(cls: type[linen.Module]) -> list[str]:
-    """Returns the names of the methods of a class, those of all linen modules aside."""
+    """Returns the names of a class's methods, except those that all linen modules have."""
     base = {*dir(linen.Module), "setup", *(f.name for f in dataclasses.fields(cls))}
     return [
         name
@@ -131,7 +131,7 @@ def _intercepting(plan: Plan, root: tuple[str, ...], decisions: list[Decision] |
     Args:
         plan: Checked rules, and whether linear layers are quantised.
         root: Path of the model.
-        decisions: Where to add what was decided.
+        decisions: Receives the decisions.
     """
     if _active.value == plan and decisions is None:
         yield

@@ -1,4 +1,4 @@
-"""Linear layers of an nnx model turned into int8 ones, in place."""
+"""Converts linear layers of an nnx model to int8, in place."""
 
 import contextlib
 import contextvars
@@ -46,7 +46,7 @@ def quantized_layers(layers: Sequence[tuple[str, Any]], calibrate: Callable[[], 
 
     Raises:
         TypeError: If the call is traced by JAX.
-        ValueError: If a layer multiplies in a way of its own, or the call does not reach it or gives it nan or inf.
+        ValueError: If a layer has a custom product, or the call does not reach it or passes it nan or inf.
     """
     for path, layer in layers:
         own = getattr(layer, "dot_general", jax.lax.dot_general) is not jax.lax.dot_general
@@ -84,7 +84,7 @@ def smooth_scale(path: str, kernel: jax.Array, largest: np.ndarray | None) -> ja
     """Returns what evens out the columns of the input and the rows of the kernel: the root of their quotient.
 
     Raises:
-        ValueError: If there is no largest magnitude of the columns, or one is not finite.
+        ValueError: If the largest magnitudes of the columns are missing or not finite.
     """
     if largest is None:
         raise ValueError(
@@ -100,7 +100,7 @@ def smooth_scale(path: str, kernel: jax.Array, largest: np.ndarray | None) -> ja
 
 
 def _largest_inputs(layers: Sequence[nnx.Module], call: Callable[[], Any]) -> Largest:
-    """Returns the largest magnitude of each column of what the layers are called with, by their ids."""
+    """Returns the largest magnitude of each column of the layers' inputs, by layer id."""
     found: Largest = {}
     with _recording(layers, found):
         call()
@@ -129,7 +129,7 @@ def _recorder(cls: Any) -> type:
     """Returns a subclass of a linear layer that records the largest magnitudes of its input."""
 
     class Recorder(cls):  # type: ignore[misc]
-        @functools.wraps(cls.__call__)  # `flax.nnx.Sequential` reads the signature, if it is given names
+        @functools.wraps(cls.__call__)  # `flax.nnx.Sequential` reads the signature when called with keywords
         def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> Any:
             if isinstance(x, jax.core.Tracer):
                 raise TypeError(

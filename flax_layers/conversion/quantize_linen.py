@@ -1,4 +1,4 @@
-"""The variables of a linen model, turned into those of its int8 layers."""
+"""Converts the variables of a linen model for its int8 layers."""
 
 import functools
 from collections.abc import Mapping
@@ -30,21 +30,21 @@ def quantize_variables(
 ) -> dict[str, Any]:
     """Returns the variables of a linen model for its int8 layers.
 
-    The kernel of each `QuantDense` and the experts of each `QuantMoE` leave the parameters, and stand in the collection
-    "quantized" in int8, with their scales. Everything else stays as it is.
+    The kernel of each `QuantDense` and the experts of each `QuantMoE` move from the parameters to the collection
+    "quantized", in int8, with their scales. Everything else is unchanged.
 
     Args:
         model: As `flax_layers.convert(model, quantize="int8")` returns it, or any model with these layers.
-        variables: Those of the float model.
-        inputs: Arguments of one call, which shows the layers; arrays or `jax.ShapeDtypeStruct`s, unless they calibrate.
-        calibrate: Whether smooth scales are taken from this call, as for `convert` with a calibration batch; else they
-            are ones. Experts are not smoothed.
+        variables: The float model's variables.
+        inputs: Arguments of one call, which finds the layers; arrays or `jax.ShapeDtypeStruct`s, unless they calibrate.
+        calibrate: Whether smooth scales come from this call, as for `convert` with a calibration batch; else they are
+            ones. Experts are not smoothed.
         options: Keyword arguments of `model.apply` for that call (`method`, `rngs`, `mutable`, arguments of the model).
 
     Raises:
-        TypeError: If JAX traces a part of the call that is to calibrate.
-        ValueError: If the model has no int8 layers, the call gives one nan or inf, or a kernel of one is not a matrix
-            because the layer is repeated (`linen.scan`, `linen.vmap`); leave such a layer by a rule.
+        TypeError: If JAX traces a part of the calibration call.
+        ValueError: If the model has no int8 layers, the call passes one nan or inf, or a kernel is not a matrix because
+            the layer is repeated (`linen.scan`, `linen.vmap`); exclude such a layer by a rule.
 
     Example:
         >>> from flax_layers import convert
@@ -106,7 +106,7 @@ def _matrix(kernel: jax.Array, rank: int, path: tuple[str, ...]) -> jax.Array:
 
 
 def _largest(calls: list[Any], path: tuple[str, ...]) -> np.ndarray:
-    """Returns the largest magnitude of each column of what a layer was called with."""
+    """Returns the largest magnitude of each column of a layer's inputs."""
     if any(isinstance(x, jax.core.Tracer) for x in calls):
         raise TypeError(
             "quantize_variables: expected a model that runs a calibration batch as it is, got one that JAX traces"

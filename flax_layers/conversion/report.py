@@ -8,7 +8,7 @@ from .rules import Rule
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What is done with one module.
+    """The decision for one module.
 
     Attributes:
         path: Where the module is, names joined by "/"; empty for the model itself.
@@ -64,7 +64,7 @@ def summarize(decisions: Sequence[Decision], rules: tuple[Rule, ...]) -> Convers
     """Returns the report of decisions about all modules of a model.
 
     Raises:
-        ValueError: If a rule decided about none of them, or is to convert but converts nothing.
+        ValueError: If a rule matched none of them, or should convert but converts nothing.
     """
     for rule in rules:
         decided = [decision for decision in decisions if decision.rule == rule]

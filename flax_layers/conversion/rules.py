@@ -44,7 +44,7 @@ def parse(rules: Rules, module_base: type) -> tuple[Rule, ...]:
         module_base: The class of all modules, `flax.nnx.Module` or `flax.linen.Module`.
 
     Raises:
-        TypeError: If they are no rules.
+        TypeError: If they are not rules.
 
     Example:
         >>> [str(rule) for rule in parse({"decoder/*": False, object: True}, object)]

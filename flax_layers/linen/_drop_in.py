@@ -27,7 +27,7 @@ def invariant_layer[M: linen.Module](cls: type[M]) -> type[M]:
         The same class.
 
     Raises:
-        TypeError: If it is no class of linen modules, or a public method is a generator or coroutine function, whose
+        TypeError: If it is not a class of linen modules, or a public method is a generator or coroutine function, whose
             body would run later, without effect.
         ImportError: If this version of Flax calls methods in a way that is not known.
 
@@ -85,7 +85,7 @@ def _initialize_plainly(module: linen.Module) -> None:
         with bijax.set_batch_invariant_mode(False):
             return declare(*args, **kwargs)
 
-    # Modules are frozen. This one is bound to the variables of a single call and goes with it.
+    # Modules are frozen. This one is bound to the variables of a single call and discarded after it.
     object.__setattr__(module, "param", param)
 
 

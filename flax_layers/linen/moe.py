@@ -17,16 +17,16 @@ _ZEROS = linen.initializers.zeros_init()
 
 
 class MoE(linen.Module):
-    """SwiGLU experts of which a router selects some for each token, and shared experts for all tokens.
+    """SwiGLU experts, some of which a router selects for each token, and shared experts for all tokens.
 
-    It computes what `flax_layers.nnx.MoE` computes, with parameters of the same names and shapes; those of the shared
-    experts are `shared_gate_up` and `shared_down`.
+    It computes what `flax_layers.nnx.MoE` computes, with parameters of the same names and shapes; the shared experts'
+    are `shared_gate_up` and `shared_down`.
 
     Args:
         hidden_features: Width inside an expert.
         routing: How experts are selected.
-        shared_features: Width inside the shared experts, all of them together; 0 for none.
-        dtype: Dtype of the computation; that of input and parameters together by default. Scores and weights are
+        shared_features: Total hidden width of the shared experts; 0 for none.
+        dtype: Dtype of the computation; promoted from input and parameters by default. Scores and weights are
             float32.
         param_dtype: Dtype of the parameters.
         ops: The operations to compute with.
@@ -75,7 +75,7 @@ class MoE(linen.Module):
         return rows, *route(self.ops, rows, router, bias, self.routing)
 
     def _with_shared(self, y: jax.Array, x: jax.Array) -> jax.Array:
-        """Adds what the shared experts make of x to the experts' rows y (T, C)."""
+        """Adds the shared experts' outputs for x to the experts' rows y (T, C)."""
         y, features, hidden = y.reshape(x.shape), x.shape[-1], self.shared_features
         if not hidden:
             return y

@@ -21,7 +21,7 @@ class RMSNorm(linen.RMSNorm):
 
 @invariant_layer
 class LayerNorm(linen.LayerNorm):
-    """`flax.linen.LayerNorm`, batch-invariant: takes the mean off and divides by the standard deviation.
+    """`flax.linen.LayerNorm`, batch-invariant: subtracts the mean and divides by the standard deviation.
 
     Guarantee: row-invariant, for the output and for the gradient of the input.
 

@@ -108,7 +108,7 @@ def quantized(module: linen.Module, name: str, shape: tuple[int, ...], dtype: An
     """Returns a quantised variable of a module, zeros or ones while it is initialized.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If it is missing.
     """
     if not module.is_initializing() and not module.has_variable(COLLECTION, name):
         raise ValueError(
@@ -120,7 +120,7 @@ def quantized(module: linen.Module, name: str, shape: tuple[int, ...], dtype: An
 
 
 def _record(module: linen.Module, x: jax.Array) -> bool:
-    """Notes what a layer is called with, if that is wanted; the layer then computes in floats."""
+    """Records a layer's inputs if requested; the layer then computes in floats."""
     recorded = recording.get()
     if recorded is None:
         return False

@@ -97,7 +97,7 @@ class ConvLSTMCell(linen.ConvLSTMCell):
 
 @invariant_layer
 class RNN(linen.RNN):
-    """`flax.linen.RNN`, batch-invariant: a cell run over a sequence; the cell may be any.
+    """`flax.linen.RNN`, batch-invariant: runs any cell over a sequence.
 
     Guarantee: row-invariant, for the output and for the gradient of the input. A row is a sequence.
 

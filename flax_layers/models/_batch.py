@@ -11,7 +11,7 @@ _SMALLEST_BUCKET = 64
 
 
 def bucket(tokens: int) -> int:
-    """Rounds up to one of few sizes, each of which costs a compilation."""
+    """Rounds up to one of a few sizes, since each size costs a compilation."""
     return max(_SMALLEST_BUCKET, 1 << (tokens - 1).bit_length())
 
 

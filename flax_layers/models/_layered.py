@@ -14,7 +14,7 @@ from .llama import Llama
 
 
 class Layers:
-    """The blocks of a model, taken apart for a program that all blocks of one kind share.
+    """The blocks of a model, separated for a program that all blocks of one kind share.
 
     Args:
         model: The model.
@@ -55,7 +55,7 @@ class Layers:
             common_prefix: () tokens that all sequences begin with, in the same pages, or None.
 
         Returns:
-            The residual stream behind the last block, and the new keys and values.
+            The residual stream after the last block, and the new keys and values.
         """
         given = (page_table, start, lengths, common_prefix)
         return run_blocks(self.blocks, x, angles, stored, *given, one_program=False)
@@ -88,7 +88,7 @@ def run_blocks(
 
 
 class LayeredModel:
-    """A model and a cache that it owns, run by three jitted functions: before, in and behind the blocks.
+    """A model and a cache that it owns, run by three jitted functions: before, in and after the blocks.
 
     All blocks of one kind share one compiled program, where XLA would compile each of them again in a program for the
     whole model; the cache is updated in place. The bits are those of the whole model in one program.
@@ -106,7 +106,7 @@ class LayeredModel:
         self._capacity = cache.capacity
 
     def extend(self, tokens: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> jax.Array:
-        """Appends tokens to the sequences; returns the residual stream (B, T, hidden_size) behind the last block.
+        """Appends tokens to the sequences; returns the residual stream (B, T, hidden_size) after the last block.
 
         Args:
             tokens: (B, T) token ids, each sequence padded at its end.

@@ -1,4 +1,4 @@
-"""One block of a model, and what stands before the first and behind the last."""
+"""One block of a model, and the layers before the first and after the last block."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 type Rotary = tuple[jax.Array, jax.Array]
 
 type Stream = tuple[jax.Array, jax.Array | None]
-"""The residual stream, whose last addition is left to the norm that comes next; None where there is nothing to add."""
+"""The residual stream, whose last addition is left to the next norm; None where there is nothing to add."""
 
 
 class Block(nnx.Module):
-    """One block: attention and MLP (or experts), each behind a norm and added to the residual stream.
+    """One block: attention and MLP (or experts), each after a norm and added to the residual stream.
 
     Args:
         config: The model's numbers.
@@ -134,7 +134,7 @@ def start_tokens(
 
 
 def project(norm: RMSNorm, projection: Embed | Linear, stream: Stream, soft_cap: float | None) -> jax.Array:
-    """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
+    """Maps the residual stream (..., hidden_size) after the last block to float32 logits (..., vocab_size)."""
     _, x = normalized(norm, stream)
     if isinstance(projection, Embed):
         logits = projection.attend(x, preferred_element_type=jnp.float32)

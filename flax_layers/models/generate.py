@@ -45,8 +45,8 @@ def generate(
         prompts: At least one token id each.
         max_new_tokens: New tokens of each prompt, at most.
         eos_token_ids: Tokens that end a continuation.
-        prefill_chunk: Prompt tokens that are computed at a time; None for all of them.
-        cache: Whether keys and values lie in one piece per sequence, or in pages scattered over one pool.
+        prefill_chunk: Prompt tokens per prefill call; None for all of them.
+        cache: Whether keys and values are contiguous per sequence, or in pages scattered over one pool.
         page_size: Tokens of a page.
         on_token: Called after each step with the number of tokens that it added, over all prompts.
 

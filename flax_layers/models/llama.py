@@ -28,9 +28,9 @@ class Llama(nnx.Module):
         config: The model's numbers.
         dtype: Dtype of the computation. Logits are float32.
         param_dtype: Dtype of the parameters.
-        remat: Whether the backward pass computes each block again instead of keeping what is inside.
-        ops: The operations to compute with: `INVARIANT`, or `PLAIN` for stock JAX. To switch a model that is there,
-            sharing its parameters: `nnx.with_attributes(model, ops=PLAIN)`.
+        remat: Whether the backward pass recomputes each block instead of saving its activations.
+        ops: The operations to compute with: `INVARIANT`, or `PLAIN` for stock JAX. To switch an existing model, sharing
+            its parameters: `nnx.with_attributes(model, ops=PLAIN)`.
         rngs: Keys; `rngs.params()` is drawn from.
 
     Attributes:
@@ -178,8 +178,8 @@ class Llama(nnx.Module):
             lengths: (B,) integers from 0 to T, new tokens of each sequence; T for all by default.
 
         Returns:
-            (B, T, vocab_size) float32 logits, of which the first lengths[b] of a sequence are meant, and the cache
-            with the new tokens.
+            (B, T, vocab_size) float32 logits, where the first lengths[b] of a sequence are valid, and the cache with
+            the new tokens.
 
         Raises:
             TypeError: If the tokens or lengths are not integers.
@@ -214,7 +214,7 @@ class Llama(nnx.Module):
         return project(self.norm, self.projection, stream, self.config.logits_soft_cap), cache
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Maps the residual stream (..., hidden_size) behind the last block to float32 logits (..., vocab_size)."""
+        """Maps the residual stream (..., hidden_size) after the last block to float32 logits (..., vocab_size)."""
         return project(self.norm, self.projection, (x, None), self.config.logits_soft_cap)
 
     @property

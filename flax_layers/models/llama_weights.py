@@ -22,8 +22,8 @@ type Place = tuple[nnx.Param[jax.Array], tuple[str, ...]]
 def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
     """Sets all parameters of a model.
 
-    Kernels are stored as (in, out), those of products with the same input side by side; a checkpoint has them apart,
-    as (out, in).
+    Kernels are stored as (in, out), concatenated for products with the same input; a checkpoint has them separately, as
+    (out, in).
 
     Args:
         model: The model; its parameters may be abstract (`nnx.eval_shape`).
@@ -50,7 +50,7 @@ def load_weights(model: Llama, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def _places(model: Llama) -> Iterator[Place]:
-    """Yields every parameter but those of experts with the weights that it is made of."""
+    """Yields every parameter except the experts', with the weights that make it up."""
     yield model.embed.embedding, ("model.embed_tokens.weight",)
     for index, block in enumerate(model.blocks):
         name = f"model.layers.{index}"

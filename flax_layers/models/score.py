@@ -15,7 +15,7 @@ from .llama import Llama
 
 
 def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Computes the log-probability of each token but the first, given the tokens before it.
+    """Computes the log-probability of each token but the first, conditioned on the tokens before it.
 
     Args:
         model: The model.
@@ -30,8 +30,8 @@ def score(model: Llama, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         ValueError: If a sequence is empty or longer than `config.max_position_embeddings`, or a token id is out of
             range.
 
-    Guarantee: row-invariant with `INVARIANT`: what a sequence gets does not depend on the others, and is what
-    `generate` gives for the same tokens.
+    Guarantee: row-invariant with `INVARIANT`: a sequence's result does not depend on the others, and equals that of
+    `generate` for the same tokens.
 
     Example:
         >>> from flax import nnx

@@ -17,7 +17,7 @@ from .llama import Llama
 
 
 class Structure:
-    """What a program is made of beside arrays: hashed once, and compared in no time where it is the same object."""
+    """The static parts of a program: hashed once, and compared by identity first."""
 
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
@@ -60,7 +60,7 @@ class ServedLlama:
         if one_program is None:
             one_program = any(d.platform != "cpu" for leaf in jax.tree.leaves(model) for d in leaf.devices())
         self.one_program = one_program
-        # What a call is given is flattened once: a module takes longer than the call.
+        # Arguments are flattened once: flattening a module takes longer than the call.
         first, self._first = _flattened((model.embed, model.rotaries))
         last, self._last = _flattened((model.norm, model.projection))
         self._structure = Structure(first, tuple((kind, rotary) for kind, _, rotary in self._layers.blocks))
@@ -79,7 +79,7 @@ class ServedLlama:
 
     @property
     def least_common_prefix(self) -> int | None:
-        """Tokens of a split of attention, of which only whole ones are read once; None without `one_program`."""
+        """Tokens per attention split, as only whole splits are read once; None without `one_program`."""
         return SplitAttentionContract().split if self.one_program and self.model.norm.ops is not PLAIN else None
 
     def init_pages(self, num_pages: int, page_size: int) -> list[tuple[jax.Array, jax.Array]]:
@@ -107,7 +107,7 @@ class ServedLlama:
             common_prefix: () int32, tokens that all sequences begin with, in the same pages; None if that is unknown.
 
         Returns:
-            The residual stream (B, T, hidden_size) behind the last block, and the cache.
+            The residual stream (B, T, hidden_size) after the last block, and the cache.
         """
         model, layers = self.model, self._layers
         capacity = page_table.shape[1] * pages[0][0].shape[1]
@@ -135,8 +135,8 @@ class ServedLlama:
                 not copied.
 
         Raises:
-            TypeError: If they come in another form.
-            ValueError: If they are of another model.
+            TypeError: If they have another format.
+            ValueError: If they belong to another model.
         """
         if isinstance(weights, Llama):
             weights = nnx.state(weights)

@@ -26,7 +26,7 @@ def invariant_layer[M: nnx.Module](cls: type[M]) -> type[M]:
         The same class.
 
     Raises:
-        TypeError: If it is no class of nnx modules, or one of the methods is a generator or coroutine function, whose
+        TypeError: If it is not a class of nnx modules, or a method is a generator or coroutine function, whose
             body would run later, without effect.
 
     Guarantee: row-invariant, for every operation of the methods by itself, see `bijax.invariant`.

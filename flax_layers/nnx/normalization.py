@@ -21,7 +21,7 @@ class RMSNorm(nnx.RMSNorm):
 
 @invariant_layer
 class LayerNorm(nnx.LayerNorm):
-    """`flax.nnx.LayerNorm`, batch-invariant: takes the mean off and divides by the standard deviation.
+    """`flax.nnx.LayerNorm`, batch-invariant: subtracts the mean and divides by the standard deviation.
 
     Guarantee: row-invariant, for the output and for the gradient of the input.
 

@@ -67,7 +67,7 @@ class SimpleCell(nnx.SimpleCell):
 
 @invariant_layer
 class RNN(nnx.RNN):
-    """`flax.nnx.RNN`, batch-invariant: a cell run over a sequence; the cell may be any.
+    """`flax.nnx.RNN`, batch-invariant: runs any cell over a sequence.
 
     Guarantee: row-invariant, for the output and for the gradient of the input. A row is a sequence.
 

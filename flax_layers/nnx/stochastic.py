@@ -9,9 +9,9 @@ from ._drop_in import invariant_layer
 class Dropout(nnx.Dropout):
     """`flax.nnx.Dropout`, batch-invariant: zeros at random.
 
-    Which elements are zero follows the key and the place of the row in the batch, not the length of the batch: with the
-    same key the first rows of a larger batch get the same zeros. For zeros that go with a row wherever it stands, give
-    each row a key of its own with `jax.vmap`.
+    The zeros depend on the key and the row's position in the batch, not on the batch size: with the same key the first
+    rows of a larger batch get the same zeros. For zeros that do not depend on the position, give each row its own key
+    with `jax.vmap`.
 
     Guarantee: row-invariant for a row at its place, for the output and for the gradient of the input. Keys must be of
     threefry2x32, JAX's default.

@@ -73,12 +73,12 @@ class PlainOps:
     def add_rms_norm(
         self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+        """Returns x + residual, of one dtype, and its `rms_norm`."""
         h = x + residual
         return h, self.rms_norm(h, weight, eps=eps, weight_offset=weight_offset)
 
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
-        """Returns x times a factor that is rounded to the dtype of x."""
+        """Returns x times a scale that is rounded to the dtype of x."""
         return x * jnp.asarray(factor, x.dtype)
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
@@ -166,7 +166,7 @@ class PlainOps:
         soft_cap: float | None = None,
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H)."""
-        del lengths  # the causal mask hides the keys behind a sequence's last query, and its padding is not looked at
+        del lengths  # the causal mask hides the keys after a sequence's last query, and its padding is ignored
         if soft_cap is not None:
             return _capped_attention(query, key, value, start, scale, window, soft_cap)
         if start is None:

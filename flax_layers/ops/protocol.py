@@ -48,10 +48,10 @@ class Ops(Protocol):
     def add_rms_norm(
         self, x: jax.Array, residual: jax.Array, weight: jax.Array | None, *, eps: float, weight_offset: float = 0.0
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns x + residual, of one dtype, and what `rms_norm` gives for it."""
+        """Returns x + residual, of one dtype, and its `rms_norm`."""
 
     def scale(self, x: jax.Array, factor: float) -> jax.Array:
-        """Returns x times a factor that is rounded to the dtype of x."""
+        """Returns x times a scale that is rounded to the dtype of x."""
 
     def log_softmax(self, x: jax.Array) -> jax.Array:
         """Returns the log-probabilities of each row of x (..., C)."""
@@ -88,7 +88,7 @@ class Ops(Protocol):
         """The same with kernels of int8 and the scales (E, N) of their columns; rows are quantised as they come."""
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
+        """Rotates the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
 
     def rotate_and_store(
         self,
@@ -101,11 +101,11 @@ class Ops(Protocol):
         *,
         turned: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Turns the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
+        """Rotates the queries and keys in heads (B, T, N + 2 * K, H) as `rotate` does, and stores keys and values.
 
-        Those of each token go to its row, of rows (B * T,), in keys and values (X, Y, K, H), whose rows are X * Y; what
-        has a row outside of them goes nowhere. With `turned` (B, T, N + K, H) this is turned in place of what is in
-        `heads`. Returns the turned queries (B, T, N, H), keys and values.
+        Each token is stored in its row, of rows (B * T,), in keys and values (X, Y, K, H) with X * Y rows; rows out of
+        range are dropped. `turned` (B, T, N + K, H) is rotated instead of the queries and keys in `heads`, if passed.
+        Returns the rotated queries (B, T, N, H), keys and values.
         """
 
     def attention(
@@ -122,9 +122,9 @@ class Ops(Protocol):
     ) -> jax.Array:
         """Causal attention of query (B, T, N, H) to key and value (B, S, K, H).
 
-        Query t of sequence b stands at position start[b] + t (0 by default), key s at position s. With `lengths` only
-        the first lengths[b] queries of a sequence count; what the others get is not defined. Scores are multiplied by
-        `scale`, 1 / sqrt(H) by default, and bent to stay below a `soft_cap`; with a `window` a query sees that many
+        Query t of sequence b has position start[b] + t (0 by default), key s at position s. With `lengths` only
+        the first lengths[b] queries of a sequence count; the other outputs are undefined. Scores are multiplied by
+        `scale`, 1 / sqrt(H) by default, and limited smoothly by a `soft_cap`; with a `window` a query sees that many
         keys at most, its own the last.
         """
 
@@ -144,6 +144,6 @@ class Ops(Protocol):
     ) -> jax.Array:
         """The same with keys and values in pages (P, page size, K, H), listed by page_table (B, pages).
 
-        Where all sequences begin with the same pages, `common_prefix` () says how many keys these hold, so that they
-        may be read once.
+        If all sequences begin with the same pages, `common_prefix` () is the number of keys in these, so that they may
+        be read once.
         """

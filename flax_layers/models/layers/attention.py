@@ -22,10 +22,10 @@ class Attention(nnx.Module):
         num_heads: Query heads.
         num_kv_heads: Key/value heads; divides `num_heads`.
         head_dim: Width of a head.
-        dtype: Dtype of the computation; that of input and parameters together by default.
+        dtype: Dtype of the computation; promoted from input and parameters by default.
         param_dtype: Dtype of the parameters.
         kernel_init: Initializer of the kernels.
-        qk_norm: Epsilon of the norms of queries and keys, each head by itself, before they are turned; None for none.
+        qk_norm: Epsilon of the per-head norms of queries and keys before rotation; None for none.
         qk_norm_offset: Added to the scales of these norms, as in `RMSNorm`.
         qkv_bias: Whether queries, keys and values have a bias.
         output_bias: Whether the output has a bias.
@@ -120,7 +120,7 @@ class Attention(nnx.Module):
         """Attends within the sequences of x.
 
         Args:
-            x: (B, T, features). A sequence shorter than T is padded at its end; tokens do not see what is behind them.
+            x: (B, T, features). A sequence shorter than T is padded at its end; tokens do not see later ones.
             rotary: Cosines and sines (B, T, head_dim / 2) of the tokens' positions, see `RotaryEmbedding`.
 
         Returns:
@@ -155,8 +155,7 @@ class Attention(nnx.Module):
             lengths: (B,) integers from 0 to T: new tokens of each sequence.
 
         Returns:
-            (B, T, features), and the cache with the new tokens. What stands behind `lengths` in the result is not
-            defined.
+            (B, T, features), and the cache with the new tokens. The result is undefined past `lengths`.
 
         Raises:
             TypeError: If a dtype is not supported.
@@ -179,7 +178,7 @@ class Attention(nnx.Module):
         return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
 
     def _heads(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """Returns all heads, and the queries and keys that are to be turned, (B, T, heads, head_dim) each."""
+        """Returns all heads, and the queries and keys to rotate, (B, T, heads, head_dim) each."""
         if x.ndim != 3:
             raise ValueError(f"Attention: x must have the shape (batch, tokens, features), got {x.shape}.")
         expected = (*x.shape[:2], self.head_dim // 2)

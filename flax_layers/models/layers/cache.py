@@ -50,7 +50,7 @@ class LayerCache(NamedTuple):
         return self._replace(keys=store_rows(self.keys, rows, keys), values=store_rows(self.values, rows, values))
 
     def rows(self, length: int, start: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Returns the rows of new tokens, with all the rows of all sequences or pages in one dimension.
+        """Returns the rows of new tokens in the flattened cache.
 
         Args:
             length: Length T of the padded sequences.
@@ -58,7 +58,7 @@ class LayerCache(NamedTuple):
             lengths: (B,) integers from 0 to T, new tokens of each sequence.
 
         Returns:
-            (B * T,) integers. What does not fit, and padding, has a row behind the last.
+            (B * T,) integers. Padding, and tokens that do not fit, get a row past the end.
         """
         offsets = jnp.arange(length, dtype=start.dtype)
         positions = start[:, None] + offsets
@@ -76,16 +76,16 @@ class LayerCache(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of all layers, and how many tokens each sequence holds.
+    """Keys and values of all layers, and the number of tokens of each sequence.
 
     A pytree. Make one with `contiguous` or `paged`; a model's `extend` returns the next.
 
     Attributes:
         keys: For each layer (B, capacity, K, H), or (pages, page size, K, H) with a page table.
         values: The same.
-        lengths: (B,) int32, tokens held by each sequence. What lies behind them in the arrays is never read, so setting
-            a smaller length with `dataclasses.replace` takes tokens back.
-        page_table: (B, pages per sequence) int32, or None. Sequences may share pages that none of them writes to.
+        lengths: (B,) int32, tokens held by each sequence. Array elements past them are never read, so setting a smaller
+            length with `dataclasses.replace` removes tokens.
+        page_table: (B, pages per sequence) int32, or None. Sequences may share pages if none of them writes to these.
 
     Example:
         >>> cache = KVCache.contiguous(batch=2, capacity=8, num_layers=1, num_kv_heads=1, head_dim=4)

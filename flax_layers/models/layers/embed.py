@@ -19,7 +19,7 @@ class Embed(nnx.Module):
     Args:
         num_embeddings: Rows of the table (the vocabulary).
         features: Length of a row.
-        dtype: Dtype of the result and of the computation; that of the table by default.
+        dtype: Dtype of the result and of the computation; the table's by default.
         param_dtype: Dtype of the table.
         embedding_init: Initializer of the table.
         scale: Factor of the rows that are looked up, rounded to `dtype`; `attend` does without.
@@ -30,8 +30,8 @@ class Embed(nnx.Module):
         embedding: (num_embeddings, features) parameter.
 
     Guarantee: row-invariant with `INVARIANT`, both the look-up and `attend`. The gradient of the table is
-    split-invariant for cuts of the tokens at multiples of 128 from either, but not from both together: their sum is
-    taken before the micro-batches are added.
+    split-invariant for cuts of the tokens at multiples of 128 from either, but not from both together: they are added
+    before the micro-batches are.
 
     Example:
         >>> embed = Embed(10, 4, rngs=nnx.Rngs(0))
@@ -80,7 +80,7 @@ class Embed(nnx.Module):
 
         Args:
             x: (..., features).
-            preferred_element_type: Dtype of the result; that of the computation by default.
+            preferred_element_type: Dtype of the result; the computation's by default.
 
         Returns:
             (..., num_embeddings).

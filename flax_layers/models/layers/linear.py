@@ -19,12 +19,12 @@ class Linear(nnx.Module):
         in_features: Length of the last dimension of the input.
         out_features: Length of the last dimension of the output.
         use_bias: Whether to add a bias.
-        dtype: Dtype of the computation; that of input and parameters together by default.
+        dtype: Dtype of the computation; promoted from input and parameters by default.
         param_dtype: Dtype of the parameters.
         precision: As in `jax.lax.dot_general`.
         kernel_init: Initializer of the kernel.
         bias_init: Initializer of the bias.
-        preferred_element_type: Dtype of the result; that of the computation by default.
+        preferred_element_type: Dtype of the result; the computation's by default.
         ops: The operations to compute with.
         rngs: Keys; `rngs.params()` is drawn from.
 

@@ -17,8 +17,8 @@ class MLP(nnx.Module):
 
     Args:
         features: Length of the last dimension of input and output.
-        hidden_features: Width inside.
-        dtype: Dtype of the computation; that of input and parameters together by default.
+        hidden_features: Hidden width.
+        dtype: Dtype of the computation; promoted from input and parameters by default.
         param_dtype: Dtype of the parameters.
         kernel_init: Initializer of the kernels.
         activation: "silu", or "gelu_tanh" for gelu approximated by tanh.
@@ -27,8 +27,8 @@ class MLP(nnx.Module):
         rngs: Keys; `rngs.params()` is drawn from.
 
     Attributes:
-        gate_up: Linear layer to 2 * hidden_features: the columns of the gate, then those of the other factor. One
-            kernel, because one product is faster than two and its columns do not mind.
+        gate_up: Linear layer to 2 * hidden_features: the gate's columns, then the up projection's. One kernel, because
+            one product is faster than two and columns are independent.
         down: Linear layer back to `features`.
 
     Raises:

@@ -16,14 +16,14 @@ _EXPERTS = nnx.initializers.lecun_normal(batch_axis=(0,))
 
 
 class MoE(nnx.Module):
-    """SwiGLU experts of which a router selects some for each token, and shared experts for all tokens.
+    """SwiGLU experts, some of which a router selects for each token, and shared experts for all tokens.
 
     Args:
         features: Length of the last dimension of input and output.
         hidden_features: Width inside an expert.
         routing: How experts are selected.
-        shared_features: Width inside the shared experts, all of them together; 0 for none.
-        dtype: Dtype of the computation; that of input and parameters together by default. Scores and weights are
+        shared_features: Total hidden width of the shared experts; 0 for none.
+        dtype: Dtype of the computation; promoted from input and parameters by default. Scores and weights are
             float32.
         param_dtype: Dtype of the parameters.
         ops: The operations to compute with.
@@ -31,8 +31,8 @@ class MoE(nnx.Module):
 
     Attributes:
         router: (features, num_experts) parameter.
-        router_bias: (num_experts,) float32 parameter that takes part in the selection alone, or None.
-        gate_up: (num_experts, features, 2 * hidden_features) parameter: columns of the gate, then of the other factor.
+        router_bias: (num_experts,) float32 parameter used only in the selection, or None.
+        gate_up: (num_experts, features, 2 * hidden_features) parameter: the gate's columns, then the up projection's.
         down: (num_experts, hidden_features, features) parameter.
         shared: MLP of the shared experts, or None.
 
@@ -108,5 +108,5 @@ def route(ops: Ops, rows: jax.Array, router: jax.Array, bias: Any, routing: Rout
 
 
 def with_shared(y: jax.Array, shared: Any, x: jax.Array) -> jax.Array:
-    """Adds what the shared experts make of x."""
+    """Adds the shared experts' outputs for x."""
     return y if shared is None else y + shared(x).astype(y.dtype)

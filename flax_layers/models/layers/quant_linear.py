@@ -20,14 +20,14 @@ class QuantLinear(nnx.Module):
 
     With h = x * smooth_scale, and both h and the kernel / smooth_scale[:, None] rounded to int8 by their rows and
     columns, it is the product of the two; see `bijax.scale_dynamic_quant` and `bijax.quant_matmul`. Layers start with
-    zeros: make one of a kernel that is there, with `from_kernel` or `flax_layers.convert(model, quantize="int8")`.
+    zeros: create one from an existing kernel with `from_kernel` or `flax_layers.convert(model, quantize="int8")`.
 
     Args:
         in_features: Length of the last dimension of the input.
         out_features: Length of the last dimension of the output.
         use_bias: Whether to add a bias.
         use_smooth_scale: Whether the input is multiplied by a vector first.
-        dtype: Dtype of the result; that of input and `param_dtype` together by default.
+        dtype: Dtype of the result; promoted from input and `param_dtype` by default.
         param_dtype: Dtype of the bias, and of the kernel that is quantised.
         preferred_element_type: Dtype of the result, before `dtype`.
         ops: The operations to compute with.

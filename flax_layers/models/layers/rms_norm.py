@@ -18,7 +18,7 @@ class RMSNorm(nnx.Module):
         num_features: Length of the last dimension.
         epsilon: Added to the mean square.
         use_scale: Whether to scale the columns.
-        dtype: Dtype of the result; that of input and parameters together by default.
+        dtype: Dtype of the result; promoted from input and parameters by default.
         param_dtype: Dtype of the scale.
         scale_init: Initializer of the scale; by default it starts so that nothing is scaled.
         scale_offset: Added to the scale; 1 for models that store scale - 1, as Gemma does.

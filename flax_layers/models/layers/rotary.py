@@ -15,7 +15,7 @@ class RotaryTable(nnx.Variable[jax.Array]):
 
 
 class RotaryEmbedding(nnx.Module):
-    """The cosines and sines by which queries and keys at a position are turned.
+    """The cosines and sines that rotate queries and keys at a position.
 
     They are computed once in float64 and rounded to float32; a position looks its row up, which is exact whatever
     the batch. XLA's own cosine is not the same number in every program.
@@ -32,7 +32,7 @@ class RotaryEmbedding(nnx.Module):
         sin: The same.
 
     Raises:
-        ValueError: If `head_dim` is odd or not positive, or there are not as many divisors as frequencies.
+        ValueError: If `head_dim` is odd or not positive, or the numbers of divisors and frequencies differ.
 
     Guarantee: row-invariant.
 
