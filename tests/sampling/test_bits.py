@@ -123,7 +123,7 @@ def test_wide_rows_are_drawn_like_narrow_ones() -> None:
         seed_words(list(range(5))),
         np.arange(5, dtype=np.uint32),
     )
-    tokens = jax.jit(_draw._on_cpu)(*given)[0]
+    tokens = jax.jit(_draw._composed)(*given)[0]
     assert_bits_equal(tokens, jax.jit(lambda *rows: _draw._anywhere(*rows, Arithmetic()))(*given))
     assert tokens[0] == logits[0].argmax()
     assert (tokens[3], tokens[1] == logits[1].argmax()) == (-1, False)

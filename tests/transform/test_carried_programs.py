@@ -164,6 +164,8 @@ def test_every_primitive_that_carries_a_program(platform: str) -> None:
         **dict.fromkeys(OWN_PROGRAM, "its program is a part of JAX"),
         **dict.fromkeys(ENTERED | TAKEN | {"scatter"}, "its program is made invariant"),
         **dict.fromkeys(KEPT | OF_CUDNN, "kept"),
+        # A parameter of theirs is named `call`: the record of their operands, which is no program.
+        **dict.fromkeys((name for name in found if name.startswith("bijax_")), "kept"),
         **dict.fromkeys(BY_RULE, "its rule shows"),
     }
     assert {name: outcome(name, platform) for name in found} == {name: expected[name] for name in found}
