@@ -1,4 +1,4 @@
-"""The backward kernels: rows loop over the keys that they see, keys over the rows that see them. Weights are recomputed."""
+"""The backward kernels: rows loop over their keys, keys over the rows that see them. Weights are recomputed."""
 
 from typing import Any
 

@@ -26,8 +26,7 @@ def check_contract(op: str, contract: Any, kind: type) -> None:
 def check_operands(
     op: str, x: Any, w: Any, bias: Any, transpose_w: bool, out_dtype: Any, dtypes: tuple[Any, ...]
 ) -> None:
-    """Raises `UnsupportedError` unless the operands are matrices, or stacks of them, with compatible shapes and one
-    dtype.
+    """Raises `UnsupportedError` unless the operands are (stacked) matrices with compatible shapes and one dtype.
 
     Args:
         op: Name of the operation.

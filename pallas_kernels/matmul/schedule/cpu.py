@@ -72,8 +72,7 @@ def steps_by_preference(ladder: tuple[Step, ...], rows: int) -> tuple[Step, ...]
 
 
 class StackStep(NamedTuple):
-    """One schedule of a stack of products: a candidate program, and the rows and columns to which each product is
-    padded.
+    """One schedule of a stack of products: a candidate program and the padded rows and columns of each product.
 
     The candidate "crossed" computes one product of the rows of several entries and all their columns.
     """
