@@ -22,7 +22,7 @@ exit code: 0 if bijax shows no difference at all, 1 if it shows one, 2 if the co
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What the user asked for.
+    """The user's options.
 
     Attributes:
         model: Checkpoint; None for the model that the extra installs.

@@ -10,7 +10,7 @@ from bijax.testing import bits, ulp_distance
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What a model generated for one prompt.
+    """A model's output for one prompt.
 
     Attributes:
         tokens: Token ids, integer array of shape (tokens,).
@@ -62,7 +62,7 @@ def compare(prompt: int, alone: Text, other: Text) -> Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What one way of computing, or all of them together, came to.
+    """The summary of one way of computing, or of all of them.
 
     Attributes:
         texts: Texts compared with the ones generated alone.

@@ -36,7 +36,7 @@ def as_json(
         arguments: The arguments of the run.
         prompts: The prompts as the user wrote them.
         prompt_tokens: Their lengths with the chat template around them.
-        quality: Of a quantised model, before and after; None for one that is not.
+        quality: Before and after quantisation; None for a model that is not quantised.
         decode: Turns token ids into text.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What quantising costs: text and perplexity of a model before and after."""
+"""The cost of quantisation: text and perplexity of a model before and after."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from flax_layers.models import Llama, generate, score
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """What a model makes of a prompt and of a passage.
+    """A model's results for a prompt and a passage.
 
     Attributes:
         text: The tokens that continue the first prompt.

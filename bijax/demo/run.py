@@ -27,7 +27,7 @@ LOG_WIDTH = 100
 
 
 def run_demo(arguments: Arguments) -> int:
-    """Runs the demo and prints what it finds.
+    """Runs the demo and prints its findings.
 
     Returns:
         0 if bijax showed no difference, 1 if it showed one.

@@ -13,7 +13,7 @@ _PREFIXES = (1, 511, 2048, 4097)
 
 
 class Served(Protocol):
-    """What a mode asks: an engine, or a server."""
+    """The system under test: an engine, or a server."""
 
     @property
     def options(self) -> EngineOptions:
@@ -46,7 +46,7 @@ class OpenEngine(Protocol):
 
 @dataclass
 class Samples:
-    """What one request got.
+    """The result of one request.
 
     Attributes:
         name: What the request is called in the table.
@@ -69,7 +69,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Run:
-    """What a mode works with.
+    """The inputs of a mode.
 
     Attributes:
         open_engine: Makes engines.

@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 
 class AttentionKeywords(TypedDict, total=False):
-    """What `bijax.dot_product_attention` and `bijax.paged_attention` share; their docstrings say what each means."""
+    """Keywords of both `bijax.dot_product_attention` and `bijax.paged_attention`; see their docstrings."""
 
     scale: float | None
     is_causal: bool
@@ -21,7 +21,7 @@ class AttentionKeywords(TypedDict, total=False):
 
 
 class ContiguousKeywords(AttentionKeywords, total=False):
-    """What `bijax.dot_product_attention` takes."""
+    """Keywords of `bijax.dot_product_attention`."""
 
     key_value_seq_lengths: Any
     cu_key_value_seq_lengths: Any
@@ -29,6 +29,6 @@ class ContiguousKeywords(AttentionKeywords, total=False):
 
 
 class PagedKeywords(AttentionKeywords, total=False):
-    """What `bijax.paged_attention` takes."""
+    """Keywords of `bijax.paged_attention`."""
 
     common_prefix_length: Any

@@ -53,7 +53,7 @@ def gradients(call: AttentionCall, results: AttentionResults) -> Arrays:
 def bias_gradient(call: AttentionCall, results: AttentionResults) -> jax.Array:
     """Returns the gradient of the bias of a call without pages.
 
-    What it was broadcast over is added up in each sequence first, in row-major order of heads, queries and keys
+    Broadcast dimensions are summed within each sequence first, in row-major order of heads, queries and keys
     (`bijax.sum`), and then over the sequences, in ascending order, in float32. Where a sum is needed, the score
     gradients of one sequence (N, T, S) exist at a time.
     """
@@ -205,7 +205,7 @@ def _fold_paged(size: int, records: Any, axes: Any) -> Arrays | None:
     (call,), (places,) = records, axes
     if places.key is not None or places.value is not None:
         return None
-    # What is common to each entry is not common to all.
+    # A prefix common to each entry need not be common to all.
     call = replace(call, common_prefix=None)
     return unfold_rows(size, _paged_kernel(*_folded(size, (call,), axes)))
 

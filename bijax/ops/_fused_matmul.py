@@ -31,7 +31,7 @@ Optional = jax.Array | None
 
 @dataclass(frozen=True)
 class Fusion:
-    """What is computed: activation(x @ w + bias) + residual, or activation(x @ w) * (x @ up).
+    """The computation: activation(x @ w + bias) + residual, or activation(x @ w) * (x @ up).
 
     Attributes:
         product: The product or both products; `out_dtype` is the result's dtype.

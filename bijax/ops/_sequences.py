@@ -53,7 +53,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Names:
-    """What an operation calls the lengths of sequences, for messages.
+    """An operation's names for the lengths of sequences, for messages.
 
     Attributes:
         lengths: The lengths.

@@ -20,7 +20,7 @@ def softmax_cross_entropy(
 ) -> jax.Array:
     """Returns logsumexp(logits) - logits[label] + z_loss * logsumexp(logits) ** 2 for each row of logits.
 
-    Computed in float32. The backward pass computes the softmax anew; no one-hot array is made.
+    Computed in float32. The backward pass recomputes the softmax; no one-hot array is made.
 
     Args:
         logits: (..., V) float32, bfloat16 or float16.

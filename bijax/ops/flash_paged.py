@@ -37,7 +37,7 @@ def flash_attention_prefill(
 
     Args:
         q: (T, N, D), packed, sequence after sequence, or (B, L, N, D), padded; float32, bfloat16 or float16.
-        block_table: (slots, blocks of a slot) ints in [0, blocks). Entries that hold no token are not looked at.
+        block_table: (slots, blocks of a slot) ints in [0, blocks). Entries that hold no token are ignored.
         k_cache: (blocks, K, size, D) of the dtype of `q`, or int8 or float8_e4m3fn; K divides N.
         v_cache: Of the shape and dtype of `k_cache`.
         q_lens: (B,) ints, the new tokens of each sequence; by default L, or the differences of `accum_q_len`.

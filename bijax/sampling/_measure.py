@@ -13,7 +13,7 @@ from bijax.sampling._order import NO_TOKEN
 
 
 class Measured(NamedTuple):
-    """What `Sampled` tells about tokens, by the same names."""
+    """The fields of `Sampled` about tokens, by the same names."""
 
     logprobs: jax.Array
     sampled_logprobs: jax.Array

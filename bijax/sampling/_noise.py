@@ -40,7 +40,7 @@ def perturb(scores: jax.Array, seeds: jax.Array, positions: jax.Array, arithmeti
 def _perturb(score: jax.Array, word: jax.Array) -> jax.Array:
     """Subtracts the logarithm of an exponential variable -log(1 - v) with v = (word + 1/2) / 2**32.
 
-    Small v decide who wins, and keep all their bits: log(1 - v) * v / (1 - (1 - v)) is log1p to a few units in the last
+    Small v decide the argmax and keep all bits: log(1 - v) * v / (1 - (1 - v)) is log1p to a few units in the last
     place (Kahan). v is kept below 1.
     """
     v = jnp.minimum((word.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-32), np.float32(1 - 2**-24))

@@ -1,4 +1,4 @@
-"""What is done to logits before they are scaled: penalties, biases, and tokens that are not allowed."""
+"""Changes to logits before scaling: penalties, biases, and banned tokens."""
 
 from typing import NamedTuple
 

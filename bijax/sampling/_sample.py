@@ -18,7 +18,7 @@ from pallas_kernels.parts.xla.manual_axes import vary_alike
 
 
 class Sampled(NamedTuple):
-    """What `sample` returns.
+    """The result of `sample`.
 
     Attributes:
         tokens: (R,) int32; -1 for a row that holds a nan or in which no token is left.

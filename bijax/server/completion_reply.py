@@ -74,7 +74,7 @@ class _Choice:
         self._finished = False
 
     def new(self, output: RequestOutput, completion: Completion) -> dict[str, Any] | None:
-        """What is new, as a choice; None for nothing."""
+        """The new part, as a choice; None for nothing."""
         text = completion.text or ""
         delta = text[self._num_characters :]
         entries = self._entries(completion) if self._params.logprobs else []

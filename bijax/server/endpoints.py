@@ -1,4 +1,4 @@
-"""What endpoints share."""
+"""Shared code of the endpoints."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any

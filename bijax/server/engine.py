@@ -1,4 +1,4 @@
-"""What the server needs of an engine; `bijax.serving.AsyncEngine` is one."""
+"""The engine interface that the server needs; `bijax.serving.AsyncEngine` implements it."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ class Engine(Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """What has stopped it; None while it runs."""
+        """The error that stopped it; None while it runs."""
         ...
 
     def stream(

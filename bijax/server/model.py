@@ -1,4 +1,4 @@
-"""What the server knows of the model that it serves."""
+"""The server's view of the model that it serves."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What replies of OpenAI's two endpoints share."""
+"""Shared parts of the replies of OpenAI's two endpoints."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -28,7 +28,7 @@ class ResponseFormat(RequestBody):
 
 
 class OpenAIBody(SamplingFields):
-    """What both endpoints share. The fields beyond OpenAI's have vLLM's names."""
+    """The fields of both endpoints. The fields beyond OpenAI's have vLLM's names."""
 
     model: str | None = None
     stream: bool | None = None

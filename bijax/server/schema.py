@@ -1,4 +1,4 @@
-"""What all request bodies have in common: strict types, no unknown fields, errors that name the field."""
+"""The base of all request bodies: strict types, no unknown fields, errors that name the field."""
 
 import difflib
 import json

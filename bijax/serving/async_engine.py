@@ -65,7 +65,7 @@ class AsyncEngine:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the thread; None while it runs."""
+        """The error that ended the thread; None while it runs."""
         return self._error
 
     @property

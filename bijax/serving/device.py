@@ -39,7 +39,7 @@ class Scored(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """What a call of the model brings.
+    """The results of a call of the model.
 
     Attributes:
         hidden: (B, T, ...).

@@ -1,4 +1,4 @@
-"""What the engine asks of a model."""
+"""The model interface of the engine."""
 
 from typing import Any, Protocol, Self
 
@@ -83,7 +83,7 @@ class Model(Protocol):
 
 
 class Tokenizer(Protocol):
-    """What the engine asks of a tokenizer, for texts and stop strings.
+    """The tokenizer interface of the engine, for texts and stop strings.
 
     `skip_special_tokens` needs another attribute, `special_token_ids`, a collection of tokens.
     """

@@ -1,4 +1,4 @@
-"""What a request gets."""
+"""The outputs of a request."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -51,7 +51,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What a request has got so far: outputs are cumulative.
+    """The output of a request so far: outputs are cumulative.
 
     Attributes:
         request_id: Of the request.

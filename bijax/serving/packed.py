@@ -19,7 +19,7 @@ SLOT_COLUMNS: Final = _PARAMETERS
 
 
 class Given(NamedTuple):
-    """What is in the array.
+    """The contents of the array.
 
     Attributes:
         tokens: (B, T) int32, with the last token of a sequence filled in for one that the host has not read.

@@ -1,4 +1,4 @@
-"""What a request asks for."""
+"""The sampling parameters of a request."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What is computed on the device: models and sampling, in batches of few sizes."""
+"""The computations on the device: models and sampling, in batches of a few sizes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple

@@ -13,7 +13,7 @@ from bijax.serving.tokens import read_prompt
 
 
 def check_engine(model: Any, eos_token_ids: Any, options: Any) -> None:
-    """Checks what an engine is made of.
+    """Checks the components of an engine.
 
     Raises:
         TypeError: If an argument has the wrong type; the message names it.

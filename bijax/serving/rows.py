@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """What rows of logits are sampled with; (R,) each but for the last three.
+    """The sampling parameters of rows of logits; (R,) each except the last three.
 
     Attributes:
         seeds: (R, 2) uint32.

@@ -54,7 +54,7 @@ class Scheduler:
         page_size: Tokens of a page.
         max_running: Sequences that hold pages at most.
         max_prefill_tokens: Maximum number of prompt tokens per step.
-        prefix_cache: Whether pages are kept for later requests.
+        prefix_cache: Whether pages are cached for later requests.
         speculative_tokens: Maximum number of drafts per sequence and step.
     """
 

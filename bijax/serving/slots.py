@@ -1,4 +1,4 @@
-"""What steps need of each running sequence, in arrays: a row for each slot, written once and read many times."""
+"""Per-sequence data of steps, in arrays: a row for each slot, written once and read many times."""
 
 import numpy as np
 

@@ -17,7 +17,7 @@ from bijax.serving.scheduler import Work
 
 @dataclass
 class Results:
-    """What a step has brought.
+    """The results of a step.
 
     Attributes:
         works: The works of the step.
@@ -86,7 +86,7 @@ class Step:
         self._sampled.append((works, drawn))
 
     def read(self) -> Results:
-        """Waits for the device and returns what it computed."""
+        """Waits for the device and returns its results."""
         results = Results(self._works)
         for works, drawn in self._sampled:
             tokens = np.asarray(drawn.tokens).tolist()  # padding rows come after the works

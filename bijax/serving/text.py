@@ -69,7 +69,7 @@ class TextStream:
         return best[1]
 
     def finish(self) -> None:
-        """Appends what was held back as an incomplete character."""
+        """Appends the incomplete character that was held back."""
         if self._end is None:
             self._append_held()
 

@@ -36,7 +36,7 @@ def read_prompt(prompt: Any, vocab_size: int) -> tuple[tuple[int, ...], Tokens]:
     if not isinstance(prompt, Sequence):
         remedy = "; convert it with .tolist()" if hasattr(prompt, "tolist") else ""
         raise TypeError(f"Engine: a prompt must be a sequence of tokens, got {type(prompt).__name__}{remedy}.")
-    # Prompts of thousands of tokens are looked at without a Python loop.
+    # Prompts of thousands of tokens are checked without a Python loop.
     if list(map(type, prompt)).count(int) < len(prompt):
         wrong = [t for t in prompt if isinstance(t, bool) or not isinstance(t, (int, np.integer))]
         if wrong:

@@ -1,4 +1,4 @@
-"""What a batch-invariance sweep found."""
+"""The findings of a batch-invariance sweep."""
 
 import dataclasses
 

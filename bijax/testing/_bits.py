@@ -13,7 +13,7 @@ _NAMES = (*FLOAT_NAMES, *_NARROW_NAMES, *_INTEGER_NAMES)
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 NAN_DISTANCE = np.uint64(2**64 - 1)
-"""What `ulp_distance` gives where a nan has no distance. No two numbers are this far apart."""
+"""`ulp_distance`'s result where a nan has no distance. No two numbers are this far apart."""
 
 
 def to_numpy(x: ArrayLike) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a conversion does with each module."""
+"""The decisions of a conversion for each module."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What a conversion does, or did, with a model.
+    """The decisions of a conversion for a model.
 
     Attributes:
         replaced: The modules that are converted, with the types that they get.

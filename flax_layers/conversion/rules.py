@@ -13,7 +13,7 @@ type Rules = Mapping[Selector, Action] | Iterable[tuple[Selector, Action]] | Non
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is done with the modules that a selector chooses.
+    """The decision for the modules that a selector chooses.
 
     Attributes:
         selector: A type (with its subclasses), a glob or a compiled regular expression over the whole path.

@@ -14,7 +14,7 @@ COLLECTION: Final = "quantized"
 
 type Recorded = dict[tuple[str, ...], list[jax.Array]]
 
-# What the float layers at a path were called with, while `quantize_variables` runs a model.
+# The inputs of the float layers at a path, while `quantize_variables` runs a model.
 recording: contextvars.ContextVar[Recorded | None] = contextvars.ContextVar("recording", default=None)
 
 

@@ -75,8 +75,8 @@ def run_blocks(
 ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
     """Runs blocks one after the other; see `Layers.extend`.
 
-    Inside of one program blocks of a kind are lowered once, but for the first, and the addition at the end of a block
-    is left to the norm of the next one. Programs of their own are the same for all blocks of a kind.
+    Inside one program, blocks of a kind are lowered once, except the first, and the addition at the end of a block is
+    left to the norm of the next one. Separate programs are the same for all blocks of a kind.
     """
     written = []
     stream: Stream = (x, None)

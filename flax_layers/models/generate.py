@@ -16,7 +16,7 @@ from .llama import Llama
 
 @dataclass(frozen=True)
 class Generation:
-    """What `generate` returns.
+    """The result of `generate`.
 
     Attributes:
         tokens: For each prompt the new tokens (int32), the one that ended it included.

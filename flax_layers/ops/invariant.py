@@ -117,7 +117,7 @@ class InvariantOps:
         return quantized_experts(x, selected, weights, gate_up, down)
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
+        """Rotates the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
         return rotate_heads(x, cos, sin)
 
     def rotate_and_store(
@@ -131,7 +131,7 @@ class InvariantOps:
         *,
         turned: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Turns the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
+        """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
         return rotate_and_store(heads, cos, sin, rows, keys, values, turned=turned)
 
     def attention(

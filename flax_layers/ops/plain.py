@@ -134,7 +134,7 @@ class PlainOps:
         return experts(x, selected, weights, gate_up[0].shape[0], *products)
 
     def rotate(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        """Turns the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
+        """Rotates the pairs (x[i], x[i + H/2]) of x (B, T, N, H) by angles with cos and sin (B, T, H/2), float32."""
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         cos, sin = cos[:, :, None], sin[:, :, None]
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
@@ -150,7 +150,7 @@ class PlainOps:
         *,
         turned: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Turns the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
+        """Rotates the queries and keys in heads (B, T, N + 2 * K, H), and stores keys and values."""
         return rotate_and_store_in_pieces(self.rotate, heads, cos, sin, rows, keys, values, turned)
 
     def attention(

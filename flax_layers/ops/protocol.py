@@ -1,4 +1,4 @@
-"""What a layer asks of the operations that it is built on."""
+"""The operations that a layer is built on."""
 
 from typing import Any, Protocol
 
