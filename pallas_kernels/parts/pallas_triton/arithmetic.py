@@ -34,7 +34,7 @@ def quotient(a: jax.Array, b: jax.Array, interpret: bool) -> jax.Array:
 
 
 def log2(x: jax.Array, interpret: bool) -> jax.Array:
-    """Returns log2(x) in float32, with an error of about 2**-22: relative outside (0.5, 2), absolute inside."""
+    """Returns the base-2 logarithm in float32, with an error of about 2**-22: absolute in (0.5, 2), else relative."""
     return jnp.log2(x) if interpret else _apply("lg2.approx.ftz.f32 $0, $1;", x)
 
 
