@@ -1,6 +1,5 @@
-"""Batch-invariant kernels: arrays in, arrays out, a folder for each operation, a file or folder for each backend.
+"""Batch-invariant kernels on arrays, with a folder for each operation and a file or folder for each backend.
 
-`contract` states what fixes the bits of an operation, `schedule` what fixes its speed; `parts` is what kernels are
-built from, and `ops` holds them. The kernels know neither automatic differentiation nor policy and can be used on
-their own.
+A `contract` determines the bits of an operation, a `schedule` its speed; `parts` contains the building blocks of
+kernels. The kernels are independent of automatic differentiation and policy, and can be used without bijax.
 """

@@ -2,4 +2,4 @@
 
 
 class UnsupportedError(NotImplementedError):
-    """A backend cannot honour a contract for these operands; nothing else is tried in its place."""
+    """A backend cannot honour a contract for these operands; there is no fallback."""

@@ -187,7 +187,7 @@ def serves(operation: str, target: Target, fixed: Any, *arrays: Any, **parameter
 
 
 def runs_on(operation: str, target: Target) -> bool:
-    """Returns whether an operation has kernels for a target, whatever calls they serve.
+    """Returns whether an operation has kernels for a target, regardless of the calls that they serve.
 
     Raises:
         UnsupportedError: If the target has no architecture and the kernels differ by it.

@@ -1,7 +1,7 @@
-"""What a program is lowered for: a platform of JAX and, for GPUs, an architecture.
+"""The target of lowering: a JAX platform and, for GPUs, an architecture.
 
-Nothing but this module and `pallas_kernels.registry` compares architectures. A kernel says on which targets it runs, by
-a pattern (see `rank`), and the registry picks among those that match.
+Only this module and `pallas_kernels.registry` compare architectures. A kernel declares its targets by a pattern (see
+`rank`), and the registry chooses among the kernels that match.
 """
 
 import re
@@ -26,11 +26,10 @@ class Target:
 
     Attributes:
         platform: As JAX names it: "cpu", "cuda", ...
-        architecture: "sm_90" for an NVIDIA GPU of compute capability 9.0; "" where the platform has none or it is not
-            known.
+        architecture: "sm_90" for an NVIDIA GPU of compute capability 9.0; "" if the platform has none or it is unknown.
 
     Raises:
-        ValueError: If one of them is not a name, or the platform has no architectures.
+        ValueError: If a name is invalid, or the platform has no architectures.
 
     Example:
         >>> Target("cuda", "sm_90")
@@ -52,7 +51,7 @@ class Target:
 
     @classmethod
     def parse(cls, name: str) -> "Target":
-        """Returns the target with a name: an architecture ("sm_90") or a platform ("cpu", "cuda")."""
+        """Returns the target named by an architecture ("sm_90") or a platform ("cpu", "cuda")."""
         return cls(_CUDA, name) if _ARCHITECTURE.fullmatch(name) else cls(name)
 
     def __str__(self) -> str:
@@ -60,12 +59,12 @@ class Target:
 
     @property
     def generation(self) -> int:
-        """The compute capability times ten, by which the architectures of a platform are ordered; 0 without one."""
+        """The compute capability times ten, which orders a platform's architectures; 0 without an architecture."""
         return int(self.architecture.removeprefix("sm_") or 0)
 
     @property
     def features(self) -> frozenset[str]:
-        """The instruction families that kernels ask for: "mma", "wgmma", "tma", "tcgen05".
+        """The instruction families that kernels may require: "mma", "wgmma", "tma", "tcgen05".
 
         Example:
             >>> sorted(Target.parse("sm_90").features)
@@ -74,7 +73,7 @@ class Target:
         return frozenset(name for name, generations in _FEATURES.items() if self.generation in generations)
 
     def is_at_least(self, other: "Target") -> bool:
-        """Returns whether this is a target of the same platform, of the same or a later generation.
+        """Returns whether this target has the same platform and the same or a later generation.
 
         Example:
             >>> Target.parse("sm_100").is_at_least(Target.parse("sm_90"))
@@ -84,15 +83,15 @@ class Target:
 
 
 def rank(pattern: str, target: Target) -> tuple[int, int] | None:
-    """Returns how closely a pattern describes a target, the closest being the largest; None if it does not.
+    """Returns how specifically a pattern matches a target (larger is more specific); None if it does not match.
 
     Args:
-        pattern: From the closest to the widest: an architecture ("sm_90"), an architecture and all later ones of its
-            platform ("sm_80+"), an instruction family ("mma"), a platform ("cuda", "cpu").
+        pattern: From the most to the least specific: an architecture ("sm_90"), an architecture and all later ones of
+            its platform ("sm_80+"), an instruction family ("mma"), a platform ("cuda", "cpu").
         target: The target.
 
     Raises:
-        ValueError: If it is no such pattern.
+        ValueError: If the pattern is invalid.
 
     Example:
         >>> [rank(pattern, Target.parse("sm_90")) for pattern in ("sm_90", "sm_80+", "wgmma", "cuda", "sm_100", "cpu")]
@@ -109,7 +108,7 @@ def rank(pattern: str, target: Target) -> tuple[int, int] | None:
 
 
 def names_architecture(pattern: str, platform: str) -> bool:
-    """Returns whether a pattern describes some targets of a platform and not others, by their architecture."""
+    """Returns whether a pattern matches only some of a platform's architectures."""
     if pattern in _FEATURES:
         return platform == _CUDA
     described = _described(pattern)

@@ -1,4 +1,4 @@
-"""Programs of XLA: with fixed shapes, on CPUs and on any NVIDIA GPU; or in the form of one of the two."""
+"""XLA programs: with fixed shapes, for CPUs and any NVIDIA GPU, or specialised for one of the two."""
 
 from typing import Final
 

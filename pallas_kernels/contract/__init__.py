@@ -1,8 +1,8 @@
-"""Contracts: everything that can change a bit of a result, stated as data.
+"""Contracts: everything that determines the bits of a result, as data.
 
-A contract is chosen from what belongs to the weights and the operation (row length, number of columns, storage order)
-and never from what belongs to the batch: the functions below do not receive the number of rows, sequences or queries,
-so no choice of theirs can depend on it. Whatever else makes a program fast is a schedule (`pallas_kernels.schedule`).
+A contract is chosen from properties of the weights and the operation (row length, number of columns, storage order),
+never of the batch: the functions below do not receive the number of rows, sequences or queries, so their result cannot
+depend on it. Everything else that affects speed is a schedule (`pallas_kernels.schedule`).
 
 Source: "contract and schedule" in the project's design.
 """

@@ -1,4 +1,4 @@
-"""How a kernel refuses a contract that it does not follow."""
+"""Checks that a kernel supports a contract."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ from pallas_kernels.errors import UnsupportedError
 
 
 def honour(kernel: str, contract: Any, *supported: Any) -> None:
-    """Makes sure that a kernel is given a contract that it follows.
+    """Checks that a kernel supports the contract passed to it.
 
     Args:
-        kernel: Name of the kernel, for the error.
-        contract: What it is given.
-        *supported: What it follows.
+        kernel: Name of the kernel, for the error message.
+        contract: The contract passed to it.
+        *supported: The contracts that it supports.
 
     Raises:
-        UnsupportedError: If the contract is none of these.
+        UnsupportedError: If the contract is not one of these.
     """
     if contract not in supported:
         names = " or ".join(one.id for one in supported)

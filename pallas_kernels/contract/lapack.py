@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from typing import Final
 
 LARGEST: Final = 25
-"""The largest number of rows or columns of a matrix that is given to LAPACK.
+"""The largest number of rows or columns of a matrix that is passed to LAPACK.
 
-Up to it, LAPACK neither divides (25 is its limit for eigenvalues and singular values) nor works in blocks (of 32
-columns), and OpenBLAS runs each routine in one thread, however many it has.
+Up to this size, LAPACK uses neither divide-and-conquer (above 25, for eigenvalues and singular values) nor blocking (of
+32 columns), and OpenBLAS runs each routine in one thread, regardless of the number of threads.
 """
 
 
 @dataclass(frozen=True)
 class LapackContract:
-    """How LAPACK factorises a matrix: in a call of its own.
+    """How LAPACK factorises a matrix: one call per matrix.
 
-    All arrays of a call start where XLA puts arrays, at multiples of 64 bytes, so that a call has the same alignment
-    for every matrix; within a batch, matrices of odd length do not, and vector code of some processors adds in another
-    order then. The bits belong to the library (that of SciPy) and to the processor.
+    XLA aligns the arrays of a call to 64 bytes, so every matrix has the same alignment. Within a batch, matrices of odd
+    length do not, and the vector code of some processors then adds in a different order. The bits depend on the
+    library (SciPy's) and on the processor.
 
     Attributes:
         version: Raised when the bits of an existing contract change on purpose.
@@ -37,7 +37,7 @@ class LapackContract:
 
 
 def lapack_contract(shape: Sequence[int]) -> LapackContract | None:
-    """Returns the contract under which LAPACK factorises a matrix; None if it does not.
+    """Returns the contract under which LAPACK factorises a matrix; None if it is not used.
 
     Args:
         shape: Rows and columns of the matrix.

@@ -1,13 +1,13 @@
-"""The order in which elements are combined by a function of the user's."""
+"""The order in which elements are combined by a user's function."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PairContract:
-    """How elements are combined by a function of the user's: two neighbours at a time, then two results, and so on.
+    """How elements are combined by a user's function: pairs of neighbours, then pairs of results, and so on.
 
-    Where their number is odd, the last one waits. What is left is combined with the initial value, on its right.
+    If their number is odd, the last one is carried over. The result is the left operand, the initial value the right.
 
     Attributes:
         version: Raised when the bits of an existing contract change on purpose.

@@ -1,4 +1,4 @@
-"""What the contract of a matrix product is chosen by."""
+"""The description of a matrix product that determines its contract."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,14 +14,14 @@ IN_TF32: Final = frozenset(
         "bf16_bf16_bf16",
     }
 )
-"""The precisions for which JAX multiplies float32 operands in TF32 on a GPU, or in less; every other is float32."""
+"""The precisions for which JAX multiplies float32 operands in TF32 or less on a GPU; the others use float32."""
 
 _WIDE: Final = "float64"
 
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """What belongs to a product's weights and to the operation, and nothing of the batch.
+    """The properties of a product's weights and operation, independent of the batch.
 
     Attributes:
         dtypes: Dtypes of the two operands.
@@ -29,8 +29,8 @@ class ProductSpec:
         k: Length of the sum; 0 where it runs over the batch, in gradients of weights.
         along_k: Whether the order of the sum is that of weights stored as (N, K).
         precision: See `bijax.dispatch.precision.precision_name`.
-        shards: Shards into which K is cut.
-        activation: What follows the product, see `pallas_kernels.matmul.activations.activate`.
+        shards: Number of K splits.
+        activation: Applied to the product, see `pallas_kernels.matmul.activations.activate`.
     """
 
     dtypes: tuple[str, str]
@@ -48,7 +48,7 @@ class ProductSpec:
 
     @property
     def dtype(self) -> str | None:
-        """The dtype of both operands, which holds the sum's digits; None if they have to be converted first."""
+        """The dtype of both operands, if it has the precision of the sum; None if they need conversion."""
         one, other = self.dtypes
         return one if one == other and self.is_wide == (one == _WIDE) else None
 
@@ -64,5 +64,5 @@ class ProductSpec:
 
     @property
     def parts(self) -> int:
-        """The bfloat16 parts of a float32 operand beside a bfloat16 one: as exact as JAX's product, or more."""
+        """The bfloat16 limbs of a float32 operand multiplied with bfloat16: at least as exact as JAX's product."""
         return 2 if self.in_tf32 else 3

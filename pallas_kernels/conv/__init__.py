@@ -1,1 +1,1 @@
-"""Convolutions as products of fixed blocks of terms."""
+"""Convolutions as matrix products of fixed blocks of terms."""

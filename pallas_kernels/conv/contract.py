@@ -7,15 +7,15 @@ from dataclasses import dataclass
 class ConvContract:
     """How one element of a convolution is summed.
 
-    The kernel's positions, in row-major order, are taken in groups of nearly one size with at most `terms` terms
-    (positions times input features), one position at least. A group is a product under a contract of matmul, and the
-    groups are added upwards in float32. With one input feature the products are rounded and added upwards, position by
-    position. A sum over examples (a gradient of weights) takes groups of examples of at most `rows` terms each, every
-    group a product, and adds the groups upwards.
+    The kernel positions, in row-major order, are split into groups of nearly equal size with at most `terms` terms
+    (positions times input features), but at least one position. A group is a product under a contract of matmul, and
+    the groups are added in ascending order in float32. With one input feature the products are rounded and added in
+    order, position by position. A sum over examples (a gradient of weights) is split into groups of examples of at most
+    `rows` terms, each group a product; the groups are added in ascending order.
 
     Attributes:
-        terms: Most terms of one group of positions.
-        rows: Most terms of one group of examples.
+        terms: Maximum number of terms of a group of positions.
+        rows: Maximum number of terms of a group of examples.
         version: Raised when the bits of an existing contract change on purpose.
 
     Example:

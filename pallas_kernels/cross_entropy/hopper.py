@@ -31,7 +31,7 @@ def cross_entropy(
 ) -> Arrays:
     """Returns the loss of each row, m and log(s), as `portable.cross_entropy`.
 
-    `contract` is `online_row_contract(C)`. No `schedule` changes a bit; `interpret` runs the kernel on a CPU.
+    `contract` is `online_row_contract(C)`. `schedule` does not affect the bits; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """
@@ -84,7 +84,7 @@ def cross_entropy_gradient(
         row: OnlineRow, x: jax.Array, label: Any, m: Any, log_sum: Any, g: Any, scale: Any, kept: Any
     ) -> jax.Array:
         value = row.product(row.exponential((x - m) - log_sum, exact=exact), scale)
-        # A row that is left out may hold nan, so nothing but a choice makes it 0.
+        # An ignored row may contain nan, so it must be zeroed by a select.
         return jnp.where(row.spread(kept, x) > 0, value, 0.0)
 
     def change(row: OnlineRow, *numbers: Any) -> tuple[jax.Array, jax.Array]:

@@ -25,7 +25,7 @@ def cross_entropy(
 
     Args:
         x: (M, C) logits of any floating dtype.
-        labels: (M, 1) int32. A row with a negative label is left out: its loss is 0. A label of C or more gives nan.
+        labels: (M, 1) int32. A row with a negative label is ignored: its loss is 0. A label of C or more gives nan.
         z_loss: Weight of the square of logsumexp in the loss.
         contract: Order of the sum.
         functions: How exp and log are computed.
@@ -71,7 +71,7 @@ def cross_entropy_gradient(
     z_loss: float,
     functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> jax.Array:
-    """Returns the gradient of the logits: softmax(x) * (g * (1 + 2 * z_loss * lse)), less g at the label.
+    """Returns the gradient of the logits: softmax(x) * (g * (1 + 2 * z_loss * lse)), minus g at the label.
 
     No one-hot array is stored.
 
@@ -85,7 +85,7 @@ def cross_entropy_gradient(
         functions: How exp and log are computed.
 
     Returns:
-        (M, C) in the dtype of `x`; 0 in rows that are left out, nan in rows whose label is C or more.
+        (M, C) in the dtype of `x`; 0 in ignored rows, nan in rows whose label is C or more.
 
     Guarantee: row-invariant.
     """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class ScanContract:
     """How the prefixes of an axis are reduced.
 
-    The axis is cut into blocks of `block` elements at 0, block, 2 * block, ... In a block, element i combines with its
-    predecessor at distance 1, 2, 4, ..., block / 2 in turn. The totals of the blocks are scanned in the same way, and
-    each block but the first is combined with the scan of the totals before it. An element depends on its prefix alone.
+    The axis is split into blocks of `block` elements at 0, block, 2 * block, ... In a block, element i is combined with
+    its predecessors at distances 1, 2, 4, ..., block / 2, in this order. The block totals are scanned in the same way,
+    and each block but the first is combined with the scan of the preceding totals. Elements only depend on prefixes.
 
     Attributes:
         block: Elements of a block, a power of two.

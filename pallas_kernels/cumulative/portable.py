@@ -1,6 +1,6 @@
 """Cumulative reductions by fixed blocks, on any platform that JAX runs on.
 
-The order is that of `ScanContract`: an element sees nothing but its prefix, and sees it in one way.
+The order is that of `ScanContract`: an element depends on its prefix alone, which is always reduced in the same way.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def scan_axis(
 
     Args:
         x: (A, N, B) of any floating dtype.
-        scan: What to take of a prefix.
+        scan: The reduction of a prefix.
         contract: Order of the combinations.
         functions: How exp and log are computed.
 
@@ -55,7 +55,7 @@ def scan_axis(
 
 
 def _scan(x: jax.Array, combine: Combine, contract: ScanContract) -> jax.Array:
-    """(A, N, B) to the same."""
+    """(A, N, B) to (A, N, B)."""
     a, n, b = x.shape
     block = min(n, contract.block)
     blocks = -(-n // block)
@@ -72,7 +72,7 @@ def _scan(x: jax.Array, combine: Combine, contract: ScanContract) -> jax.Array:
     if blocks > 1:
         (x,) = isolate(x)
         before = _scan(x[:, :-1, -1], combine, contract)[:, :, None]
-        # The first block is left alone: even adding zero would turn its denormals into zeros.
+        # The first block is unchanged: even adding zero would flush its denormals to zero.
         rest = combine(jnp.broadcast_to(before, (a, blocks - 1, block, b)), x[:, 1:])
         x = lax.concatenate([x[:, :1], rest], 1)
     return lax.slice_in_dim(x.reshape(a, blocks * block, b), 0, n, axis=1)
@@ -84,7 +84,7 @@ def _log_add(x: jax.Array, y: jax.Array) -> jax.Array:
     def program(x: jax.Array, y: jax.Array) -> tuple[jax.Array]:
         larger = lax.max(x, y)
         distance = x - y
-        # Two infinities of one sign have no distance; they, and nans, are carried on by the sum.
+        # The difference of equal infinities is undefined; the sum propagates them, and nans.
         return (jnp.where(distance != distance, x + y, larger + lax.log1p(lax.exp(-lax.abs(distance)))),)
 
     return run_flat(program, x, y)[0]

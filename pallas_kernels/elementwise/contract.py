@@ -8,18 +8,18 @@ from typing import Final, Literal
 class ElementwiseContract:
     """How element-wise code is computed.
 
-    Every addition, product, quotient and square root is rounded once, in the dtype of the program (float32 for 16 bits
-    where a function is computed), and none is contracted with another; but a whole program that a CPU runs as one, as
-    `bijax.elementwise` has it, rounds a product together with the sum that takes it, always the same ones. The
-    functions (exp, log, tanh, sin, ...) are
+    Every addition, product, quotient and square root is rounded once, in the dtype of the program (float32 for 16-bit
+    dtypes where a function is computed), and never contracted. Exception: in a whole program that a CPU runs as one
+    (`bijax.elementwise`), products are contracted with the sums that use them, always the same ones. The functions
+    (exp, log, tanh, sin, ...) are
 
-    - "xla": XLA's own for the platform, on whole vectors. Their bits belong to the processor and the version of jaxlib.
-    - "ptx": those of the kernels on a Hopper GPU. exp(x) is ex2.approx.ftz.f32 of the product with log2(e), corrected
-      for the rounding of that product where the result is float32; log is libdevice's logf; silu and gelu are spelled
-      out with tanh.approx.f32 or ex2 (`pallas_kernels.matmul.hopper.activation`).
+    - "xla": XLA's own for the platform, on whole vectors. Their bits depend on the processor and the jaxlib version.
+    - "ptx": as in the Hopper kernels. exp(x) is ex2.approx.ftz.f32 of the product with log2(e), corrected for the
+      rounding of that product if the result is float32; log is libdevice's logf; silu and gelu are computed with
+      tanh.approx.f32 or ex2 (`pallas_kernels.matmul.hopper.activation`).
 
     Attributes:
-        functions: Whose functions.
+        functions: The implementation of the functions.
         version: Raised when the bits of an existing contract change on purpose.
 
     Example:

@@ -11,12 +11,12 @@ from pallas_kernels.parts.xla.tiles import Program
 def elementwise(
     *arrays: jax.Array, program: Program, functions: ElementwiseContract = XLA_FUNCTIONS
 ) -> tuple[jax.Array, ...]:
-    """Applies an element-wise program to arrays of any one shape.
+    """Applies an element-wise program to arrays of the same shape.
 
     Args:
         *arrays: Arrays of one shape and any dtypes, at least one.
-        program: Maps arrays of a shape (T, 128) to results of that shape, each element on its own.
-        functions: How exp and its like are computed.
+        program: Maps arrays of a shape (T, 128) elementwise to results of that shape.
+        functions: How exp and similar functions are computed.
 
     Returns:
         One array of the arguments' shape for each result of the program.
@@ -36,6 +36,6 @@ def elementwise(
 
 
 def elementwise_on_gpu(*arrays: jax.Array, program: Program, functions: ElementwiseContract) -> tuple[jax.Array, ...]:
-    """Applies an element-wise program as it is: the fences of its lowered operations keep its bits, in any fusion."""
+    """Applies an element-wise program directly: fences in its lowering preserve the bits in any fusion."""
     honour("elementwise", functions, XLA_FUNCTIONS)
     return program(*arrays)

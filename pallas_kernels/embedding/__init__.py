@@ -1,1 +1,1 @@
-"""Sums of rows by the id that they belong to."""
+"""Sums of rows by id."""

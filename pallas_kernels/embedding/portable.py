@@ -1,4 +1,4 @@
-"""The gradient of an embedding by plain additions in a fixed order, invariant on any platform that JAX runs on."""
+"""The gradient of an embedding by additions in a fixed order, invariant on any platform that JAX runs on."""
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,18 @@ from pallas_kernels.parts.xla.tiles import FROM_ZERO, pad_rows
 
 
 def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> jax.Array:
-    """Adds each row of `g` to the row of a table that its token names.
+    """Adds each row of `g` to the table row of its token.
 
-    Within a chunk the rows of one token are added upwards; chunk sums are added to the table upwards.
+    Within a chunk the rows of a token are added in ascending order, and so are the chunk sums to the table.
 
     Args:
-        tokens: (M,) int32. Ids outside the table are left out.
+        tokens: (M,) int32. Ids outside the table are ignored.
         g: (M, D) float32, bfloat16 or float16.
-        total: (V, D) float32, bfloat16 or float16, where the sum starts.
+        total: (V, D) float32, bfloat16 or float16, the initial value of the sum.
         contract: Chunks of rows.
 
     Returns:
-        (V, D) of the dtype of `total`; sums are taken in float32 and rounded once.
+        (V, D) of the dtype of `total`; sums are computed in float32 and rounded once.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows and a float32 `total`.
 
@@ -55,7 +55,7 @@ def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contrac
 
 
 def places(tokens: jax.Array, size: int, contract: ChunkContract) -> tuple[jax.Array, jax.Array]:
-    """Returns, in chunks of rows, one more than each token, 0 outside the table; and where its rows meet.
+    """Returns, in chunks of rows, token + 1 (0 outside the table), and the first place in the chunk of each token.
 
     Args:
         tokens: (M,) int32, M above 0.
@@ -63,8 +63,8 @@ def places(tokens: jax.Array, size: int, contract: ChunkContract) -> tuple[jax.A
         contract: Chunks of rows.
 
     Returns:
-        (chunks, rows) int32: tokens, with zeros behind that pad the last chunk; and in each place the first one in the
-        chunk that has the same token.
+        Two (chunks, rows) int32 arrays: the tokens, padded with zeros; and for each place, the first place in its chunk
+        with the same token.
     """
     rows = contract.rows
     chunks = -(-tokens.shape[0] // rows)

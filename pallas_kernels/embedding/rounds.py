@@ -1,4 +1,4 @@
-"""The gradient of an embedding with the rows of all tokens taken at the same time: for a GPU."""
+"""The gradient of an embedding with all tokens processed in parallel: for a GPU."""
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +10,18 @@ from pallas_kernels.parts.xla.rounds import fold_windows
 
 
 def table_gradient(tokens: jax.Array, g: jax.Array, total: jax.Array, *, contract: ChunkContract) -> jax.Array:
-    """Adds each row of `g` to the row of a table that its token names.
+    """Adds each row of `g` to the table row of its token.
 
-    Within a chunk the rows of one token are added upwards; chunk sums are added to the table upwards.
+    Within a chunk the rows of a token are added in ascending order, and so are the chunk sums to the table.
 
     Args:
-        tokens: (M,) int32. Ids outside the table are left out.
+        tokens: (M,) int32. Ids outside the table are ignored.
         g: (M, D) float32, bfloat16 or float16.
-        total: (V, D) float32, bfloat16 or float16, where the sum starts.
+        total: (V, D) float32, bfloat16 or float16, the initial value of the sum.
         contract: Chunks of rows.
 
     Returns:
-        (V, D) of the dtype of `total`; sums are taken in float32 and rounded once.
+        (V, D) of the dtype of `total`; sums are computed in float32 and rounded once.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows and a float32 `total`; the bits are those
     of `pallas_kernels.embedding.portable.table_gradient`.

@@ -1,4 +1,4 @@
-"""Norms of rows and their gradients on a Hopper GPU: the formulas and the bits of `portable`."""
+"""Norms of rows and their gradients on a Hopper GPU, bit-identical to `portable`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def rms_norm(
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
-    """Returns what `portable.rms_norm` returns, with its bits; `interpret` runs the kernel on a CPU.
+    """Bit-identical to `portable.rms_norm`; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """
@@ -72,7 +72,7 @@ def rms_norm_gradient(
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
-    """Returns what `portable.rms_norm_gradient` returns, with its bits.
+    """Bit-identical to `portable.rms_norm_gradient`.
 
     Guarantee: row-invariant.
     """
@@ -113,7 +113,7 @@ def layer_norm(
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
-    """Returns what `portable.layer_norm` returns, with its bits.
+    """Bit-identical to `portable.layer_norm`.
 
     Guarantee: row-invariant.
     """
@@ -152,7 +152,7 @@ def layer_norm_gradient(
     contract: RowContract,
     interpret: Any = False,
 ) -> Arrays:
-    """Returns what `portable.layer_norm_gradient` returns, with its bits.
+    """Bit-identical to `portable.layer_norm_gradient`.
 
     Guarantee: row-invariant.
     """
@@ -192,7 +192,7 @@ def weight_gradient(
     contract: ChunkContract,
     interpret: Any = False,
 ) -> jax.Array:
-    """Returns what `portable.weight_gradient` returns, with its bits.
+    """Bit-identical to `portable.weight_gradient`.
 
     Guarantee: split-invariant, for cuts at multiples of `contract.rows` rows.
     """

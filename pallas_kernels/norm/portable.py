@@ -1,7 +1,7 @@
 """Norms of rows and their gradients, on any platform.
 
-Every step is a correctly rounded operation and no product is contracted with a sum (`parts.xla.lanes`), so the bits
-are those of the formulas in the docstrings, with sums in the order of `RowContract`.
+Every step is correctly rounded and no product is contracted with a sum (`parts.xla.lanes`), so the formulas in the
+docstrings determine the bits, with sums in the order of `RowContract`.
 """
 
 import jax
@@ -204,7 +204,7 @@ def weight_gradient(
         factor: (M, 1) float32, from `rms_norm` or `layer_norm`.
         g: (M, C), cotangent of the result.
         mean: (M, 1) float32, from `layer_norm`.
-        contract: Order of the sum over the rows, those of a chunk by a halving tree.
+        contract: Order of the sum over the rows; the rows of a chunk are added by a halving tree.
 
     Returns:
         (C,) float32.

@@ -1,1 +1,1 @@
-"""What kernels are built from."""
+"""Building blocks of kernels."""

@@ -6,4 +6,4 @@ NO_ROW: Final = -1
 """No row."""
 
 WRONG: Final = -2
-"""A row number that is not valid: what is computed from it is nan."""
+"""An invalid row index: results computed from it are nan."""

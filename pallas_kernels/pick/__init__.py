@@ -1,1 +1,1 @@
-"""Rows copied from where they stand to where they are needed."""
+"""Row gathers."""

@@ -8,12 +8,12 @@ from pallas_kernels.pick.filled import filled
 
 
 def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None) -> jax.Array:
-    """Returns what `portable.pick_rows` returns.
+    """Equal to `portable.pick_rows`.
 
     Guarantee: row-invariant: a copy is exact.
     """
     del order
-    # Rows of zeros and of nan stand behind the others: a gather that is fused with a choice goes element by element.
+    # Rows of zeros and of nan are appended: a gather fused with a select would run element by element.
     others = filled(jnp.zeros((2, x.shape[1]), x.dtype), jnp.array([[NO_ROW], [WRONG]], jnp.int32))
     at = jnp.where(place[:, 0] < 0, x.shape[0] - 1 - place[:, 0], place[:, 0])
     return jnp.take(jnp.concatenate([x, others]), at, axis=0, mode="clip")

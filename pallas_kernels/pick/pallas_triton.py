@@ -1,4 +1,4 @@
-"""Picking rows by number on an NVIDIA GPU: a block copies a row, in pieces that are all on their way together."""
+"""Picking rows by number on an NVIDIA GPU: a block copies a row, in pieces that are loaded concurrently."""
 
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ def _serves(x: Any, place: Any, *_: Any, **__: Any) -> bool:
 @served_if(_serves, "float32, bfloat16, float16 or int8 rows that a power of two of at least 32 columns divides")
 @in_32_bits
 def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None, *, interpret: bool = False) -> jax.Array:
-    """Returns what `portable.pick_rows` returns; `interpret` runs the kernel on a CPU.
+    """Equal to `portable.pick_rows`; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant: a copy is exact.
 

@@ -11,9 +11,9 @@ def pick_rows(x: jax.Array, place: jax.Array, order: jax.Array | None = None) ->
 
     Args:
         x: (S, C), S at least 1.
-        place: (M, 1) int32, the row of `x` for each row of the result; -1 for a row of zeros, -2 for one of nans (of
-            integers zeros too).
-        order: (M, 1) int32, the order in which rows are copied one by one; here it plays no part.
+        place: (M, 1) int32, the row of `x` for each row of the result; -1 for a row of zeros, -2 for a row of nans
+            (zeros for integers).
+        order: (M, 1) int32, the order in which other backends copy rows one by one; not used here.
 
     Returns:
         (M, C) of the dtype of `x`.

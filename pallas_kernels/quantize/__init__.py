@@ -1,1 +1,1 @@
-"""Rows of 8 bits with a scale each, of arrays as they are, of norms and of SwiGLU."""
+"""Quantisation of rows to 8 bits with a scale each: of arrays, norms and SwiGLU."""

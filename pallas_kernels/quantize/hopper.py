@@ -1,4 +1,4 @@
-"""Quantisation of rows on a Hopper GPU: the formulas of `portable`; its bits too, where no function is taken."""
+"""Quantisation of rows on a Hopper GPU: the formulas of `portable`, bit-identical unless functions are used."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -47,7 +47,7 @@ def quantize(
     contract: QuantizeContract,
     interpret: Any = False,
 ) -> Arrays:
-    """Returns what `portable.quantize` returns, with its bits; `interpret` runs the kernel on a CPU.
+    """Bit-identical to `portable.quantize`; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """
@@ -65,7 +65,7 @@ def quantize_swiglu(
     functions: ElementwiseContract,
     interpret: Any = False,
 ) -> Arrays:
-    """Returns what `portable.quantize_swiglu` returns; silu is that of `functions`.
+    """Computes `portable.quantize_swiglu` with the silu of `functions`.
 
     Guarantee: row-invariant.
     """
@@ -92,7 +92,7 @@ def quantize_norm(
     quantize: QuantizeContract,
     interpret: Any = False,
 ) -> Arrays:
-    """Returns what `portable.quantize_norm` returns, with its bits.
+    """Bit-identical to `portable.quantize_norm`.
 
     Guarantee: row-invariant.
     """
@@ -137,7 +137,7 @@ def _quantize(
     contract: QuantizeContract,
     interpret: Any,
 ) -> Arrays:
-    """Quantises rows, or the SwiGLU of two rows that follow one another in one array, times their smooth scales."""
+    """Quantises rows, or the SwiGLU of two consecutive rows of an array, times their smooth scales."""
     given = [a for a in (expert, place) if a is not None]
     parts = len(rows)
 

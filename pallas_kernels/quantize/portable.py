@@ -1,7 +1,7 @@
 """Quantisation of rows, on any platform.
 
-Every step but SwiGLU's exponential is a correctly rounded operation, and no product meets a sum in one fusion, so the
-bits are those of the formulas in the docstrings.
+Every step except SwiGLU's exponential is correctly rounded, and no product is fused with a sum, so the formulas in the
+docstrings determine the bits.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,9 @@ def quantize(
     Args:
         x: (S, C) of any floating dtype.
         smooth: (C,) of any floating dtype, or (E, C) with `expert`.
-        place: (M, 1) int32, the row of `x` that each row of the result is of; by default its own.
-        expert: (M, 1) int32, the row of `smooth` that each row is multiplied by; -1 for a row that is not used, which
-            gets zeros and a scale of 0, -2 for one that gets zeros and a scale of nan.
+        place: (M, 1) int32, the row of `x` for each row of the result; by default the same row.
+        expert: (M, 1) int32, the row of `smooth` that multiplies each row; -1 for an unused row (zeros and a scale of
+            0), -2 for an invalid row (zeros and a scale of nan).
         contract: The format.
 
     Returns:
@@ -58,7 +58,7 @@ def quantize_swiglu(
     contract: QuantizeContract,
     functions: ElementwiseContract = XLA_FUNCTIONS,
 ) -> Arrays:
-    """Quantises rows silu(gate) * up * smooth, where the first half of a row of `x` is gate and the second one up.
+    """Quantises rows silu(gate) * up * smooth, where the first half of a row of `x` is gate and the second half up.
 
     Args:
         x: (S, 2 * C) of any floating dtype.
@@ -156,7 +156,7 @@ def _quantize(
     expert: jax.Array | None,
     contract: QuantizeContract,
 ) -> Arrays:
-    """Quantises what `columns` makes of rows, in float32 and `width` columns wide, times their smooth scales."""
+    """Quantises `columns` of the rows, float32 with `width` columns, times their smooth scales."""
 
     def program(*tile: jax.Array) -> Arrays:
         left = iter(tile)

@@ -1,1 +1,1 @@
-"""Products of rows that are sorted by group, each group having weights of its own."""
+"""Grouped matrix products: rows sorted by group, with separate weights for each group."""

@@ -1,1 +1,1 @@
-"""Element-wise code of rows and the reductions in it, as one kernel."""
+"""Element-wise code and reductions of rows, fused into one kernel."""

@@ -19,7 +19,7 @@ def sum_axis(x: jax.Array, *, contract: RowContract, mean: bool = False) -> jax.
         mean: Whether to divide the sum by R.
 
     Returns:
-        (A, B) float32. A sum of zeros is +0, whatever their signs.
+        (A, B) float32. A sum of zeros is +0, regardless of their signs.
 
     Guarantee: row-invariant.
 

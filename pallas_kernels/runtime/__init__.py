@@ -1,1 +1,1 @@
-"""What kernels need of the process: caches, comparisons at first use, settings of their own."""
+"""Process-wide services for kernels: caches, comparisons at first use, and the library's own settings."""

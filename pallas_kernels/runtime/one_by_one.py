@@ -204,4 +204,4 @@ _RULES: Final[dict[str, Callable[..., Values]]] = {
 }
 
 _FOR_INTEGERS: Final = frozenset({"max", "min", "rem", "reduce_max", "reduce_min"})
-"""Of numbers that are not integers, zeros of either sign and nan would be a matter of choice."""
+"""For floats, the results would be ambiguous for signed zeros and nan."""

@@ -29,13 +29,13 @@ _ONE_OF: Final = np.float32(2**-32)
 _LESS: Final = np.float32(1 - 2**-9)
 
 type Columns = list[jax.Array]
-"""Something of 128 * 4 columns: columns 0 to 127, 128 to 255, ..."""
+"""Values of 128 * 4 columns: columns 0 to 127, 128 to 255, ..."""
 
 type Found = tuple[jax.Array, jax.Array]
-"""A largest sum and its first place, which is NO_TOKEN where a sum is nan."""
+"""The largest score and its first index, or NO_TOKEN if a score is nan."""
 
 type Way = Callable[[jax.Array, Columns], tuple[Callable[[], Columns], Callable[[], Columns]]]
-"""Given the number of a step and its logits, returns what computes bounds that no sum is above, and the sums."""
+"""Maps the index of a step and its logits to functions that compute upper bounds of the scores, and the scores."""
 
 
 @in_32_bits

@@ -1,1 +1,1 @@
-"""Combining windows of updates into an array, in the order of their indices."""
+"""Scatters that combine windows of updates into an array, in index order."""

@@ -1,8 +1,8 @@
 """The softmax family on rows, and its gradients, on a Hopper GPU: the formulas of `portable`.
 
-The maximum and the sum of exponentials are taken in one pass, in the order of `OnlineRowContract`; other sums follow
+The maximum and the sum of exponentials are computed in one pass, in the order of `OnlineRowContract`; other sums follow
 `RowContract`. Exponentials are ex2.approx.ftz of the product with log2(e), corrected for the rounding of that product
-where results are float32; logarithms are libdevice's logf (`pallas_kernels.parts.hopper.arithmetic`).
+if results are float32; logarithms are libdevice's logf (`pallas_kernels.parts.hopper.arithmetic`).
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ def softmax(
 ) -> jax.Array:
     """Returns the softmax of rows, as `portable.softmax`.
 
-    `contract` is `online_row_contract(C)`. No `schedule` changes a bit; `interpret` runs the kernel on a CPU.
+    `contract` is `online_row_contract(C)`. `schedule` does not affect the bits; `interpret` runs the kernel on a CPU.
 
     Guarantee: row-invariant.
     """
@@ -183,5 +183,5 @@ def log_softmax_gradient(
 
 
 def _or_nan(m: jax.Array, s: jax.Array) -> jax.Array:
-    """The sum, or nan for a row of nothing but -inf, or with +inf."""
+    """The sum, or nan for a row that contains only -inf, or any +inf."""
     return jnp.where(jnp.abs(m) < jnp.inf, s, jnp.nan)

@@ -1,7 +1,7 @@
 """The softmax family on rows, and its gradients, on any platform.
 
 With m the maximum of a row and s = sum(exp(x - m)): softmax is exp(x - m) * (1 / s), log_softmax (x - m) - log(s),
-logsumexp m + log(s). Forward passes hand out m and log(s) apart: their sum would lose digits that the gradients need.
+logsumexp m + log(s). Forward passes return m and log(s) separately: their sum would lose digits that gradients need.
 """
 
 import jax
@@ -21,7 +21,7 @@ def softmax(x: jax.Array, *, contract: RowContract, functions: ElementwiseContra
         functions: How exp and log are computed.
 
     Returns:
-        (M, C) in the dtype of `x`. A row of nothing but -inf, or with +inf or nan, gives nan.
+        (M, C) in the dtype of `x`. A row that contains only -inf, or any +inf or nan, gives nan.
 
     Guarantee: row-invariant.
 
@@ -133,8 +133,8 @@ def logsumexp(x: jax.Array, *, contract: RowContract, functions: ElementwiseCont
         functions: How exp and log are computed.
 
     Returns:
-        m and log(s), (M, 1) float32. Where the maximum is not finite m is 0, so that a row of nothing but -inf gives
-        -inf and a row with +inf gives +inf.
+        m and log(s), (M, 1) float32. If the maximum is not finite, m is 0, so that a row of only -inf gives -inf and a
+        row with +inf gives +inf.
 
     Guarantee: row-invariant.
 

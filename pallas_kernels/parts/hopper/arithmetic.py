@@ -51,7 +51,7 @@ SILU: Final = f"""{{
     rcp.approx.ftz.f32 t, t;
     mul.rn.f32 $0, $1, t;
 }}"""
-"""z / (1 + exp(-z)): the quotient is a product by the reciprocal of at most 1 ULP."""
+"""z / (1 + exp(-z)): the quotient is a product with the reciprocal, which has an error of at most 1 ULP."""
 
 _FUSED: Final = "fma.rn.f32 $0, $1, $2, $3;"
 

@@ -1,4 +1,4 @@
-"""Mosaic GPU's own operations inside of a Pallas kernel: the only place for what JAX has no typed or public form of."""
+"""Mosaic GPU operations inside a Pallas kernel: the only module that uses JAX's untyped or private API for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ Body = Callable[..., Any]
 
 
 def inline(*arguments: Any, result: Any = None) -> Callable[[Body], Body]:
-    """Returns a decorator that makes a function of Mosaic GPU's values one of Pallas's references and arrays.
+    """Returns a decorator that makes a function of Mosaic GPU values callable on Pallas references and arrays.
 
     Args:
-        *arguments: A `RefType` for each reference and a layout for each array; trees of them for trees.
-        result: The type of the result, from `held`, or a tree of them; None for a function that returns nothing.
+        *arguments: A `RefType` for each reference and a layout for each array, or pytrees of them.
+        result: The type of the result, from `held`, or a pytree of them; None for a function that returns nothing.
     """
 
     def decorate(body: Body) -> Body:
@@ -31,7 +31,7 @@ def held(shape: tuple[int, ...], layout: Any, dtype: Any = jnp.float32) -> Any:
 
 
 def fragmented(registers: Any, layout: Any, signed: bool | None = None) -> Any:
-    """Returns the array whose registers are given, an array of objects of the shape that the layout asks for.
+    """Returns an array made from registers, an object array of the shape that the layout requires.
 
     Args:
         registers: The registers of a thread.

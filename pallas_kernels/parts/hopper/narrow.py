@@ -1,10 +1,9 @@
-"""Quotients of columns by a number of their row, rounded to 8 bits, on a Hopper GPU and under Mosaic's interpreter.
+"""Quotients of columns by their row's scale, rounded to 8 bits, on a Hopper GPU and under Mosaic's interpreter.
 
-A quotient is first rounded to float32, as a division is, and then to 8 bits. With r = 1 / scale rounded, q = h * r is
-corrected twice by the remainder h - q * scale, which a fused multiply-add gives: then q is the rounded quotient
-(Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). A division by
-instructions takes twice as many. Where the scale is small both are multiplied by 2**64, so that no remainder is
-subnormal.
+A quotient is first rounded to float32, like a division, and then to 8 bits. With r = 1 / scale rounded, q = h * r is
+corrected twice by the remainder h - q * scale, computed by a fused multiply-add: then q is the rounded quotient
+(Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). A division takes twice
+as many instructions. If the scale is small, both are multiplied by 2**64, so that no remainder is subnormal.
 """
 
 from typing import Any, Final
@@ -40,7 +39,7 @@ _QUOTIENT: Final = """
     fma.rn.f32 e, n, $3, h;
     fma.rn.f32 q, e, $4, q;
 """
-# The sum with 1.5 * 2**23 is rounded to an integer, to nearest even, whose lowest byte is the lowest of its bits.
+# Adding 1.5 * 2**23 rounds to an integer, to nearest even, whose lowest byte is the lowest byte of the sum's bits.
 _INTEGER: Final = f"{{ .reg .f32 h, q, n, e; {_QUOTIENT} add.rn.f32 q, q, 0f4B400000; mov.b32 $0, q; }}"
 _FLOAT: Final = f"{{ .reg .f32 h, q, n, e; {_QUOTIENT} mov.b32 $0, q; }}"
 _BYTES: Final = """{
@@ -68,12 +67,12 @@ _E4M3: Final = """{
 def rounded_quotients(
     h: jax.Array, scale: jax.Array, used: jax.Array, contract: QuantizeContract, interpret: Any
 ) -> jax.Array:
-    """Divides float32 columns by their row's scale and rounds to 8 bits, whose bits are returned as int8.
+    """Divides float32 columns by their row's scale, rounds to 8 bits and returns the bits as int8.
 
     Args:
         h: Columns, a multiple of 128, whose quotients are at most the contract's largest number.
-        scale: A number of at least 2**-126; columns of one that is not finite become zeros.
-        used: Whether the row is used; the columns of one that is not become zeros.
+        scale: At least 2**-126; if it is not finite, the columns become zeros.
+        used: Whether the row is used; the columns of an unused row become zeros.
         contract: The format.
         interpret: Whether the interpreter runs the kernel.
 

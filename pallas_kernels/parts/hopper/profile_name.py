@@ -1,4 +1,4 @@
-"""What a kernel is called in a profile and in compiled code: after the function that its body is written in."""
+"""Names of kernels in profiles and compiled code, derived from the function that defines the body."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def profile_name(body: Callable[..., Any]) -> str:
-    """Returns the name of the module's function that a body was made in.
+    """Returns the name of the module-level function that created a body.
 
     Args:
         body: A function, possibly with arguments bound.

@@ -1,4 +1,4 @@
-"""Registers of arrays that a warpgroup holds: one number each, or a vector of them."""
+"""Registers of arrays that a warpgroup holds: each holds a number or a vector of numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from pallas_kernels.parts.hopper.inline import fragmented, held, inline
 
 
 def element(register: Any, index: int) -> Any:
-    """Returns a number of a vector."""
+    """Returns an element of a vector."""
     return vector.extract(register, dynamic_position=[], static_position=_at(index))
 
 
 def with_element(register: Any, index: int, number: Any) -> Any:
-    """Returns a vector with another number in one place."""
+    """Returns a vector with one element replaced."""
     return vector.insert(number, register, dynamic_position=[], static_position=_at(index))
 
 
@@ -28,12 +28,12 @@ def count(register: Any) -> int:
 
 
 def number_of(register: Any, index: int = 0) -> Any:
-    """Returns a number in a register, which may be a vector."""
+    """Returns an element of a register, which may be a vector."""
     return element(register, index) if isinstance(register.type, ir.VectorType) else register
 
 
 def with_number(register: Any, number: Any, index: int = 0) -> Any:
-    """Returns a register, which may be a vector, with another number in one place."""
+    """Returns a register, which may be a vector, with one element replaced."""
     return with_element(register, index, number) if isinstance(register.type, ir.VectorType) else number
 
 
@@ -46,7 +46,7 @@ def joined(numbers: Sequence[Any]) -> Any:
 
 
 def elementwise(ptx: str, operands: Sequence[Any]) -> Any:
-    """Applies instructions on float32 to registers that hold one number, or a vector of them, each."""
+    """Applies float32 instructions to registers that each hold a number or a vector."""
     result = operands[0]
     if not isinstance(result.type, ir.VectorType):
         return mgpu.utils.inline_ptx(ptx, *operands, result_types=ir.F32Type.get())
@@ -71,7 +71,7 @@ def apply_ptx(ptx: str, layout: Any, *operands: jax.Array) -> jax.Array:
     Args:
         ptx: The instructions; $0 is the result, $1, $2, ... are the operands.
         layout: How the warpgroup holds the operands, and the result.
-        *operands: Arrays of one shape.
+        *operands: Arrays of the same shape.
     """
     like = held(operands[0].shape, layout)
 

@@ -54,7 +54,7 @@ _ALIGN: Final = 16  # row alignment in bytes that TMA requires
 
 
 NEEDS: Final = "rows of at least 128 columns, of whole 16 bytes in every dtype"
-"""What `supports` asks, in words."""
+"""The requirements that `supports` checks, for error messages."""
 
 
 def supports(columns: int, *dtypes: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The tree that combines the 128 lanes of a warpgroup, on a Hopper GPU and under Mosaic's interpreter.
+"""The tree that reduces the 128 lanes of a warpgroup, on a Hopper GPU and under Mosaic's interpreter.
 
-Lanes 64 and 32 apart meet in shared memory, the nearer ones by shuffles.
+Lanes at distances 64 and 32 are combined through shared memory, nearer lanes by shuffles.
 """
 
 from typing import Any, Final, Literal
@@ -17,23 +17,23 @@ from pallas_kernels.parts.hopper.inline import held, inline
 
 Combine = Literal["add", "max"]
 Fold = Literal["add", "max", "greatest", "largest"]
-"""What a row may be folded by: "greatest" is the maximum, nan if there is one, and "largest" that of numbers that are
-not negative."""
+"""The reductions of a row: "greatest" is the maximum, propagating nan, and "largest" the same for non-negative
+numbers."""
 
 _WARP: Final = 32
 
 
 def combine_lanes(lanes: jax.Array, scratch: Any, combine: Combine, interpret: Any) -> jax.Array:
-    """Combines 128 lanes by the halving tree.
+    """Reduces 128 lanes by the halving tree.
 
     Args:
         lanes: (128,) float32.
-        scratch: Shared memory, (128,) float32. The same may serve again only after another one has served between.
+        scratch: Shared memory, (128,) float32. Consecutive calls must use different scratch.
         combine: "add", or "max" (the larger, a if neither is larger).
         interpret: Whether the interpreter runs the kernel.
 
     Returns:
-        A float32 number that every thread holds.
+        A float32 scalar, held by every thread.
     """
     if interpret:
         while lanes.shape[0] > 1:

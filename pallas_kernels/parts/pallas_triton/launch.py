@@ -9,8 +9,8 @@ from jax.experimental.pallas import triton as plt
 from jax.sharding import AbstractDevice, get_abstract_mesh, use_abstract_mesh
 
 _DEVICE: Final = AbstractDevice(device_kind="NVIDIA A100", num_cores=None, platform="gpu")
-"""Stands for the GPU while a kernel is traced. The kernels have no 8-bit floats, so all GPUs have one program of them;
-XLA compiles it for the GPU that is there."""
+"""A placeholder device for tracing. The kernels use no 8-bit floats, so the program is the same for all GPUs; XLA
+compiles it for the actual GPU."""
 
 
 def launch(

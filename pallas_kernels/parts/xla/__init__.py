@@ -1,1 +1,1 @@
-"""What portable programs and those for CPUs are built from."""
+"""Building blocks of portable programs and CPU programs."""

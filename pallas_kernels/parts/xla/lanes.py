@@ -129,7 +129,7 @@ def reciprocal_root(total: jax.Array, columns: int, eps: float) -> jax.Array:
 
 
 def exp_minus(x: jax.Array, *shifts: jax.Array) -> jax.Array:
-    """Returns exp(x - shift - ...) in float32 for x (T, C) and each shift (T, 1), subtracted in turn."""
+    """Returns exp(x - shift - ...) in float32 for x (T, C) and each shift (T, 1), subtracted in order."""
     z = x.astype(jnp.float32)
     if z.shape[1] % VECTOR:
         for shift in shifts:

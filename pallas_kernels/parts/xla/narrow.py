@@ -11,7 +11,7 @@ from pallas_kernels.contract import QuantizeContract
 from pallas_kernels.parts.xla.opaque import opaque_zero
 
 SMALLEST_SCALE: Final = np.finfo(np.float32).tiny
-"""2 ** -126, the smallest normal number: what a row of zeros has for its scale."""
+"""2 ** -126, the smallest normal number: the scale of a row of zeros."""
 
 _MAGNITUDE: Final = 0x7FFFFFFF
 _E4M3_DROPPED: Final = 20  # bits of float32's fraction that float8_e4m3fn lacks

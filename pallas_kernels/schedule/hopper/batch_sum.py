@@ -6,10 +6,10 @@ from typing import Final
 from pallas_kernels.contract import LANES, ROW_CHUNK
 
 PARTS: Final = 8
-"""Sums of 16 rows of which a chunk's sum is made."""
+"""Partial sums of 16 rows in a chunk."""
 
 FEW_ROWS: Final = 16
-"""Most rows that one warpgroup adds in a program without a loop; for more such a program would compile for long."""
+"""Maximum number of rows that one warpgroup adds without a loop; for more, such a program would compile slowly."""
 
 _ENOUGH_BLOCKS: Final = 250  # of two warpgroups, almost two for every multiprocessor
 _LOAD_BYTES: Final = 8  # per thread and row: more rows in flight, or more neighbours of each

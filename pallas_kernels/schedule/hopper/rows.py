@@ -9,7 +9,7 @@ from pallas_kernels.schedule.hopper.tiles import SMS
 GROUP: Final = 128
 MOST_TEAM: Final = 8
 COPY_BYTES: Final = 128
-"""Of these a copy into the ring is a multiple: every thread of a warpgroup announces its share."""
+"""Copies into shared memory are multiples of this size: every thread of a warpgroup announces its share."""
 
 _WARPGROUPS: Final = 16  # of a multiprocessor
 _TEAMS: Final = (1, 2, 4)  # with eight warpgroups a thread has at most 64 registers, too few to hold much of a row

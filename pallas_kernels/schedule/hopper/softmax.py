@@ -8,7 +8,7 @@ from pallas_kernels.schedule.hopper.tiles import SHARED_BYTES, SMS
 
 MOST_WARPGROUPS: Final = 8
 MOST_PIECE: Final = 4096
-"""Columns of the largest piece of a row in a ring."""
+"""Columns of the largest piece of a row in the circular buffer."""
 
 _COPIED: Final = 128  # every thread of a warpgroup announces its share of a copy's bytes
 _RESERVED: Final = 2_048  # per block: barriers
@@ -69,7 +69,7 @@ def online_schedule(rows: int, columns: int, itemsize: int) -> OnlineSchedule:
         if not copied or rows * segments <= 8 * SMS:
             return OnlineSchedule("registers")
     elif not copied or rows <= SMS // 2:
-        # Two kernels cost a launch and a second reading; rows alone would leave most of the GPU idle.
+        # Two kernels cost a launch and a second read; one block per row would leave most of the GPU idle.
         return OnlineSchedule("split")
     ring = ring_schedule(columns, itemsize)
     # The statistics of a very long row leave no room for stages.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 SMS: Final = 132
-"""Streaming multiprocessors of an H100 SXM or H200. On a part with fewer the grids still fit, in more waves."""
+"""Streaming multiprocessors of an H100 SXM or H200. On GPUs with fewer, the grids run in more waves."""
 
 SHARED_BYTES: Final = 227 * 1024
-"""Shared memory that one block may have; a multiprocessor keeps 1 KiB more for each of its blocks."""
+"""Maximum shared memory of a block; the multiprocessor reserves 1 KiB more for each block."""
 
 _BARRIER_BYTES: Final = 3 * 1024  # barriers and alignment
 _OUT_ROWS: Final = 64

@@ -29,7 +29,7 @@ class PairTile:
 
 PAIR_TILE: Final = PairTile(items=32, chunk=128, warps=4)
 MOST_PAIRS: Final = 1 << 25
-"""Comparisons that take less time than what a sort or a scatter of XLA costs."""
+"""Maximum number of comparisons that take less time than XLA's sort or scatter."""
 
 
 def topk_warps(columns: int) -> int:
