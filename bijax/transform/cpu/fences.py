@@ -105,8 +105,8 @@ def hide(value: Value) -> Value:
     """Returns a floating-point value whose origin XLA cannot see.
 
     XLA turns division by a broadcast or constant into a product with its reciprocal, but not where the broadcast
-    repeats nothing, as in a batch of one. It turns x / y / z into x / (y * z), but not where something is between the
-    two, which may depend on the batch too.
+    repeats nothing, as in a batch of one. It turns x / y / z into x / (y * z), but not where something is between
+    the two, which may depend on the batch too.
 
     The value is selected by a condition that always holds, and the alternative differs from element to element: XLA
     computes a select between two broadcasts once and broadcasts the result, and drops a select between equal values.
