@@ -1,20 +1,20 @@
-"""Everything of JAX that is not public and that the transform needs, with the reason for each.
+"""Every private part of JAX that the transform needs, with the reason for each.
 
-`bijax.core.lowering_cache._jax_private` has what the caches of lowered kernels need, and `bijax.core._jax_private` what
-programs for several devices do.
+`bijax.core.lowering_cache._jax_private` has those that the caches of lowered kernels need, and
+`bijax.core._jax_private` those that programs for several devices need.
 
-- `mlir.jaxpr_subcomp` lowers the equations of a program, one after the other, by the rules of global tables. JAX has no
-  public way to lower one program by other rules than the next (`LoweringParameters.override_lowering_rules` holds for a
-  whole module, is given to `jax.export` alone, and is not told which equation it lowers). So a function of ours stands
-  in front of it, which may hand it other equations, those of primitives of our own. A program in which nothing was
-  requested is handed on as it came: JAX's tables, its rules and its caches are left alone.
+- `mlir.jaxpr_subcomp` lowers the equations of a program, one after another, by the rules of global tables. JAX has no
+  public way to lower one program by other rules than another (`LoweringParameters.override_lowering_rules` holds for a
+  whole module, only for `jax.export`, and does not see which equation it lowers). So a function of ours
+  wraps it, which may pass it other equations, of our own primitives. A program without a request is passed on
+  unchanged: JAX's tables, rules and caches are left alone.
 - `mlir._get_lowering_rules` looks a rule up as JAX does, at the time when it is needed.
-- `mlir._lowerings` and `mlir._platform_specific_lowerings` have the names of all primitives that can be lowered.
-- `mlir._uncacheable_primitives` says which rules must be given the operands themselves.
+- `mlir._lowerings` and `mlir._platform_specific_lowerings` hold the names of all primitives that can be lowered.
+- `mlir._uncacheable_primitives` lists the rules that must receive the operands themselves.
 - `mlir.lower_per_platform` chooses among rules in a program for several platforms.
-- `source_info_util` has the line of the user's program that an equation comes from.
-- `stages.Compiled.__call__` runs a program that was compiled before; see `watch.py`. (It is public. That it can be
-  preceded by a check is not.)
+- `source_info_util` gives the line of the user's program that an equation comes from.
+- `stages.Compiled.__call__` runs a program that was compiled earlier; see `watch.py`. (It is public. That a check can
+  run before it is not.)
 """
 
 import functools
@@ -34,7 +34,7 @@ from bijax.core.lowering_cache import _jax_private as _of_caches
 from pallas_kernels.errors import UnsupportedError
 
 SUPPORTED: Final = ">=0.11.2,<0.12.1"
-"""Versions of JAX that the tests have seen, as `pyproject.toml` says it."""
+"""Tested versions of JAX, as in `pyproject.toml`."""
 
 Context = Any  # mlir.LoweringRuleContext, whose values are typed too abstractly for arrays
 Rule = Callable[..., Sequence[Any]]
@@ -56,7 +56,7 @@ _installed = False
 
 
 def check() -> None:
-    """Makes sure that this version of JAX has what is used here.
+    """Checks that this version of JAX has what is used here.
 
     Raises:
         UnsupportedError: If it has not.
@@ -91,11 +91,11 @@ def _parameter_names(function: Any) -> list[str]:
 
 
 def install(hook: Hook) -> None:
-    """Puts a function in front of JAX's lowering of a program's equations; does nothing the second time.
+    """Wraps JAX's lowering of a program's equations; does nothing the second time.
 
     Args:
         hook: Takes the context of the module, the program, and a function that lowers a program with the same
-            variables; returns what that function returns. Several threads call it at once.
+            variables; returns that function's result. Several threads call it at once.
 
     Raises:
         UnsupportedError: If this version of JAX is not supported.
@@ -119,7 +119,7 @@ def install(hook: Hook) -> None:
 
 
 def rules_of(ctx: Any, primitive: Primitive, equation: Any) -> tuple[dict[str, Rule], Rule | None, bool]:
-    """Returns the rules that JAX has for a primitive now.
+    """Returns JAX's current rules for a primitive.
 
     Args:
         ctx: Context of the module.
@@ -133,7 +133,7 @@ def rules_of(ctx: Any, primitive: Primitive, equation: Any) -> tuple[dict[str, R
 
 
 def names_of_primitives() -> set[str]:
-    """Returns the names of all primitives for which there is a rule now."""
+    """Returns the names of all primitives with a rule at present."""
     tables = (_mlir._lowerings, *_mlir._platform_specific_lowerings.values())
     return {primitive.name for table in tables for primitive in table}
 
@@ -144,9 +144,9 @@ def is_cached(primitive: Primitive) -> bool:
 
 
 def with_caches_of(request: Any, module: Any) -> Any:
-    """Returns the context of a module with caches of its own for one request.
+    """Returns the context of a module with separate caches for one request.
 
-    JAX lowers a function once in a module, and may hold another form of it.
+    JAX lowers a function once in a module, and may have cached another version of it.
 
     Args:
         request: The request, hashable.
@@ -174,6 +174,6 @@ def lower_per_platform(
 
 
 def user_stack() -> list[tuple[str, int]]:
-    """Returns the files and lines, the innermost first, from which the equation comes that is being lowered."""
+    """Returns the files and lines, innermost first, of the equation being lowered."""
     traceback = source_info_util.current().traceback
     return [(frame.file_name, frame.start_line) for frame in source_info_util.user_frames(traceback)]

@@ -1,4 +1,4 @@
-"""The argument `allow`: names of primitives that the caller lets pass."""
+"""The argument `allow`: names of primitives that the caller allows."""
 
 import difflib
 from collections.abc import Iterable

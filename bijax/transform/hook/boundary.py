@@ -11,15 +11,15 @@ Copies = list[tuple[Any, Any]]
 
 
 def fenced(tree: Any, copies: Copies) -> Any:
-    """Returns the same values, behind a barrier where they are traced floating-point arrays.
+    """Returns the same values, with a barrier around traced floating-point arrays.
 
-    Without it XLA:CPU could contract a product computed outside with a sum inside, or the other way round; in reverse
-    mode the barriers stand between the cotangents in the same way. Modules that can change are left alone: rebuilding
+    Without it XLA:CPU could contract a product computed outside with a sum inside, or vice versa; in reverse mode, the
+    barriers separate the cotangents in the same way. Mutable modules are left alone: rebuilding
     one would break the references that others hold to it.
 
     Args:
         tree: Arrays in tuples, lists, dicts and frozen dataclasses; anything else passes.
-        copies: Gets a pair (original, copy) for each list and dict that holds such an array.
+        copies: Receives a pair (original, copy) for each list and dict that holds such an array.
     """
     if isinstance(tree, jax.core.Tracer):
         return lax.optimization_barrier((tree,))[0] if jnp.issubdtype(tree.dtype, jnp.floating) else tree
@@ -41,7 +41,7 @@ def fenced(tree: Any, copies: Copies) -> Any:
 
 
 def write_back(copies: Copies) -> None:
-    """Makes in the original lists and dicts the changes that a function made in the copies."""
+    """Applies a function's changes of the copies to the original lists and dicts."""
     for original, copy in copies:
         if type(original) is list:
             original[:] = copy

@@ -1,8 +1,8 @@
-"""Python callbacks: those that compute nothing pass, and those that are there to raise an error may do just that.
+"""Python callbacks: those that compute nothing pass, and those that only raise an error may do so.
 
-What a callback returns is not known to be invariant. One that always raises returns nothing, and so is the check of a
-value that goes into a program of `jax.lax.cond` (`equinox.error_if`). No program shows that a callback always raises;
-so one that stands in a branch is lowered with a guard, which raises if it returns.
+The result of a callback is not known to be invariant. One that always raises has no result, and so does the check of a
+value in a branch of `jax.lax.cond` (`equinox.error_if`). No program shows that a callback always raises, so a callback
+in a branch is lowered with a guard, which raises if it returns.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any, Final
 from bijax.transform.errors import NotInvariantError
 
 RAISING: Final = "pure_callback"
-"""The callback that may stand in a branch to raise an error."""
+"""The callback that may raise an error in a branch."""
 
 RETURNED: Final = (
     "what Python computes is not known. In a branch of jax.lax.cond a callback may raise an error; this one returned a"
@@ -47,7 +47,7 @@ def branches(name: str, parameters: dict[str, Any]) -> Iterator[None]:
 
 
 def is_conditional(name: str, parameters: dict[str, Any]) -> bool:
-    """Returns whether the programs of a primitive run under a condition, which the platform alone is not."""
+    """Returns whether the programs of a primitive run under a condition, other than the platform."""
     return name == "cond" and not parameters.get("branches_platforms")
 
 
@@ -60,9 +60,9 @@ def only_raising(parameters: dict[str, Any], operation: str, line: str) -> dict[
     """Returns the parameters of a callback with a guard that raises `NotInvariantError` if it returns.
 
     Args:
-        parameters: Those of the primitive.
+        parameters: Parameters of the primitive.
         operation: The operation, for the error.
-        line: Where the user's program asks for it.
+        line: Where the user's program requests it.
     """
     callback: Callable[..., Any] = parameters["callback"]
 

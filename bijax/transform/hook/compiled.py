@@ -1,7 +1,7 @@
-"""Programs that were compiled before, called inside of an invariant function.
+"""Programs compiled earlier and called inside an invariant function.
 
-Such a program is neither traced nor lowered again, so no rule meets it: it would run as it was compiled, and nothing
-would be said. The call itself is the only place where that can be seen (`watch.py`).
+Such a program is neither traced nor lowered again, so no rule applies to it: it would silently run as compiled. Only
+the call itself can be intercepted (`watch.py`).
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _passed: "weakref.WeakSet[Compiled]" = weakref.WeakSet()
 
 
 class _Part(threading.local):
-    """Whether this thread lowers a part that is made invariant of a program that is not."""
+    """Whether this thread lowers an invariant part of a program that is not invariant."""
 
     entered: bool = False
 
@@ -40,7 +40,7 @@ _part = _Part()
 
 @contextlib.contextmanager
 def inside_of(request: Request) -> Iterator[None]:
-    """Puts the request of an equation into force for the program that it holds."""
+    """Activates the request of an equation for the program that it holds."""
     outer = _part.entered
     _part.entered = outer or not current().enabled
     try:
@@ -51,7 +51,7 @@ def inside_of(request: Request) -> Iterator[None]:
 
 
 def note(module: Any) -> None:
-    """Marks a module if all of it is lowered under a request; the mark stays with what is compiled of it."""
+    """Marks a module if all of it is lowered under a request; the mark stays with the compiled program."""
     if not current().enabled or _part.entered:
         return
     attributes = module.operation.attributes
@@ -62,7 +62,7 @@ def note(module: Any) -> None:
 
 
 def _check(program: Compiled) -> None:
-    # A kernel's schedules are compared in programs of its own.
+    # A kernel's schedules are compared in separate programs.
     if not current().enabled or in_kernel_code():
         return
     if NAME in current().allowed or program in _passed:

@@ -1,9 +1,9 @@
-"""Primitives that no table has, whose lowering is JAX code (`mlir.lower_fun`), as other libraries register them.
+"""Primitives without a rule whose lowering is JAX code (`mlir.lower_fun`), as other libraries register them.
 
-Their rules run as JAX would run them, with the request in force: every program that a rule traces comes to our lowering
-and is made invariant there. What a rule emits by itself is not seen by it, so the instructions are counted: those that
-no program emitted must be among `_HARMLESS`, or the primitive is refused. How a rule came to its JAX code does not
-matter, so partial functions, wrappers and rules that call `lower_fun` inside are entered alike.
+Their rules run as JAX would run them, with the request active: every program that a rule traces reaches our lowering
+and is made invariant there. Instructions that a rule emits directly do not, so instructions are counted: those that
+no program emitted must be among `_HARMLESS`, or the primitive is refused. How a rule reaches its JAX code does not
+matter, so partial functions, wrappers and rules that call `lower_fun` inside are treated alike.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _HARMLESS: Final = frozenset(
     "stablehlo." + name
     for name in ("broadcast_in_dim", "constant", "iota", "optimization_barrier", "reshape", "slice", "transpose")
 )
-"""Instructions that a rule may emit by itself: they move or make up values."""
+"""Instructions that a rule may emit directly: they move or create values."""
 
 
 @dataclasses.dataclass
@@ -33,10 +33,10 @@ class _Rule:
 
     Attributes:
         module: The module that it lowers into.
-        block: The block that its instructions go to.
-        first: The number of instructions in the block before it.
-        emitted: Numbers of the instructions in the block that programs emitted.
-        programs: The programs that it traced; nothing is made of them. None if they are lowered.
+        block: The block of its instructions.
+        first: The number of instructions in the block before the rule ran.
+        emitted: Indices of the instructions in the block that programs emitted.
+        programs: The programs that it traced; they are not lowered. None if they are lowered.
     """
 
     module: Any
@@ -54,7 +54,7 @@ class _Rule:
 
 
 class _Running(threading.local):
-    """What this thread does: the rule that runs, unless a program of it is lowered, and whether programs are listed."""
+    """State of this thread: the running rule, unless its program is being lowered, and whether programs are listed."""
 
     rule: _Rule | None = None
     listed: "list[Programs] | None" = None
@@ -65,11 +65,11 @@ _running = _Running()
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """What the rule of a primitive consists of.
+    """The contents of a primitive's rule.
 
     Attributes:
         jaxprs: The programs that it traces.
-        by_itself: Names of the instructions that it emits by itself, but for harmless ones.
+        by_itself: Names of the instructions that it emits directly, except harmless ones.
     """
 
     jaxprs: tuple[Any, ...]
@@ -81,7 +81,7 @@ def noting(hook: Hook) -> Hook:
 
     def noted(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
         rule = _running.rule
-        # A rule may compute constants, with programs and modules of their own.
+        # A rule may compute constants, with separate programs and modules.
         if rule is None or ctx.module is not rule.module or not current().enabled:
             return hook(ctx, jaxpr, lower)
         block = ir.InsertionPoint.current.block
@@ -105,15 +105,15 @@ def enter(
     """Lowers a primitive by its rule, so that the programs in it are lowered as requested.
 
     Args:
-        rule: The rule that JAX has for the primitive.
+        rule: JAX's rule for the primitive.
         request: The request.
         ctx: Context of the rule.
         operands: Operands of the primitive.
         parameters: Its parameters.
 
     Returns:
-        What the rule returns, and the names of the instructions that it emitted by itself, but for harmless ones. If
-        there are any, nothing is known of the results.
+        What the rule returns, and the names of the instructions that it emitted directly, except harmless ones. If
+        there are any, nothing is known about the results.
     """
     module = ctx.module_context
     inner = ctx.replace(module_context=module if request == current() else with_caches_of(request, module))
@@ -140,10 +140,10 @@ _WIDE: Final = frozenset({"complex128", "float64", "int64", "uint64"})
 
 
 def programs_of(eqn: Any, platform: str) -> Programs | None:
-    """Returns what the rule of an equation consists of, without lowering its programs; None if it cannot be entered.
+    """Returns the contents of an equation's rule, without lowering its programs; None if it cannot be entered.
 
     Args:
-        eqn: An equation whose primitive is in no table.
+        eqn: An equation whose primitive has no rule here.
         platform: The platform.
     """
 
@@ -154,17 +154,17 @@ def programs_of(eqn: Any, platform: str) -> Programs | None:
         prepare()
     operands = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
     listed: list[Programs] = []
-    # Refused for what it emits by itself, or without a rule for the platform.
+    # Refused for the instructions that it emits directly, or without a rule for the platform.
     with contextlib.suppress(NotImplementedError), requested(Request(True)), _set(listed=listed):
         jax.jit(alone).trace(*operands).lower(lowering_platforms=(platform,))
     return listed[0] if listed else None
 
 
 def why_not(by_itself: Sequence[str]) -> str:
-    """Returns why a primitive is refused of which no table has anything.
+    """Returns why a primitive without a rule here is refused.
 
     Args:
-        by_itself: Names of the instructions that its rule emits by itself.
+        by_itself: Names of the instructions that its rule emits directly.
     """
     if not by_itself:
         return "no invariant form is known"
@@ -182,7 +182,7 @@ def _set(**values: Any) -> Iterator[None]:
 
 
 def _without_equations(jaxpr: Any) -> Any:
-    """Returns a program with the variables of another whose results are zeros."""
+    """Returns a program with the variables of another and zeros as results."""
     results = [v.aval for v in jaxpr.outvars]
     zeros = jax.make_jaxpr(lambda: [jax.lax.full(a.shape, 0, a.dtype) for a in results])().jaxpr
     return jaxpr.replace(eqns=zeros.eqns, outvars=zeros.outvars)

@@ -1,8 +1,7 @@
-"""Lowering of programs whose operations are to be made invariant.
+"""Lowers programs whose operations should be made invariant.
 
-The equations that are to be lowered in another way are replaced, just before JAX lowers them, by equations of
-primitives of our own, whose rules are here. All others are left to JAX, and so is every program in which nothing was
-requested.
+Just before JAX lowers them, the equations that need another lowering are replaced by equations of our own primitives,
+whose rules are here. All others are left to JAX, and so is every program without a request.
 """
 
 import dataclasses
@@ -45,7 +44,7 @@ _PACKAGE: Final = str(Path(__file__).parents[2])
 
 
 def install() -> None:
-    """Makes JAX's lowering look at requests; cheap when it does so already.
+    """Makes JAX's lowering respect requests; cheap if it already does.
 
     Raises:
         UnsupportedError: If this version of JAX is not supported.
@@ -54,7 +53,7 @@ def install() -> None:
 
 
 def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
-    """Lowers a program: what `_jax_private.install` puts in front of JAX's own function."""
+    """Lowers a program; `_jax_private.install` wraps JAX's function with it."""
     request = current()
     if request.enabled:
         compiled.note(ctx.module)
@@ -74,13 +73,13 @@ def _lower(ctx: Any, jaxpr: Any, lower: Callable[[Any], Any]) -> Any:
     try:
         return lower(jaxpr)
     except NotInvariantError as error:
-        # JAX traces a jitted function once for all its callers, so an equation inside does not know them.
+        # JAX traces a jitted function once for all its callers, so an equation inside has no caller.
         error.line = error.line or _line()
         raise
 
 
 def _is_invariant(enabled: bool, eqn: Any) -> bool:
-    """Returns whether an equation is to be made invariant; `enabled` says whether it is if it carries no tag."""
+    """Returns whether an equation should be made invariant; `enabled` is the default without a tag."""
     metadata = eqn.ctx.xla_metadata
     tag = metadata.get(TAG) if metadata else None
     return bool(tag == INVARIANT or (tag is None and enabled))
@@ -103,12 +102,12 @@ for _primitive, _function in ((ROW_PROGRAM, run_row_program), (PRODUCT, product_
 
 
 def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
-    """Returns an equation as it is to be lowered.
+    """Returns an equation for lowering.
 
     Args:
         ctx: Context of the module.
         eqn: The equation.
-        enabled: Whether it is to be made invariant if it carries no tag.
+        enabled: Whether to make it invariant if it carries no tag.
     """
     metadata = eqn.ctx.xla_metadata
     tag = metadata.get(TAG) if metadata else None
@@ -116,7 +115,7 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
     if tag == INVARIANT or (tag is None and enabled):
         wanted = name == "cond" or (bool(tag) and is_program(name)) or _concerns(name)
     else:
-        # The order of a kernel's operations is fixed by its contract; what XLA:GPU makes of each one is not.
+        # The order of a kernel's operations is fixed by its contract; how XLA:GPU compiles each one is not.
         wanted = tag == KERNEL and name in ELEMENTWISE and "cuda" in ctx.platforms
     if not wanted:
         return eqn
@@ -129,9 +128,9 @@ def _requested(ctx: Any, eqn: Any, enabled: bool) -> Any:
 
 
 def _operand_that_is_chosen(eqn: Any) -> Any:
-    """Returns the operand that a maximum with -inf, or a minimum with +inf, comes to; None for other equations.
+    """Returns the operand that a maximum with -inf, or a minimum with +inf, equals; None for other equations.
 
-    Softmax and log-softmax of `jax.nn` have such a maximum, which XLA would compute anew for each difference from it.
+    Softmax and log-softmax of `jax.nn` have such a maximum, which XLA would recompute for each difference from it.
     """
     if eqn.primitive.name not in ("max", "min"):
         return None
@@ -145,10 +144,10 @@ def _operand_that_is_chosen(eqn: Any) -> Any:
 
 @functools.cache
 def _concerns(name: str) -> bool:
-    """Returns whether an operation under a request is ever lowered otherwise than by its own rule."""
+    """Returns whether an operation under a request is ever lowered by another rule than its own."""
     if not is_known(name) or name in IN_PLACE:
         return True
-    # Rules of JAX for what is free of an order may trace programs of their own.
+    # JAX's rules for operations without an order may trace programs.
     return any(
         rule.kind in (Kind.REPLACE, Kind.REFUSE) or rule.lower or rule.evidence in (ORDER_FREE, COUNTER)
         for rule in rules_of(name)
@@ -157,12 +156,12 @@ def _concerns(name: str) -> bool:
 
 @functools.cache
 def _counterpart(primitive: Primitive, inline: bool) -> Primitive:
-    """Returns the primitive of ours, of the same name, that is lowered in the place of one under a request."""
+    """Returns our primitive, of the same name, that is lowered instead of one under a request."""
     counterpart = Primitive(primitive.name)
     counterpart.multiple_results = primitive.multiple_results
     lower = _with_program if is_program(primitive.name) else _by_request
-    # A rule that JAX caches is given the parameters of a function instead of the operands; it would not see that one
-    # is a transpose, what an update is made of, or that a number was computed.
+    # A rule that JAX caches receives the parameters of a function instead of the operands; it would not see that one
+    # is a transpose, how an update is computed, or that a number was computed.
     looks_back = primitive.name in IN_PLACE or any(rule.looks_back for rule in rules_of(primitive.name))
     cacheable = _jax_private.is_cached(primitive) and not looks_back
     mlir.register_lowering(counterpart, functools.partial(lower, primitive), inline=inline, cacheable=cacheable)
@@ -176,7 +175,7 @@ def _with_program(primitive: Primitive, ctx: Context, *operands: Any, **paramete
     if request != current():
         module = _jax_private.with_caches_of(request, module)
     inner = ctx.replace(module_context=module)
-    # A program that was traced elsewhere has equations without the tag.
+    # A program traced elsewhere has equations without the tag.
     with compiled.inside_of(request), callbacks.branches(primitive.name, parameters):
         if specific or default is None:
             return _jax_private.lower_per_platform(inner, primitive.name, specific, default, *operands, **parameters)
@@ -220,7 +219,7 @@ def _lower_made(make: Callable[..., Call], ctx: Context, *operands: Any, **param
 
 
 def _lower_call(call: Call) -> Sequence[Any]:
-    """Lowers a call of a primitive by the rule that holds for it (`bijax.transform.rules`)."""
+    """Lowers a call of a primitive by the rule that applies to it (`bijax.transform.rules`)."""
     found = verdict(call.name, call.dtypes, call.platform, call.request.allowed)
     if call.name == callbacks.RAISING and callbacks.in_branch() and not found.allowed:
         line = _line() or _library_line()
@@ -238,7 +237,7 @@ def _lower_call(call: Call) -> Sequence[Any]:
             f" {call.platform}; there are no kernels for that platform."
         )
     if found.rule is None or found.rule.lower is None:
-        # Some stock rules trace programs of their own, which the evidence covers.
+        # Some stock rules trace programs, which the evidence covers.
         return call.as_it_is(**with_plain_region(call.name, call.parameters))
     if found.kind is Kind.REPLACE and not found.rule.symbolic:
         _check_shapes(call)
@@ -247,7 +246,7 @@ def _lower_call(call: Call) -> Sequence[Any]:
 
 def _entering(call: Call, allowed: bool) -> Sequence[Any]:
     """Lowers a call by JAX's own rule, whose programs are made invariant."""
-    # A platform's own rule is there to call a library; that for all platforms is JAX code more often.
+    # A platform's rule usually calls a library; the rule for all platforms is more often JAX code.
     rule = call.stock if allowed else call.general
     parameters = with_plain_region(call.name, call.parameters)
     lowered, by_itself = entered.enter(rule, call.request, call.ctx, call.operands, parameters)
@@ -273,12 +272,12 @@ def _refusal(call: Call, reason: str) -> NotInvariantError:
 
 
 def _line() -> str:
-    """Returns the line of the user's program that an equation comes from; nothing if it is not known."""
+    """Returns the line of the user's program of an equation; empty if unknown."""
     return user_line(_jax_private.user_stack())
 
 
 def _library_line() -> str:
-    """Returns the line of another library that an equation comes from; nothing if it comes from the user's program."""
+    """Returns the line of another library of an equation; empty if it comes from the user's program."""
     stack = [(file, line) for file, line in _jax_private.user_stack() if not file.startswith(_PACKAGE)]
     return f"{stack[0][0]}:{stack[0][1]}" if stack and not user_line(stack[:1]) else ""
 

@@ -1,9 +1,9 @@
-"""Whether equations that are traced or lowered now are to be made invariant.
+"""Whether equations being traced or lowered should be made invariant.
 
 The request has two parts. A tag on every equation traced inside stays with the equation until it is lowered, wherever
 that happens, and through autodiff and `vmap`. A context value covers equations that were traced before (without the
-tag) and are lowered inside. Both belong to the keys of JAX's caches, so nothing compiled on one side is used on the
-other. Both are kept per thread, but for a context value that holds in every thread which has none of its own.
+tag) and are lowered inside. Both are part of the keys of JAX's caches, so nothing compiled on one side is used on the
+other. Both are per thread, except a context value that applies to every thread without its own.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from bijax.core.tag import KERNEL, TAG
 from bijax.transform.hook.watch import Watch
 
 INVARIANT: Final = "invariant"
-"""Tag of an equation that is to be made invariant."""
+"""Tag of an equation that should be made invariant."""
 
 PLAIN: Final = "plain"
-"""Tag of an equation that is to stay as it is, though the program around it is made invariant."""
+"""Tag of an equation that should stay unchanged in an invariant program."""
 
 ALLOWED: Final = "bijax_allowed"
-"""Attribute that lists the primitives which the caller lets pass."""
+"""Attribute that lists the primitives that the caller allows."""
 
 APART: Final = "bijax_apart"
-"""Attribute of an equation that is not to become part of a row program."""
+"""Attribute of an equation that must not become part of a row program."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the caller asked for.
+    """The caller's request.
 
     Attributes:
         enabled: Whether to make the program invariant.
@@ -50,13 +50,13 @@ class Request:
 OFF: Final = Request()
 
 BEFORE_CALLS: Final[list[Callable[[Compiled], None]]] = []
-"""Called before a compiled program runs in any thread, while a request is in force in one."""
+"""Called before a compiled program runs in any thread, while a request is active in one."""
 
 _context = jax.make_user_context(default_value=OFF)
 
 
 def current() -> Request:
-    """Returns the request in force in this thread."""
+    """Returns the active request of this thread."""
     return _context.value
 
 
@@ -79,7 +79,7 @@ def _before_calls(program: Compiled) -> None:
 
 
 class _Change:
-    """Puts a request into force in this thread; as a class, because it may stay open for good."""
+    """Activates a request in this thread; a class, because it may stay open indefinitely."""
 
     def __init__(self, request: Request) -> None:
         watch = Watch(_before_calls) if request.enabled else contextlib.nullcontext()
@@ -108,7 +108,7 @@ _everywhere_lock: Final = threading.Lock()
 
 @contextlib.contextmanager
 def requested(request: Request) -> Iterator[None]:
-    """Puts a request into force for what is traced or lowered inside, in this thread."""
+    """Activates a request for what is traced or lowered inside, in this thread."""
     outer, _opened.changes = _opened.changes, []
     try:
         with contextlib.nullcontext() if request == current() else _Change(request):
@@ -121,21 +121,21 @@ def requested(request: Request) -> Iterator[None]:
 
 
 def open_request(request: Request) -> None:
-    """Puts a request into force until `close_requests`, or until the `requested` block around ends."""
+    """Activates a request until `close_requests`, or until the enclosing `requested` block ends."""
     change = _Change(request)
     change.__enter__()
     _opened.changes.append(change)
 
 
 def close_requests() -> None:
-    """Takes back every `open_request` in the innermost `requested` block, and ends the request of that block."""
+    """Undoes every `open_request` in the innermost `requested` block, and ends the request of that block."""
     _close()
     if current().enabled:
         open_request(OFF)
 
 
 def open_everywhere(request: Request) -> None:
-    """Puts a request into force in this thread, and in all that have none of their own, until `close_everywhere`."""
+    """Activates a request in this thread, and in all threads without their own, until `close_everywhere`."""
     with _everywhere_lock:
         _close_everywhere()
         watch = Watch(_before_calls)
@@ -148,7 +148,7 @@ def open_everywhere(request: Request) -> None:
 
 
 def close_everywhere() -> None:
-    """Takes back `open_everywhere`. What threads have opened themselves holds on in all but this one."""
+    """Undoes `open_everywhere`. Requests that other threads opened themselves stay active."""
     with _everywhere_lock:
         _close_everywhere()
     close_requests()
@@ -166,7 +166,7 @@ def _close() -> None:
 
 
 def of_equation(metadata: dict[str, str] | None) -> Request:
-    """Returns the request that holds for an equation that is being lowered.
+    """Returns the request for an equation being lowered.
 
     Args:
         metadata: Metadata of the equation.

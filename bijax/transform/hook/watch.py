@@ -1,8 +1,8 @@
-"""Checks of the compiled programs that are called inside of invariant functions, or in the mode.
+"""Checks compiled programs that are called inside invariant functions, or in the mode.
 
-A program that was compiled before is neither traced nor lowered when it is called, and JAX tells nobody of the call.
-So as long as a request is in force in any thread, `jax.stages.Compiled.__call__` is a function that runs a check first;
-the check looks at the request of its own thread. When the last request ends, JAX's own function is back.
+A program that was compiled earlier is neither traced nor lowered when it is called, and JAX reports the call to nobody.
+So while a request is active in any thread, `jax.stages.Compiled.__call__` is a function that runs a check first; the
+check reads the request of its own thread. When the last request ends, JAX's own function is restored.
 """
 
 import functools
@@ -20,7 +20,7 @@ _stock: Callable[..., Any] = Compiled.__call__
 
 
 class Watch:
-    """Holds while a request is in force; entered and left once."""
+    """Active while a request is; entered and left once."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
@@ -37,7 +37,7 @@ class Watch:
         global _requests
         with _lock:
             _requests -= 1
-            # What another library has put around ours in the meantime stays; ours does nothing then.
+            # A wrapper that another library installed around ours stays; ours then does nothing.
             if _requests == 0 and _is_ours(Compiled.__call__):
                 Compiled.__call__ = _stock  # type: ignore[method-assign]
 

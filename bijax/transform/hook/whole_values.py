@@ -1,7 +1,7 @@
-"""Invariant operations in a program that XLA divides among devices: their values are whole on every device.
+"""Replicates the values of invariant operations in a program that XLA partitions.
 
-Marks stand where values enter the operations and where they leave them (`bijax.core.partitioning`). Types that say how
-a value is cut (explicit meshes) end there too: JAX's rules would cut their results by them.
+Marks are placed where values enter and leave the operations (`bijax.core.partitioning`). Sharded types (explicit
+meshes) end there too: JAX's rules would shard their results by them.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,20 @@ UNMARKED: Final = frozenset(
         *("shard_map", "sharding_constraint"),
     }
 )
-"""Operations that say how values are cut, that hold programs with arguments and results of which that is said, or that
+"""Operations that define shardings, that hold programs whose arguments and results have explicit shardings, or that
 compute nothing: the barriers around a function would gather the arguments of a `jax.shard_map` inside."""
 
 
 def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str = "") -> Any:
-    """Returns a program as it is to be lowered for devices among which XLA divides it.
+    """Returns a program for lowering with partitioning by XLA.
 
     Args:
         jaxpr: The program.
-        is_meant: Whether an equation is to be made invariant.
+        is_meant: Whether an equation should be made invariant.
         refused: Why no value can be marked, if none can.
 
     Raises:
-        NotInvariantError: If an equation is to be made invariant and no value can be marked.
+        NotInvariantError: If an equation should be made invariant and no value can be marked.
     """
     meant = [is_meant(eqn) and eqn.primitive.name not in UNMARKED for eqn in jaxpr.eqns]
     if not any(meant):
@@ -44,7 +44,7 @@ def with_whole_values(jaxpr: Any, is_meant: Callable[[Any], bool], refused: str 
     others = [eqn for eqn, chosen in zip(jaxpr.eqns, meant, strict=True) if not chosen]
     elsewhere = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
     elsewhere |= {v for v in jaxpr.outvars if isinstance(v, Var)}
-    marked: dict[Var, Var] = {}  # what an invariant operation reads instead of a variable
+    marked: dict[Var, Var] = {}  # replacements of variables that invariant operations read
     equations = []
     for eqn, chosen in zip(jaxpr.eqns, meant, strict=True):
         if not chosen:
