@@ -6,9 +6,9 @@ The same requests are served by the engine, by the engine with JAX's own operati
 model alone, whose most probable tokens go into its next call, at the engine's mean length. `step` is the time of a step
 of 64 sequences by the wall clock, without the steps in which prompts are computed; `host` is the time that the
 host works in it. Then the time to the first token of a prompt of 4160 tokens, 4096 of them in the prefix cache or not,
-the host's part of it, and `alone`: the jitted model with the 64 tokens after the cached ones. `ratio` is the tokens a
-second of the engine over those of the engine with JAX's own operations, both greedy. All outputs are compared between
-the rounds before anything is timed.
+the host's part of it, and `alone`: the jitted model with the 64 tokens after the cached ones. `ratio` is the tokens per
+second of the engine divided by those of the engine with JAX's own operations, both greedy. All outputs are compared
+between the rounds before anything is timed.
 """
 
 import argparse

@@ -112,7 +112,7 @@ def device_words() -> str:
 @functools.cache
 def state() -> dict[str, Any]:
     """Returns what a part of a file of results says about this run: device, versions, date, commit and clean tree."""
-    # Results that this run has written already are no change of what is measured.
+    # Results that this run has already written do not change the code that is measured.
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
     return {
         "device": device_words(),
