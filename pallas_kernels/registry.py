@@ -166,7 +166,7 @@ def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters:
         >>> found.function(2, **found.contracts)
         4
     """
-    found = _find(operation, target, fixed, arrays, parameters)
+    found = find_or_none(operation, target, fixed, *arrays, **parameters)
     if found is not None:
         return found
     came = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (*arrays, *parameters.values()) if hasattr(a, "dtype"))
@@ -176,6 +176,26 @@ def find(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters:
     )
 
 
+def find_or_none(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> Found | None:
+    """Returns the kernel as `find` does; None if no kernel serves the call.
+
+    Raises:
+        UnsupportedError: If the target has no architecture and the kernels differ by it.
+        ValueError: As `find`.
+    """
+    ranked = _ranked(operation, target)
+    for closest in sorted({r for r, _ in ranked}, reverse=True):
+        candidates = (_served(k, fixed, arrays, parameters) for r, k in ranked if r == closest)
+        serving = [found for found in candidates if found is not None]
+        choosy = [found for found in serving if found.is_choosy]
+        if len(choosy or serving) > 1:
+            names = ", ".join(found.kernel.name for found in choosy or serving)
+            raise ValueError(f"{operation}: expected one kernel that serves a call on {target}, got {names}.")
+        if serving:
+            return (choosy or serving)[0]
+    return None
+
+
 def serves(operation: str, target: Target, fixed: Any, *arrays: Any, **parameters: Any) -> bool:
     """Returns whether a kernel serves a call on a target; arguments as for `find`.
 
@@ -183,7 +203,7 @@ def serves(operation: str, target: Target, fixed: Any, *arrays: Any, **parameter
         UnsupportedError: If the target has no architecture and the kernels differ by it.
         ValueError: As `find`.
     """
-    return _find(operation, target, fixed, arrays, parameters) is not None
+    return find_or_none(operation, target, fixed, *arrays, **parameters) is not None
 
 
 def runs_on(operation: str, target: Target) -> bool:
@@ -204,22 +224,6 @@ def _ranked(operation: str, target: Target) -> list[tuple[tuple[int, int], Kerne
             " process with the GPU."
         )
     return [(r, k) for k in known if (r := k.rank(target)) is not None]
-
-
-def _find(
-    operation: str, target: Target, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]
-) -> Found | None:
-    ranked = _ranked(operation, target)
-    for closest in sorted({r for r, _ in ranked}, reverse=True):
-        candidates = (_served(k, fixed, arrays, parameters) for r, k in ranked if r == closest)
-        serving = [found for found in candidates if found is not None]
-        choosy = [found for found in serving if found.is_choosy]
-        if len(choosy or serving) > 1:
-            names = ", ".join(found.kernel.name for found in choosy or serving)
-            raise ValueError(f"{operation}: expected one kernel that serves a call on {target}, got {names}.")
-        if serving:
-            return (choosy or serving)[0]
-    return None
 
 
 def _served(kernel: Kernel, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]) -> Found | None:

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, define_kernel
-from bijax.dispatch.kernels import run_kernel
+from bijax.dispatch.kernels import run_if_served
 from bijax.dispatch.matmul import Product, matmul_kernel, weight_gradient_kernel
 from bijax.dispatch.routing import pick_kernel
 from pallas_kernels.contract import chunk_contract
 from pallas_kernels.ragged_dot.portable import multiply_groups, sum_groups
-from pallas_kernels.registry import serves
 from pallas_kernels.target import Target
 
 _WIDE: Final = "float64"
@@ -48,16 +47,14 @@ def _sums(a: jax.Array, b: jax.Array, product: Product) -> str:
 
 def _multiply(target: Target, x: jax.Array, w: jax.Array, sizes: jax.Array, *, product: Product) -> Arrays:
     options = {"transpose_w": product.transpose_w, "out_dtype": product.out_dtype}
-    if not serves("group_matmul", target, None, x, w, sizes, **options):
-        return _portable_matmul(x, w, sizes, product=product)
-    return (run_kernel("group_matmul", target, None, x, w, sizes, like=_products_like, **options),)
+    y = run_if_served("group_matmul", target, None, x, w, sizes, like=_products_like, **options)
+    return _portable_matmul(x, w, sizes, product=product) if y is None else (y,)
 
 
 def _sum_products(target: Target, x: jax.Array, g: jax.Array, sizes: jax.Array, *, product: Product) -> Arrays:
     options = {"out_dtype": product.out_dtype, "pick": _pick}
-    if not serves("group_weight_gradient", target, None, x, g, sizes, **options):
-        return _portable_weight_gradient(x, g, sizes, product=product)
-    return (run_kernel("group_weight_gradient", target, None, x, g, sizes, like=_gradients_like, **options),)
+    y = run_if_served("group_weight_gradient", target, None, x, g, sizes, like=_gradients_like, **options)
+    return _portable_weight_gradient(x, g, sizes, product=product) if y is None else (y,)
 
 
 def _pick(x: jax.Array, places: jax.Array) -> jax.Array:

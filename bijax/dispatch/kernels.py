@@ -8,7 +8,7 @@ import jax
 
 from bijax.core.contracts import run
 from bijax.core.primitive import Arrays, Backend
-from pallas_kernels.registry import find
+from pallas_kernels.registry import Found, find, find_or_none
 from pallas_kernels.target import Target
 
 
@@ -29,7 +29,19 @@ def run_kernel(
     Raises:
         UnsupportedError: If no kernel serves the call.
     """
-    _, function, contracts = find(operation, target, fixed, *arrays, **parameters)
+    return _run(find(operation, target, fixed, *arrays, **parameters), like, arrays, parameters)
+
+
+def run_if_served(
+    operation: str, target: Target, fixed: Any, *arrays: Any, like: Callable[..., Any], **parameters: Any
+) -> Any | None:
+    """Runs the kernel as `run_kernel` does; returns None if no kernel serves the call."""
+    found = find_or_none(operation, target, fixed, *arrays, **parameters)
+    return None if found is None else _run(found, like, arrays, parameters)
+
+
+def _run(found: Found, like: Callable[..., Any] | None, arrays: Arrays, parameters: dict[str, Any]) -> Any:
+    _, function, contracts = found
     if like is None:
         return run(function, *arrays, **contracts, **parameters)
     return run(function, *arrays, like=partial(_without, like, tuple(contracts)), **contracts, **parameters)

@@ -16,14 +16,13 @@ import jax.numpy as jnp
 from bijax.core.contracts import run
 from bijax.core.derivative import custom_vjp
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.kernels import run_kernel
+from bijax.dispatch.kernels import run_if_served
 from bijax.dispatch.matmul import Product, multiply, products_like
 from bijax.ops._matmul_derivatives import differentiable_matmul, matmul_gradients
 from bijax.ops.elementwise import elementwise
 from pallas_kernels.contract import XLA_FUNCTIONS
 from pallas_kernels.elementwise import portable
 from pallas_kernels.matmul.activations import activate
-from pallas_kernels.registry import serves
 from pallas_kernels.target import Target
 
 Optional = jax.Array | None
@@ -126,9 +125,8 @@ def _fused(target: Target, x: jax.Array, w: jax.Array, *others: jax.Array, fusio
     else:
         operation, operands = "gated_matmul", [x, w, up]
     spec = product.spec(x, w, fusion.activation)
-    if not serves(operation, target, spec, *operands, **options):
-        return _compose(target, x, w, *others, fusion=fusion)
-    return (run_kernel(operation, target, spec, *operands, like=products_like, **options),)
+    y = run_if_served(operation, target, spec, *operands, like=products_like, **options)
+    return _compose(target, x, w, *others, fusion=fusion) if y is None else (y,)
 
 
 def _compose(target: Target, x: jax.Array, w: jax.Array, *others: jax.Array, fusion: Fusion) -> Arrays:

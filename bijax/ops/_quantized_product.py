@@ -13,14 +13,13 @@ import jax.numpy as jnp
 
 from bijax.core.contracts import note
 from bijax.core.primitive import Arrays, define_kernel, fold_rows, unfold_rows
-from bijax.dispatch.kernels import run_kernel
+from bijax.dispatch.kernels import run_if_served
 from bijax.ops._experts import rows_by_count
 from bijax.ops._float8_product import CONTRACT as FLOAT8
 from bijax.ops._float8_product import float8_product
 from bijax.ops._integer_product import dequantize, integer_product
 from pallas_kernels.contract import QuantContract
 from pallas_kernels.ragged_dot.portable import multiply_groups
-from pallas_kernels.registry import serves
 from pallas_kernels.target import Target
 
 _CONTRACT: Final = QuantContract()
@@ -62,10 +61,9 @@ def _quantized(
 ) -> Arrays:
     given = x, w, row, column
     options = {"bias": bias[0] if bias else None, "transposed": transposed, "out_dtype": dtype}
-    if not serves("quantized_product", target, x.dtype.name, *given, **options):
-        return _portable(*given, *bias, transposed=transposed, dtype=dtype)
     like = functools.partial(_results_like, rows=x.shape[int(transposed[0])])
-    return (run_kernel("quantized_product", target, x.dtype.name, *given, like=like, **options),)
+    y = run_if_served("quantized_product", target, x.dtype.name, *given, like=like, **options)
+    return _portable(*given, *bias, transposed=transposed, dtype=dtype) if y is None else (y,)
 
 
 def _portable_groups(
@@ -92,10 +90,9 @@ def _quantized_groups(
     target: Target, x: jax.Array, w: jax.Array, row: jax.Array, column: jax.Array, sizes: jax.Array, *, dtype: str
 ) -> Arrays:
     given = x, w, row, column, sizes
-    if not serves("quantized_groups", target, x.dtype.name, *given, out_dtype=dtype):
-        return _portable_groups(*given, dtype=dtype)
     like = functools.partial(_results_like, rows=x.shape[0])
-    return (run_kernel("quantized_groups", target, x.dtype.name, *given, like=like, out_dtype=dtype),)
+    y = run_if_served("quantized_groups", target, x.dtype.name, *given, like=like, out_dtype=dtype)
+    return _portable_groups(*given, dtype=dtype) if y is None else (y,)
 
 
 def _results_like(*arrays: jax.Array, rows: int, out_dtype: str, **_: Any) -> jax.Array:
