@@ -2,6 +2,7 @@
 
 from bijax import ops as ops
 from bijax.core.architecture import lowering_for as lowering_for
+from bijax.core.architecture import prefer_backend as prefer_backend
 from bijax.inspect.audit import audit as audit
 from bijax.inspect.audit_report import Audit as Audit
 from bijax.inspect.contracts import Manifest as Manifest

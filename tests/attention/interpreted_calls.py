@@ -104,7 +104,8 @@ def pages() -> None:
 
         def cache(x: jax.Array, page: int = page, table: np.ndarray = table) -> jax.Array:
             full = jnp.pad(x, ((0, 0), (0, -KEYS % page), (0, 0), (0, 0)), constant_values=jnp.nan)
-            return jnp.zeros((table.size + 3, page, *x.shape[2:])).at[table].set(full.reshape(*table.shape, page, *x.shape[2:]))
+            pages = jnp.zeros((table.size + 3, page, *x.shape[2:]), x.dtype)
+            return pages.at[table].set(full.reshape(*table.shape, page, *x.shape[2:]))
 
         paged = dataclasses.replace(call, key=cache(call.key), value=cache(call.value), page_table=jnp.asarray(table))
         compare(jax_triton.attention(paged, tile=TILE, **LAUNCH), whole, 0.0)

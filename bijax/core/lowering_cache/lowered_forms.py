@@ -29,7 +29,7 @@ from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from bijax.core.architecture import cuda_architecture, target_for
+from bijax.core.architecture import cuda_architecture, preferred_backend, target_for
 from bijax.core.lowering_cache import _jax_private
 from bijax.core.lowering_cache.kernels_ahead import compile_ahead, compile_ahead_of, make_ready
 from bijax.core.record_tree import RecordTree
@@ -163,7 +163,7 @@ def _question(ctx: Context, function: Any, parameters: Mapping[str, Any]) -> str
         called = f"{_text(function)} {_text(dict(parameters))}"
     except (_WithoutTextError, UnsupportedError):  # a kernel that asks for an architecture raises if none is known
         return None
-    return f"{platforms[0]} {machine} {called} {operands}\n{state}"
+    return f"{platforms[0]} {machine} {preferred_backend()} {called} {operands}\n{state}"
 
 
 def _has_foreign_kernels(platform: str) -> bool:
