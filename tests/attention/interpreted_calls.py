@@ -1,6 +1,6 @@
 """Attention by Triton's interpreter, compared with float64: a program that `test_jax_triton.py` runs.
 
-    TRITON_INTERPRET=1 python -m tests.attention.interpreted_calls CASE
+TRITON_INTERPRET=1 python -m tests.attention.interpreted_calls CASE
 """
 
 import dataclasses

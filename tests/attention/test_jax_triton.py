@@ -58,7 +58,9 @@ def call_of(
     if options:
         heads, pairs = shape((1, 8), "float32"), (2, 8, queries, 512)
         found |= {"alibi_slopes": heads, "sinks": heads, "bias": shape(pairs, dtype), "mask": shape(pairs, "bool")}
-    of_call = AttentionOptions(0.1, causal=True, window=(100, 0) if options else None, soft_cap=5.0 if options else None)
+    of_call = AttentionOptions(
+        0.1, causal=True, window=(100, 0) if options else None, soft_cap=5.0 if options else None
+    )
     return AttentionCall(shape((2, queries, 8, size), dtype), cache, cache, shape((2, 3), "int32"), of_call, **found)
 
 
@@ -124,7 +126,9 @@ def test_contracts_and_widths_that_it_refuses() -> None:
 
 def test_empty_arrays() -> None:
     call = call_of()
-    empty = AttentionCall(jnp.zeros((0, 20, 4, 8)), jnp.zeros((0, 9, 2, 8)), jnp.zeros((0, 9, 2, 6)), call.limits, call.options)
+    empty = AttentionCall(
+        jnp.zeros((0, 20, 4, 8)), jnp.zeros((0, 9, 2, 8)), jnp.zeros((0, 9, 2, 6)), call.limits, call.options
+    )
     target, contract = Target.parse("sm_80"), MmaAttentionContract(version=2)
     out, lse = jax_triton.attention(empty, contract=contract, target=target)
     assert (out.shape, lse.shape) == ((0, 20, 4, 6), (0, 20, 4))

@@ -94,7 +94,9 @@ def is_long(form: Form, name: str, axis: int) -> bool:
 
 
 @triton.jit
-def place_of(array, rows: Rows, keys: Keys, arrays: Arrays, BY_KEYS: tl.constexpr, NAME: tl.constexpr, form: tl.constexpr):
+def place_of(
+    array, rows: Rows, keys: Keys, arrays: Arrays, BY_KEYS: tl.constexpr, NAME: tl.constexpr, form: tl.constexpr
+):
     """Returns pointers into the bias or the mask, (B or 1, N or 1, T or 1, S or 1), for rows and keys."""
     index = along(rows.query.to(tl.int64) * 0, BY_KEYS)
     if is_long(form, NAME, 0):

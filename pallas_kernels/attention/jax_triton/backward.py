@@ -231,9 +231,7 @@ def add_rows(
 
 
 @triton.jit
-def add_products(
-    sums, left, starts, size: tl.constexpr, ROWS: tl.constexpr, CAREFUL: tl.constexpr, form: tl.constexpr
-):
+def add_products(sums, left, starts, size: tl.constexpr, ROWS: tl.constexpr, CAREFUL: tl.constexpr, form: tl.constexpr):
     """Continues chains (n, width) over rows: products of (n, R) and the heads at pointers to their starts (R,)."""
     COUNT: tl.constexpr = piece_count(size, form.widest_piece)
     bad = tl.zeros((ROWS,), tl.int1)

@@ -178,7 +178,9 @@ def write_results(arrays: Arrays, rows: Rows, state: State, out, lse, form: tl.c
     starts = starts_of_rows(out, rows, arrays.queries, form.value_size, form)
     write(starts, rows.exists, results, form.value_size, None, form)
     found = tl.where(nothing, float("-inf"), product(state.maximum + log2(state.sums), LN2))
-    tl.store(starts_of_rows(lse, rows, arrays.queries, 1, form), tl.where(rows.valid, found, float("nan")), mask=rows.exists)
+    tl.store(
+        starts_of_rows(lse, rows, arrays.queries, 1, form), tl.where(rows.valid, found, float("nan")), mask=rows.exists
+    )
 
 
 @triton.jit
