@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bijax import hlo
+from bijax.inspect.annotations import annotations
 from bijax.inspect.audit import audit
 from bijax.inspect.audit_report import Audit
 from bijax.transform.rules.registry import PLATFORMS
@@ -52,6 +53,13 @@ def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         help="a function that returns the arguments: a tuple, or a dict of keyword arguments; arrays or "
         "jax.ShapeDtypeStruct (default: no arguments)",
     )
+    parser.add_argument(
+        "--batch-axis",
+        type=_axes,
+        metavar="AXIS",
+        help="follow the rows and list where they meet: the axis of the batch in all arguments, such as 0, or one for"
+        " each, such as none,0 (default: rows are not followed)",
+    )
     parser.add_argument("--platform", choices=PLATFORMS, help="platform to audit for (default: the present one)")
     parser.add_argument(
         "--architecture",
@@ -59,7 +67,18 @@ def add_audit_parser(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         help="that of the GPU, such as sm_90, for --platform cuda",
     )
     parser.add_argument("--compiled", action="store_true", help="look at the compiled program, too")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print everything as JSON")
+    output.add_argument("--github", action="store_true", help="print annotations for GitHub Actions, then the verdict")
+
+
+def _axes(text: str) -> tuple[int | None, ...]:
+    try:
+        return tuple(None if part.strip().lower() == "none" else int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected an axis such as 0, or one for each argument such as none,0; got {text!r}"
+        ) from None
 
 
 def run_audit(parsed: argparse.Namespace) -> int:
@@ -75,14 +94,18 @@ def run_audit(parsed: argparse.Namespace) -> int:
     result = _read(parsed.hlo, parsed) if parsed.hlo else _audit(parsed)
     if parsed.json:
         print(json.dumps(result.to_json(), indent=2))
+    elif parsed.github:
+        print("\n".join(annotations(result)))
     else:
         _show(result)
     return 0 if result.invariant else 1
 
 
 def _read(path: Path, parsed: argparse.Namespace) -> hlo.Report:
-    if parsed.args or parsed.compiled:
-        raise AuditError("--hlo reads a program that is compiled already; --args and --compiled are for functions")
+    if parsed.args or parsed.compiled or parsed.batch_axis is not None:
+        raise AuditError(
+            "--hlo reads a program that is compiled already; --args, --batch-axis and --compiled are for functions"
+        )
     try:
         return hlo.inspect_text(path.read_text(encoding="utf-8"), platform=parsed.platform)
     except (OSError, ValueError) as error:
@@ -106,7 +129,10 @@ def _audit(parsed: argparse.Namespace) -> Audit:
         _check_arguments(function, parsed, args, kwargs)
         with _reported(f"{parsed.function} cannot be audited"):
             options = {name: getattr(parsed, name) for name in ("compiled", "platform", "architecture")}
-            return audit(function, *args, **options, **kwargs)
+            axes = parsed.batch_axis
+            if isinstance(axes, tuple) and len(axes) == 1:  # one entry stands for all arguments
+                (axes,) = axes
+            return audit(function, *args, batch_axes=axes, **options, **kwargs)
 
 
 def _check_arguments(
