@@ -55,6 +55,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "sampling": ("rows", "temperature", "peak"),
     "tests": ("tests",),
     "transform_smollm2": ("what", "batch"),
+    "trees": ("case",),
 }
 """What identifies a cell, by benchmark. A field may be missing from a cell."""
 
