@@ -68,7 +68,8 @@ class Tree:
     """A process that runs the programs of one tree."""
 
     def __init__(self, folder: Path) -> None:
-        variables = dict(os.environ, PYTHONPATH=str(folder), XLA_PYTHON_CLIENT_PREALLOCATE="false")
+        path = os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        variables = dict(os.environ, PYTHONPATH=path, XLA_PYTHON_CLIENT_PREALLOCATE="false")
         command = [sys.executable, str(HERE / "compare_trees.py"), CHILD]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, cwd=folder, env=variables, **pipes)
