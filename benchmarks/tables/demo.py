@@ -31,7 +31,7 @@ def totals() -> str:
     return paragraph(
         f"Of {plain['texts']} texts that were generated in batches, **{plain['texts_differing']}** are not the ones",
         f"generated alone in plain JAX, and **{ours['texts_differing']}** with bijax; of the log-probabilities",
-        f"compared, {plain['tokens_differing']} of {plain['tokens']} differ, by up to {plain['largest_difference']:.2g}, and",
+        f"compared, {plain['tokens_differing']} of {plain['tokens']} differ, by up to {shown(plain)}, and",
         f"{ours['tokens_differing']} of {ours['tokens']} with bijax ({figures.source}).",
     )
 
