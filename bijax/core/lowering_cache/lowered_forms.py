@@ -202,7 +202,7 @@ def _sources() -> str:
 @functools.cache
 def _compilers() -> tuple[str, ...]:
     """Returns the versions of the packages that compile parts of a lowered module for GPUs."""
-    packages = "jax_cuda12_plugin", "jax_cuda13_plugin"
+    packages = "jax_cuda12_plugin", "jax_cuda13_plugin", "jax_triton", "triton"
     versions = (next((d.version for d in metadata.Distribution.discover(name=name)), "") for name in packages)
     return tuple(versions)
 
