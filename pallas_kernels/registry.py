@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pallas_kernels.errors import UnsupportedError
+from pallas_kernels.packages import Packages, warn_of_missing
 from pallas_kernels.target import Target, names_architecture, rank
 
 _BACKENDS: Final = "pallas_kernels.backends"
@@ -38,6 +39,9 @@ class Kernel:
         serves: Takes the kernel's arguments, contracts included, and returns whether the kernel serves the call; by
             default it serves all calls. The result must not depend on the batch, unless all kernels that it selects
             between have the same bits.
+        packages: Optional packages that it needs. Where one is missing, the kernel serves no call, and the first call
+            that it would have served warns.
+        takes_target: Whether the function has an argument `target`: it compiles code for a target when it is traced.
     """
 
     operation: str
@@ -46,6 +50,8 @@ class Kernel:
     contract: Any = None
     functions: Any = None
     serves: Callable[..., bool] | None = None
+    packages: Packages | None = None
+    takes_target: bool = False
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -83,7 +89,7 @@ class Found(NamedTuple):
 
     Attributes:
         kernel: The registered kernel.
-        function: Its function.
+        function: Its function, with the target if it takes one.
         contracts: The contracts, as keyword arguments of the function.
     """
 
@@ -94,7 +100,7 @@ class Found(NamedTuple):
     @property
     def is_choosy(self) -> bool:
         """Whether the kernel restricts the calls that it serves."""
-        return self.kernel.serves is not None or hasattr(self.function, "serves")
+        return self.kernel.serves is not None or hasattr(self.kernel.function(), "serves")
 
 
 _added: Final[list[Kernel]] = []
@@ -185,7 +191,7 @@ def find_or_none(operation: str, target: Target, fixed: Any, *arrays: Any, **par
     """
     ranked = _ranked(operation, target)
     for closest in sorted({r for r, _ in ranked}, reverse=True):
-        candidates = (_served(k, fixed, arrays, parameters) for r, k in ranked if r == closest)
+        candidates = (_served(k, target, fixed, arrays, parameters) for r, k in ranked if r == closest)
         serving = [found for found in candidates if found is not None]
         choosy = [found for found in serving if found.is_choosy]
         if len(choosy or serving) > 1:
@@ -226,15 +232,20 @@ def _ranked(operation: str, target: Target) -> list[tuple[tuple[int, int], Kerne
     return [(r, k) for k in known if (r := k.rank(target)) is not None]
 
 
-def _served(kernel: Kernel, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]) -> Found | None:
+def _served(
+    kernel: Kernel, target: Target, fixed: Any, arrays: tuple[Any, ...], parameters: dict[str, Any]
+) -> Found | None:
     contracts = kernel.contracts(fixed)
     if contracts is None or (kernel.serves and not kernel.serves(*arrays, **contracts, **parameters)):
+        return None
+    if kernel.packages is not None and not kernel.packages.are_installed:
+        warn_of_missing(kernel.packages, kernel.name)
         return None
     function = kernel.function()
     serves = getattr(function, "serves", None)
     if serves is not None and not serves(*arrays, **contracts, **parameters):
         return None
-    return Found(kernel, function, contracts)
+    return Found(kernel, functools.partial(function, target=target) if kernel.takes_target else function, contracts)
 
 
 @functools.cache

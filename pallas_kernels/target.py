@@ -19,6 +19,10 @@ _FEATURES: Final[dict[str, range]] = {
 }
 """The compute capabilities, times ten, that have an instruction family."""
 
+_SHARED_KIB: Final[dict[int, int]] = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+_LEAST_SHARED_KIB: Final = 48
+"""Shared memory that every GPU has for a thread block."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -71,6 +75,18 @@ class Target:
             ['mma', 'tma', 'wgmma']
         """
         return frozenset(name for name, generations in _FEATURES.items() if self.generation in generations)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory that a thread block can have; the least of all GPUs if this one is not listed.
+
+        Source: table "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide.
+
+        Example:
+            >>> Target.parse("sm_80").shared_memory, Target.parse("sm_89").shared_memory
+            (166912, 101376)
+        """
+        return _SHARED_KIB.get(self.generation, _LEAST_SHARED_KIB) * 1024
 
     def is_at_least(self, other: "Target") -> bool:
         """Returns whether this target has the same platform and the same or a later generation.

@@ -13,7 +13,7 @@ from bijax.determinism.modes import MODES as RUNNERS
 from bijax.determinism.modes import REMOTE_MODES, Run, Samples
 from bijax.determinism.remote import RemoteEngine
 from bijax.determinism.sources import LocalSource, RemoteSource
-from bijax.serving import EngineOptions, SamplingParams
+from bijax.serving import EngineOptions, ModelOptions, SamplingParams
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> int:
             ignore_eos=True,
             logprobs=True,
         )
-        given = EngineOptions.from_flags(parsed)
+        given, model_options = EngineOptions.from_flags(parsed), ModelOptions.from_flags(parsed)
     except (TypeError, ValueError) as error:
         raise DeterminismError(str(error)) from error
     sources: list[LocalSource | RemoteSource] = []
@@ -41,7 +41,7 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         if parsed.plain:
             given = dataclasses.replace(given, enable_deterministic_inference=False)
-        sources.append(LocalSource(parsed.model, given))
+        sources.append(LocalSource(parsed.model, model_options, given))
     every = REMOTE_MODES if parsed.url else MODES
     modes = every if parsed.mode == "all" else (parsed.mode,)
     found: dict[tuple[str, str], Samples] = {}
@@ -78,7 +78,7 @@ def _check_remote(parsed: argparse.Namespace) -> None:
         raise DeterminismError(
             "--plain is an option of the server here: start it with --no-enable-deterministic-inference"
         )
-    theirs = [field.name for field in dataclasses.fields(EngineOptions)] + ["model"]
+    theirs = [f.name for options in (EngineOptions, ModelOptions) for f in dataclasses.fields(options)] + ["model"]
     for name in theirs:
         if getattr(parsed, name) is not None:
             raise DeterminismError(f"--{name.replace('_', '-')} is an option of the server; it goes not with --url")

@@ -17,6 +17,7 @@ def chat_reply(head: ReplyHead, prompt: Prompt, output: RequestOutput) -> dict[s
             "message": {"role": "assistant", "content": completion.text, "refusal": None},
             "logprobs": head.chat_logprobs(completion.logprobs) if prompt.params.logprobs else None,
             "finish_reason": completion.finish_reason,
+            "seed": completion.seed,
         }
         for completion in output.completions
     ]

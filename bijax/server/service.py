@@ -1,6 +1,7 @@
 """The state of a server: which engine and model, and whether it takes requests."""
 
 import asyncio
+import dataclasses
 import enum
 import logging
 import time
@@ -82,6 +83,9 @@ class Service:
             self.phase, self.failure = Phase.FAILED, error
             log.error("the engine did not start: %s", error)
             return
+        room = self._generation.engine.stats().cache_tokens
+        if 0 < room < self.model.max_model_len:
+            self.model = dataclasses.replace(self.model, max_model_len=room)
         if self.phase is Phase.STARTING:
             self.phase = Phase.READY
             log.info("ready after %.1f s", time.monotonic() - begin)

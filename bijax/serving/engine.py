@@ -1,11 +1,13 @@
 """The engine: requests in, tokens out, step by step."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from bijax.serving.batches import cut
+from bijax.serving.cache_size import choose_num_pages
 from bijax.serving.errors import EngineError, QueueFullError
 from bijax.serving.model import Model, Tokenizer
 from bijax.serving.options import EngineOptions
@@ -33,11 +35,16 @@ class Engine:
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the options do not fit the model.
+        ValueError: If the options do not fit the model, or there is no memory for the cache.
 
-    Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, the weights and the
-    options `enable_deterministic_inference` and `default_seed` alone: not on other requests, their order and number,
-    chunks, the cache and its pages, preemption, speculation, or the moment.
+    Attributes:
+        options: The same, with the number of pages that the cache has.
+
+    Guarantee: tokens, texts and the bits of log-probabilities of a request depend on the request, its seed, the weights
+    and the option `enable_deterministic_inference` alone: not on other requests, their order and number, chunks, the
+    cache and its pages, preemption, speculation, or the moment. A request that names no seed and has a temperature gets
+    a random one, so that eight such requests are eight samples; `Completion.seed` tells it. The options `default_seed`
+    and `seed_from_prompt` make these reproducible too.
 
     Example:
         >>> from bijax.serving.toy import ToyModel
@@ -56,14 +63,16 @@ class Engine:
         options: EngineOptions | None = None,
     ) -> None:
         check_engine(model, eos_token_ids, options)
-        self.options = EngineOptions() if options is None else options
+        options = EngineOptions() if options is None else options
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.max_length = min(model.max_length, self.options.max_length or model.max_length)
+        self.max_length = min(model.max_length, options.max_length or model.max_length)
+        self.num_pages = choose_num_pages(model, options, max_length=self.max_length)
+        self.options = dataclasses.replace(options, num_pages=self.num_pages)
         self.weight_version = "default"
         self._model = model
         self._scheduler = Scheduler(
-            num_pages=self.options.num_pages,
+            num_pages=self.num_pages,
             page_size=self.options.page_size,
             max_running=self.options.max_running,
             max_prefill_tokens=self.options.max_prefill_tokens,
@@ -77,7 +86,7 @@ class Engine:
                 max_prefill_tokens=self.options.max_prefill_tokens,
                 speculative_tokens=self.options.speculative_tokens,
             ),
-            num_pages=self.options.num_pages,
+            num_pages=self.num_pages,
             page_size=self.options.page_size,
             table_width=-(-self.max_length // self.options.page_size),
             num_slots=self.options.max_running,
@@ -107,7 +116,7 @@ class Engine:
     @property
     def max_request_tokens(self) -> int:
         """Longest sequence that model and cache have room for."""
-        return min(self.max_length, self.options.num_pages * self.options.page_size)
+        return min(self.max_length, self.num_pages * self.options.page_size)
 
     def add(
         self,
@@ -150,6 +159,7 @@ class Engine:
             tokenizer=self.tokenizer,
             eos_token_ids=self.eos_token_ids,
             default_seed=self.options.default_seed,
+            seed_from_prompt=self.options.seed_from_prompt,
         )
         waiting = len(self._scheduler.waiting)
         if waiting and waiting + params.n > self.options.max_waiting:
@@ -275,6 +285,7 @@ class Engine:
             accepted_tokens=self._counts["accepted_tokens"],
             finished=dict(self._finished),
             weight_version=self.weight_version,
+            cache_tokens=self.num_pages * self.options.page_size,
         )
 
     def generate(

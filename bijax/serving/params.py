@@ -36,7 +36,8 @@ class SamplingParams:
         stop_token_ids: Tokens at which the output ends. They are the last of its tokens and not in its text.
         ignore_eos: Whether the end-of-text tokens of the model do not end the output.
         n: Number of outputs. Output i equals that of a single-output request with the seed `seed + i`, modulo 2**64.
-        seed: Of the random numbers, -2**63 to 2**64 - 1, taken modulo 2**64; None leaves it to the engine.
+        seed: Of the random numbers, -2**63 to 2**64 - 1, taken modulo 2**64; None for random ones, unless an option of
+            the engine chooses them.
         logprobs: Whether the log-probabilities of the sampled tokens are returned.
         top_logprobs: Number of most probable tokens to return with each log-probability; 0 to 20.
         prompt_logprobs: Whether log-probabilities of the prompt's tokens are returned.

@@ -7,7 +7,7 @@ from typing import Any
 from bijax.serving.model import Tokenizer
 from bijax.serving.options import EngineOptions
 from bijax.serving.params import SamplingParams
-from bijax.serving.sequence import Request, Sequence, seed_of
+from bijax.serving.sequence import Request, Sequence, random_seed, seed_of
 from bijax.serving.text import TextStream
 from bijax.serving.tokens import read_prompt
 
@@ -43,6 +43,7 @@ def make_request(
     tokenizer: Tokenizer | None,
     eos_token_ids: frozenset[int],
     default_seed: int | None,
+    seed_from_prompt: bool = False,
 ) -> Request:
     """Returns a request with its sequences.
 
@@ -55,7 +56,8 @@ def make_request(
         longest: Tokens that there is room for.
         tokenizer: For its texts, or None.
         eos_token_ids: End-of-text tokens of the model.
-        default_seed: Used if it has no seed; None for a hash of the prompt.
+        default_seed: Used if it has no seed; None for a random one.
+        seed_from_prompt: Whether it is a hash of the prompt then.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -77,7 +79,8 @@ def make_request(
             f" {len(tokens)}."
         )
     seed = params.seed if params.seed is not None else default_seed
-    seed = seed_of(tokens) if seed is None else seed
+    if seed is None:
+        seed = seed_of(tokens) if seed_from_prompt else random_seed()
     request = Request(name, given, params, key, vocab_size)
     stop_tokens = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
     request.sequences = [

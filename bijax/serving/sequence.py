@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -133,7 +134,7 @@ class Sequence:
         if self.text is not None:
             text = self.text.sure if self.finish_reason is None else self.text.whole
         return Completion(
-            self.index, tuple(self.output), text, tuple(self.logprobs), self.finish_reason, self.stop_reason
+            self.index, tuple(self.output), text, tuple(self.logprobs), self.finish_reason, self.stop_reason, self.seed
         )
 
 
@@ -226,8 +227,13 @@ class Request:
         )
 
 
+def random_seed() -> int:
+    """Returns the seed of a request without one, another each time. It fits the integers of JSON readers."""
+    return secrets.randbits(48)
+
+
 def seed_of(prompt: Tokens) -> int:
-    """Returns the seed of a request without one: a hash of its prompt, so that equal requests sample equal tokens.
+    """Returns a hash of a prompt, as the seed of a request without one: equal requests then sample equal tokens.
 
     Example:
         >>> from bijax.serving.tokens import as_tokens
