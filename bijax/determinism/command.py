@@ -43,6 +43,7 @@ def add_determinism_parser(commands: "argparse._SubParsersAction[argparse.Argume
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="tokens of an output (default: 32)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default: 1)")
     parser.add_argument("--seed", type=int, default=42, metavar="N", help="seed of every request (default: 42)")
+    parser.add_argument("--json", action="store_true", help="print the counts and the verdict as JSON")
     parser.add_argument("--plain", action="store_true", help="use JAX's own operations, to see what they do")
     ModelOptions.add_flags(parser.add_argument_group("model"))
     EngineOptions.add_flags(parser.add_argument_group("engine"))
@@ -58,8 +59,7 @@ def run_determinism(parsed: argparse.Namespace) -> int:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise DeterminismError(
-            f"packages are not installed: {', '.join(missing)}; install them with `pip install"
-            " 'batch-invariant-jax[demo]'`"
+            f"packages are not installed: {', '.join(missing)}; install them with `pip install {' '.join(missing)}`"
         )
     for name in ("trials", "max_new_tokens"):
         if getattr(parsed, name) < 1:

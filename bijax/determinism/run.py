@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 
 from rich.console import Console
@@ -22,7 +23,7 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         DeterminismError: If an option is wrong, the model cannot be read, or a server cannot be asked.
     """
-    console = Console()
+    console = Console(stderr=parsed.json)  # the progress of a run whose results are JSON
     try:
         params = SamplingParams(
             temperature=parsed.temperature,
@@ -64,8 +65,41 @@ def run(parsed: argparse.Namespace) -> int:
                 for samples in results:
                     kept = found.setdefault((mode, samples.name), Samples(samples.name))
                     kept.completions += samples.completions
-    console.print(_table(found, title=", ".join(parsed.url or ["plain JAX" if parsed.plain else "bijax"])))
-    return 0 if all(samples.unique_bits == 1 for samples in found.values()) else 1
+    title = ", ".join(parsed.url or ["plain JAX" if parsed.plain else "bijax"])
+    is_one = all(samples.unique_bits == 1 for samples in found.values())
+    if parsed.json:
+        print(json.dumps(_figures(found, title, is_one), indent=2))
+    else:
+        console.print(_table(found, title=title))
+        console.print(verdict(found))
+    return 0 if is_one else 1
+
+
+def verdict(found: dict[tuple[str, str], Samples]) -> str:
+    """Returns the verdict in one line."""
+    several = [f"{name} ({mode})" for (mode, name), samples in found.items() if samples.unique_bits > 1]
+    total = sum(len(samples.completions) for samples in found.values())
+    if several:
+        return f"not deterministic: {len(several)} of {len(found)} requests have several outputs: {', '.join(several)}"
+    return f"deterministic: each of {len(found)} requests had one output, to the last bit, in {total} samples"
+
+
+def _figures(found: dict[tuple[str, str], Samples], title: str, is_one: bool) -> dict[str, object]:
+    return {
+        "of": title,
+        "deterministic": is_one,
+        "verdict": verdict(found),
+        "requests": [
+            {
+                "mode": mode,
+                "request": name,
+                "samples": len(samples.completions),
+                "unique_texts": samples.unique_texts,
+                "unique_bits": samples.unique_bits,
+            }
+            for (mode, name), samples in found.items()
+        ],
+    }
 
 
 def _check_remote(parsed: argparse.Namespace) -> None:

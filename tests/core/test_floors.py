@@ -39,6 +39,7 @@ FLOORS = (
     ("bijax.determinism", 5),
     ("bijax.integrations", 5),
     ("bijax.cli", 5),
+    ("bijax.completion", 5),
     ("bijax.demo", 5),
     ("bijax.__main__", 5),
 )
