@@ -60,6 +60,19 @@ CHAT: Neutral = _OPENAI | {
     "add_special_tokens": (False,), "documents": (), "chat_template": (), "chat_template_kwargs": (),
 }  # fmt: skip
 
+TOKENIZE: Neutral = {
+    "add_special_tokens": (True,), "return_token_strs": (False,), "continue_final_message": (False,),
+    "chat_template": (), "chat_template_kwargs": (), "mm_processor_kwargs": (), "tools": (),
+}  # fmt: skip
+
+SCORE: Neutral = {
+    "user": (str,),
+    "rid": (str,),
+    "priority": (0,),
+    "lora_path": (),
+    "return_pooled_hidden_states": (False,),
+}
+
 STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
 # A server's answer can be sent back unchanged as a message.

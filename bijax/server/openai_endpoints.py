@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/models`, `/v1/completions` and `/v1/chat/completions`."""
+"""OpenAI's `/v1/completions` and `/v1/chat/completions`."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -19,20 +19,6 @@ from .generation import Generation
 from .openai_reply import ReplyHead
 from .openai_request import ChatBody, CompletionBody, OpenAIBody
 from .prompts import Prompt
-
-
-async def models(request: Request) -> Response:
-    """Lists the one model."""
-    here = service(request)
-    entry = {
-        "id": here.model.name,
-        "object": "model",
-        "created": here.started_at,
-        "owned_by": "bijax",
-        "root": here.model.path,
-        "max_model_len": here.model.max_model_len,
-    }
-    return json_response({"object": "list", "data": [entry]})
 
 
 async def completions(request: Request) -> Response:
@@ -65,9 +51,9 @@ async def chat_completions(request: Request) -> Response:
 def _head(request: Request, asked: OpenAIBody, kind: str) -> ReplyHead:
     here = service(request)
     if asked.model not in (None, here.model.name):
-        raise ApiError(404, f"there is no model {asked.model!r} here, only {here.model.name!r}", field="model")
+        raise ApiError(404, f"no such model: {asked.model!r}; this server has {here.model.name!r}", field="model")
     id_ = f"{kind}-{request.state.request_id}"
-    return ReplyHead(id_, int(time.time()), here.model.name, here.tokens)
+    return ReplyHead(id_, int(time.time()), here.model.name, here.tokens, here.system_fingerprint)
 
 
 async def _events(

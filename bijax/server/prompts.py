@@ -56,9 +56,9 @@ def _tokens(prompt: Prompt, model: ServedModel, longest: int, unknown: int | Non
     field = prompt.field
     match prompt.source:
         case str(text):
-            tokens = _encoded(lambda: model.text(field).encode(text), field)
+            tokens = encoded(lambda: model.text(field).encode(text), field)
         case tuple(messages):
-            tokens = _encoded(lambda: model.text(field).encode_chat(messages, add_generation_prompt=True), field)
+            tokens = encoded(lambda: model.text(field).encode_chat(messages, add_generation_prompt=True), field)
         case given:
             tokens = given if unknown is None else [t if t < model.vocab_size else unknown for t in given]
             outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
@@ -71,7 +71,12 @@ def _tokens(prompt: Prompt, model: ServedModel, longest: int, unknown: int | Non
     return tokens
 
 
-def _encoded(encode: Callable[[], list[int]], field: str) -> list[int]:
+def encoded(encode: Callable[[], list[int]], field: str) -> list[int]:
+    """The tokens that a tokenizer gives.
+
+    Raises:
+        ApiError: With status 400 and the field, if it refuses the text.
+    """
     try:
         return encode()
     except (TypeError, ValueError) as error:

@@ -162,7 +162,7 @@ def test_logprobs_of_a_completion(client):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "gpt-7"}, "there is no model 'gpt-7' here, only 'fake'"),
+        ({"model": "gpt-7"}, "no such model: 'gpt-7'; this server has 'fake'"),
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: "),
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages.0.role: must be 'system', "),
