@@ -9,6 +9,7 @@ from .neutral import CHAT, COMPLETIONS, MESSAGE, STREAM_OPTIONS, Neutral
 from .prompts import Prompt
 from .sampling_fields import SamplingFields
 from .schema import RequestBody, TextOr
+from .structured import OpenAIStructuredFields
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions
 
@@ -21,13 +22,7 @@ class StreamOptions(RequestBody):
     include_usage: bool = False
 
 
-class ResponseFormat(RequestBody):
-    """`response_format`; there is no constrained decoding."""
-
-    type: Literal["text"]
-
-
-class OpenAIBody(SamplingFields):
+class OpenAIBody(OpenAIStructuredFields, SamplingFields):
     """The fields of both endpoints. The fields beyond OpenAI's have vLLM's names."""
 
     model: str | None = None
@@ -37,7 +32,6 @@ class OpenAIBody(SamplingFields):
     max_tokens: int | None = None
     min_tokens: int | None = None
     priority: int = 0
-    response_format: ResponseFormat | None = None
 
     def renamed(self) -> dict[str, str]:
         """OpenAI's and vLLM's names."""

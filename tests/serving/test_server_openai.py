@@ -169,7 +169,7 @@ def test_logprobs_of_a_completion(client):
         ({"messages": [{"role": "assistant", "content": ""}]}, "messages: a conversation must not begin with"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type: must"),
         ({"tools": [{"type": "function"}]}, "tools: not served here; leave it out, got"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type: must be 'text'"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type: must be 'text', 'json_object' or"),
         ({"max_tokens": -1}, "max_tokens: must be at least 0, got -1"),
         ({"max_completion_tokens": -1}, "max_completion_tokens: must be at least 0, got -1"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens: "),
