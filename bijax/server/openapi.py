@@ -58,7 +58,7 @@ _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>bijax ser
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color-scheme:light dark}
 code{font-family:ui-monospace,monospace}summary{cursor:pointer;padding:.3em 0}td,th{text-align:left;padding:.1em 1em
 .1em 0;vertical-align:top}details{border-top:1px solid #8884}.method{display:inline-block;width:4em;opacity:.7}</style>
-<h1>Endpoints</h1><p>As <a href="/openapi.json">OpenAPI</a>.</p>"""
+<h1>Endpoints</h1><p>As <a href="/openapi.json">OpenAPI</a>. The <a href="/">playground</a>.</p>"""
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:

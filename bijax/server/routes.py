@@ -28,6 +28,7 @@ ENDPOINTS = [
     Endpoint("/server_info", info.server_info),
     Endpoint("/get_server_info", info.server_info),
     Endpoint("/version", info.version),
+    Endpoint("/", pages.playground),
     Endpoint("/docs", pages.docs),
     Endpoint("/openapi.json", pages.openapi_json),
     Endpoint("/health", health.health),
