@@ -55,7 +55,7 @@ STRUCTURED: Neutral = {
 COMPLETIONS: Neutral = _OPENAI | {"best_of": (1,), "suffix": ("",), "add_special_tokens": (True,)}
 
 CHAT: Neutral = _OPENAI | {
-    "tools": (), "tool_choice": ("none", "auto"), "parallel_tool_calls": (bool,), "functions": (),
+    "parallel_tool_calls": (bool,), "functions": (),
     "function_call": ("none", "auto"), "modalities": ("text",), "audio": (), "prediction": (), "moderation": (),
     "reasoning_effort": ("none",), "verbosity": ("medium",), "web_search_options": (),
     "include_reasoning": (bool,), "separate_reasoning": (bool,), "stream_reasoning": (bool,),
@@ -66,6 +66,14 @@ CHAT: Neutral = _OPENAI | {
 TOKENIZE: Neutral = {
     "add_special_tokens": (True,), "return_token_strs": (False,), "continue_final_message": (False,),
     "chat_template": (), "chat_template_kwargs": (), "mm_processor_kwargs": (), "tools": (),
+}  # fmt: skip
+
+RESPONSES: Neutral = _CONSTRAINED | _TEXT | {
+    "user": (str,), "store": (bool,), "service_tier": (str,), "safety_identifier": (str,), "prompt_cache_key": (str,),
+    "prompt_cache_retention": (str,), "prompt_cache_options": (dict,), "background": (False,), "conversation": (),
+    "previous_response_id": (), "prompt": (), "reasoning": (), "truncation": ("disabled",), "tools": (),
+    "tool_choice": ("none", "auto"), "parallel_tool_calls": (bool,), "max_tool_calls": (), "context_management": (),
+    "moderation": (), "top_logprobs": (0,),
 }  # fmt: skip
 
 SCORE: Neutral = {
@@ -80,7 +88,7 @@ STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_st
 
 # A server's answer can be sent back unchanged as a message.
 MESSAGE: Neutral = {
-    "refusal": (), "tool_calls": (), "function_call": (), "audio": (), "annotations": (), "reasoning_content": ("",),
+    "refusal": (), "function_call": (), "audio": (), "annotations": (), "reasoning_content": ("",),
 }  # fmt: skip
 
 

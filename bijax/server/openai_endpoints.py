@@ -17,14 +17,14 @@ from .endpoints import admitted, body, event_stream, service
 from .errors import ApiError
 from .generation import Generation
 from .openai_reply import ReplyHead
-from .openai_request import ChatBody, CompletionBody, OpenAIBody
+from .openai_request import ChatBody, CompletionBody
 from .prompts import Prompt
 
 
 async def completions(request: Request) -> Response:
     """Completes texts or token ids."""
     asked = await body(request, CompletionBody)
-    head, usage = _head(request, asked, "cmpl"), asked.include_usage()
+    head, usage = reply_head(request, asked.model, "cmpl-"), asked.include_usage()
     prompts = asked.prompts()
     generation, tokens = await admitted(request, prompts)
     reply = CompletionReply(head, prompts, echo=bool(asked.echo))
@@ -36,10 +36,11 @@ async def completions(request: Request) -> Response:
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
     asked = await body(request, ChatBody)
-    head, usage = _head(request, asked, "chatcmpl"), asked.include_usage()
+    head, usage = reply_head(request, asked.model, "chatcmpl-"), asked.include_usage()
     here = service(request)
     longest = here.model.max_model_len
-    prompts = asked.prompts(min(longest, here.options.max_output_tokens or longest))
+    template = getattr(here.model.tokenizer, "chat_template", None)
+    prompts = asked.prompts(min(longest, here.options.max_output_tokens or longest), template)
     generation, tokens = await admitted(request, prompts)
     if asked.stream:
         stream = ChatStream(head, prompts[0])
@@ -48,11 +49,21 @@ async def chat_completions(request: Request) -> Response:
     return json_response(chat_reply(head, prompts[0], output))
 
 
-def _head(request: Request, asked: OpenAIBody, kind: str) -> ReplyHead:
+def reply_head(request: Request, model: str | None, prefix: str) -> ReplyHead:
+    """The fields of every reply to a request.
+
+    Args:
+        request: The request.
+        model: The name of the model in it.
+        prefix: Of its id.
+
+    Raises:
+        ApiError: With status 404, if there is no such model.
+    """
     here = service(request)
-    if asked.model not in (None, here.model.name):
-        raise ApiError(404, f"no such model: {asked.model!r}; this server has {here.model.name!r}", field="model")
-    id_ = f"{kind}-{request.state.request_id}"
+    if model not in (None, here.model.name):
+        raise ApiError(404, f"no such model: {model!r}; this server has {here.model.name!r}", field="model")
+    id_ = f"{prefix}{request.state.request_id}"
     return ReplyHead(id_, int(time.time()), here.model.name, here.tokens, here.system_fingerprint)
 
 

@@ -10,6 +10,8 @@ from .endpoint import Endpoint
 from .generate_endpoint import generate
 from .generate_request import GenerateBody
 from .openai_request import ChatBody, CompletionBody
+from .responses_endpoint import responses
+from .responses_request import ResponsesBody
 from .score_endpoint import Score, score
 
 _POST = ("POST",)
@@ -18,6 +20,7 @@ ENDPOINTS = [
     Endpoint("/generate", generate, _POST, GenerateBody, "Generation"),
     Endpoint("/v1/completions", openai.completions, _POST, CompletionBody, "Generation"),
     Endpoint("/v1/chat/completions", openai.chat_completions, _POST, ChatBody, "Generation"),
+    Endpoint("/v1/responses", responses, _POST, ResponsesBody, "Generation"),
     Endpoint("/v1/score", score, _POST, Score, "Scores"),
     Endpoint("/tokenize", tokens.tokenize, _POST, tokens.Tokenize, "Tokens"),
     Endpoint("/detokenize", tokens.detokenize, _POST, tokens.Detokenize, "Tokens"),

@@ -10,7 +10,7 @@ from .endpoints import body, service
 from .errors import ApiError
 from .neutral import TOKENIZE, Neutral
 from .openai_request import Message
-from .prompts import encoded
+from .prompts import Conversation, encoded
 from .schema import OneOrMany, OneOrManyTokenIds, RequestBody
 
 
@@ -43,9 +43,9 @@ async def tokenize(request: Request) -> Response:
     tokens: Any
     count: Any
     if asked.messages is not None:
-        messages = tuple(message.plain() for message in asked.messages)
+        conversation = Conversation(tuple(message.plain() for message in asked.messages))
         tokens = encoded(
-            lambda: tokenizer.encode_chat(messages, add_generation_prompt=asked.add_generation_prompt), "messages"
+            lambda: conversation.encoded(tokenizer, add_generation_prompt=asked.add_generation_prompt), "messages"
         )
         count = len(tokens)
     elif isinstance(asked.prompt, list):

@@ -25,7 +25,8 @@ class Grammar:
 
     Attributes:
         kind: "json_schema" (JSON that satisfies a schema, written as Python's `json.dumps` writes it), "regex" (in the
-            syntax of Rust's crate regex, for the whole output), "ebnf" (GBNF, as of llama.cpp, or Lark).
+            syntax of Rust's crate regex, for the whole output), "ebnf" (GBNF, as of llama.cpp, or Lark), "lark" (Lark
+            with the extensions of llguidance).
         source: The schema as JSON, the expression, or the grammar.
 
     Example:
@@ -35,7 +36,7 @@ class Grammar:
         '{"type": "integer"}'
     """
 
-    kind: Literal["json_schema", "regex", "ebnf"]
+    kind: Literal["json_schema", "regex", "ebnf", "lark"]
     source: str
 
     @classmethod
@@ -192,6 +193,8 @@ def _compiled(grammar: Grammar) -> str:
                 return LLMatcher.grammar_from_json_schema(grammar.source, _SEPARATORS)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.source)
+            case "lark":
+                return LLMatcher.grammar_from_lark(grammar.source)
             case "ebnf":
                 return LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
     except Exception as error:  # of its parsers, which have no common base
