@@ -21,14 +21,21 @@ from pallas_kernels.contract import (
     WgmmaContract,
     chain_contract,
     chunk_contract,
+    row_contract,
 )
 from pallas_kernels.packages import Packages
 from pallas_kernels.registry import Kernel
 
 _ON: Final = "mma"
 _HOPPER: Final = "sm_90"
+_OTHERS: Final = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_103", "sm_120", "sm_121")
+"""The GPUs with mma.sync on bfloat16 and without kernels of their own."""
+
 _OPS: Final = "pallas_kernels"
 _MATMUL: Final = f"{_OPS}.matmul.jax_triton.launch"
+_NORM: Final = f"{_OPS}.norm.jax_triton.launch"
+_SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
+_ROWS: Final = row_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
 _16_BITS: Final = ("bfloat16", "float16")
 
@@ -76,7 +83,13 @@ def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
 
 
 def _kernel(
-    operation: str, load: str, contract: Any, functions: Any = None, *, on: str = _ON, by_name: bool = False
+    operation: str,
+    load: str,
+    contract: Any,
+    functions: Any = None,
+    *,
+    on: str | tuple[str, ...] = _ON,
+    by_name: bool = False,
 ) -> Kernel:
     return Kernel(operation, on, load, contract, functions, packages=_PACKAGES, takes_target=True, by_name=by_name)
 
@@ -93,9 +106,28 @@ def _products(
     )
 
 
+def _softmax_family(**options: Any) -> tuple[Kernel, ...]:
+    """Returns the kernels whose functions are not those of the portable programs."""
+    return (
+        _kernel("softmax", f"{_SOFTMAX}:softmax", _ROWS, PTX_FUNCTIONS, **options),
+        _kernel("log_softmax", f"{_SOFTMAX}:log_softmax", _ROWS, PTX_FUNCTIONS, **options),
+        _kernel("log_softmax_gradient", f"{_SOFTMAX}:log_softmax_gradient", _ROWS, PTX_FUNCTIONS, **options),
+        _kernel("logsumexp", f"{_SOFTMAX}:logsumexp", _ROWS, PTX_FUNCTIONS, **options),
+        _kernel("logsumexp_gradient", f"{_SOFTMAX}:logsumexp_gradient", None, PTX_FUNCTIONS, **options),
+    )
+
+
 KERNELS: Final = (
     *_products(_mma, _mma_tf32, _mma_chunks),
     *_products(_wgmma, _wgmma_tf32, _wgmma_chunks, on=_HOPPER, by_name=True),
     _kernel("matmul", f"{_MATMUL}:matmul", _chains),
     _kernel("weight_gradient", f"{_MATMUL}:weight_gradient", _chunks),
+    *_softmax_family(on=_OTHERS),
+    *_softmax_family(on=_HOPPER, by_name=True),
+    _kernel("softmax_gradient", f"{_SOFTMAX}:softmax_gradient", _ROWS),
+    _kernel("rms_norm", f"{_NORM}:rms_norm", _ROWS),
+    _kernel("rms_norm_gradient", f"{_NORM}:rms_norm_gradient", _ROWS),
+    _kernel("layer_norm", f"{_NORM}:layer_norm", _ROWS),
+    _kernel("layer_norm_gradient", f"{_NORM}:layer_norm_gradient", _ROWS),
+    _kernel("sum_axis", f"{_OPS}.rows.jax_triton.launch:sum_axis", _ROWS),
 )
