@@ -11,6 +11,7 @@ import typing
 if typing.TYPE_CHECKING:
     from bijax import ops as ops
     from bijax.core.architecture import lowering_for as lowering_for
+    from bijax.core.architecture import prefer_backend as prefer_backend
     from bijax.inspect.audit import audit as audit
     from bijax.inspect.audit_report import Audit as Audit
     from bijax.inspect.contracts import Manifest as Manifest
@@ -68,7 +69,7 @@ if typing.TYPE_CHECKING:
     from pallas_kernels.errors import UnsupportedError as UnsupportedError
 
 _NAMES = {
-    "bijax.core.architecture": "lowering_for",
+    "bijax.core.architecture": "lowering_for prefer_backend",
     "bijax.inspect.audit": "audit",
     "bijax.inspect.audit_report": "Audit",
     "bijax.inspect.contracts": "Manifest contracts",
