@@ -52,6 +52,9 @@ def run_kernels(parsed: argparse.Namespace) -> int:
         print(json.dumps(entries, indent=2))
     else:
         print(_table(entries).plain())
+        operations = len({entry["operation"] for entry in entries})
+        what = "calls" if parsed.cases else "kernels"
+        print(f"{len(entries)} {what} of {operations} operations{f' on {parsed.target}' if parsed.target else ''}")
     return 0
 
 

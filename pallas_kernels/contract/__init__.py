@@ -39,6 +39,9 @@ from pallas_kernels.matmul.contract.k_split import KSplitContract as KSplitContr
 from pallas_kernels.matmul.contract.limbs import PartsChunkContract as PartsChunkContract
 from pallas_kernels.matmul.contract.limbs import PartsContract as PartsContract
 from pallas_kernels.matmul.contract.matmul import MatmulContract as MatmulContract
+from pallas_kernels.matmul.contract.matmul import MmaChunkContract as MmaChunkContract
+from pallas_kernels.matmul.contract.matmul import MmaContract as MmaContract
+from pallas_kernels.matmul.contract.matmul import MmaTf32Contract as MmaTf32Contract
 from pallas_kernels.matmul.contract.matmul import Tf32Contract as Tf32Contract
 from pallas_kernels.matmul.contract.matmul import WgmmaChunkContract as WgmmaChunkContract
 from pallas_kernels.matmul.contract.matmul import WgmmaContract as WgmmaContract
