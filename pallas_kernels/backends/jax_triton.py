@@ -1,7 +1,7 @@
 """Kernels in Triton, called through jax-triton, for NVIDIA GPUs from Ampere on that have no kernels of their own.
 
-On Hopper they serve where a caller asks for them by name (`bijax.prefer_backend`): there mma.sync and wgmma give the
-same bits, so products have the contracts of wgmma.
+On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): there mma.sync
+and wgmma give the same bits, so products have the contracts of wgmma. Attention serves what Hopper's kernels do not.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from pallas_kernels.contract import (
     ChunkContract,
     ElementwiseContract,
     MatmulContract,
+    MmaAttentionContract,
     MmaChunkContract,
     MmaContract,
     MmaTf32Contract,
@@ -21,6 +22,7 @@ from pallas_kernels.contract import (
     WgmmaContract,
     chain_contract,
     chunk_contract,
+    mma_attention_contract,
     row_contract,
 )
 from pallas_kernels.packages import Packages
@@ -32,6 +34,7 @@ _OTHERS: Final = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_103", "sm_12
 
 _OPS: Final = "pallas_kernels"
 _MATMUL: Final = f"{_OPS}.matmul.jax_triton.launch"
+_ATTENTION: Final = f"{_OPS}.attention.jax_triton"
 _NORM: Final = f"{_OPS}.norm.jax_triton.launch"
 _SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
 _ROWS: Final = row_contract()
@@ -81,6 +84,17 @@ def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
     return PTX_FUNCTIONS if product.activation in ("gelu", "silu") else None
 
 
+def _attention_kernel(operation: str, function: str) -> Kernel:
+    """Returns a kernel of attention, for what Hopper's do not serve too."""
+    load = f"{_ATTENTION}:{function}"
+    return Kernel(operation, "mma", load, _attention, packages=_PACKAGES, takes_target=True)
+
+
+def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
+    size, dtype, value_size = widths
+    return mma_attention_contract(dtype, max(size, value_size), version=2)
+
+
 def _kernels(
     on: str | tuple[str, ...],
     product: Callable[..., Any],
@@ -120,4 +134,7 @@ def _kernels(
 KERNELS: Final = (
     *_kernels(_OTHERS, _mma, _mma_tf32, _mma_chunks),
     *_kernels(_HOPPER, _wgmma, _wgmma_tf32, _wgmma_chunks, by_name=True),
+    _attention_kernel("attention", "attention"),
+    _attention_kernel("attention_gradients", "gradients"),
+    _attention_kernel("attention_score_gradients", "score_gradients"),
 )
