@@ -17,7 +17,12 @@ INK = {"light": "#202428", "dark": "#e4e6ea"}
 
 def draw(folder: Path) -> None:
     """Writes every picture into a folder, as `NAME-light.svg` and `NAME-dark.svg`."""
-    drawings: dict[str, Callable[[str], Figure]] = {"orders": _orders, "contract": _contract, "tree": _tree}
+    drawings: dict[str, Callable[[str], Figure]] = {
+        "orders": _orders,
+        "contract": _contract,
+        "tree": _tree,
+        "chunks": _chunks,
+    }
     style = {"svg.hashsalt": "bijax", "font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path"}
     with matplotlib.rc_context(style):
         for name, make in drawings.items():
@@ -111,4 +116,27 @@ def _tree(ink: str) -> Figure:
         start, end = left + first * step, left + (first + 3) * step + width
         axes.plot([start, end], [3, 3], color=colour, lw=2)
         axes.text((start + end) / 2, 1, text, ha="center", va="center", color=ink)
+    return figure
+
+
+def _chunks(ink: str) -> Figure:
+    """What the gated delta rule keeps of a sequence: the state at an edge, and the rows of the chunk after it."""
+    figure, axes = _canvas(8, 2.9)
+    for i, (x, width, text, colour) in enumerate(
+        (
+            (0, 22, "chunk 0\n64 tokens", GREY),
+            (24, 22, "chunk 1\n64 tokens", GREY),
+            (48, 22, "chunk 2\n17 tokens so far", GREEN),
+        )
+    ):
+        _box(axes, x, 14, width, 8, colour, text, ink)
+        axes.text(x, 23.5, str(64 * i), ha="center", color=ink)
+        axes.plot([x, x], [12.5, 23], color=ink, lw=0.8)
+    _box(axes, 24, 1, 22, 9, BLUE, "state at 128\nfloat32", ink)
+    _box(axes, 48, 1, 22, 9, GREEN, "rows 0 to 16 of\nk, r, T, G", ink)
+    _arrow(axes, (35, 14), (35, 10), BLUE)
+    _arrow(axes, (59, 14), (59, 10), GREEN)
+    axes.text(0, 5.5, "kept of the\nsequence:", va="center", color=ink, weight="bold", linespacing=1.4)
+    axes.text(48, 26.5, "positions, edges at multiples of 64", ha="center", color=ink)
+    axes.text(72, 18, "token 145 reads\nboth, and adds\nrow 17", va="center", color=ink, linespacing=1.4)
     return figure

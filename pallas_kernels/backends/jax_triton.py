@@ -1,7 +1,7 @@
 """Kernels in Triton, called through jax-triton, for NVIDIA GPUs from Ampere on that have no kernels of their own.
 
-On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): there mma.sync
-and wgmma give the same bits, so products have the contracts of wgmma. Attention serves what Hopper's kernels do not.
+On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): mma.sync and
+wgmma give the same bits there, so products have the contracts of wgmma. Attention serves what Hopper's kernels do not.
 """
 
 from collections.abc import Callable
