@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import gpu_chart
 import matplotlib
 
 matplotlib.use("Agg")
@@ -17,7 +18,7 @@ INK = {"light": "#202428", "dark": "#e4e6ea"}
 
 def draw(folder: Path) -> None:
     """Writes every picture into a folder, as `NAME-light.svg` and `NAME-dark.svg`."""
-    drawings: dict[str, Callable[[str], Figure]] = {"orders": _orders, "contract": _contract}
+    drawings: dict[str, Callable[[str], Figure]] = {"orders": _orders, "contract": _contract, "gpu": gpu_chart.chart}
     style = {"svg.hashsalt": "bijax", "font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path"}
     with matplotlib.rc_context(style):
         for name, make in drawings.items():

@@ -21,7 +21,16 @@ LANGUAGES = {"python", "console", "text"}
 # Tests of the same functions run anyway.
 LONG = [DOCS / "guide" / f"{page}.md" for page in ("attention", "audit", "gradients", "layers", "model")]
 SHORT = [p for p in RUNNABLE if p not in LONG]
-DIRECTIVES = {"{eval-rst}", "{include}", "{image}", "{toctree}", "{note}", "{public-members}", "{code-block}"}
+DIRECTIVES = {
+    "{eval-rst}",
+    "{include}",
+    "{image}",
+    "{toctree}",
+    "{note}",
+    "{public-members}",
+    "{page-summary}",
+    "{code-block}",
+}
 
 
 def name(page: Path) -> str:
