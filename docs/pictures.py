@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import gpu_chart
 import matplotlib
 
 matplotlib.use("Agg")
@@ -22,6 +23,7 @@ def draw(folder: Path) -> None:
         "contract": _contract,
         "tree": _tree,
         "chunks": _chunks,
+        "gpu": gpu_chart.chart,
     }
     style = {"svg.hashsalt": "bijax", "font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path"}
     with matplotlib.rc_context(style):

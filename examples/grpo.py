@@ -87,9 +87,9 @@ class Comparison:
     clipped: float
 
     @property
-    def off(self) -> float:
-        """How far the ratios are from 1, at most."""
-        return max(abs(ratio - 1) for ratio in self.ratios)
+    def ratio(self) -> float:
+        """The importance ratio farthest from 1."""
+        return max(self.ratios, key=lambda ratio: abs(ratio - 1))
 
 
 @dataclasses.dataclass(frozen=True)

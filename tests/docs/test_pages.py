@@ -22,7 +22,16 @@ LANGUAGES = {"python", "console", "text"}
 _LONG = ("attention", "audit", "devices", "gradients", "hybrids", "layers", "model")
 LONG = [DOCS / "guide" / f"{page}.md" for page in _LONG]
 SHORT = [p for p in RUNNABLE if p not in LONG]
-DIRECTIVES = {"{eval-rst}", "{include}", "{image}", "{toctree}", "{note}", "{public-members}", "{code-block}"}
+DIRECTIVES = {
+    "{eval-rst}",
+    "{include}",
+    "{image}",
+    "{toctree}",
+    "{note}",
+    "{public-members}",
+    "{page-summary}",
+    "{code-block}",
+}
 
 
 def name(page: Path) -> str:
