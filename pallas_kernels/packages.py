@@ -37,7 +37,10 @@ class Packages:
     def advice(self) -> str:
         """What to install."""
         names = ", ".join(name.replace("|", " or ") for name in self.missing)
-        return f"{names} not installed; pip install 'batch-invariant-jax[{self.extra}]' installs what is missing"
+        install = " ".join(name.split("|")[0] for name in self.missing)
+        return (
+            f"{names} not installed; `pip install {install}` installs what is missing (extra {self.extra!r} of bijax)"
+        )
 
 
 _warned: Final[set[Packages]] = set()

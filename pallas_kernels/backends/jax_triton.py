@@ -1,7 +1,7 @@
-"""Kernels in Triton, called through jax-triton, for NVIDIA GPUs from Ampere on.
+"""Kernels in Triton, called through jax-triton, for NVIDIA GPUs from Ampere on that have no kernels of their own.
 
-Where a GPU has kernels of its own (Hopper), those serve; these do what they do not. On Hopper they can be asked for by
-name (`bijax.prefer_backend`): then mma.sync and wgmma give the same bits, and products have the contracts of wgmma.
+On Hopper products and row operations serve where a caller asks for them by name (`bijax.prefer_backend`): mma.sync and
+wgmma give the same bits there, so products have the contracts of wgmma. Attention serves what Hopper's kernels do not.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,21 @@ from pallas_kernels.contract import (
     chain_contract,
     chunk_contract,
     mma_attention_contract,
+    row_contract,
 )
 from pallas_kernels.packages import Packages
 from pallas_kernels.registry import Kernel
 
-_ON: Final = "mma"
 _HOPPER: Final = "sm_90"
+_OTHERS: Final = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_103", "sm_120", "sm_121")
+"""The GPUs with mma.sync on bfloat16 and without kernels of their own."""
+
 _OPS: Final = "pallas_kernels"
 _MATMUL: Final = f"{_OPS}.matmul.jax_triton.launch"
 _ATTENTION: Final = f"{_OPS}.attention.jax_triton"
+_NORM: Final = f"{_OPS}.norm.jax_triton.launch"
+_SOFTMAX: Final = f"{_OPS}.softmax.jax_triton.launch"
+_ROWS: Final = row_contract()
 _PACKAGES: Final = Packages(("triton", "jax-triton", "jax-cuda13-plugin|jax-cuda12-plugin"), "cuda13")
 _16_BITS: Final = ("bfloat16", "float16")
 
@@ -78,35 +84,57 @@ def _of_activation(product: ProductSpec) -> ElementwiseContract | None:
     return PTX_FUNCTIONS if product.activation in ("gelu", "silu") else None
 
 
+def _attention_kernel(operation: str, function: str) -> Kernel:
+    """Returns a kernel of attention, for what Hopper's do not serve too."""
+    load = f"{_ATTENTION}:{function}"
+    return Kernel(operation, "mma", load, _attention, packages=_PACKAGES, takes_target=True)
+
+
 def _attention(widths: tuple[int, str, int]) -> MmaAttentionContract:
     size, dtype, value_size = widths
     return mma_attention_contract(dtype, max(size, value_size), version=2)
 
 
-def _kernel(
-    operation: str, load: str, contract: Any, functions: Any = None, *, on: str = _ON, by_name: bool = False
-) -> Kernel:
-    return Kernel(operation, on, load, contract, functions, packages=_PACKAGES, takes_target=True, by_name=by_name)
-
-
-def _products(
-    product: Callable[..., Any], tf32: Callable[..., Any], chunks: Callable[..., Any], **options: Any
+def _kernels(
+    on: str | tuple[str, ...],
+    product: Callable[..., Any],
+    tf32: Callable[..., Any],
+    chunks: Callable[..., Any],
+    *,
+    by_name: bool = False,
 ) -> tuple[Kernel, ...]:
+    """Returns the kernels for some GPUs, with the contracts of products on their tensor cores."""
+
+    def kernel(operation: str, load: str, contract: Any, functions: Any = None) -> Kernel:
+        options: dict[str, Any] = {"packages": _PACKAGES, "takes_target": True, "by_name": by_name}
+        return Kernel(operation, on, load, contract, functions, **options)
+
     return (
-        _kernel("matmul", f"{_MATMUL}:matmul", product, **options),
-        _kernel("matmul", f"{_MATMUL}:matmul", tf32, **options),
-        _kernel("fused_matmul", f"{_MATMUL}:matmul", _unsplit(product), _of_activation, **options),
-        _kernel("gated_matmul", f"{_MATMUL}:gated_matmul", _unsplit(product), _of_activation, **options),
-        _kernel("weight_gradient", f"{_MATMUL}:weight_gradient", chunks, **options),
+        kernel("matmul", f"{_MATMUL}:matmul", product),
+        kernel("matmul", f"{_MATMUL}:matmul", tf32),
+        kernel("matmul", f"{_MATMUL}:matmul", _chains),
+        kernel("fused_matmul", f"{_MATMUL}:matmul", _unsplit(product), _of_activation),
+        kernel("gated_matmul", f"{_MATMUL}:gated_matmul", _unsplit(product), _of_activation),
+        kernel("weight_gradient", f"{_MATMUL}:weight_gradient", chunks),
+        kernel("weight_gradient", f"{_MATMUL}:weight_gradient", _chunks),
+        kernel("rms_norm", f"{_NORM}:rms_norm", _ROWS),
+        kernel("rms_norm_gradient", f"{_NORM}:rms_norm_gradient", _ROWS),
+        kernel("layer_norm", f"{_NORM}:layer_norm", _ROWS),
+        kernel("layer_norm_gradient", f"{_NORM}:layer_norm_gradient", _ROWS),
+        kernel("sum_axis", f"{_OPS}.rows.jax_triton.launch:sum_axis", _ROWS),
+        kernel("softmax", f"{_SOFTMAX}:softmax", _ROWS, PTX_FUNCTIONS),
+        kernel("softmax_gradient", f"{_SOFTMAX}:softmax_gradient", _ROWS),
+        kernel("log_softmax", f"{_SOFTMAX}:log_softmax", _ROWS, PTX_FUNCTIONS),
+        kernel("log_softmax_gradient", f"{_SOFTMAX}:log_softmax_gradient", _ROWS, PTX_FUNCTIONS),
+        kernel("logsumexp", f"{_SOFTMAX}:logsumexp", _ROWS, PTX_FUNCTIONS),
+        kernel("logsumexp_gradient", f"{_SOFTMAX}:logsumexp_gradient", None, PTX_FUNCTIONS),
     )
 
 
 KERNELS: Final = (
-    *_products(_mma, _mma_tf32, _mma_chunks),
-    *_products(_wgmma, _wgmma_tf32, _wgmma_chunks, on=_HOPPER, by_name=True),
-    _kernel("matmul", f"{_MATMUL}:matmul", _chains),
-    _kernel("weight_gradient", f"{_MATMUL}:weight_gradient", _chunks),
-    _kernel("attention", f"{_ATTENTION}:attention", _attention),
-    _kernel("attention_gradients", f"{_ATTENTION}:gradients", _attention),
-    _kernel("attention_score_gradients", f"{_ATTENTION}:score_gradients", _attention),
+    *_kernels(_OTHERS, _mma, _mma_tf32, _mma_chunks),
+    *_kernels(_HOPPER, _wgmma, _wgmma_tf32, _wgmma_chunks, by_name=True),
+    _attention_kernel("attention", "attention"),
+    _attention_kernel("attention_gradients", "gradients"),
+    _attention_kernel("attention_score_gradients", "score_gradients"),
 )

@@ -29,12 +29,14 @@ from pallas_kernels.contract.product import IN_TF32 as IN_TF32
 from pallas_kernels.contract.product import ProductSpec as ProductSpec
 from pallas_kernels.conv.contract import ConvContract as ConvContract
 from pallas_kernels.cumulative.contract import ScanContract as ScanContract
+from pallas_kernels.delta_rule.contract import DeltaRuleContract as DeltaRuleContract
 from pallas_kernels.elementwise.contract import PTX_FUNCTIONS as PTX_FUNCTIONS
 from pallas_kernels.elementwise.contract import XLA_FUNCTIONS as XLA_FUNCTIONS
 from pallas_kernels.elementwise.contract import ElementwiseContract as ElementwiseContract
 from pallas_kernels.matmul.contract.batch_sum import ROW_CHUNK as ROW_CHUNK
 from pallas_kernels.matmul.contract.batch_sum import ChunkContract as ChunkContract
 from pallas_kernels.matmul.contract.batch_sum import chunk_contract as chunk_contract
+from pallas_kernels.matmul.contract.k_split import KSplitContract as KSplitContract
 from pallas_kernels.matmul.contract.limbs import PartsChunkContract as PartsChunkContract
 from pallas_kernels.matmul.contract.limbs import PartsContract as PartsContract
 from pallas_kernels.matmul.contract.matmul import MatmulContract as MatmulContract
@@ -61,6 +63,7 @@ from pallas_kernels.rows.contract.fold import FoldContract as FoldContract
 from pallas_kernels.rows.contract.rows import LANES as LANES
 from pallas_kernels.rows.contract.rows import RowContract as RowContract
 from pallas_kernels.rows.contract.rows import row_contract as row_contract
+from pallas_kernels.rows.contract.tree import TreeContract as TreeContract
 from pallas_kernels.sampling.contract import GUMBEL as GUMBEL
 from pallas_kernels.sampling.contract import GumbelContract as GumbelContract
 from pallas_kernels.softmax.contract import OnlineRowContract as OnlineRowContract

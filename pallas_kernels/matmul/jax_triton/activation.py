@@ -4,35 +4,29 @@ They are the sequences of the kernels for Hopper, and have their contract (`pall
 """
 
 import math
-import struct
 from typing import Final
 
 import triton
 import triton.language as tl
 
 from pallas_kernels.matmul.activations import CUBIC, SLOPE
-
-
-def _hexadecimal(number: float) -> str:
-    """Returns a float32 constant as PTX writes it."""
-    return f"0f{struct.unpack('<I', struct.pack('<f', number))[0]:08X}"
-
+from pallas_kernels.parts.jax_triton.arithmetic import hexadecimal
 
 _LINEAR: Final = -2 * SLOPE * math.log2(math.e)
 # $0 is the result, $1 is z, t becomes v log2(e) and then 1 + exp(v): z / (1 + exp(v)), with v = -z for silu.
 _DIVIDE: Final = f"""
     ex2.approx.ftz.f32 t, t;
-    add.rn.f32 t, t, {_hexadecimal(1.0)};
+    add.rn.f32 t, t, {hexadecimal(1.0)};
     rcp.approx.ftz.f32 t, t;
     mul.rn.f32 $0, $1, t;
 }}"""
 _SILU: Final = tl.constexpr(f"""{{
     .reg .f32 t;
-    mul.rn.f32 t, $1, {_hexadecimal(-math.log2(math.e))};{_DIVIDE}""")
+    mul.rn.f32 t, $1, {hexadecimal(-math.log2(math.e))};{_DIVIDE}""")
 _GELU: Final = tl.constexpr(f"""{{
     .reg .f32 t;
     mul.rn.f32 t, $1, $1;
-    fma.rn.f32 t, t, {_hexadecimal(_LINEAR * CUBIC)}, {_hexadecimal(_LINEAR)};
+    fma.rn.f32 t, t, {hexadecimal(_LINEAR * CUBIC)}, {hexadecimal(_LINEAR)};
     mul.rn.f32 t, t, $1;{_DIVIDE}""")
 
 
